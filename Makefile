@@ -1,0 +1,50 @@
+# Every command sets up what it needs; nothing but Python 3.11+ and make is assumed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SUITE ?= all
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench chaos lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## Create the virtual environment from the lock files
+
+$(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Traceplane needs Python 3.11 or newer; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else 0'
+	@echo "setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bootstrap.txt
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes locks/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
+	@$(BIN)/python -m examples.demo
+
+test: check ## Run the whole test suite
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests
+
+check: setup ## Format, lint, types, layers
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+
+format: setup ## Rewrite the code in the project's format
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format --quiet .
+
+bench: setup ## Measure against peers, side by side: make bench SUITE=control
+	@$(BIN)/python -m bench.run $(SUITE)
+
+chaos: setup ## Minutes of random kills under load, then the counts
+	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos
+
+lock: setup ## Resolve the dependencies anew
+	@$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra aws --group dev --universal --generate-hashes --no-header -o locks/dev.txt
+
+clean: ## Remove what the commands made
+	@rm -rf $(VENV) .traceplane bench/out bench/.venvs
