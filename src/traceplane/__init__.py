@@ -1,1 +1,3 @@
 """Traceplane."""
+
+__version__ = "0.1.0"

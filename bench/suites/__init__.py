@@ -1,0 +1,1 @@
+"""One module per suite, with `run(context) -> list[Row]`."""

@@ -1,0 +1,208 @@
+"""The control plane: how fast tasks that do nothing get done, how soon they start, how both hold up.
+
+Every contender uses the same Postgres server (Celery: a Valkey of its own), one after the other, in a
+fresh database each time. The rounds interleave all of them, so that noise of the machine is shared, and
+each figure is the median over the rounds. docs/benchmarks.md says how each peer is set up, and why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from bench import contender, environments, results
+from bench.postgres_server import PostgresServer, running_postgres
+
+SUITE = "control"
+ROUNDS = 3
+RATE = 100
+LATENCY_SAMPLES = 600
+DRAIN_TASKS = 40_000
+HISTORY = {"tasks": 1_000_000, "waiting": 100_000}
+ROUTED_EVENTS = 10_000
+FEW_JOBS, MANY_JOBS = 10, 10_000
+TIMEOUT = 120
+"""Seconds for one measurement of one contender, its start included."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    key: str
+    module: str
+    tasks: int
+    """As many as it drains in a few seconds."""
+    peer: str | None = None
+    """The environment it runs in; our own if there is none."""
+    environment: dict[str, str] = field(default_factory=dict)
+    measurements: tuple[str, ...] = ("drain", "latency")
+
+    @property
+    def label(self) -> str:
+        return f"{self.key} {environments.pinned_version(self.peer)}" if self.peer else self.key
+
+
+OURS = Contender("Traceplane", "bench.ours_control", DRAIN_TASKS)
+FLOOR_100 = Contender(
+    "raw floor, batches of 100", "bench.peers.raw_peer", 40_000, environment={"BATCH": "100"}
+)
+FLOOR_1000 = Contender(
+    "raw floor, batches of 1000",
+    "bench.peers.raw_peer",
+    40_000,
+    environment={"BATCH": "1000"},
+    measurements=("drain",),
+)
+PGQUEUER = Contender("pgqueuer", "bench.peers.pgqueuer_peer", 40_000, peer="pgqueuer")
+CELERY = Contender("celery", "bench.peers.celery_peer", 3_000, peer="celery")
+PROCRASTINATE = Contender("procrastinate", "bench.peers.procrastinate_peer", 1_500, peer="procrastinate")
+DBOS = Contender("dbos", "bench.peers.dbos_peer", 1_500, peer="dbos")
+PEERS = (CELERY, PROCRASTINATE, PGQUEUER, DBOS, FLOOR_100, FLOOR_1000)
+CONTENDERS = (OURS, *PEERS)
+
+Progress = Callable[[str], None]
+
+
+class Measurements:
+    """Samples by contender and figure, and why a contender has none of a measurement."""
+
+    def __init__(self, server: PostgresServer, progress: Progress) -> None:
+        self.server = server
+        self.progress = progress
+        self.pythons: dict[str, Path] = {}
+        self.problems: dict[str, dict[str, str]] = defaultdict(dict)
+        self.samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def prepare(self, each: Contender) -> None:
+        if not each.peer:
+            self.pythons[each.key] = Path(sys.executable)
+            return
+        try:
+            self.pythons[each.key] = environments.prepare(each.peer)
+            self.progress(f"environment of {each.label} is ready")
+        except environments.PeerUnavailableError as reason:
+            self.progress(f"{each.label} is skipped: {reason}")
+            self.problems[each.key] = dict.fromkeys(each.measurements, f"skipped: {reason}")
+
+    def take(self, each: Contender, measurement: str, title: str, url: str = "", **options: object) -> None:
+        """One measurement, in a fresh database unless one is given. After a failure it is not tried again."""
+        if measurement in self.problems[each.key]:
+            return
+        database = url or self.server.fresh_database()
+        try:
+            result = contender.measure(
+                self.pythons[each.key],
+                each.module,
+                measurement,
+                {"url": database, **options},
+                environment=each.environment,
+                timeout=TIMEOUT,
+            )
+        except contender.ContenderFailedError as reason:
+            self.problems[each.key][measurement] = str(reason)
+            self.progress(f"{title}: {each.label}: {reason}")
+        else:
+            for figure, value in result.items():
+                self.samples[each.key][f"{title} {figure}"].append(value)
+            shown = ", ".join(f"{figure} {value:,.1f}" for figure, value in result.items())
+            self.progress(f"{title}: {each.label}: {shown}")
+        finally:
+            if not url:
+                self.server.drop(database)
+
+    def median(self, each: Contender, figure: str) -> float | None:
+        values = self.samples[each.key][figure]
+        return median(values) if values else None
+
+    def note(self, each: Contender, measurement: str) -> str:
+        return "; ".join(
+            f"{one.label}: {self.problems[one.key][measurement]}"
+            for one in ([OURS] if each is OURS else [OURS, each])
+            if measurement in self.problems[one.key]
+        )
+
+
+def run(progress: Progress) -> list[results.Row]:
+    with running_postgres() as server:
+        progress(f"Postgres {server.version}, fsync and synchronous_commit on")
+        measurements = Measurements(server, progress)
+        for each in CONTENDERS:
+            measurements.prepare(each)
+        for number in range(1, ROUNDS + 1):
+            progress(f"round {number} of {ROUNDS}")
+            for each in CONTENDERS:
+                measurements.take(each, "drain", "drain", tasks=each.tasks)
+            for each in CONTENDERS:
+                if "latency" in each.measurements:
+                    measurements.take(each, "latency", "latency", tasks=LATENCY_SAMPLES, rate=RATE)
+        measure_growth(measurements)
+    results.OUT.mkdir(exist_ok=True)
+    samples = {"samples": measurements.samples, "problems": measurements.problems}
+    (results.OUT / f"{SUITE}-samples.json").write_text(json.dumps(samples, indent=1) + "\n")
+    return rows(measurements)
+
+
+def measure_growth(measurements: Measurements) -> None:
+    """Does it stay as fast when the tables and the DAGs are large? Small and large take turns."""
+    full = measurements.server.fresh_database()
+    measurements.take(OURS, "seed", "history", url=full, **HISTORY)
+    if "seed" not in measurements.problems[OURS.key]:
+        for _ in range(ROUNDS):
+            measurements.take(OURS, "drain", "drain, empty tables", tasks=DRAIN_TASKS)
+            measurements.take(OURS, "drain", "drain, full tables", url=full, tasks=DRAIN_TASKS)
+    measurements.server.drop(full)
+    for _ in range(ROUNDS):
+        for jobs in (FEW_JOBS, MANY_JOBS):
+            measurements.take(OURS, "routing", f"routing, {jobs} jobs", tasks=ROUTED_EVENTS, jobs=jobs)
+
+
+def rows(measurements: Measurements) -> list[results.Row]:
+    higher = partial(results.compare, suite=SUITE, better="higher")
+    lower = partial(results.compare, suite=SUITE, better="lower")
+    figure, note = measurements.median, measurements.note
+
+    throughput = partial(higher, name="throughput", unit="tasks/s", ours=figure(OURS, "drain per_second"))
+    listed = [throughput(peer="target", theirs=5_000, bar=1.0, note=note(OURS, "drain"))]
+    bars = {CELERY.key: 10.0, PROCRASTINATE.key: 10.0, PGQUEUER.key: 1.0}
+    for each in PEERS:
+        theirs = figure(each, "drain per_second")
+        listed.append(
+            throughput(peer=each.label, theirs=theirs, bar=bars.get(each.key), note=note(each, "drain"))
+        )
+
+    for name, target in (("p50", 15.0), ("p99", 60.0)):
+        started = partial(lower, name=f"latency {name}", unit="ms", ours=figure(OURS, f"latency {name}_ms"))
+        listed.append(started(peer="target", theirs=target, bar=1.0, note=note(OURS, "latency")))
+        for each in PEERS:
+            if "latency" in each.measurements:
+                theirs = figure(each, f"latency {name}_ms")
+                listed.append(started(peer=each.label, theirs=theirs, note=note(each, "latency")))
+
+    listed.append(
+        higher(
+            name=f"throughput, {HISTORY['tasks']:,} finished, {HISTORY['waiting']:,} waiting",
+            unit="tasks/s",
+            ours=figure(OURS, "drain, full tables per_second"),
+            peer="ours, empty tables",
+            theirs=figure(OURS, "drain, empty tables per_second"),
+            bar=0.8,
+            note=note(OURS, "seed"),
+        )
+    )
+    listed.append(
+        higher(
+            name=f"routing, {MANY_JOBS:,} unrelated jobs",
+            unit="events/s",
+            ours=figure(OURS, f"routing, {MANY_JOBS} jobs per_second"),
+            peer=f"ours, {FEW_JOBS} jobs",
+            theirs=figure(OURS, f"routing, {FEW_JOBS} jobs per_second"),
+            bar=0.8,
+            note=note(OURS, "routing"),
+        )
+    )
+    return listed

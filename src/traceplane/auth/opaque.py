@@ -1,0 +1,177 @@
+"""User and worker tokens: random strings of which only a hash is stored.
+
+    tpu_ <43 characters: 32 random bytes> <6 characters: checksum>
+
+The prefix names the principal, for people and for leak scanners; the record decides. The checksum
+tells a mistyped token from a revoked one and holds no secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from traceplane import errors
+
+
+class Principal(StrEnum):
+    USER = "user"
+    WORKER = "worker"
+
+
+class Role(StrEnum):
+    ADMIN = "admin"
+    WRITER = "writer"
+    READER = "reader"
+
+
+PREFIXES = {Principal.USER: "tpu_", Principal.WORKER: "tpw_"}
+_RANDOM_BYTES = 32
+_CHECKSUM_CHARACTERS = 6
+_TOKEN_CHARACTERS = 4 + 43 + _CHECKSUM_CHARACTERS
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What is stored of a token. A user has a role, a worker has none."""
+
+    token_hash: str
+    principal: Principal
+    org: str
+    name: str
+    role: Role | None
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.principal is Principal.USER) != (self.role is not None):
+            raise ValueError(f"a {self.principal} token cannot have the role {self.role}")
+
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBook:
+    """The known tokens, by hash. Timing of the lookup tells nothing, since callers do not choose hashes."""
+
+    records: tuple[TokenRecord, ...]
+    _by_hash: dict[str, TokenRecord] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_hash", {record.token_hash: record for record in self.records})
+
+    def check(self, token: str, principal: Principal, now: float) -> TokenRecord:
+        """The record of a live token of this principal; 401 if it is not live, 403 if another's."""
+        _check_shape(token)
+        record = self._by_hash.get(hash_token(token))
+        if record is None:
+            raise errors.Unauthenticated("token.unknown", "the token was never issued here")
+        # Any revocation counts, also one dated ahead of this caller's clock.
+        if record.revoked_at is not None:
+            raise errors.Unauthenticated("token.revoked", "the token was revoked", value=record.name)
+        if record.expired(now):
+            raise errors.Unauthenticated(
+                "token.expired", "the token has expired", value=record.name, next_step="use its successor"
+            )
+        if record.principal is not principal or not token.startswith(PREFIXES[principal]):
+            raise errors.Forbidden(
+                "token.wrong_principal",
+                f"this call is for a {principal} and the token is a {record.principal}'s",
+                value=record.name,
+            )
+        return record
+
+
+def issue(
+    principal: Principal,
+    *,
+    org: str,
+    name: str,
+    now: float,
+    role: Role | None = None,
+    expires_at: float | None = None,
+) -> tuple[str, TokenRecord]:
+    """A new token, to be shown once, and the record to store."""
+    secret = base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)).rstrip(b"=").decode()
+    body = PREFIXES[principal] + secret
+    token = body + _checksum(body)
+    record = TokenRecord(
+        token_hash=hash_token(token),
+        principal=principal,
+        org=org,
+        name=name,
+        role=role,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    return token, record
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    token: str
+    record: TokenRecord
+    outgoing: TokenRecord
+    """The old record, which now ends with the overlap; both are to be stored together."""
+
+
+def rotate(record: TokenRecord, now: float, overlap_seconds: float, *, expires_at: float | None) -> Rotation:
+    """A successor with the same rights; the old token works until the overlap ends, never longer."""
+    if record.revoked_at is not None or record.expired(now):
+        raise errors.Conflict(
+            "token.not_active",
+            "a token that is revoked or expired has no successor",
+            value=record.name,
+            next_step="issue a new token",
+        )
+    if not overlap_seconds >= 0:
+        raise ValueError(f"an overlap is zero seconds or more, not {overlap_seconds}")
+    end = now + overlap_seconds
+    token, successor = issue(
+        record.principal,
+        org=record.org,
+        name=record.name,
+        now=now,
+        role=record.role,
+        expires_at=expires_at,
+    )
+    outgoing = replace(record, expires_at=end if record.expires_at is None else min(record.expires_at, end))
+    return Rotation(token=token, record=successor, outgoing=outgoing)
+
+
+def revoke(record: TokenRecord, now: float) -> TokenRecord:
+    """The record refused from now on; a second revocation keeps the first time."""
+    return record if record.revoked_at is not None else replace(record, revoked_at=now)
+
+
+def hash_token(token: str) -> str:
+    """What is stored and looked up. 32 random bytes need no salt and no slow hash."""
+    return hashlib.sha256(token.encode("ascii")).hexdigest()
+
+
+def _check_shape(token: str) -> None:
+    if not token:
+        raise errors.Unauthenticated("token.missing", "the call carries no token")
+    body, checksum = token[:-_CHECKSUM_CHARACTERS], token[-_CHECKSUM_CHARACTERS:]
+    if (
+        len(token) != _TOKEN_CHARACTERS
+        or not token.isascii()
+        or not token.startswith(tuple(PREFIXES.values()))
+        or _checksum(body) != checksum
+    ):
+        raise errors.Unauthenticated(
+            "token.malformed",
+            "the token is not a user or worker token, or is mistyped or cut off",
+            next_step="copy it again, whole",
+        )
+
+
+def _checksum(body: str) -> str:
+    crc = binascii.crc32(body.encode("ascii")).to_bytes(4, "big")
+    return base64.urlsafe_b64encode(crc).rstrip(b"=").decode()

@@ -1,0 +1,120 @@
+"""Commands that set up a platform and rotate its secrets. They need the state database itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+
+from traceplane.auth import store
+from traceplane.auth.opaque import Principal, Role
+from traceplane.cli import profile
+from traceplane.postgres.database import Database, Transaction
+from traceplane.settings import Settings
+
+Result = TypeVar("Result")
+
+
+def _in_transaction(settings: Settings, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
+    chosen, _ = profile.start_postgres(settings)
+    assert chosen.state_url is not None
+    url = chosen.state_url
+
+    async def run() -> Result:
+        database = await Database.connect(url, connections=1)
+        try:
+            async with database.transaction() as tx:
+                return await work(tx)
+        finally:
+            await database.close()
+
+    return asyncio.run(run())
+
+
+@click.command()
+@click.pass_obj
+def init(settings: Settings) -> None:
+    """Set up the state database: migrate it, and write the first tokens to the home folder."""
+    chosen, _ = profile.start_postgres(settings)
+    asyncio.run(profile.prepare(chosen))
+    click.echo(f"ready; tokens are in {settings.home / 'tokens'}")
+
+
+@click.group()
+def token() -> None:
+    """Issue, rotate and revoke worker and user tokens."""
+
+
+_principal = click.argument("principal", type=click.Choice(["worker", "user"]))
+
+
+@token.command("issue")
+@_principal
+@click.argument("name")
+@click.option("--role", type=click.Choice(["admin", "writer", "reader"]), help="Required for a user.")
+@click.pass_obj
+def issue(settings: Settings, principal: str, name: str, role: str | None) -> None:
+    """Print a new token; it is shown once and only its hash is stored."""
+    if (principal == "user") != (role is not None):
+        raise click.UsageError("a user token needs --role, a worker token has none")
+    chosen = Role(role) if role else None
+    click.echo(
+        _in_transaction(
+            settings,
+            lambda tx: store.issue_token(tx, Principal(principal), org=settings.org, name=name, role=chosen),
+        )
+    )
+
+
+@token.command("rotate")
+@_principal
+@click.argument("name")
+@click.option("--overlap", type=float, help="Seconds that the old token stays good.")
+@click.pass_obj
+def rotate(settings: Settings, principal: str, name: str, overlap: float | None) -> None:
+    """Print a successor of the token NAME; the old one works until the overlap ends."""
+    seconds = settings.token_overlap_seconds if overlap is None else overlap
+    click.echo(
+        _in_transaction(
+            settings,
+            lambda tx: store.rotate_token(
+                tx, Principal(principal), org=settings.org, name=name, overlap_seconds=seconds
+            ),
+        )
+    )
+
+
+@token.command("revoke")
+@_principal
+@click.argument("name")
+@click.pass_obj
+def revoke(settings: Settings, principal: str, name: str) -> None:
+    """Refuse the token NAME from now on."""
+    count = _in_transaction(
+        settings, lambda tx: store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
+    )
+    click.echo(f"revoked {count}")
+
+
+@click.group()
+def keys() -> None:
+    """Look after the keys that sign capability tokens."""
+
+
+@keys.command("rotate")
+@click.option(
+    "--overlap", type=float, help="Seconds until the new key signs, and again until the old one retires."
+)
+@click.pass_obj
+def rotate_keys(settings: Settings, overlap: float | None) -> None:
+    """Add a signing key that takes over after the overlap. An overlap of 0 is for a leaked key."""
+    seconds = settings.token_overlap_seconds if overlap is None else overlap
+    master_key = store.read_master_key(settings.master_key_file or settings.home / "master.key")
+    ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, master_key, seconds))
+    for key in ring.keys:
+        click.echo(key.kid)
+
+
+COMMANDS: tuple[Any, ...] = (init, token, keys)

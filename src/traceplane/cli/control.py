@@ -1,0 +1,260 @@
+"""Commands for people who deploy DAGs and look after tasks. All of them call the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import click
+import msgspec
+
+from traceplane.cli import profile
+from traceplane.control_api import (
+    DagsResponse,
+    DeployRequest,
+    DeployResponse,
+    EmitRequest,
+    EmitResponse,
+    ExplainResponse,
+    ManualEvent,
+    PlanResponse,
+    StatusResponse,
+    TaskChanges,
+    TaskIds,
+    TasksResponse,
+    TaskView,
+)
+from traceplane.errors import InvalidInput
+from traceplane.registry import spec
+from traceplane.settings import Settings
+from traceplane.task_api import MAX_BATCH, Caller, Scope, Wire
+
+Answer = TypeVar("Answer", bound=Wire)
+
+
+def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Answer:
+    """One conversation with the gateway."""
+    chosen = profile.with_tokens(settings)
+    if chosen.user_token is None:
+        raise InvalidInput(
+            "cli.no_token",
+            "no user token was found",
+            next_step="run `traceplane up` here first, or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
+        )
+
+    async def run() -> Answer:
+        caller = Caller(chosen.gateway_address, chosen.user_token)
+        try:
+            return await work(caller)
+        finally:
+            await caller.close()
+
+    return asyncio.run(run())
+
+
+def _print_json(answer: Wire) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@as_json
+@click.pass_obj
+def plan(settings: Settings, file: Path, as_json: bool) -> None:
+    """Show what deploying FILE would do. Exit code 0: nothing, 3: changes, 4: it would be refused."""
+    request = _deploy_request(settings, file)
+    answer = call(settings, lambda c: c.call("POST", "/v1/plan", PlanResponse, request))
+    if as_json:
+        _print_json(answer)
+    else:
+        click.echo(answer.text, nl=False)
+        if answer.blocked:
+            click.echo(f"A deploy would be refused: {answer.blocked}")
+    raise SystemExit(4 if answer.blocked else 0 if answer.noop else 3)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@as_json
+@click.pass_obj
+def deploy(settings: Settings, file: Path, as_json: bool) -> None:
+    """Deploy the DAG in FILE. The same file twice changes nothing."""
+    request = _deploy_request(settings, file)
+    answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
+    if as_json:
+        _print_json(answer)
+        return
+    click.echo(answer.text, nl=False)
+    if answer.changed:
+        click.echo(f"Deployed {answer.dag} version {answer.version}.")
+
+
+def _deploy_request(settings: Settings, file: Path) -> DeployRequest:
+    spec.load(file, known_runtimes=frozenset(settings.runtimes))  # problems are told before anything is sent
+    return DeployRequest(file.read_text(), str(file))
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...")
+@click.option("--kind", type=click.Choice(["data", "invalidation"]), default="data", show_default=True)
+@click.option("--emission", default="", help="Tells a second word on the same scope from a repetition.")
+@as_json
+@click.pass_obj
+def emit(
+    settings: Settings, dataset: str, scopes: tuple[str, ...], kind: Any, emission: str, as_json: bool
+) -> None:
+    """Emit events of a source DATASET.
+
+    SCOPE is a cursor (1207), a range of cursors (1200..1299, one event each), or a partition (1200-1299, one
+    event for the whole range).
+    """
+    events = [ManualEvent(dataset, scope, kind, emission) for text in scopes for scope in _scopes(text)]
+
+    async def send(caller: Caller) -> EmitResponse:
+        accepted = duplicates = 0
+        for start in range(0, len(events), MAX_BATCH):
+            request = EmitRequest(events[start : start + MAX_BATCH])
+            answer = await caller.call("POST", "/v1/events", EmitResponse, request)
+            accepted, duplicates = accepted + answer.accepted, duplicates + answer.duplicates
+        return EmitResponse(accepted, duplicates)
+
+    answer = call(settings, send)
+    if as_json:
+        _print_json(answer)
+    else:
+        repeated = f", {answer.duplicates} had been accepted before" if answer.duplicates else ""
+        click.echo(f"{answer.accepted} accepted{repeated}")
+
+
+def _scopes(text: str) -> list[Scope]:
+    try:
+        if ".." in text:
+            first, last = (int(part) for part in text.split("..", 1))
+            return [Scope(cursor=position) for position in range(first, last + 1)]
+        if text.lstrip("-").isdigit():
+            return [Scope(cursor=int(text))]
+        first, last = (int(part) for part in text.split("-", 1))
+        return [Scope(partition_key=text, start=first, end=last)]
+    except ValueError:
+        raise InvalidInput(
+            "cli.bad_scope",
+            "a scope is a cursor, a range A..B of cursors, or a partition A-B",
+            value=text,
+            next_step="for example 1207, 1200..1299 or 1200-1299",
+        ) from None
+
+
+@click.command()
+@click.option("--dag", help="Only this DAG's.")
+@click.option("--job", help="Only this job's.")
+@click.option(
+    "--state", type=click.Choice(["queued", "dispatched", "running", "completed", "dead", "canceled"])
+)
+@click.option("--limit", default=50, show_default=True)
+@as_json
+@click.pass_obj
+def tasks(
+    settings: Settings, dag: str | None, job: str | None, state: str | None, limit: int, as_json: bool
+) -> None:
+    """List tasks, newest first."""
+    wanted = {"dag": dag, "job": job, "state": state, "limit": str(limit)}
+    query = {k: v for k, v in wanted.items() if v is not None}
+    answer = call(settings, lambda c: c.call("GET", "/v1/tasks", TasksResponse, query=query))
+    if as_json:
+        _print_json(answer)
+        return
+    for t in answer.tasks:
+        click.echo(_task_line(t))
+
+
+def _task_line(t: TaskView) -> str:
+    error = (
+        f"  {t.error['code']}: {t.error['message'][:80]}" if t.error and t.state in ("dead", "queued") else ""
+    )
+    return f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  attempt {t.attempt}/{t.max_attempts}{error}"
+
+
+@click.command()
+@click.argument("task_id", type=click.UUID)
+@as_json
+@click.pass_obj
+def explain(settings: Settings, task_id: UUID, as_json: bool) -> None:
+    """Say why a task waits: edge, threshold and figure."""
+    answer = call(settings, lambda c: c.call("GET", f"/v1/tasks/{task_id}/explain", ExplainResponse))
+    if as_json:
+        _print_json(answer)
+        return
+    click.echo(f"Task {answer.task_id} of job {answer.job} is {answer.state}.")
+    for reason in answer.reasons:
+        click.echo(f"- {reason.sentence}")
+
+
+def _change(settings: Settings, verb: str, task_ids: tuple[UUID, ...]) -> None:
+    request = TaskIds(list(task_ids))
+    answer = call(settings, lambda c: c.call("POST", f"/v1/tasks/{verb}", TaskChanges, request))
+    for task_id, state in answer.changed.items():
+        click.echo(f"{task_id}  {state}")
+    for unchanged in answer.unchanged:
+        click.echo(f"{unchanged}  unchanged: unknown, or in a state that does not allow it")
+    if not answer.changed:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("task_ids", nargs=-1, required=True, type=click.UUID)
+@click.pass_obj
+def retry(settings: Settings, task_ids: tuple[UUID, ...]) -> None:
+    """Start dead or canceled tasks again, with a fresh set of attempts."""
+    _change(settings, "retry", task_ids)
+
+
+@click.command()
+@click.argument("task_ids", nargs=-1, required=True, type=click.UUID)
+@click.pass_obj
+def cancel(settings: Settings, task_ids: tuple[UUID, ...]) -> None:
+    """Stop tasks: waiting ones at once, running ones at their next heartbeat."""
+    _change(settings, "cancel", task_ids)
+
+
+@click.command()
+@as_json
+@click.pass_obj
+def status(settings: Settings, as_json: bool) -> None:
+    """Show unfinished tasks per job and what each dataset holds."""
+    answer = call(settings, lambda c: c.call("GET", "/v1/status", StatusResponse))
+    if as_json:
+        _print_json(answer)
+        return
+    for job, states in sorted(answer.counts.items()):
+        click.echo(f"{job}: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    if not answer.counts:
+        click.echo("no unfinished tasks")
+    for d in answer.datasets:
+        cursor = f", cursor {d.cursor}" if d.cursor is not None else ""
+        click.echo(f"{d.dataset}: {d.commits} commits, {d.rows} rows, {d.bytes} bytes{cursor}")
+
+
+@click.command()
+@as_json
+@click.pass_obj
+def dags(settings: Settings, as_json: bool) -> None:
+    """Show what is deployed."""
+    answer = call(settings, lambda c: c.call("GET", "/v1/dags", DagsResponse))
+    if as_json:
+        _print_json(answer)
+        return
+    for d in answer.dags:
+        click.echo(f"{d.dag} version {d.version}")
+        for j in d.jobs:
+            held = {1: ", backfill held", 2: ", held"}.get(j.hold_level or 0, "")
+            click.echo(f"  {j.job} ({j.runtime}: {j.operator}{held})")
+
+
+COMMANDS: tuple[Any, ...] = (plan, deploy, emit, tasks, explain, retry, cancel, status, dags)

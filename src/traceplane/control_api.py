@@ -1,0 +1,157 @@
+"""The wire contract of the public control API, and nothing else: gateway and command line share it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from traceplane.task_api import MAX_BATCH, Scope, Text, Wire
+
+
+class DeployRequest(Wire, frozen=True):
+    text: Annotated[str, msgspec.Meta(min_length=1, max_length=1_048_576)]
+    """The DAG file itself."""
+    file: Text = "dag.yaml"
+    """Its name, for error messages."""
+    expect_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    """Refuse if another version is deployed by now; 0 means none."""
+
+
+class PlanResponse(Wire, frozen=True):
+    dag: str
+    noop: bool
+    text: str
+    deployed_version: int | None = None
+    blocked: str | None = None
+    """Why a deploy would be refused."""
+
+
+class DeployResponse(Wire, frozen=True):
+    dag: str
+    version: int
+    changed: bool
+    text: str
+
+
+class JobView(Wire, frozen=True):
+    job: str
+    runtime: str
+    operator: str
+    activation: str
+    source_kind: str | None = None
+    max_concurrency: int | None = None
+    hold_level: int | None = None
+
+
+class DagView(Wire, frozen=True):
+    dag: str
+    version: int
+    jobs: list[JobView]
+
+
+class DagsResponse(Wire, frozen=True):
+    dags: list[DagView]
+
+
+class ManualEvent(Wire, frozen=True):
+    """An event of a source dataset, by its name."""
+
+    dataset: Text
+    scope: Scope
+    kind: Literal["data", "invalidation"] = "data"
+    emission: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Tells a second word on the same scope from a repetition of the first."""
+
+
+class EmitRequest(Wire, frozen=True):
+    events: Annotated[list[ManualEvent], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class EmitResponse(Wire, frozen=True):
+    accepted: int
+    duplicates: int
+
+
+class TaskQuery(Wire, frozen=True):
+    dag: str | None = None
+    job: str | None = None
+    state: Literal["queued", "dispatched", "running", "completed", "dead", "canceled"] | None = None
+    before: UUID | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+
+
+class TaskView(Wire, frozen=True):
+    task_id: UUID
+    dag: str
+    job: str
+    state: str
+    kind: str
+    attempt: int
+    max_attempts: int
+    created_at: str
+    scope: str | None = None
+    priority: str = "normal"
+    worker_id: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    cancel_requested: bool = False
+    progress: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+
+
+class TasksResponse(Wire, frozen=True):
+    tasks: list[TaskView]
+
+
+class LineageView(Wire, frozen=True):
+    event_id: int
+    dataset: str
+    kind: str
+    scope: str
+    producer_id: UUID
+
+
+class TaskDetail(Wire, frozen=True):
+    task: TaskView
+    inputs: list[LineageView]
+    outputs: list[LineageView]
+
+
+class ReasonView(Wire, frozen=True):
+    code: str
+    sentence: str
+
+
+class ExplainResponse(Wire, frozen=True):
+    task_id: UUID
+    state: str
+    job: str
+    reasons: list[ReasonView]
+
+
+class TaskIds(Wire, frozen=True):
+    task_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class TaskChanges(Wire, frozen=True):
+    changed: dict[str, str]
+    """The new state of each task that changed."""
+    unchanged: list[UUID]
+    """Unknown tasks, and those in a state that does not allow it."""
+
+
+class DatasetView(Wire, frozen=True):
+    dataset: str
+    commits: int
+    rows: int
+    bytes: int
+    cursor: int | None = None
+
+
+class StatusResponse(Wire, frozen=True):
+    counts: dict[str, dict[str, int]]
+    """Unfinished tasks: "dag/job" -> state -> number."""
+    datasets: list[DatasetView]
+    outbox_lag_seconds: float

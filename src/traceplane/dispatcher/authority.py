@@ -1,0 +1,58 @@
+"""Who may call: signing keys and tokens as they stand in Postgres, refreshed every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from traceplane.auth.access import bearer
+from traceplane.auth.capability import Capability, VerifiedCache
+from traceplane.auth.keyring import Keyring
+from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
+from traceplane.auth.store import load_keyring, load_token_book
+from traceplane.postgres import tokens
+from traceplane.postgres.database import Database
+from traceplane.runtime import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed(Outcome):
+    keys: int = 0
+
+
+class Authority:
+    """Mints and checks tokens against the database's clock."""
+
+    def __init__(self, database: Database, master_key: bytes) -> None:
+        self._database = database
+        self._master_key = master_key
+        self._keyring = Keyring(())
+        self._book = TokenBook(())
+        self._clock_offset = 0.0
+        self._cache = VerifiedCache(20_000)
+
+    async def refresh(self) -> Refreshed:
+        async with self._database.transaction() as tx:
+            self._keyring = await load_keyring(tx, self._master_key)
+            self._book = await load_token_book(tx)
+            self._clock_offset = await tokens.clock(tx) - time.monotonic()
+        return Refreshed()
+
+    @property
+    def now(self) -> float:
+        """The database's time, carried forward by this process's monotonic clock between refreshes."""
+        return time.monotonic() + self._clock_offset
+
+    def worker(self, headers: Any) -> TokenRecord:
+        return self._book.check(bearer(headers.get("authorization")), Principal.WORKER, self.now)
+
+    def mint(self, capability: Capability) -> str:
+        return self._cache.mint(capability, self._keyring, self.now)
+
+    def capabilities(self, tokens: Sequence[str]) -> list[Capability]:
+        return [self._cache.verify(token, self._keyring, self.now) for token in tokens]
+
+    def jwks(self) -> dict[str, Any]:
+        return self._keyring.jwks(self.now)

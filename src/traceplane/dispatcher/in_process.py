@@ -1,0 +1,126 @@
+"""Jobs of the dispatcher's own runtime: small platform operators that run inside one transaction.
+
+Taking the tasks, doing the work, emitting its events and finishing the tasks commit together, so there is
+neither a lease nor a moment in which half of it is visible. No user code runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from traceplane import telemetry
+from traceplane.postgres import aggregator, events, registry, tasks
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.events import NewEvent
+from traceplane.runtime import Outcome
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(Outcome):
+    completed: int = 0
+    failed: int = 0
+    emitted: int = 0
+    more: bool = False
+
+
+class InProcess:
+    def __init__(self, database: Database, *, work_created: Callable[[], None]) -> None:
+        self._database = database
+        self._work_created = work_created
+
+    async def run_once(self) -> Ran:
+        async with self._database.transaction("in_process") as tx:
+            completed = emitted = created = 0
+            more = False
+            for job in await tasks.waiting_jobs(tx, in_process=True):
+                batch = await tasks.take_in_process(tx, job.job_id, _BATCH)
+                if not batch:
+                    continue
+                (definition,) = await registry.job_payloads(tx, [job.job_id])
+                try:
+                    drafts = await _OPERATORS[job.operator](tx, definition, batch)
+                except (KeyError, ValueError, TypeError) as error:
+                    # The definition is unusable; nothing was written by the operator before it noticed.
+                    await self._fail(tx, job.operator, batch, error)
+                    continue
+                accepted = await events.accept(tx, drafts)
+                await tasks.finish_in_process(tx, [t["task_id"] for t in batch])
+                completed += len(batch)
+                emitted += sum(1 for i in accepted.event_ids if i is not None)
+                created += accepted.tasks_created
+                more = more or len(batch) == _BATCH
+        if created:
+            self._work_created()
+        return Ran(completed, 0, emitted, more or created > 0)
+
+    async def _fail(
+        self, tx: Transaction, operator: str, batch: list[dict[str, Any]], error: Exception
+    ) -> None:
+        body = {"code": "operator.misconfigured", "message": f"{operator}: {type(error).__name__} {error}"}
+        telemetry.emit(
+            "in_process.failed", "warning", operator=operator, tasks=len(batch), message=body["message"]
+        )
+        await tasks.fail_in_process(tx, [t["task_id"] for t in batch], body)
+
+
+async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> list[NewEvent]:
+    """Positions fill aligned ranges of a fixed size; a full range becomes one partition event, once.
+
+    The job itself is the producer, so a range completed again (after a crash, by a repeated event) is
+    recognized. An invalidation is passed on for every full range that it touches.
+    """
+    size = int(job["definition"]["config"]["size"])
+    if size < 1:
+        raise ValueError("size must be at least 1")
+    output = UUID(job["outputs"][0]["dataset_version"])
+    job_id: UUID = job["job_id"]
+    arrived = [t for t in batch if t["kind"] == "data"]
+    if arrived:
+        await aggregator.add_positions(tx, job_id, [(t["range_start"], t["range_end"]) for t in arrived])
+    drafts: dict[tuple[int, str, str], NewEvent] = {}
+    touched = {start: t for t in batch for start in _aligned(t["range_start"], t["range_end"], size)}
+    full = set(await aggregator.full_ranges(tx, job_id, sorted(touched), size))
+    for task in batch:
+        for start in _aligned(task["range_start"], task["range_end"], size):
+            if start in full:
+                emission = f"task:{task['task_id']}" if task["kind"] == "invalidation" else ""
+                drafts[start, task["kind"], emission] = NewEvent(
+                    producer_id=job_id,
+                    generation_id=output,
+                    kind=task["kind"],
+                    partition_key=f"{start}-{start + size - 1}",
+                    start=start,
+                    end=start + size - 1,
+                    emission=emission,
+                    traceparent=task["traceparent"],
+                )
+    return list(drafts.values())
+
+
+def _aligned(start: int, end: int, size: int) -> range:
+    return range(start // size * size, end + 1, size)
+
+
+async def _pass_on(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> list[NewEvent]:
+    """Every event again on each output: a joint between datasets that needs no worker."""
+    return [
+        NewEvent(
+            producer_id=task["task_id"],
+            generation_id=UUID(output["dataset_version"]),
+            kind=task["kind"],
+            partition_key=task["partition_key"],
+            start=task["range_start"],
+            end=task["range_end"],
+            traceparent=task["traceparent"],
+        )
+        for task in batch
+        for output in job["outputs"]
+    ]
+
+
+_OPERATORS = {"aggregator": _aggregate, "pass": _pass_on}

@@ -1,0 +1,354 @@
+"""Tasks of `invoke` runtimes: leased here, then called with their whole payload.
+
+The relay hands over ids of dispatched tasks. A pass claims as many as there is room for, and each claimed
+task is called while its lease is kept. The function answers how the task ended, which is committed like a
+worker's report; or `{"accepted": true}`, and from then on lease and report are the function's own affair.
+
+Nothing here has to survive a crash. An id not yet claimed is a dispatched task, and the reconciler sends it
+again; a claimed one is a lease that runs out, and the reaper has it retried. The same goes for calls that do
+not end in time when the process stops. A call is never repeated here: the task's retry is the only one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.adapters.invokers import (
+    HttpInvoker,
+    InvocationFailed,
+    Invoker,
+    LambdaInvoker,
+    ProcessInvoker,
+)
+from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant
+from traceplane.dispatcher.leasing import (
+    Claim,
+    CompletionCall,
+    HeartbeatCall,
+    Leasing,
+    completion_call,
+    heartbeat_call,
+)
+from traceplane.errors import Forbidden, PlatformError
+from traceplane.group_commit import GroupCommit
+from traceplane.model import runtimes
+from traceplane.model.runtimes import Runtime
+from traceplane.runtime import Outcome, describe, run_loop
+from traceplane.settings import Settings
+from traceplane.task_api import (
+    ClaimedTask,
+    Completion,
+    CompletionOutcome,
+    EventOut,
+    Heartbeat,
+    HeartbeatOutcome,
+    JobPayload,
+    OutputManifest,
+    TaskError,
+    Wire,
+)
+
+# Calls under way at a time, per runtime; a child process weighs more than a connection.
+_AT_ONCE = {
+    runtimes.Invoker.HTTP: 256,
+    runtimes.Invoker.AWS_LAMBDA: 256,
+    runtimes.Invoker.PROCESS: 4 * (os.cpu_count() or 1),
+}
+_CLAIMS_AT_ONCE = 32
+_STOP_SECONDS = 5.0
+_SHORTEST_PATIENCE_SECONDS = 60.0
+
+
+class Invocation(Wire, frozen=True):
+    """What a function is called with."""
+
+    task: ClaimedTask
+    job: JobPayload
+    token: str
+    """The capability token of this task and no other."""
+    complete_url: str
+    """Where a function that answers `accepted` reports, with the task's fence and the token."""
+
+
+class Answer(Wire, frozen=True):
+    """What a function answers: a completion without its fence, or that it will send one itself."""
+
+    status: Literal["completed", "failed", "canceled"] | None = None
+    outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = msgspec.field(
+        default_factory=list
+    )
+    events: Annotated[list[EventOut], msgspec.Meta(max_length=10_000)] = msgspec.field(default_factory=list)
+    error: TaskError | None = None
+    accepted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.accepted == (self.status is not None):
+            raise ValueError("an answer has either a status, or accepted: true")
+        if self.accepted and (self.outputs or self.events or self.error):
+            raise ValueError("an answer that is accepted: true has nothing else")
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Answer).decode
+
+
+def read_answer(raw: bytes) -> Answer:
+    try:
+        return _decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise _bad_answer(f"{error} in {raw[:200].decode(errors='replace')!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Invoked(Outcome):
+    started: int = 0
+    refused: int = 0
+    more: bool = False
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One runtime's tasks: those that wait for room, each once however often it is sent, and those called."""
+
+    runtime: Runtime
+    invoker: Invoker
+    at_once: int
+    waiting: dict[UUID, None] = field(default_factory=dict)
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def next_ids(self, limit: int) -> tuple[UUID, ...]:
+        return tuple(itertools.islice(self.waiting, min(limit, self.at_once - len(self.running))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A task whose lease is ours."""
+
+    task: ClaimedTask
+    job: JobPayload
+    token: str
+    capability: Capability
+
+    @classmethod
+    def of(cls, task: ClaimedTask, job: JobPayload, token: str) -> _Held:
+        """The grants are those of the token; this process gave it, and need not verify it."""
+        writes = tuple(
+            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in job.outputs
+        )
+        granted = TaskGrant(str(task.task_id), task.attempt, 0)
+        capability = Capability(job.org, (granted,), (JobGrants(reads=(), writes=writes),), math.inf)
+        return cls(task, job, token, capability)
+
+    def beat(self) -> HeartbeatCall:
+        t = self.task
+        return heartbeat_call(Heartbeat(t.task_id, t.attempt, t.lease_token), [self.capability])
+
+    def report(self, answer: Answer) -> CompletionCall:
+        t = self.task
+        assert answer.status is not None
+        completion = Completion(
+            task_id=t.task_id,
+            attempt=t.attempt,
+            lease_token=t.lease_token,
+            status=answer.status,
+            outputs=answer.outputs,
+            events=answer.events,
+            error=answer.error,
+            traceparent=t.traceparent,
+        )
+        return completion_call(completion, [self.capability])
+
+
+class Invocations:
+    def __init__(self, leasing: Leasing, settings: Settings) -> None:
+        self._leasing = leasing
+        self._settings = settings
+        self._worker_id = f"invoker:{socket.gethostname()}:{os.getpid()}"
+        self._complete_url = f"{settings.dispatcher_address}/internal/task-complete"
+        self._lanes: dict[str, _Lane] = {}
+        self._kick = asyncio.Event()
+        self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
+            "heartbeat", leasing.heartbeat, concurrency=1
+        )
+        self._completions: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit(
+            "complete", leasing.complete
+        )
+
+    def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
+        """Takes over dispatched tasks, to be called when there is room."""
+        lane = self._lanes.get(runtime.name)
+        if lane is None:
+            assert runtime.invoker is not None
+            invoker = self._invoker(runtime.invoker)
+            lane = self._lanes[runtime.name] = _Lane(runtime, invoker, _AT_ONCE[runtime.invoker])
+        lane.waiting.update(dict.fromkeys(task_ids))
+        self._kick.set()
+
+    def _invoker(self, kind: runtimes.Invoker) -> Invoker:
+        limit = self._settings.max_body_bytes
+        match kind:
+            case runtimes.Invoker.HTTP:
+                return HttpInvoker(max_answer_bytes=limit)
+            case runtimes.Invoker.PROCESS:
+                return ProcessInvoker(max_answer_bytes=limit)
+            case runtimes.Invoker.AWS_LAMBDA:
+                return LambdaInvoker(
+                    region=self._settings.aws_region, connections=_AT_ONCE[kind], max_answer_bytes=limit
+                )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Calls what was handed over, until `stop`; then calls under way have a few seconds to end."""
+        try:
+            await run_loop("invocations", self.run_once, interval=5.0, kick=self._kick, stop=stop)
+            if running := self._running():
+                await asyncio.wait(running, timeout=_STOP_SECONDS)
+        finally:
+            left = self._running()
+            for call in left:
+                call.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            for lane in self._lanes.values():
+                await lane.invoker.close()
+            if left:
+                telemetry.emit("invocations.left_to_lease_expiry", "warning", tasks=len(left))
+
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [call for lane in self._lanes.values() for call in lane.running]
+
+    async def run_once(self) -> Invoked:
+        """Claims what there is room for, in one transaction, and starts the calls."""
+        batch = self._next()
+        if not batch:
+            return Invoked()
+        # Each task is claimed by itself, so that its token, which user code gets to see, covers no other.
+        claims = [Claim(self._worker_id, lane.runtime.name, (task_id,)) for lane, task_id in batch]
+        try:
+            answers = await self._leasing.claim(claims)
+        except PlatformError:
+            raise  # nothing was claimed that we know of; they wait for the next pass
+        except Exception:
+            _forget(batch)  # not to be stuck on one that cannot be claimed; the reconciler sends them again
+            raise
+        _forget(batch)
+        for (lane, _), answer in zip(batch, answers, strict=True):
+            for task in answer.tasks:
+                assert answer.token is not None
+                self._begin(lane, task, answer.jobs[str(task.job_id)], answer.token)
+        return Invoked(
+            started=sum(len(answer.tasks) for answer in answers),
+            refused=sum(len(answer.refused) for answer in answers),
+            more=bool(self._next()),
+        )
+
+    def _next(self) -> list[tuple[_Lane, UUID]]:
+        """Tasks that there is room for, fairly over the runtimes."""
+        share = max(1, _CLAIMS_AT_ONCE // max(1, len(self._lanes)))
+        return [(lane, task_id) for lane in self._lanes.values() for task_id in lane.next_ids(share)]
+
+    def _begin(self, lane: _Lane, task: ClaimedTask, job: JobPayload, token: str) -> None:
+        def ended(call: asyncio.Task[None]) -> None:
+            lane.running.discard(call)
+            self._kick.set()
+
+        call = asyncio.create_task(self._serve(lane, task, job, token))
+        lane.running.add(call)
+        call.add_done_callback(ended)
+
+    async def _serve(self, lane: _Lane, task: ClaimedTask, job: JobPayload, token: str) -> None:
+        """One attempt, from its claim to its report. No answer of a function stops the dispatcher."""
+        task_id = str(task.task_id)
+        try:
+            with telemetry.span(
+                "task.attempt",
+                traceparent=task.traceparent,
+                task_id=task_id,
+                attempt=task.attempt,
+                job=job.name,
+            ) as span:
+                held = _Held.of(msgspec.structs.replace(task, traceparent=span.traceparent), job, token)
+                answer = await self._call(lane, held)
+                if answer is not None:
+                    await self._report(held, answer)
+        except Exception as error:
+            telemetry.emit("invocation.broken", "error", task_id=task_id, job=job.name, **describe(error))
+
+    async def _call(self, lane: _Lane, held: _Held) -> Answer | None:
+        """What is to be reported; None if that is somebody else's to do."""
+        assert lane.runtime.target is not None
+        payload = _encode(Invocation(held.task, held.job, held.token, self._complete_url))
+        calling = asyncio.create_task(
+            lane.invoker.invoke(lane.runtime.target, payload, held.job.timeout_seconds)
+        )
+        losing = asyncio.create_task(self._keep_lease(held))
+        try:
+            await asyncio.wait((calling, losing), return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                return Answer("canceled") if losing.result() == "canceled" else None
+            answer = read_answer(calling.result())
+        except InvocationFailed as error:
+            return _failure(error)
+        finally:
+            calling.cancel()
+            losing.cancel()
+            await asyncio.gather(calling, losing, return_exceptions=True)
+        return None if answer.accepted else answer
+
+    async def _keep_lease(self, held: _Held) -> str:
+        """Sends heartbeats until one is not welcome, and answers with why."""
+        interval = pause = held.task.lease_seconds / 3
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                (beat,) = await self._beats.submit([held.beat()])
+            except PlatformError:
+                pause = min(interval, 1.0)
+                continue
+            if beat.outcome != "ok":
+                return beat.outcome
+            pause = interval
+
+    async def _report(self, held: _Held, answer: Answer) -> None:
+        """A late report counts as long as nobody else has claimed the task, so an outage is waited out."""
+        try:
+            call = held.report(answer)
+        except Forbidden as error:
+            call = held.report(_failure(_bad_answer(str(error))))
+        deadline = time.monotonic() + max(held.task.lease_seconds, _SHORTEST_PATIENCE_SECONDS)
+        while True:
+            try:
+                await self._completions.submit([call])
+                return
+            except PlatformError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(1.0)
+
+
+def _forget(batch: list[tuple[_Lane, UUID]]) -> None:
+    for lane, task_id in batch:
+        lane.waiting.pop(task_id, None)
+
+
+def _failure(error: InvocationFailed) -> Answer:
+    message = error.message if error.value is None else f"{error.message}: {error.value}"
+    return Answer("failed", error=TaskError(error.code, message, type=type(error).__name__))
+
+
+def _bad_answer(why: str) -> InvocationFailed:
+    return InvocationFailed(
+        "invoke.bad_answer",
+        "the function's answer is not one that a function may give",
+        value=why,
+        next_step="answer as docs/concepts/runtimes.md says",
+    )

@@ -1,0 +1,535 @@
+"""Claim, heartbeat, events, complete: the transactions behind the internal API.
+
+`complete` is one transaction: the report is fenced, outputs are committed, the cursor advances, events are
+written and routed, downstream tasks are drafted with their wake-ups, and the lease ends. All of it happened
+or none of it; repeating the call answers the same and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.auth.capability import (
+    Capability,
+    JobGrants,
+    ReadGrant,
+    TaskGrant,
+    WriteGrant,
+    write_prefix,
+)
+from traceplane.crash_points import crash_point
+from traceplane.dispatcher.authority import Authority
+from traceplane.errors import Forbidden
+from traceplane.model.task import (
+    HeartbeatVerdict,
+    Report,
+    ReportVerdict,
+    TaskFacts,
+    TaskState,
+    judge_heartbeat,
+    judge_report,
+)
+from traceplane.postgres import commits, events, registry, tasks
+from traceplane.postgres.commits import OutputCommit
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
+from traceplane.postgres.events import NewEvent
+from traceplane.task_api import (
+    ClaimedTask,
+    ClaimResponse,
+    Completion,
+    CompletionOutcome,
+    Emission,
+    EmissionOutcome,
+    EventOut,
+    Fence,
+    FetchResponse,
+    Heartbeat,
+    HeartbeatOutcome,
+    InputRef,
+    JobPayload,
+    OutputManifest,
+    OutputRef,
+    Refusal,
+    Scope,
+)
+
+_SHORTEST_TOKEN_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One call's share of a grouped claim."""
+
+    worker_id: str
+    runtime: str
+    task_ids: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatCall:
+    beat: Heartbeat
+    capability: Capability
+    grants: JobGrants
+
+
+@dataclass(frozen=True, slots=True)
+class EmissionCall:
+    fence: tasks.Fence
+    events: tuple[NewEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCall:
+    fence: tasks.Fence
+    report: Report
+    error: dict[str, Any] | None = None
+    retryable: bool = True
+    outputs: tuple[OutputCommit, ...] = ()
+    events: tuple[NewEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _JobEntry:
+    payload: JobPayload
+    grants: JobGrants
+    reads_files: bool
+
+
+class Leasing:
+    def __init__(self, database: Database, authority: Authority, *, work_created: Callable[[], None]) -> None:
+        self._database = database
+        self._authority = authority
+        self._work_created = work_created
+        self._jobs: dict[tuple[UUID, int], _JobEntry] = {}
+        self._job_names: dict[UUID, str] = {}
+
+    # Claim -----------------------------------------------------------------------------------------
+
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimResponse]:
+        """Claims for several workers in one transaction."""
+
+        async with self._database.transaction("claim") as tx:
+            return [await self._claim_one(tx, c) for c in claims]
+
+    async def _claim_one(self, tx: Transaction, claim: Claim) -> ClaimResponse:
+        claimed = await tasks.claim(tx, claim.task_ids, claim.worker_id, claim.runtime)
+        entries = await self._job_entries(tx, {(c.job_id, c.revision) for c in claimed})
+        reading = [c.task_id for c in claimed if entries[c.job_id].reads_files]
+        files = await commits.input_files(tx, reading) if reading else {}
+        given = {c.task_id for c in claimed}
+        missing = [task_id for task_id in claim.task_ids if task_id not in given]
+        reasons = await tasks.why_not_claimed(tx, missing, claim.runtime) if missing else {}
+        for job_id, count in Counter(c.job_id for c in claimed).items():
+            telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
+        return ClaimResponse(
+            tasks=[_claimed_task(c, entries[c.job_id], files) for c in claimed],
+            jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
+            refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
+            token=self._mint(claimed, entries) if claimed else None,
+        )
+
+    def _mint(self, claimed: Sequence[tasks.Claimed], entries: dict[UUID, _JobEntry]) -> str:
+        """One capability for all tasks of a claim, good for longer than the longest of them may run."""
+        positions = {job_id: position for position, job_id in enumerate(entries)}
+        payloads = [entry.payload for entry in entries.values()]
+        life = max(_SHORTEST_TOKEN_SECONDS, *(p.timeout_seconds * 1.5 for p in payloads))
+        return self._authority.mint(
+            Capability(
+                org=payloads[0].org,
+                tasks=tuple(TaskGrant(str(c.task_id), c.attempt, positions[c.job_id]) for c in claimed),
+                jobs=tuple(entry.grants for entry in entries.values()),
+                expires_at=self._authority.now + life,
+            )
+        )
+
+    async def _job_entries(self, tx: Transaction, wanted: set[tuple[UUID, int]]) -> dict[UUID, _JobEntry]:
+        unknown = [key[0] for key in wanted if key not in self._jobs]
+        if unknown:
+            for row in await registry.job_payloads(tx, unknown):
+                self._jobs[row["job_id"], row["revision"]] = _job_entry(row)
+                self._job_names[row["job_id"]] = row["name"]
+        return {key[0]: self._jobs[key] for key in wanted}
+
+    async def fetch(self, fence: tasks.Fence) -> FetchResponse:
+        """The task again, for a holder that lost the answer to its claim."""
+        async with self._database.transaction() as tx:
+            found = await tasks.fetch(tx, fence)
+            if found is None:
+                return FetchResponse("stale")
+            claimed, state, cancel_requested = found
+            entries = await self._job_entries(tx, {(claimed.job_id, claimed.revision)})
+            entry = entries[claimed.job_id]
+            files = await commits.input_files(tx, [claimed.task_id]) if entry.reads_files else {}
+        if cancel_requested or state == "canceled":
+            return FetchResponse("canceled", state)
+        token = self._mint([claimed], entries)
+        return FetchResponse("ok", state, _claimed_task(claimed, entry, files), entry.payload, token)
+
+    # Heartbeat -------------------------------------------------------------------------------------
+
+    async def heartbeat(self, calls: Sequence[HeartbeatCall]) -> list[HeartbeatOutcome]:
+        async def once() -> list[HeartbeatOutcome]:
+            async with self._database.transaction("heartbeat") as tx:
+                return await self._heartbeat(tx, calls)
+
+        return await again_if_concurrent(once)
+
+    async def _heartbeat(self, tx: Transaction, calls: Sequence[HeartbeatCall]) -> list[HeartbeatOutcome]:
+        locked = await tasks.lock(tx, [c.beat.task_id for c in calls])
+        verdicts = [
+            judge_heartbeat(_facts(locked, c.beat.task_id), c.beat.attempt, c.beat.lease_token) for c in calls
+        ]
+        reaped = [
+            c.beat.task_id for c, v in zip(calls, verdicts, strict=True) if v is HeartbeatVerdict.REVIVE
+        ]
+        busy = await tasks.scopes_busy(tx, reaped) if reaped else set()
+        alive = {
+            c.beat.task_id: c.beat.progress
+            for c, v in zip(calls, verdicts, strict=True)
+            if v in (HeartbeatVerdict.OK, HeartbeatVerdict.REVIVE) and c.beat.task_id not in busy
+        }
+        ends = await tasks.extend(tx, list(alive), list(alive.values())) if alive else {}
+        return [self._heartbeat_outcome(c, v, ends) for c, v in zip(calls, verdicts, strict=True)]
+
+    def _heartbeat_outcome(
+        self, call: HeartbeatCall, verdict: HeartbeatVerdict, ends: dict[UUID, datetime]
+    ) -> HeartbeatOutcome:
+        task_id = call.beat.task_id
+        match verdict:
+            case HeartbeatVerdict.OK | HeartbeatVerdict.REVIVE if task_id in ends:
+                seconds = ends[task_id].timestamp() - self._authority.now
+                return HeartbeatOutcome(task_id, "ok", seconds, self._renewed(call))
+            case HeartbeatVerdict.CANCELED:
+                return HeartbeatOutcome(task_id, "canceled")
+            case HeartbeatVerdict.UNKNOWN:
+                return HeartbeatOutcome(task_id, "unknown")
+            case _:
+                telemetry.count("stale_calls_total", call="heartbeat")
+                return HeartbeatOutcome(task_id, "stale")
+
+    def _renewed(self, call: HeartbeatCall) -> str | None:
+        """A task may outlive its token (a source always does); near its end it gets a new one."""
+        now = self._authority.now
+        if call.capability.expires_at - now > _SHORTEST_TOKEN_SECONDS / 2:
+            return None
+        task = TaskGrant(str(call.beat.task_id), call.beat.attempt, 0)
+        return self._authority.mint(
+            Capability(call.capability.org, (task,), (call.grants,), now + _SHORTEST_TOKEN_SECONDS)
+        )
+
+    # Events ----------------------------------------------------------------------------------------
+
+    async def emit(self, calls: Sequence[EmissionCall]) -> list[EmissionOutcome]:
+        """Events of running tasks. A stale or canceled task's events are not accepted."""
+
+        async def once() -> tuple[list[str], events.Accepted]:
+            async with self._database.transaction("events") as tx:
+                current = await tasks.hold_fences(tx, [c.fence for c in calls])
+                outcomes = [current.get(c.fence, "stale") for c in calls]
+                live = [c for c, outcome in zip(calls, outcomes, strict=True) if outcome == "ok"]
+                return outcomes, await events.accept(tx, [event for c in live for event in c.events])
+
+        outcomes, accepted = await again_if_concurrent(once)
+        self._after_acceptance(accepted)
+        answers, position = [], 0
+        for call, outcome in zip(calls, outcomes, strict=True):
+            count = len(call.events) if outcome == "ok" else 0
+            new = sum(1 for i in accepted.event_ids[position : position + count] if i is not None)
+            position += count
+            answers.append(EmissionOutcome(call.fence.task_id, outcome, new, count - new))  # type: ignore[arg-type]
+        return answers
+
+    # Complete --------------------------------------------------------------------------------------
+
+    async def complete(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
+        outcomes: dict[int, CompletionOutcome] = {}
+
+        async def once() -> list[events.Accepted]:
+            async with self._database.transaction("complete") as tx:
+                # A caller may repeat itself within a group; the repetition is judged after the first.
+                return [
+                    await self._complete_round(tx, [calls[i] for i in positions], positions, outcomes)
+                    for positions in _rounds([c.fence.task_id for c in calls])
+                ]
+
+        for accepted in await again_if_concurrent(once):
+            self._after_acceptance(accepted)
+        self._work_created()  # a finished task frees a slot and a scope
+        return [outcomes[i] for i in range(len(calls))]
+
+    async def _complete_round(
+        self,
+        tx: Transaction,
+        calls: Sequence[CompletionCall],
+        positions: Sequence[int],
+        outcomes: dict[int, CompletionOutcome],
+    ) -> events.Accepted:
+        locked = await tasks.lock(tx, [c.fence.task_id for c in calls])
+        verdicts = [
+            judge_report(
+                _facts(locked, c.fence.task_id),
+                c.fence.attempt,
+                c.fence.lease_token,
+                c.report,
+                retryable=c.retryable,
+            )
+            for c in calls
+        ]
+        judged = list(zip(calls, verdicts, strict=True))
+        completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
+        if completed:
+            await tasks.mark_completed(tx, [c.fence.task_id for c in completed])
+        if canceled := [c.fence.task_id for c, v in judged if v is ReportVerdict.CANCEL]:
+            await tasks.mark_canceled(tx, canceled)
+        if failed := [(c, v) for c, v in judged if v in (ReportVerdict.RETRY, ReportVerdict.DIE)]:
+            await tasks.mark_failed(
+                tx,
+                [c.fence.task_id for c, _ in failed],
+                [v is ReportVerdict.DIE for _, v in failed],
+                [c.error for c, _ in failed],
+            )
+        crash_point("complete.after_fence")
+        await commits.record(tx, [output for c in completed for output in c.outputs])
+        crash_point("complete.after_outputs")
+        accepted = await events.accept(tx, [event for c in completed for event in c.events])
+        for position, (call, verdict) in zip(positions, judged, strict=True):
+            task = locked.get(call.fence.task_id)
+            outcomes[position] = CompletionOutcome(call.fence.task_id, _outcome(verdict, task))
+            self._count(call, verdict, task)
+        return accepted
+
+    def _after_acceptance(self, accepted: events.Accepted) -> None:
+        if accepted.event_ids:
+            new = sum(1 for i in accepted.event_ids if i is not None)
+            telemetry.count("events_accepted_total", new)
+            telemetry.count("events_duplicate_total", len(accepted.event_ids) - new)
+        if accepted.tasks_created:
+            self._work_created()
+
+    def _count(self, call: CompletionCall, verdict: ReportVerdict, task: tasks.LockedTask | None) -> None:
+        job = self._job_names.get(task.job_id, "?") if task is not None else "?"
+        match verdict:
+            case ReportVerdict.COMPLETE:
+                telemetry.count("tasks_completed_total", job=job)
+                telemetry.observe("task_seconds", (task.seconds if task else None) or 0.0, job=job)
+            case ReportVerdict.RETRY | ReportVerdict.DIE:
+                code = (call.error or {}).get("code", "unknown")
+                telemetry.count("tasks_failed_total", job=job, code=code)
+                if verdict is ReportVerdict.DIE:
+                    telemetry.count("tasks_dead_total", job=job)
+                    telemetry.emit(
+                        "task.dead", "warning", task_id=str(call.fence.task_id), job=job, code=code
+                    )
+            case ReportVerdict.CANCEL:
+                telemetry.count("tasks_canceled_total")
+            case ReportVerdict.STALE:
+                telemetry.count("stale_calls_total", call="complete")
+
+
+def heartbeat_call(beat: Heartbeat, capabilities: Sequence[Capability]) -> HeartbeatCall:
+    capability, grants = _granted(beat, capabilities)
+    return HeartbeatCall(beat, capability, grants)
+
+
+def emission_call(emission: Emission, capabilities: Sequence[Capability]) -> EmissionCall:
+    _, grants = _granted(emission, capabilities)
+    events = tuple(
+        _new_event(emission.task_id, grants, event, emission.traceparent) for event in emission.events
+    )
+    return EmissionCall(_fence(emission), events)
+
+
+def completion_call(completion: Completion, capabilities: Sequence[Capability]) -> CompletionCall:
+    """Checks a completion against what its task was granted, and works out its effects: its outputs, and
+    one event per output besides those it names."""
+    _, grants = _granted(completion, capabilities)
+    fence = _fence(completion)
+    report = Report(completion.status)
+    if report is not Report.COMPLETED:
+        error = msgspec.to_builtins(completion.error) if completion.error is not None else None
+        retryable = completion.error.retryable if completion.error is not None else True
+        return CompletionCall(fence, report, error, retryable)
+    outputs = tuple(_output(completion, o, grants) for o in completion.outputs)
+    implied = [EventOut(o.output_index, o.scope) for o in completion.outputs]
+    named = tuple(
+        _new_event(completion.task_id, grants, e, completion.traceparent)
+        for e in (*implied, *completion.events)
+    )
+    return CompletionCall(fence, report, outputs=outputs, events=named)
+
+
+def _granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capability, JobGrants]:
+    if fence.token < len(capabilities):
+        capability = capabilities[fence.token]
+        grants = capability.grants_of(str(fence.task_id), fence.attempt)
+        if grants is not None:
+            return capability, grants
+    raise Forbidden(
+        "token.other_task",
+        "the capability token does not cover this task and attempt",
+        value=str(fence.task_id),
+        next_step="send the token that came with the claim of this attempt",
+    )
+
+
+def _output(completion: Completion, o: OutputManifest, grants: JobGrants) -> OutputCommit:
+    grant = _write_grant(completion.task_id, grants, o.output_index)
+    if (str(o.dataset_uuid), str(o.dataset_version)) != (grant.dataset_uuid, grant.dataset_version):
+        what = f"output {o.output_index} is not {o.dataset_uuid}/{o.dataset_version}"
+        raise _not_granted(completion.task_id, what)
+    prefix = write_prefix(grant, str(completion.task_id), completion.attempt)
+    for file in o.files:
+        if not file.path.startswith(prefix) or ".." in file.path.split("/"):
+            raise _not_granted(completion.task_id, f"{file.path} lies outside of {prefix}")
+    return OutputCommit(
+        task_id=completion.task_id,
+        output_index=o.output_index,
+        generation_id=o.dataset_version,
+        partition_key=o.scope.partition_key,
+        start=o.scope.first,
+        end=o.scope.last,
+        files=msgspec.to_builtins(o.files),
+        row_count=o.row_count,
+        bytes=o.bytes,
+        schema_hash=o.schema_hash,
+    )
+
+
+def _new_event(task_id: UUID, grants: JobGrants, event: EventOut, traceparent: str | None) -> NewEvent:
+    return NewEvent(
+        producer_id=task_id,
+        generation_id=UUID(_write_grant(task_id, grants, event.output_index).dataset_version),
+        kind=event.kind,
+        partition_key=event.scope.partition_key,
+        start=event.scope.first,
+        end=event.scope.last,
+        emission=event.emission,
+        traceparent=traceparent,
+    )
+
+
+def _write_grant(task_id: UUID, grants: JobGrants, output_index: int) -> WriteGrant:
+    for grant in grants.writes:
+        if grant.output_index == output_index:
+            return grant
+    raise _not_granted(task_id, f"output {output_index}")
+
+
+def _not_granted(task_id: UUID, what: str) -> Forbidden:
+    return Forbidden(
+        "task.output_not_granted",
+        f"task {task_id} may not write this",
+        value=what,
+        next_step="write only the outputs and prefixes that came with the claim",
+    )
+
+
+def _facts(locked: dict[UUID, tasks.LockedTask], task_id: UUID) -> TaskFacts | None:
+    task = locked.get(task_id)
+    return task.facts if task is not None else None
+
+
+_OUTCOMES: dict[ReportVerdict, Any] = {
+    ReportVerdict.COMPLETE: "committed",
+    ReportVerdict.RETRY: "retrying",
+    ReportVerdict.DIE: "dead",
+    ReportVerdict.CANCEL: "canceled",
+    ReportVerdict.CANCELED: "canceled",
+    ReportVerdict.STALE: "stale",
+    ReportVerdict.UNKNOWN: "unknown",
+}
+_REPLAYED: dict[TaskState, Any] = {
+    TaskState.COMPLETED: "committed",
+    TaskState.DEAD: "dead",
+    TaskState.CANCELED: "canceled",
+}
+
+
+def _outcome(verdict: ReportVerdict, task: tasks.LockedTask | None) -> Any:
+    if verdict is ReportVerdict.REPLAYED and task is not None:
+        return _REPLAYED.get(task.facts.state, "retrying")
+    return _OUTCOMES[verdict]
+
+
+def _fence(call: Fence) -> tasks.Fence:
+    return tasks.Fence(call.task_id, call.attempt, call.lease_token)
+
+
+def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
+    """Positions in groups without a repeated task: one statement may change a row only once."""
+    rounds: list[list[int]] = []
+    seen: Counter[UUID] = Counter()
+    for position, task_id in enumerate(task_ids):
+        if seen[task_id] == len(rounds):
+            rounds.append([])
+        rounds[seen[task_id]].append(position)
+        seen[task_id] += 1
+    return rounds
+
+
+def _claimed_task(
+    c: tasks.Claimed, entry: _JobEntry, files: dict[tuple[UUID, int], list[dict[str, Any]]]
+) -> ClaimedTask:
+    job = entry.payload
+    return ClaimedTask(
+        task_id=c.task_id,
+        attempt=c.attempt,
+        lease_token=c.lease_token,
+        lease_seconds=job.lease_seconds,
+        job_id=c.job_id,
+        kind=c.kind,
+        write_prefixes=[write_prefix(g, str(c.task_id), c.attempt) for g in entry.grants.writes],
+        scope=_scope(c.partition_key, c.range_start, c.range_end),
+        input_files=[files.get((c.task_id, i.input_index), []) for i in job.inputs]
+        if entry.reads_files
+        else [],
+        traceparent=c.traceparent,
+    )
+
+
+def _scope(partition_key: str | None, start: int | None, end: int | None) -> Scope | None:
+    if start is None:
+        return None
+    if partition_key is None:
+        return Scope(cursor=start)
+    return Scope(partition_key=partition_key, start=start, end=end)
+
+
+def _job_entry(row: dict[str, Any]) -> _JobEntry:
+    definition = row["definition"]
+    inputs = [msgspec.convert(i, InputRef) for i in row["inputs"]]
+    payload = JobPayload(
+        job_id=row["job_id"],
+        org=row["org"],
+        dag=row["dag"],
+        name=row["name"],
+        runtime=row["runtime"],
+        operator=row["operator"],
+        activation=row["activation"],
+        config=definition["config"],
+        update_strategy=definition["update_strategy"],
+        unique_key=definition["unique_key"],
+        timeout_seconds=row["timeout_seconds"],
+        lease_seconds=row["lease_seconds"],
+        max_attempts=row["max_attempts"],
+        inputs=inputs,
+        outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
+    )
+    grants = JobGrants(
+        reads=tuple(
+            ReadGrant(str(i.dataset_uuid), str(i.dataset_version), f"{i.dataset_uuid}/{i.dataset_version}/")
+            for i in inputs
+        ),
+        writes=tuple(
+            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
+        ),
+    )
+    return _JobEntry(payload, grants, row["reads_files"])

@@ -1,0 +1,95 @@
+"""The dispatcher process, wired by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from traceplane import http_service
+from traceplane.adapters.wake_queue import PostgresWakeQueue, WakeQueue
+from traceplane.auth.store import read_master_key
+from traceplane.dispatcher.api import InternalApi
+from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.backpressure import Backpressure
+from traceplane.dispatcher.gauges import Gauges
+from traceplane.dispatcher.in_process import InProcess
+from traceplane.dispatcher.invocations import Invocations
+from traceplane.dispatcher.leasing import Leasing
+from traceplane.dispatcher.outbox_relay import OutboxRelay
+from traceplane.dispatcher.reaper import Reaper
+from traceplane.dispatcher.reconciler import Reconciler
+from traceplane.dispatcher.source_monitor import SourceMonitor
+from traceplane.dispatcher.table_statistics import Statistics
+from traceplane.dispatcher.valve import Valve
+from traceplane.postgres.database import Database
+from traceplane.runtime import Outcome, run_loop, task_group
+from traceplane.settings import Settings
+
+
+async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
+    """Serves the internal API and runs the loops until `stop`."""
+    assert settings.state_url is not None
+    database = await Database.connect(settings.state_url, connections=settings.database_connections)
+    work, relay_work = asyncio.Event(), asyncio.Event()
+
+    def work_created() -> None:
+        work.set()
+        relay_work.set()
+
+    authority = Authority(database, read_master_key(settings.master_key_file or settings.home / "master.key"))
+    leasing = Leasing(database, authority, work_created=work_created)
+    postgres_queue = PostgresWakeQueue(database)
+    wake_queue: WakeQueue = postgres_queue
+    if settings.wake_queue == "sqs":
+        from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
+
+        wake_queue = SqsWakeQueue.from_settings(settings)
+    invocations = Invocations(leasing, settings)
+    relay = OutboxRelay(database, wake_queue, settings.runtimes, invocations)
+    valve = Valve(database)
+    in_process = InProcess(database, work_created=work_created)
+    backpressure = Backpressure(database)
+    api = InternalApi(database=database, authority=authority, leasing=leasing, wake_queue=postgres_queue)
+
+    async def meter() -> Outcome:
+        ran = await in_process.run_once()
+        metered = await valve.run_once()
+        if metered.dispatched:
+            relay_work.set()
+        if ran.more:
+            work.set()
+        return metered
+
+    async def hold() -> Outcome:
+        held = await backpressure.run_once()
+        if held.released or held.changed:
+            work.set()
+        return held
+
+    reaper = Reaper(database, grace_seconds=settings.reap_grace_seconds)
+    reconciler = Reconciler(database, resend_after_seconds=settings.resend_after_seconds)
+    await authority.refresh()
+    try:
+        await task_group(
+            stop,
+            api=http_service.serve(
+                api.app(max_body_bytes=settings.max_body_bytes),
+                host=settings.host,
+                port=settings.dispatcher_port,
+                stop=stop,
+                bound=bound,
+            ),
+            authority=run_loop("authority", authority.refresh, interval=2.0, stop=stop),
+            relay=run_loop("relay", relay.run_once, interval=1.0, kick=relay_work, stop=stop),
+            valve=run_loop("valve", meter, interval=0.5, kick=work, stop=stop),
+            backpressure=run_loop("backpressure", hold, interval=0.25, stop=stop),
+            reaper=run_loop("reaper", reaper.run_once, interval=1.0, stop=stop),
+            reconciler=run_loop("reconciler", reconciler.run_once, interval=5.0, stop=stop),
+            sources=run_loop("sources", SourceMonitor(database).run_once, interval=2.0, stop=stop),
+            gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
+            statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),
+            invocations=invocations.run(stop),
+            wake_listener=postgres_queue.listen(stop),
+            work_listener=database.listen(["traceplane_work"], lambda *_: work_created(), stop),
+        )
+    finally:
+        await database.close()

@@ -1,0 +1,138 @@
+"""Every error a caller can meet, in one tree.
+
+    TraceplaneError
+    ├── UserError            the caller can mend it: HTTP 4xx, CLI exit code 2
+    │   ├── InvalidInput     400  a value is malformed or out of range
+    │   │   └── SpecInvalid       a DAG file is wrong; carries every problem with file:line:column
+    │   ├── Unauthenticated  401  no token, or one that cannot be trusted
+    │   ├── Forbidden        403  a good token that does not grant this
+    │   ├── NotFound         404  no such thing
+    │   ├── Conflict         409  the state of the world does not allow it now
+    │   └── TooLarge         413  more bytes or items than one call may carry
+    └── PlatformError        the platform's fault or its surroundings': HTTP 503, retry helps
+        ├── DatabaseUnavailable
+        ├── ConcurrentChange      another process changed the same rows at the same moment
+        └── QueueUnavailable
+
+Each error is one sentence with a stable dotted code, the offending value where there is one,
+and the next step. A stale fence is not an error: it is an outcome of the call (see task_api).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+class TraceplaneError(Exception):
+    """Base of the tree: a sentence, a stable code, the value at fault, what to do next."""
+
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self, code: str, message: str, *, value: object = None, next_step: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.value = value
+        self.next_step = next_step
+
+    def as_dict(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.value is not None:
+            body["value"] = (
+                self.value if isinstance(self.value, (int, float, bool)) else str(self.value)[:500]
+            )
+        if self.next_step is not None:
+            body["next_step"] = self.next_step
+        return body
+
+    def __str__(self) -> str:
+        parts = [f"{self.code}: {self.message}"]
+        if self.value is not None:
+            parts.append(f"(value: {str(self.value)[:500]!r})")
+        if self.next_step is not None:
+            parts.append(f"→ {self.next_step}")
+        return " ".join(parts)
+
+
+class UserError(TraceplaneError):
+    status = 400
+
+
+class InvalidInput(UserError):
+    status = 400
+
+
+class Unauthenticated(UserError):
+    status = 401
+
+
+class Forbidden(UserError):
+    status = 403
+
+
+class NotFound(UserError):
+    status = 404
+
+
+class Conflict(UserError):
+    status = 409
+
+
+class TooLarge(UserError):
+    status = 413
+
+
+class PlatformError(TraceplaneError):
+    status = 503
+
+
+class DatabaseUnavailable(PlatformError):
+    pass
+
+
+class ConcurrentChange(PlatformError):
+    pass
+
+
+class QueueUnavailable(PlatformError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a DAG file, where it is, and how to mend it."""
+
+    code: str
+    message: str
+    file: str
+    line: int
+    column: int
+    value: str | None = None
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.file}:{self.line}:{self.column}: {self.code}: {self.message}"
+        return f"{text} → {self.suggestion}" if self.suggestion else text
+
+
+class SpecInvalid(InvalidInput):
+    """A DAG file with one or more problems; all of them are reported at once."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        self.problems = problems
+        count = len(problems)
+        super().__init__("spec.invalid", f"the DAG file has {count} problem{'s' if count != 1 else ''}")
+
+    def as_dict(self) -> dict[str, Any]:
+        body = super().as_dict()
+        body["problems"] = [
+            {k: getattr(p, k) for k in ("code", "message", "file", "line", "column", "value", "suggestion")}
+            for p in self.problems
+        ]
+        return body
+
+    def __str__(self) -> str:
+        return "\n".join(str(p) for p in self.problems)

@@ -1,0 +1,323 @@
+"""Routes of the public API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from traceplane import __version__, telemetry
+from traceplane.auth.access import bearer, require_role
+from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
+from traceplane.auth.store import load_token_book
+from traceplane.control_api import (
+    DagsResponse,
+    DagView,
+    DatasetView,
+    DeployRequest,
+    DeployResponse,
+    EmitRequest,
+    EmitResponse,
+    ExplainResponse,
+    JobView,
+    LineageView,
+    ManualEvent,
+    PlanResponse,
+    ReasonView,
+    StatusResponse,
+    TaskChanges,
+    TaskDetail,
+    TaskIds,
+    TaskQuery,
+    TasksResponse,
+    TaskView,
+)
+from traceplane.errors import InvalidInput, NotFound
+from traceplane.group_commit import GroupCommit
+from traceplane.http_service import App, Call, Route
+from traceplane.model.dag import Dag
+from traceplane.model.explain import explain
+from traceplane.postgres import commits, events, outbox, registry, tasks, tokens
+from traceplane.postgres.database import Database, again_if_concurrent
+from traceplane.postgres.events import NewEvent
+from traceplane.registry import apply, spec
+from traceplane.runtime import Outcome
+from traceplane.settings import Settings
+
+READER, WRITER, ADMIN = "reader", "writer", "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class _Emit:
+    """One call's events, resolved by name when its group commits."""
+
+    events: tuple[ManualEvent, ...]
+
+
+class PublicApi:
+    def __init__(self, *, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._book = TokenBook(())
+        self._now = 0.0
+        self._emits: GroupCommit[_Emit, EmitResponse] = GroupCommit("emit", self._commit_emits, max_items=64)
+
+    def app(self) -> App:
+        routes = [
+            Route("POST", "/v1/plan", DeployRequest, PlanResponse, self.plan, READER, "What a deploy would do."),
+            Route("POST", "/v1/deploy", DeployRequest, DeployResponse, self.deploy, ADMIN, "Deploy a DAG."),
+            Route("GET", "/v1/dags", None, DagsResponse, self.dags, READER, "What is deployed."),
+            Route("POST", "/v1/events", EmitRequest, EmitResponse, self.emit, WRITER,
+                  "Emit events of source datasets."),
+            Route("GET", "/v1/tasks", None, TasksResponse, self.list_tasks, READER, "Tasks, newest first.",
+                  query=TaskQuery),
+            Route("GET", "/v1/tasks/{task_id}", None, TaskDetail, self.task, READER, "One task with its lineage."),
+            Route("GET", "/v1/tasks/{task_id}/explain", None, ExplainResponse, self.explain, READER,
+                  "Why a task waits."),
+            Route("POST", "/v1/tasks/retry", TaskIds, TaskChanges, self.retry, WRITER,
+                  "Start dead or canceled tasks again."),
+            Route("POST", "/v1/tasks/cancel", TaskIds, TaskChanges, self.cancel, WRITER, "Stop tasks."),
+            Route("GET", "/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
+        ]  # fmt: skip
+        return App(
+            routes,
+            authenticate=self._authenticate,
+            title="Traceplane API",
+            version=__version__,
+            ready=self._ready,
+            max_body_bytes=self._settings.max_body_bytes,
+        )
+
+    async def refresh(self) -> Outcome:
+        """Reads the user tokens anew; runs as a loop."""
+        async with self._database.transaction() as tx:
+            self._book = await load_token_book(tx)
+            self._now = await tokens.clock(tx)
+        return Outcome()
+
+    def _authenticate(self, role: str, headers: Any) -> TokenRecord:
+        record = self._book.check(bearer(headers.get("authorization")), Principal.USER, self._now)
+        require_role(record, Role(role))
+        return record
+
+    async def _ready(self) -> None:
+        async with self._database.transaction():
+            pass
+
+    async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
+        dag = await self._parse(call.body)
+        async with self._database.transaction() as tx:
+            prepared = await apply.prepare(tx, call.principal.org, dag)
+        return PlanResponse(
+            dag=dag.name,
+            noop=prepared.plan.is_noop,
+            text=prepared.text,
+            deployed_version=prepared.deployed_version,
+            blocked=str(prepared.refusal) if prepared.refusal else None,
+        )
+
+    async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
+        dag = await self._parse(call.body)
+        done = await apply.deploy(
+            self._database,
+            call.principal.org,
+            dag,
+            window=self._settings.dispatch_window,
+            expect_version=call.body.expect_version,
+        )
+        telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
+        return DeployResponse(dag.name, done.version, done.changed, done.text)
+
+    async def _parse(self, body: DeployRequest) -> Dag:
+        # A hostile file may take seconds to refuse; the API goes on meanwhile.
+        known = frozenset(self._settings.runtimes)
+        return await asyncio.to_thread(spec.parse, body.text, body.file, known_runtimes=known)
+
+    async def dags(self, call: Call[None]) -> DagsResponse:
+        async with self._database.transaction() as tx:
+            rows = await registry.overview(tx, call.principal.org)
+        versions: dict[str, int] = {}
+        jobs: defaultdict[str, list[JobView]] = defaultdict(list)
+        for row in rows:
+            versions[row["dag"]] = row["version"]
+            jobs[row["dag"]].append(JobView(**{f: row[f] for f in JobView.__struct_fields__}))
+        return DagsResponse([DagView(name, versions[name], jobs[name]) for name in versions])
+
+    # Events ----------------------------------------------------------------------------------------
+
+    async def emit(self, call: Call[EmitRequest]) -> EmitResponse:
+        return (await self._emits.submit([_Emit(tuple(call.body.events))]))[0]
+
+    async def _commit_emits(self, emits: Sequence[_Emit]) -> Sequence[EmitResponse]:
+        async def once() -> events.Accepted:
+            async with self._database.transaction("emit") as tx:
+                names = list({e.dataset for emit in emits for e in emit.events})
+                targets = await registry.manual_targets(tx, self._settings.org, names)
+                drafts = [_manual_event(event, targets) for emit in emits for event in emit.events]
+                accepted = await events.accept(tx, drafts)
+                if accepted.tasks_created:
+                    await events.notify_dispatchers(tx)
+                return accepted
+
+        accepted = await again_if_concurrent(once)
+        answers, position = [], 0
+        for emit in emits:
+            ids = accepted.event_ids[position : position + len(emit.events)]
+            position += len(emit.events)
+            new = sum(1 for i in ids if i is not None)
+            answers.append(EmitResponse(new, len(ids) - new))
+        telemetry.count("events_accepted_total", sum(a.accepted for a in answers))
+        telemetry.count("events_duplicate_total", sum(a.duplicates for a in answers))
+        return answers
+
+    # Tasks -----------------------------------------------------------------------------------------
+
+    async def list_tasks(self, call: Call[None]) -> TasksResponse:
+        query: TaskQuery = call.query
+        async with self._database.transaction() as tx:
+            rows = await tasks.listing(
+                tx, dag=query.dag, job=query.job, state=query.state, before=query.before, limit=query.limit
+            )
+        return TasksResponse([_task_view(row) for row in rows])
+
+    async def task(self, call: Call[None]) -> TaskDetail:
+        task_id = _task_id(call)
+        async with self._database.transaction() as tx:
+            rows = await tasks.listing(tx, task_id=task_id, limit=1)
+            lineage = await tasks.lineage(tx, task_id)
+        if not rows:
+            raise _no_task(task_id)
+        views: dict[str, list[LineageView]] = {"input": [], "output": []}
+        for row in lineage:
+            views[row["side"]].append(
+                LineageView(
+                    row["event_id"],
+                    row["dataset_id"],
+                    row["kind"],
+                    _scope_text(row) or "",
+                    row["producer_id"],
+                )
+            )
+        return TaskDetail(_task_view(rows[0]), views["input"], views["output"])
+
+    async def explain(self, call: Call[None]) -> ExplainResponse:
+        task_id = _task_id(call)
+        async with self._database.transaction() as tx:
+            facts = await tasks.explain_facts(tx, task_id)
+        if facts is None:
+            raise _no_task(task_id)
+        reasons = [ReasonView(r.code, r.sentence) for r in explain(facts)]
+        return ExplainResponse(task_id, facts["state"], facts["job"], reasons)
+
+    async def retry(self, call: Call[TaskIds]) -> TaskChanges:
+        async with self._database.transaction() as tx:
+            changed = dict.fromkeys(await tasks.retry(tx, call.body.task_ids), "queued")
+            await events.notify_dispatchers(tx)
+        return _changes(call.body.task_ids, changed)
+
+    async def cancel(self, call: Call[TaskIds]) -> TaskChanges:
+        async with self._database.transaction() as tx:
+            changed = await tasks.cancel(tx, call.body.task_ids)
+            await events.notify_dispatchers(tx)
+        return _changes(
+            call.body.task_ids, {t: "canceling" if s == "running" else s for t, s in changed.items()}
+        )
+
+    async def status(self, call: Call[None]) -> StatusResponse:
+        async with self._database.transaction() as tx:
+            rows = await tasks.counts(tx)
+            datasets = await commits.summary(tx)
+            lag = await outbox.lag_seconds(tx)
+        counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for row in rows:
+            counts[f"{row['dag']}/{row['job']}"][row["state"]] = row["tasks"]
+        views = [
+            DatasetView(r["dataset_id"], r["commits"], r["rows"], r["bytes"], r["cursor"]) for r in datasets
+        ]
+        return StatusResponse(dict(counts), views, lag)
+
+
+def _manual_event(event: ManualEvent, targets: dict[str, dict[str, Any]]) -> NewEvent:
+    target = targets.get(event.dataset)
+    if target is None:
+        raise NotFound(
+            "dataset.unknown",
+            "there is no such dataset",
+            value=event.dataset,
+            next_step="deploy its DAG first",
+        )
+    if target["job_id"] is None or target["source_kind"] not in ("manual", "webhook", "cron"):
+        raise InvalidInput(
+            "dataset.not_a_source",
+            f"only datasets of manual, webhook or cron sources take events by hand; "
+            f"this one is produced by job {target['job']}",
+            value=event.dataset,
+            next_step="emit an event of the source it derives from",
+        )
+    now = time.time_ns()
+    return NewEvent(
+        producer_id=target["job_id"],
+        generation_id=target["current_generation_id"],
+        kind=event.kind,
+        partition_key=event.scope.partition_key,
+        start=event.scope.first,
+        end=event.scope.last,
+        emission=event.emission,
+        traceparent=telemetry.record_span("event", None, now, now, dataset=event.dataset),
+    )
+
+
+def _task_id(call: Call[None]) -> UUID:
+    text = call.path_params["task_id"]
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidInput("task.bad_id", "a task id is a UUID", value=text) from None
+
+
+def _no_task(task_id: UUID) -> NotFound:
+    return NotFound(
+        "task.unknown", "there is no such task", value=str(task_id), next_step="see `traceplane tasks`"
+    )
+
+
+def _changes(asked: Sequence[UUID], changed: dict[UUID, str]) -> TaskChanges:
+    return TaskChanges({str(t): s for t, s in changed.items()}, [t for t in asked if t not in changed])
+
+
+def _scope_text(row: dict[str, Any]) -> str | None:
+    if row["range_start"] is None:
+        return None
+    return str(row["partition_key"] if row["partition_key"] is not None else row["range_start"])
+
+
+def _time(value: datetime | None) -> str | None:
+    return value.isoformat() if value is not None else None
+
+
+def _task_view(row: dict[str, Any]) -> TaskView:
+    created = _time(row["created_at"])
+    assert created is not None
+    return TaskView(
+        task_id=row["task_id"],
+        dag=row["dag"],
+        job=row["job"],
+        state=row["state"],
+        kind=row["kind"],
+        attempt=row["attempt"],
+        max_attempts=row["max_attempts"],
+        created_at=created,
+        scope=_scope_text(row),
+        priority="backfill" if row["priority"] else "normal",
+        worker_id=row["worker_id"],
+        started_at=_time(row["started_at"]),
+        finished_at=_time(row["finished_at"]),
+        cancel_requested=row["cancel_requested"],
+        progress=row["progress"],
+        error=row["error"],
+    )

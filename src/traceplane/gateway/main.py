@@ -1,0 +1,28 @@
+"""The gateway process, wired by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from traceplane import http_service
+from traceplane.gateway.api import PublicApi
+from traceplane.postgres.database import Database
+from traceplane.runtime import run_loop, task_group
+from traceplane.settings import Settings
+
+
+async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
+    assert settings.state_url is not None
+    database = await Database.connect(settings.state_url, connections=settings.database_connections)
+    api = PublicApi(database=database, settings=settings)
+    await api.refresh()
+    try:
+        await task_group(
+            stop,
+            api=http_service.serve(
+                api.app(), host=settings.host, port=settings.gateway_port, stop=stop, bound=bound
+            ),
+            tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
+        )
+    finally:
+        await database.close()

@@ -1,0 +1,83 @@
+"""Concurrent calls share one transaction: whoever waits while one commits goes together in the next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from traceplane import telemetry
+from traceplane.errors import PlatformError
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class GroupCommit(Generic[Item, Answer]):
+    """Gathers submissions into groups. There is no timer: a lone call waits for nobody.
+
+    If a group fails for a reason that is not the database's absence, its submissions are tried one by one,
+    so that one caller's trouble is not another's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        commit: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        *,
+        max_items: int = 1000,
+        concurrency: int = 2,
+    ) -> None:
+        self._name = name
+        self._commit = commit
+        self._max_items = max_items
+        self._concurrency = concurrency
+        self._waiting: list[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = []
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
+        answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, answer))
+        self._start()
+        return await answer
+
+    def _start(self) -> None:
+        if len(self._running) < self._concurrency and self._waiting:
+            task = asyncio.create_task(self._drain())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _drain(self) -> None:
+        # One turn of the loop lets calls that arrived in the same breath join the group.
+        await asyncio.sleep(0)
+        while self._waiting:
+            group: list[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = []
+            size = 0
+            while self._waiting and (not group or size + len(self._waiting[0][0]) <= self._max_items):
+                group.append(self._waiting.pop(0))
+                size += len(group[-1][0])
+            await self._commit_group(group, size)
+
+    async def _commit_group(
+        self, group: list[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]], size: int
+    ) -> None:
+        started = time.perf_counter()
+        try:
+            answers = await self._commit([item for items, _ in group for item in items])
+        except Exception as error:
+            if len(group) > 1 and not isinstance(error, PlatformError):
+                for one in group:
+                    await self._commit_group([one], len(one[0]))
+                return
+            for _, future in group:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        telemetry.observe("group_commit_seconds", time.perf_counter() - started, call=self._name)
+        telemetry.observe("group_commit_size", size, call=self._name)
+        position = 0
+        for items, future in group:
+            if not future.done():
+                future.set_result(answers[position : position + len(items)])
+            position += len(items)

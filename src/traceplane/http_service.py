@@ -1,0 +1,617 @@
+"""A small HTTP toolkit for the internal and the public API: routes are data, bodies are msgspec types.
+
+A service lists its `Route`s and gives them to `App`, a plain ASGI application; `serve` runs it. The order of
+a call is fixed: find the route, authenticate from the headers alone, read the body up to its limit, decode it
+into the declared type, run the handler, encode its answer. Every failure on the way is the same JSON,
+`{"error": {"code", "message", "value"?, "next_step"?}}`, with the status of its class in `errors`; one that
+nobody foresaw is a 500 that carries a reference to the log line and nothing else.
+
+What Postgres cannot hold is refused here, by path: NUL characters in text and integers beyond 64 bits.
+
+Paths are matched as they were sent, without percent-decoding, so an encoded slash stays inside its path
+parameter and `/internal%2Fevents` is no other way to write `/internal/events`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+import uvicorn
+from starlette.datastructures import Headers
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from traceplane import telemetry
+from traceplane.errors import (
+    InvalidInput,
+    NotFound,
+    PlatformError,
+    TooLarge,
+    TraceplaneError,
+    Unauthenticated,
+    UserError,
+)
+from traceplane.runtime import describe
+
+PUBLIC = "public"
+JSON = "application/json"
+KEEP_ALIVE_SECONDS = 300
+LONGEST_HEAD = 64 * 1024
+
+Body = TypeVar("Body")
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Authenticate = Callable[[str, Headers], Awaitable[object] | object]
+
+
+class MethodNotAllowed(UserError):
+    status = 405
+
+    def __init__(self, method: str, allowed: set[str]) -> None:
+        self.allow = ", ".join(sorted(allowed))
+        super().__init__(
+            "request.method_not_allowed",
+            "this path does not answer this method",
+            value=method,
+            next_step=f"use {self.allow}",
+        )
+
+
+class UnsupportedMediaType(UserError):
+    status = 415
+
+
+class Call(msgspec.Struct, Generic[Body], frozen=True):
+    """One request, as its handler sees it."""
+
+    body: Body
+    path_params: dict[str, str]
+    query: Any
+    principal: Any
+    raw_headers: Mapping[bytes, bytes]
+
+    def header(self, name: str) -> str | None:
+        value = self.raw_headers.get(name.lower().encode("latin-1"))
+        return None if value is None else value.decode("latin-1")
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An answer that is not the JSON of a struct: a page, a file, a status of its own."""
+
+    body: bytes
+    content_type: str = JSON
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint.
+
+    `request` is None for no body, `bytes` for the raw one. `response` is None for an empty 204, or `Reply`
+    where the handler makes its own. `auth` names the principal that may call: the service's `authenticate`
+    gets it, and `PUBLIC` needs none. A path parameter is a whole segment, `/dags/{name}`.
+    """
+
+    method: str
+    path: str
+    request: Any
+    response: Any
+    handler: Callable[[Call[Any]], Awaitable[object]]
+    auth: str
+    summary: str
+    query: type[msgspec.Struct] | None = None
+    status: int = 200
+    max_body_bytes: int | None = None
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str = "ok"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    code: str
+    message: str
+    value: str | int | float | bool | None = None
+    next_step: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class App:
+    """One service as an ASGI application: its routes, and /healthz, /readyz, /metrics and /openapi.json.
+
+    `ready` raises, best a PlatformError, while the service cannot do its work.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        authenticate: Authenticate,
+        title: str,
+        version: str,
+        ready: Callable[[], Awaitable[None]] | None = None,
+        max_body_bytes: int = 4 * 1024 * 1024,
+        metrics: bool = True,
+    ) -> None:
+        self._authenticate = authenticate
+        self._exact: dict[bytes, dict[str, _Endpoint]] = {}
+        self._patterns: dict[int, dict[re.Pattern[bytes], dict[str, _Endpoint]]] = {}
+        described = [*routes, *_service_routes(ready, metrics)]
+        document = _encoder.encode(openapi(described, title, version))
+        for route in [*described, _document_route(document)]:
+            self._add(_Endpoint(route, route.max_body_bytes or max_body_bytes))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        label = "unmatched"
+        try:
+            endpoint, path_params = self._find(scope["method"], scope["raw_path"])
+            label = endpoint.label
+            reply = await self._answer(endpoint, path_params, scope, receive)
+        except _ClientGone:
+            telemetry.count("http_requests_total", route=label, status=499)
+            return
+        except Exception as error:
+            reply = _failure(error, label)
+        headers = [*reply.headers]
+        if reply.status != 204:
+            headers.append((b"content-type", reply.content_type.encode()))
+            headers.append((b"content-length", b"%d" % len(reply.body)))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        telemetry.count("http_requests_total", route=label, status=reply.status)
+        telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
+
+    async def _answer(
+        self, endpoint: _Endpoint, path_params: dict[str, str], scope: Scope, receive: Receive
+    ) -> Reply:
+        principal = None
+        if endpoint.auth != PUBLIC:
+            principal = self._authenticate(endpoint.auth, Headers(raw=scope["headers"]))
+            if isinstance(principal, Awaitable):
+                principal = await principal
+            if principal is None:
+                raise Unauthenticated(
+                    "auth.required", "this call needs a token", next_step="send a bearer token"
+                )
+        query = None if endpoint.query is None else endpoint.decode_query(scope["query_string"])
+        headers = dict(scope["headers"])
+        raw = b""
+        if endpoint.reads_body:
+            endpoint.check_content_type(headers.get(b"content-type"))
+            raw = await _read_body(receive, headers.get(b"content-length"), endpoint.max_body_bytes)
+        body = raw if endpoint.decoder is None else endpoint.decode_body(raw)
+        try:
+            result = await endpoint.handler(Call(body, path_params, query, principal, headers))
+        except RecursionError:
+            if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked
+                raise _too_deep() from None
+            raise
+        if isinstance(result, Reply):
+            return result
+        return Reply(b"" if endpoint.status == 204 else _encoder.encode(result), status=endpoint.status)
+
+    def _add(self, endpoint: _Endpoint) -> None:
+        path = endpoint.path.encode()
+        if b"{" in path:
+            pattern = re.compile(re.sub(rb"\\\{(\w+)\\\}", rb"(?P<\1>[^/]+)", re.escape(path)))
+            methods = self._patterns.setdefault(path.count(b"/"), {}).setdefault(pattern, {})
+        else:
+            methods = self._exact.setdefault(path, {})
+        if endpoint.method in methods:
+            raise ValueError(f"two routes for {endpoint.label}")
+        methods[endpoint.method] = endpoint
+
+    def _find(self, method: str, path: bytes) -> tuple[_Endpoint, dict[str, str]]:
+        if method == "HEAD":
+            method = "GET"
+        methods = self._exact.get(path, {})
+        if method in methods:
+            return methods[method], {}
+        allowed = set(methods)
+        for pattern, methods in self._patterns.get(path.count(b"/"), {}).items():
+            if (found := pattern.fullmatch(path)) is not None:
+                if method in methods:
+                    return methods[method], _path_params(found.groupdict())
+                allowed.update(methods)
+        if allowed:
+            raise MethodNotAllowed(method, allowed)
+        raise NotFound("request.unknown_path", "there is nothing at this path", value=path.decode("latin-1"))
+
+
+class _ClientGone(Exception):
+    """The caller hung up before its body was complete; nobody is left to answer."""
+
+
+class _Endpoint:
+    """A route with everything prepared that does not depend on the call."""
+
+    def __init__(self, route: Route, max_body_bytes: int) -> None:
+        self.method, self.path, self.auth, self.handler = route.method, route.path, route.auth, route.handler
+        self.label = f"{route.method} {route.path}"
+        self.status = 204 if route.response is None else route.status
+        self.max_body_bytes = max_body_bytes
+        self.reads_body = route.request is not None
+        self.decoder = None if route.request in (None, bytes) else msgspec.json.Decoder(route.request)
+        self.query = route.query
+        self.query_lists = _list_fields(route.query)
+
+    def check_content_type(self, given: bytes | None) -> None:
+        if given == b"application/json" or self.decoder is None:
+            return
+        text = (given or b"").decode("latin-1")
+        kind = text.partition(";")[0].strip().lower()
+        if kind != JSON and not kind.endswith("+json"):
+            raise UnsupportedMediaType(
+                "request.unsupported_media_type",
+                "the body must be JSON",
+                value=text or None,
+                next_step=f"send content-type: {JSON}",
+            )
+
+    def decode_body(self, raw: bytes) -> Any:
+        assert self.decoder is not None
+        try:
+            if not raw.isascii():
+                raw.decode()
+            body = self.decoder.decode(raw)
+            # Both signs of a value that cannot be stored are rare, and quick to look for in the raw bytes.
+            if b"\\u0000" in raw or _NINETEEN_DIGITS in raw.translate(_DIGITS_TO_ZERO):
+                _refuse_unstorable(msgspec.json.decode(raw))
+        except msgspec.ValidationError as error:
+            raise InvalidInput("request.invalid", f"the body is not valid: {error}") from None
+        except msgspec.DecodeError as error:
+            raise InvalidInput("request.malformed_json", f"the body is not JSON: {error}") from None
+        except UnicodeDecodeError as error:
+            message = f"the body is not UTF-8: {error.reason} at byte {error.start}"
+            raise InvalidInput("request.malformed_json", message) from None
+        except RecursionError:
+            raise _too_deep() from None
+        return body
+
+    def decode_query(self, raw: bytes) -> Any:
+        assert self.query is not None
+        try:
+            given = parse_qs(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=200)
+            values: dict[str, Any] = {}
+            for name, texts in given.items():
+                if name not in self.query_lists and len(texts) > 1:
+                    raise InvalidInput("request.invalid", f"the query parameter `{name}` is given twice")
+                values[name] = texts if name in self.query_lists else texts[0]
+            query = msgspec.convert(values, self.query, strict=False)
+            _refuse_unstorable(msgspec.to_builtins(query))
+        except ValueError as error:  # msgspec's and UnicodeDecodeError are ValueErrors too
+            raise InvalidInput("request.invalid", f"the query is not valid: {error}") from None
+        return query
+
+
+_encoder = msgspec.json.Encoder()
+
+_DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_NINETEEN_DIGITS = b"0" * 19  # the length from which an integer may pass 64 bits
+
+
+async def _read_body(receive: Receive, declared: bytes | None, limit: int) -> bytes:
+    size = 0 if declared is None else int(declared)
+    parts: list[bytes] = []
+    more = True
+    while more and size <= limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientGone
+        parts.append(message["body"])
+        more = message["more_body"]
+        if declared is None:
+            size += len(message["body"])
+    if size > limit:
+        raise TooLarge(
+            "request.too_large", f"the body is longer than {limit} bytes", next_step="send less at once"
+        )
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _refuse_unstorable(value: object) -> None:
+    """Find what Postgres cannot hold, and name its place: `$.tasks[3].name`."""
+    waiting: list[tuple[str, object]] = [("$", value)]
+    while waiting:
+        path, value = waiting.pop()
+        match value:
+            case str() if "\0" in value:
+                raise InvalidInput("request.invalid", f"text cannot contain the NUL character - at `{path}`")
+            case int() if not -(2**63) <= value < 2**63:
+                raise InvalidInput("request.invalid", f"the integer does not fit 64 bits - at `{path}`")
+            case dict():
+                waiting.extend((f"{path} (a key)", key) for key in value)
+                waiting.extend((f"{path}.{key}", item) for key, item in value.items())
+            case list():
+                waiting.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput("request.invalid", "the body is nested too deeply")
+
+
+def _path_params(found: Mapping[str, bytes]) -> dict[str, str]:
+    params = {name: unquote(value.decode("latin-1")) for name, value in found.items()}
+    for name, value in params.items():
+        if "\0" in value:
+            raise InvalidInput("request.invalid", f"the path's `{name}` cannot contain the NUL character")
+    return params
+
+
+def _list_fields(query: type[msgspec.Struct] | None) -> frozenset[str]:
+    if query is None:
+        return frozenset()
+    info = msgspec.inspect.type_info(query)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return frozenset(
+        field.encode_name
+        for field in info.fields
+        if isinstance(
+            field.type, msgspec.inspect.ListType | msgspec.inspect.VarTupleType | msgspec.inspect.SetType
+        )
+    )
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+def _failure(error: Exception, route: str) -> Reply:
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    match error:
+        case PlatformError():
+            headers = ((b"retry-after", b"1"),)
+            telemetry.emit("http.unavailable", "warning", route=route, **describe(error))
+        case Unauthenticated():
+            headers = ((b"www-authenticate", b"Bearer"),)
+        case MethodNotAllowed():
+            headers = ((b"allow", error.allow.encode()),)
+        case UserError():
+            pass
+        case _:
+            reference = os.urandom(8).hex()
+            telemetry.emit("http.error", "error", route=route, reference=reference, **describe(error))
+            error = TraceplaneError(
+                "internal.unexpected",
+                "something went wrong on our side",
+                value=reference,
+                next_step="try again; if it stays, report the reference above",
+            )
+    return Reply(_encoder.encode({"error": error.as_dict()}), status=error.status, headers=headers)
+
+
+# --- what every service answers ---------------------------------------------------------------------
+
+
+def _service_routes(ready: Callable[[], Awaitable[None]] | None, metrics: bool) -> Iterator[Route]:
+    async def healthz(_: Call[None]) -> Health:
+        return Health()
+
+    async def readyz(_: Call[None]) -> Health:
+        if ready is not None:
+            await ready()
+        return Health()
+
+    async def render(_: Call[None]) -> Reply:
+        return Reply(telemetry.render_metrics(), telemetry.METRICS_CONTENT_TYPE)
+
+    yield Route("GET", "/healthz", None, Health, healthz, PUBLIC, "The process is alive.")
+    yield Route("GET", "/readyz", None, Health, readyz, PUBLIC, "The service can do its work.")
+    if metrics:
+        yield Route("GET", "/metrics", None, Reply, render, PUBLIC, "Metrics in Prometheus's text format.")
+
+
+def _document_route(document: bytes) -> Route:
+    async def serve_document(_: Call[None]) -> Reply:
+        return Reply(document)
+
+    return Route("GET", "/openapi.json", None, Reply, serve_document, PUBLIC, "This API, described.")
+
+
+_ERRORS = {
+    400: "A value is malformed or out of range.",
+    401: "No token, or one that cannot be trusted.",
+    403: "The token does not grant this.",
+    404: "No such thing.",
+    409: "The state of the world does not allow it now.",
+    413: "The body is too long.",
+    415: "The body is not JSON.",
+    500: "Something went wrong on our side; the value is a reference to report.",
+    503: "Something the service needs is not there; try again after Retry-After seconds.",
+}
+
+
+def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 description of `routes`, made from their msgspec types."""
+    types: list[Any] = [ErrorBody]
+    for route in routes:
+        types += [t for t in (route.request, route.response, route.query) if t not in (None, bytes, Reply)]
+    found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas = {type_: _as_int64(schema) for type_, schema in zip(types, found, strict=True)}
+    components = _as_int64(components)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, components)
+    error = {JSON: {"schema": schemas[ErrorBody]}}
+    principals = sorted({route.auth for route in routes} - {PUBLIC})
+    bearer = {"type": "http", "scheme": "bearer"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "responses": {
+                f"Error{code}": {"description": why, "content": error} for code, why in _ERRORS.items()
+            },
+            "securitySchemes": {name: {**bearer, "description": f"A {name} token."} for name in principals},
+        },
+    }
+
+
+def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    codes = {400, 404, 409, 500, 503}
+    text = {"type": "string"}
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": text}
+            for name in re.findall(r"\{(\w+)\}", route.path)
+        ],
+    }
+    if route.query is not None:
+        query = components[schemas[route.query]["$ref"].rpartition("/")[2]]
+        operation["parameters"] += [
+            {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
+            for name, schema in query["properties"].items()
+        ]
+    if route.request is not None:
+        codes |= {413, 415}
+        content = {"*/*": {}} if route.request is bytes else {JSON: {"schema": schemas[route.request]}}
+        operation["requestBody"] = {"required": route.request is not bytes, "content": content}
+    if route.auth != PUBLIC:
+        codes |= {401, 403}
+        operation["security"] = [{route.auth: []}]
+    answer: dict[str, Any] = {"description": "Done."}
+    if route.response is not None:
+        answer["content"] = (
+            {"*/*": {}} if route.response is Reply else {JSON: {"schema": schemas[route.response]}}
+        )
+    status = 204 if route.response is None else route.status
+    failures = {str(code): {"$ref": f"#/components/responses/Error{code}"} for code in sorted(codes)}
+    operation["responses"] = {str(status): answer, **failures}
+    return operation
+
+
+def _as_int64(schema: Any) -> Any:
+    """Say in the schema what `_refuse_unstorable` does to integers."""
+    match schema:
+        case {"type": "integer"}:
+            return {"format": "int64", "minimum": -(2**63), "maximum": 2**63 - 1, **schema}
+        case dict():
+            return {key: _as_int64(value) for key, value in schema.items()}
+        case list():
+            return [_as_int64(value) for value in schema]
+        case _:
+            return schema
+
+
+# --- serving ----------------------------------------------------------------------------------------
+
+
+async def serve(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    uds: str | None = None,
+    stop: asyncio.Event,
+    bound: asyncio.Future[int] | None = None,
+    grace: float = 10.0,
+) -> None:
+    """Answer requests on a TCP port or a Unix socket until `stop` is set.
+
+    `bound` is resolved with the port once connections are accepted (0 asks the system for a free one). At
+    `stop` no new connection is taken, and calls under way have `grace` seconds to finish.
+    """
+    listener = _listen_unix(uds) if uds is not None else _listen_tcp(host, port or 0)
+    config = uvicorn.Config(
+        app,
+        http=_Connection,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # handed to asyncio as it is
+    )
+    server = _Server(config)
+
+    async def end_at_stop() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    ender = asyncio.create_task(end_at_stop())
+    try:
+        if bound is not None and not bound.done():
+            bound.set_result(listener.getsockname()[1] if uds is None else 0)
+        await server.serve([listener])
+    finally:
+        ender.cancel()
+        if uds is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(uds)
+
+
+def _listen_tcp(host: str, port: int) -> socket.socket:
+    # uvloop sets TCP_NODELAY on every connection itself.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A socket for this user and group only; one left behind by a process that died is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o660)
+    listener.listen(2048)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to `runtime.run_process`."""
+        yield
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection, with JSON for what is not HTTP and a bound on the request's head."""
+
+    head_bytes: int | None = None  # None outside a head
+
+    def on_message_begin(self) -> None:
+        self.head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self.head_bytes = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.head_bytes is not None:
+            self.head_bytes += len(data)
+            if self.head_bytes > LONGEST_HEAD and not self.transport.is_closing():
+                self.send_400_response("the request's head is too long")
+
+    def send_400_response(self, msg: str) -> None:
+        error = InvalidInput("request.malformed_http", msg)
+        body = _encoder.encode({"error": error.as_dict()})
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {JSON}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()

@@ -1,0 +1,120 @@
+"""Why a task waits, in sentences: a pure function of the facts, so the reasons can be tested as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    code: str
+    sentence: str
+
+
+def explain(facts: Mapping[str, Any]) -> tuple[Reason, ...]:
+    """Everything that stands between a task and its end, the decisive reason first."""
+    match facts["state"]:
+        case "queued":
+            return tuple(_queued(facts))
+        case "dispatched":
+            return tuple(_dispatched(facts))
+        case "running":
+            return tuple(_running(facts))
+        case "completed":
+            return (Reason("completed", "It is completed: its outputs and events are committed."),)
+        case "canceled":
+            return (Reason("canceled", "It was canceled; `traceplane retry` starts it again."),)
+        case "dead":
+            error = facts["error"] or {}
+            return (
+                Reason(
+                    "dead",
+                    f"It is dead after {facts['attempt']} attempts; the last error was "
+                    f"{error.get('code', 'unknown')}: {error.get('message', '')} "
+                    "`traceplane retry` gives it a fresh set of attempts.",
+                ),
+            )
+        case state:
+            raise AssertionError(f"unknown task state {state}")
+
+
+def _queued(facts: Mapping[str, Any]) -> list[Reason]:
+    reasons = []
+    level = facts["hold_level"]
+    if level == 2 or (level == 1 and facts["priority"] == 1):
+        path = " → ".join(facts["hold_path"])
+        what = "all its work" if level == 2 else "its backfill work"
+        reasons.append(
+            Reason(
+                "held",
+                f"Backpressure holds {what}: {facts['hold_job']} has {facts['hold_metric']} "
+                f"{_number(facts['hold_figure'])} against a threshold of {_number(facts['hold_threshold'])} "
+                f"(edge {path}).",
+            )
+        )
+    if facts["ready_in_seconds"] > 0:
+        error = facts["error"] or {}
+        reasons.append(
+            Reason(
+                "retry_wait",
+                f"It waits {facts['ready_in_seconds']:.1f} s before attempt {facts['attempt'] + 1} of "
+                f"{facts['max_attempts']}, after {error.get('code', 'an error')}: {error.get('message', '')}",
+            )
+        )
+    if facts["scope_held_by"] is not None:
+        reasons.append(
+            Reason(
+                "scope_busy", f"Task {facts['scope_held_by']} is at work on the same scope; one at a time."
+            )
+        )
+    limit, name = (
+        (facts["max_concurrency"], "max_concurrency")
+        if facts["max_concurrency"] is not None
+        else (facts["dispatch_window"], "dispatch window")
+    )
+    if facts["in_flight"] >= limit:
+        reasons.append(
+            Reason(
+                "concurrency",
+                f"Job {facts['job']} has {facts['in_flight']} tasks out; its {name} is {limit}.",
+            )
+        )
+    if facts["ahead"]:
+        reasons.append(Reason("queue", f"{facts['ahead']} tasks of job {facts['job']} are ahead of it."))
+    if not facts["routed"]:
+        reasons.append(Reason("retired", "Its job is no longer deployed."))
+    return reasons or [Reason("due", "Nothing holds it; the dispatcher sends it at its next pass.")]
+
+
+def _dispatched(facts: Mapping[str, Any]) -> list[Reason]:
+    waited = f"{facts['dispatched_seconds']:.1f} s"
+    if facts["in_outbox"]:
+        return [
+            Reason("outbox", f"Its wake-up has been in the outbox for {waited}; the relay has not sent it.")
+        ]
+    again = f" It was sent again {facts['resends']} times." if facts["resends"] else ""
+    return [
+        Reason(
+            "no_worker",
+            f"Its wake-up went out {waited} ago and no worker of runtime {facts['runtime']} has claimed it yet.{again}",
+        )
+    ]
+
+
+def _running(facts: Mapping[str, Any]) -> list[Reason]:
+    reasons = [
+        Reason(
+            "running",
+            f"Worker {facts['worker_id']} has run attempt {facts['attempt']} for {facts['running_seconds']:.1f} s; "
+            f"its lease ends in {facts['lease_seconds']:.1f} s unless it sends a heartbeat.",
+        )
+    ]
+    if facts["cancel_requested"]:
+        reasons.insert(0, Reason("canceling", "It is to stop; the worker is told at its next heartbeat."))
+    return reasons
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"

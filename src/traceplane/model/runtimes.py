@@ -1,0 +1,60 @@
+"""How a task reaches code: the runtime registry, as data.
+
+A runtime is a name; adding one is adding an entry to the settings, with no change to the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Driver(StrEnum):
+    IN_PROCESS = "in_process"
+    """Run by the dispatcher itself, inside its transaction; platform operators only."""
+    QUEUE = "queue"
+    """A wake-up on a queue; a worker claims the task."""
+    INVOKE = "invoke"
+    """Called directly with the whole payload, already leased; the invoker's own retries are off."""
+
+
+class Invoker(StrEnum):
+    HTTP = "http"
+    PROCESS = "process"
+    AWS_LAMBDA = "aws_lambda"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    memory_mb: int = 2048
+    cpu_seconds: int | None = None
+    open_files: int = 256
+    processes: int = 64
+    file_size_mb: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    name: str
+    driver: Driver
+    queue: str | None = None
+    invoker: Invoker | None = None
+    target: str | None = None
+    """What the invoker calls: a URL, a command, or a function's name."""
+    image: str | None = None
+    capabilities: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+    heartbeat_seconds: float = 10.0
+    network: bool = True
+
+
+DEFAULT_RUNTIMES: Mapping[str, Runtime] = {
+    "dispatcher": Runtime("dispatcher", Driver.IN_PROCESS, capabilities=frozenset({"reactive"})),
+    "python": Runtime(
+        "python", Driver.QUEUE, queue="python", capabilities=frozenset({"reactive", "source", "long_running"})
+    ),
+}
+
+DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source"})
+"""What the dispatcher itself can run; `source` stands for a source that only receives events."""

@@ -1,0 +1,205 @@
+"""The pool, transactions, and the named statements. Nothing outside `postgres/` imports the driver.
+
+A `Transaction` is what every typed query function takes first; `Database.transaction()` gives one. A lost
+connection, a restarting server or a serialization failure surfaces as `DatabaseUnavailable`: nothing was
+committed that the caller was told of, and the call may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
+
+import asyncpg
+import msgspec
+
+from traceplane.crash_points import crash_point
+from traceplane.errors import ConcurrentChange, DatabaseUnavailable
+
+_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+SCHEMA = "traceplane"
+
+Result = TypeVar("Result")
+
+# Every statement takes its rows as arrays and finds its tables by index, so one generic plan serves all
+# calls (planning anew costs more than running), and a sequential scan is never the right one.
+_SESSION = {
+    "search_path": SCHEMA,
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "application_name": "traceplane",
+    "statement_timeout": "30s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "30s",
+}
+
+RETRYABLE = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    OSError,
+    TimeoutError,
+)
+
+
+@cache
+def statements(table: str) -> dict[str, str]:
+    """The named queries of `sql/<table>.sql`."""
+    text = resources.files("traceplane.postgres").joinpath(f"sql/{table}.sql").read_text()
+    parts = _NAME.split(text)
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+class Transaction:
+    """One open transaction; the typed query functions of this package run their statements on it."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self._connection = connection
+
+    async def rows(self, statement: str, *args: object) -> list[asyncpg.Record]:
+        rows: list[asyncpg.Record] = await self._connection.fetch(statement, *args)
+        return rows
+
+    async def row(self, statement: str, *args: object) -> asyncpg.Record | None:
+        return await self._connection.fetchrow(statement, *args)
+
+    async def value(self, statement: str, *args: object) -> Any:
+        return await self._connection.fetchval(statement, *args)
+
+    async def run(self, statement: str, *args: object) -> None:
+        await self._connection.execute(statement, *args)
+
+
+async def _prepare(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    for type_name in ("json", "jsonb"):
+        await connection.set_type_codec(
+            type_name,
+            schema="pg_catalog",
+            encoder=lambda value: msgspec.json.encode(value).decode(),
+            decoder=lambda text: msgspec.json.decode(text),
+        )
+
+
+class Database:
+    """A pool on one database of one role."""
+
+    def __init__(self, url: str, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self.url = url
+        self._pool = pool
+
+    @classmethod
+    async def connect(
+        cls, url: str, *, connections: int = 8, session: dict[str, str] | None = None
+    ) -> Database:
+        try:
+            pool = await asyncpg.create_pool(
+                url,
+                min_size=1,
+                max_size=connections,
+                init=_prepare,
+                server_settings={**_SESSION, **(session or {})},
+                timeout=10,
+                command_timeout=60,
+                max_inactive_connection_lifetime=300,
+            )
+        except RETRYABLE as error:
+            raise _unavailable(error) from error
+        return cls(url, pool)
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._pool.close(), 5)
+        self._pool.terminate()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, label: str = "") -> AsyncIterator[Transaction]:
+        """One transaction; `label` names it where tests kill the process around its commit."""
+        try:
+            async with self._pool.acquire(timeout=10) as connection:
+                async with connection.transaction():
+                    yield Transaction(connection)
+                    crash_point(f"{label}.before_commit")
+                crash_point(f"{label}.after_commit")
+        except asyncpg.UniqueViolationError as error:
+            raise ConcurrentChange(
+                "postgres.concurrent_change",
+                "another process did the same thing at the same moment; nothing of this call was kept",
+                value=error.constraint_name,
+                next_step="repeat the call",
+            ) from error
+        except RETRYABLE as error:
+            raise _unavailable(error) from error
+
+    async def listen(
+        self, channels: Sequence[str], heard: Callable[[str, str], None], stop: asyncio.Event
+    ) -> None:
+        """Calls `heard(channel, payload)` for every notification until `stop`; reconnects by itself.
+
+        After each (re)connection it also calls `heard(channel, "")`, since notifications sent while
+        nobody listened are gone.
+        """
+        while not stop.is_set():
+            lost = asyncio.Event()
+            try:
+                connection = await asyncpg.connect(self.url, server_settings=_SESSION, timeout=10)
+            except RETRYABLE:
+                await _pause(stop, 0.5)
+                continue
+            try:
+                connection.add_termination_listener(lambda _, lost=lost: lost.set())
+                for channel in channels:
+                    await connection.add_listener(channel, lambda _c, _p, name, text: heard(name, text))
+                    heard(channel, "")
+                await _either(stop, lost)
+            except RETRYABLE:
+                await _pause(stop, 0.5)
+            finally:
+                connection.terminate()
+
+
+async def again_if_concurrent(once: Callable[[], Awaitable[Result]]) -> Result:
+    """Runs a transaction again when another process did the same at the same moment (two dispatchers
+    sending out one scope, say): the second look sees the first's choice."""
+    for _ in range(3):
+        with contextlib.suppress(ConcurrentChange):
+            return await once()
+    return await once()
+
+
+def _unavailable(error: BaseException) -> DatabaseUnavailable:
+    return DatabaseUnavailable(
+        "postgres.unavailable",
+        "Postgres did not answer; nothing of this call was kept",
+        value=f"{type(error).__name__}: {error}",
+        next_step="repeat the call",
+    )
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+async def _either(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

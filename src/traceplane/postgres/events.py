@@ -1,0 +1,68 @@
+"""Events in, tasks out: the one statement by which anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("events")
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event as it is accepted; a cursor has no partition key and start equal to end."""
+
+    producer_id: UUID
+    generation_id: UUID
+    kind: str
+    partition_key: str | None
+    start: int
+    end: int
+    emission: str = ""
+    backfill: bool = False
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """`event_ids[i]` is None when event i is a repetition of one accepted before."""
+
+    event_ids: tuple[int | None, ...] = ()
+    tasks_created: int = 0
+    tasks_dispatched: int = 0
+
+
+async def accept(tx: Transaction, events: Sequence[NewEvent]) -> Accepted:
+    if not events:
+        return Accepted()
+    row = await tx.row(
+        _SQL["accept"],
+        [e.producer_id for e in events],
+        [e.generation_id for e in events],
+        [e.kind for e in events],
+        [e.partition_key for e in events],
+        [e.start for e in events],
+        [e.end for e in events],
+        [e.emission for e in events],
+        [e.backfill for e in events],
+        [e.traceparent for e in events],
+    )
+    assert row is not None
+    inserted = set(row["inserted"] or ())
+    return Accepted(
+        event_ids=tuple(event_id if event_id in inserted else None for event_id in row["drawn"]),
+        tasks_created=row["tasks_created"],
+        tasks_dispatched=row["tasks_dispatched"],
+    )
+
+
+async def notify_dispatchers(tx: Transaction) -> None:
+    await tx.rows(_SQL["notify_dispatchers"])
+
+
+async def recent(tx: Transaction, dataset_id: str | None, limit: int) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["recent"], dataset_id, limit)]

@@ -1,0 +1,152 @@
+"""What is deployed, as rows. `registry.apply` decides; these functions only read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from traceplane.model.dag import Execution, Job, Priority, ScalingMode
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("registry")
+
+_BACKFILL_WINDOW_FACTOR = 10
+
+
+async def lock_dag(tx: Transaction, org: str, name: str) -> tuple[UUID, UUID]:
+    """(dag_id, org_id) of the DAG, made if new and locked for this transaction."""
+    row = await tx.row(_SQL["lock_dag"], org, name)
+    assert row is not None, f"no such organization: {org}"
+    return row["dag_id"], row["org_id"]
+
+
+async def active_version(tx: Transaction, org: str, name: str) -> dict[str, Any] | None:
+    row = await tx.row(_SQL["active_version"], org, name)
+    return dict(row) if row is not None else None
+
+
+async def add_version(
+    tx: Transaction,
+    dag_id: UUID,
+    spec: dict[str, Any],
+    fingerprints: dict[str, str],
+    definitions: dict[str, str],
+) -> tuple[UUID, int]:
+    row = await tx.row(_SQL["add_version"], dag_id, spec, fingerprints, definitions)
+    assert row is not None
+    return row["dag_version_id"], row["number"]
+
+
+async def activate_version(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
+    await tx.rows(_SQL["activate_version"], dag_id, version_id)
+
+
+async def datasets_by_id(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return {r["dataset_id"]: dict(r) for r in await tx.rows(_SQL["datasets_by_id"], org, list(dataset_ids))}
+
+
+async def add_dataset(
+    tx: Transaction, org_id: UUID, dataset_id: str, dag_id: UUID, definition: dict[str, Any]
+) -> tuple[UUID, UUID | None]:
+    """(dataset_uuid, current generation or None)."""
+    row = await tx.row(_SQL["add_dataset"], org_id, dataset_id, dag_id, definition)
+    assert row is not None
+    return row["dataset_uuid"], row["current_generation_id"]
+
+
+async def add_generation(tx: Transaction, dataset_uuid: UUID, fingerprint: str) -> UUID:
+    generation: UUID = await tx.value(_SQL["add_generation"], dataset_uuid, fingerprint)
+    return generation
+
+
+async def point_dataset(tx: Transaction, dataset_uuid: UUID, generation_id: UUID) -> None:
+    await tx.rows(_SQL["point_dataset"], dataset_uuid, generation_id)
+
+
+async def map_dataset(tx: Transaction, version_id: UUID, dataset_uuid: UUID, generation_id: UUID) -> None:
+    await tx.rows(_SQL["map_dataset"], version_id, dataset_uuid, generation_id)
+
+
+async def routed_jobs(tx: Transaction, dag_id: UUID) -> dict[str, tuple[UUID, str]]:
+    """name -> (job_id, fingerprint) of the jobs that receive events now."""
+    return {r["name"]: (r["job_id"], r["fingerprint"]) for r in await tx.rows(_SQL["routed_jobs"], dag_id)}
+
+
+async def add_job(
+    tx: Transaction, dag_id: UUID, job: Job, fingerprint: str, definition: dict[str, Any], window: int
+) -> UUID:
+    job_id: UUID = await tx.value(
+        _SQL["add_job"],
+        dag_id,
+        job.name,
+        fingerprint,
+        job.activation,
+        job.source.kind if job.source else None,
+        job.runtime,
+        job.operator,
+        definition,
+        *_execution(job.execution, window),
+    )
+    return job_id
+
+
+async def update_job_execution(tx: Transaction, job_id: UUID, execution: Execution, window: int) -> None:
+    await tx.rows(_SQL["update_job_execution"], job_id, *_execution(execution, window))
+
+
+def _execution(execution: Execution, window: int) -> tuple[object, ...]:
+    backfill = execution.scaling_mode is ScalingMode.BACKFILL
+    age = execution.max_queue_age_seconds
+    return (
+        1 if execution.priority is Priority.BACKFILL else 0,
+        execution.max_concurrency,
+        window * _BACKFILL_WINDOW_FACTOR if backfill else window,
+        execution.max_queue_depth,
+        timedelta(seconds=age) if age is not None else None,
+        timedelta(seconds=execution.timeout_seconds),
+        timedelta(seconds=execution.lease_seconds),
+        execution.max_attempts,
+        timedelta(seconds=execution.retry_base_seconds),
+        timedelta(seconds=execution.retry_max_seconds),
+    )
+
+
+async def retire_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["retire_jobs"], list(job_ids))
+    await tx.rows(_SQL["clear_pressure"], list(job_ids))
+
+
+async def add_job_input(
+    tx: Transaction,
+    job_id: UUID,
+    index: int,
+    name: str,
+    dataset_uuid: UUID,
+    generation_id: UUID,
+    where: dict[str, Any],
+) -> None:
+    await tx.rows(_SQL["add_job_input"], job_id, index, name, dataset_uuid, generation_id, where)
+
+
+async def add_job_output(
+    tx: Transaction, job_id: UUID, index: int, name: str, dataset_uuid: UUID, generation_id: UUID
+) -> None:
+    await tx.rows(_SQL["add_job_output"], job_id, index, name, dataset_uuid, generation_id)
+
+
+async def map_job(tx: Transaction, version_id: UUID, job_id: UUID) -> None:
+    await tx.rows(_SQL["map_job"], version_id, job_id)
+
+
+async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["job_payloads"], list(job_ids))]
+
+
+async def manual_targets(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return {r["dataset_id"]: dict(r) for r in await tx.rows(_SQL["manual_target"], org, list(dataset_ids))}
+
+
+async def overview(tx: Transaction, org: str) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["overview"], org)]

@@ -1,0 +1,16 @@
+-- Ordered cursor events become ranges. Positions are kept rather than counted, so that a repeated or
+-- late event can neither complete a range twice nor leave it open.
+
+-- name: add_positions
+-- Records the positions that arrived.
+insert into aggregator_positions (job_id, position)
+select distinct $1::uuid, position
+from unnest($2::bigint[], $3::bigint[]) as r (range_start, range_end), generate_series(r.range_start, r.range_end) as position
+on conflict do nothing
+
+-- name: full_ranges
+-- Of the ranges that were touched, those in which every position is present.
+select r.range_start from unnest($2::bigint[]) as r (range_start)
+where (select count(*) from aggregator_positions p
+       where p.job_id = $1 and p.position between r.range_start and r.range_start + $3::bigint - 1) = $3::bigint
+order by r.range_start

@@ -1,0 +1,74 @@
+-- Events come in and become tasks in one statement, so that neither is ever seen without the other.
+
+-- name: accept
+-- Inserts events that are new, drafts a task for every routed job that reads them, records lineage, and
+-- writes the wake-ups of those tasks that may go out at once. A job's task waits (queued) instead when the
+-- job is metered by the valve: a concurrency limit, a hold, a full window, a busy scope, or a queue ahead.
+-- Ids are drawn first, so that nothing here has to join two large sets of rows again.
+with incoming as materialized (
+  select nextval('events_event_id_seq') as event_id, i.*
+  from unnest($1::uuid[], $2::uuid[], $3::event_kind[], $4::text[], $5::bigint[], $6::bigint[],
+              $7::text[], $8::boolean[], $9::text[]) with ordinality
+    as i (producer_id, generation_id, kind, partition_key, range_start, range_end, emission, backfill,
+          traceparent, ord)
+), inserted as (
+  insert into events (event_id, producer_id, dataset_uuid, generation_id, kind, partition_key, range_start,
+                      range_end, emission, backfill, traceparent, created_at)
+  overriding system value
+  select i.event_id, i.producer_id, g.dataset_uuid, i.generation_id, i.kind, i.partition_key, i.range_start,
+         i.range_end, i.emission, i.backfill, i.traceparent, tp_now()
+  from incoming i join generations g using (generation_id)
+  order by i.ord
+  on conflict (producer_id, generation_id, scope_key, kind, emission) do nothing
+  returning event_id, generation_id, kind, partition_key, range_start, range_end, scope_key, backfill, traceparent
+), consumers as materialized (
+  select j.job_id, ji.generation_id, j.runtime, j.priority,
+         case when j.runtime = 'dispatcher' or j.max_concurrency is not null or h.level is not null
+                or exists (select 1 from tasks q where q.job_id = j.job_id and q.stage = 0)
+              then 0
+              else j.dispatch_window
+                   - (select count(*) from (select 1 from tasks f where f.job_id = j.job_id
+                        and f.stage = 1 limit j.dispatch_window) in_flight)
+         end as free
+  from (select distinct job_id, generation_id from job_inputs where generation_id = any($2::uuid[])) ji
+  join jobs j using (job_id) left join job_holds h using (job_id)
+  where j.routed and j.activation = 'reactive'
+), drafts as materialized (
+  select uuid7() as task_id, c.job_id, c.runtime, e.event_id, e.kind, e.partition_key, e.range_start,
+         e.range_end, e.traceparent,
+         case when e.backfill then 1 else c.priority end as priority,
+         row_number() over (partition by c.job_id order by e.event_id) <= c.free
+           and row_number() over (partition by c.job_id, e.scope_key order by e.event_id) = 1
+           and not exists (select 1 from tasks b where b.job_id = c.job_id and b.scope_key = e.scope_key
+                             and b.stage = 1 offset 0) as at_once
+  from inserted e join consumers c using (generation_id)
+), created as (
+  insert into tasks (task_id, job_id, state, priority, kind, partition_key, range_start,
+                     range_end, traceparent, created_at, ready_at, dispatched_at)
+  select task_id, job_id,
+         case when at_once then 'dispatched' else 'queued' end::task_state,
+         priority, kind, partition_key, range_start, range_end, traceparent, tp_now(), tp_now(),
+         case when at_once then tp_now() end
+  from drafts order by event_id
+), lineage as (
+  insert into task_inputs (event_id, job_id, task_id) select event_id, job_id, task_id from drafts
+), sent as (
+  insert into outbox (runtime, task_ids)
+  select runtime, array_agg(task_id order by task_id) from drafts where at_once group by runtime
+)
+select (select array_agg(event_id order by ord) from incoming) as drawn,
+       (select array_agg(event_id) from inserted) as inserted,
+       (select count(*) from drafts) as tasks_created,
+       (select count(*) from drafts where at_once) as tasks_dispatched
+
+-- name: notify_dispatchers
+-- Tells dispatchers that another process left work in the outbox or the queue.
+select pg_notify('traceplane_work', '')
+
+-- name: recent
+-- The newest events, for people.
+select e.event_id, d.dataset_id, e.generation_id, e.kind, e.partition_key, e.range_start, e.range_end,
+       e.producer_id, e.emission, e.backfill, e.created_at
+from events e join datasets d using (dataset_uuid)
+where ($1::text is null or d.dataset_id = $1)
+order by e.event_id desc limit $2

@@ -1,0 +1,124 @@
+-- What is deployed.
+
+-- name: lock_dag
+-- The DAG's row, made if new, locked so that two deploys of one DAG take turns.
+with made as (
+  insert into dags (org_id, name) select org_id, $2 from orgs where slug = $1
+  on conflict (org_id, name) do update set name = excluded.name
+  returning dag_id, org_id, active_version_id
+)
+select * from made
+
+-- name: active_version
+-- The deployed version of a DAG.
+select v.dag_version_id, v.number, v.spec, v.job_fingerprints, v.definition_fingerprints
+from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
+where o.slug = $1 and d.name = $2
+
+-- name: add_version
+-- The next version of a DAG.
+insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints)
+select $1, coalesce(max(number), 0) + 1, $2, $3, $4 from dag_versions where dag_id = $1
+returning dag_version_id, number
+
+-- name: activate_version
+-- Points the DAG at a version.
+update dags set active_version_id = $2 where dag_id = $1
+
+-- name: datasets_by_id
+-- Datasets by their names, with owner and current generation.
+select d.dataset_uuid, d.dataset_id, d.dag_id, g.name as dag, d.current_generation_id, d.definition
+from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
+where o.slug = $1 and d.dataset_id = any($2::text[])
+
+-- name: add_dataset
+-- A dataset this DAG owns, or the one it owns already with its definition refreshed.
+insert into datasets (org_id, dataset_id, dag_id, definition) values ($1, $2, $3, $4)
+on conflict (org_id, dataset_id) do update set definition = excluded.definition, dag_id = excluded.dag_id
+returning dataset_uuid, current_generation_id
+
+-- name: add_generation
+-- A new build of a dataset.
+insert into generations (dataset_uuid, fingerprint) values ($1, $2) returning generation_id
+
+-- name: point_dataset
+-- Moves a dataset's pointer.
+update datasets set current_generation_id = $2 where dataset_uuid = $1
+
+-- name: map_dataset
+-- The pointer set of a version.
+insert into dag_version_datasets (dag_version_id, dataset_uuid, generation_id) values ($1, $2, $3)
+
+-- name: routed_jobs
+-- The jobs of a DAG that receive events now.
+select job_id, name, fingerprint from jobs where dag_id = $1 and routed
+
+-- name: add_job
+-- A job with its materializing definition and its execution settings.
+insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed,
+                  priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
+                  max_attempts, retry_base, retry_max)
+values ($1, $2, $3, $4, $5, $6, $7, $8, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+returning job_id
+
+-- name: update_job_execution
+-- Execution-only fields, swapped in place.
+update jobs set priority = $2, max_concurrency = $3, dispatch_window = $4, max_queue_depth = $5, max_queue_age = $6,
+  timeout = $7, lease = $8, max_attempts = $9, retry_base = $10, retry_max = $11, revision = revision + 1
+where job_id = $1
+
+-- name: retire_jobs
+-- Jobs that receive no more events.
+update jobs set routed = false where job_id = any($1::uuid[])
+
+-- name: clear_pressure
+-- Holds of or by retired jobs mean nothing any more.
+with holds as (delete from job_holds where job_id = any($1::uuid[]) or caused_by = any($1::uuid[]))
+delete from job_pressure where job_id = any($1::uuid[])
+
+-- name: add_job_input
+-- An edge into a job.
+insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id, filter) values ($1, $2, $3, $4, $5, $6)
+
+-- name: add_job_output
+-- An edge out of a job.
+insert into job_outputs (job_id, output_index, name, dataset_uuid, generation_id) values ($1, $2, $3, $4, $5)
+
+-- name: map_job
+-- The jobs of a version.
+insert into dag_version_jobs (dag_version_id, job_id) values ($1, $2)
+
+-- name: job_payloads
+-- What workers need to know of jobs; static under one (job_id, revision).
+select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, o.slug as org, d.name as dag,
+  extract(epoch from j.timeout)::float8 as timeout_seconds, extract(epoch from j.lease)::float8 as lease_seconds,
+  j.max_attempts,
+  coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
+      'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
+      'where', i.filter) order by i.input_index)
+    from job_inputs i join datasets ds using (dataset_uuid) where i.job_id = j.job_id), '[]') as inputs,
+  exists (select 1 from job_inputs i join job_outputs x using (generation_id) join jobs pj on pj.job_id = x.job_id
+    where i.job_id = j.job_id and pj.runtime <> 'dispatcher') as reads_files,
+  coalesce((select jsonb_agg(jsonb_build_object('output_index', x.output_index, 'name', x.name,
+      'dataset_uuid', x.dataset_uuid, 'dataset_version', x.generation_id, 'dataset_id', ds.dataset_id)
+      order by x.output_index)
+    from job_outputs x join datasets ds using (dataset_uuid) where x.job_id = j.job_id), '[]') as outputs
+from jobs j join dags d using (dag_id) join orgs o using (org_id)
+where j.job_id = any($1::uuid[])
+
+-- name: manual_target
+-- The source job and current generation behind a dataset that people may emit events for.
+select ds.dataset_uuid, ds.current_generation_id, j.job_id, j.name as job, j.source_kind, ds.dataset_id
+from datasets ds join orgs o using (org_id)
+left join job_outputs x on x.generation_id = ds.current_generation_id
+left join jobs j on j.job_id = x.job_id and j.routed
+where o.slug = $1 and ds.dataset_id = any($2::text[])
+
+-- name: overview
+-- Deployed DAGs with their jobs.
+select d.name as dag, v.number as version, j.job_id, j.name as job, j.runtime, j.operator, j.activation,
+       j.source_kind, j.max_concurrency, h.level as hold_level
+from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
+join dag_version_jobs vj using (dag_version_id) join jobs j on j.job_id = vj.job_id
+left join job_holds h on h.job_id = j.job_id
+where o.slug = $1 order by d.name, j.job_id

@@ -1,0 +1,290 @@
+-- The life of a task. Every statement locks rows in the order of their ids, so none deadlocks another.
+-- `offset 0` in an EXISTS keeps it a probe by index: as a join it would be planned for the few rows that a
+-- partial index held when the plan was made.
+
+-- name: claim
+-- dispatched -> running, once.
+with locked as materialized (
+  select t.task_id, j.lease, j.revision from tasks t join jobs j using (job_id)
+  where t.task_id = any($1::uuid[]) and t.state = 'dispatched' and j.runtime = $3
+  order by t.task_id
+  for no key update of t skip locked
+)
+update tasks t
+set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
+    lease_expires_at = tp_now() + l.lease, worker_id = $2, started_at = tp_now(), progress = null
+from locked l
+where t.task_id = l.task_id
+returning t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
+          t.range_start, t.range_end, t.traceparent, l.revision
+
+-- name: why_not_claimed
+-- The reason a claim was refused, for each task that was not given.
+select w.task_id, t.state, j.runtime
+from unnest($1::uuid[]) as w (task_id) left join tasks t using (task_id) left join jobs j using (job_id)
+
+-- name: fetch
+-- One task as its holder sees it; a stale holder gets no row.
+select t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
+       t.range_start, t.range_end, t.traceparent, j.revision, t.state, t.cancel_requested
+from tasks t join jobs j using (job_id)
+where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3
+
+-- name: lock
+-- Tasks as they are, kept so until the transaction ends; what becomes of them is decided in model.task.
+select t.task_id, t.job_id, t.state, t.attempt, t.lease_token, t.reported_attempt, t.cancel_requested,
+       t.attempt >= j.max_attempts + t.granted_attempts as attempts_used_up, j.activation = 'source' as endless,
+       t.traceparent, extract(epoch from tp_now() - t.started_at)::float8 as seconds
+from tasks t join jobs j using (job_id)
+where t.task_id = any($1::uuid[])
+order by t.task_id
+for no key update of t
+
+-- name: scopes_busy
+-- Which of these tasks could not run now, since another task of their scope is out.
+select t.task_id from tasks t
+where t.task_id = any($1::uuid[])
+  and exists (select 1 from tasks r where r.job_id = t.job_id and r.scope_key = t.scope_key and r.stage = 1
+                and r.task_id <> t.task_id offset 0)
+
+-- name: extend
+-- Leases of living attempts; one that was reaped but not claimed again simply runs on.
+update tasks t set lease_expires_at = tp_now() + j.lease, state = 'running', finished_at = null,
+                   progress = coalesce(u.progress, t.progress)
+from unnest($1::uuid[], $2::jsonb[]) as u (task_id, progress), jobs j
+where t.task_id = u.task_id and j.job_id = t.job_id
+returning t.task_id, t.lease_expires_at
+
+-- name: mark_completed
+-- The current attempt succeeded.
+update tasks set state = 'completed', reported_attempt = attempt, finished_at = tp_now(), error = null
+where task_id = any($1::uuid[])
+
+-- name: mark_canceled
+-- The current attempt stopped because it was told to.
+update tasks set state = 'canceled', reported_attempt = attempt, finished_at = tp_now(), cancel_requested = true
+where task_id = any($1::uuid[])
+
+-- name: mark_failed
+-- The current attempt failed: dead, or queued again after a pause that doubles, with jitter.
+update tasks t set reported_attempt = t.attempt, state = case when u.dead then 'dead' else 'queued' end::task_state,
+  finished_at = case when u.dead then tp_now() end, error = u.error,
+  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt - 1, 20))) * (0.5 + random() / 2)
+from unnest($1::uuid[], $2::boolean[], $3::jsonb[]) as u (task_id, dead, error), jobs j
+where t.task_id = u.task_id and j.job_id = t.job_id
+
+-- name: hold_fences
+-- Which of these attempts are current and running; keeps them so until the transaction ends.
+select t.task_id, t.attempt, t.lease_token, t.cancel_requested
+from tasks t
+where t.task_id = any($1::uuid[]) and t.state = 'running'
+order by t.task_id
+for share of t
+
+-- name: reap
+-- Running tasks whose lease ran out: retried, or dead when their attempts are used up.
+with expired as materialized (
+  select task_id from tasks where stage = 1 and state = 'running' and lease_expires_at < tp_now()
+  order by task_id limit $1 for no key update skip locked
+)
+update tasks t
+set state = case
+      when t.cancel_requested then 'canceled'
+      when j.activation = 'source' or t.attempt < j.max_attempts + t.granted_attempts then 'queued'
+      else 'dead' end::task_state,
+    finished_at = case when t.cancel_requested or (j.activation <> 'source' and t.attempt >= j.max_attempts + t.granted_attempts)
+                       then tp_now() end,
+    ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt - 1, 20))) * (0.5 + random() / 2),
+    error = jsonb_build_object('code', 'lease.expired', 'message',
+      'worker ' || coalesce(t.worker_id, '?') || ' stopped sending heartbeats', 'attempt', t.attempt)
+from expired e, jobs j
+where t.task_id = e.task_id and j.job_id = t.job_id
+returning t.task_id, t.job_id, t.state, t.attempt, t.worker_id
+
+-- name: resend
+-- Wake-ups that may have been lost: dispatched, not claimed for too long. Waits longer after each time.
+with lost as materialized (
+  select t.task_id from tasks t
+  where t.stage = 1 and t.state = 'dispatched' and t.dispatched_at < tp_now() - $1::interval * power(2, least(t.resends, 6))
+  order by t.task_id limit $2 for no key update skip locked
+), moved as (
+  update tasks t set dispatched_at = tp_now(), resends = t.resends + 1
+  from lost where t.task_id = lost.task_id
+  returning t.task_id, t.job_id
+), sent as (
+  insert into outbox (runtime, task_ids)
+  select j.runtime, array_agg(m.task_id order by m.task_id) from moved m join jobs j using (job_id) group by j.runtime
+)
+select count(*) from moved
+
+-- name: waiting_jobs
+-- Jobs with queued tasks, found by skipping through the index rather than reading every waiting task; the
+-- rows are locked so that only one dispatcher meters a job at a time.
+with recursive waiting as (
+  (select job_id from tasks where stage = 0 order by job_id limit 1)
+  union all
+  select (select t.job_id from tasks t where t.stage = 0 and t.job_id > w.job_id order by t.job_id limit 1)
+  from waiting w where w.job_id is not null
+)
+select j.job_id, j.runtime, j.operator
+from waiting w join jobs j using (job_id) left join job_holds h using (job_id)
+where coalesce(h.level, 0) < 2 and (j.runtime = 'dispatcher') = $1
+order by j.job_id
+for no key update of j skip locked
+
+-- name: dispatch
+-- Lets queued tasks pass the valve, oldest first, normal before backfill, as far as each job has room.
+with gates as materialized (
+  select j.job_id, j.runtime, coalesce(h.level, 0) as held,
+         coalesce(j.max_concurrency, j.dispatch_window)
+           - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1) as free
+  from jobs j left join job_holds h using (job_id)
+  where j.job_id = any($1::uuid[])
+), picked as materialized (
+  select p.task_id, g.job_id, g.runtime, row_number() over (partition by g.job_id, p.scope_key order by p.task_id) as nth
+  from gates g cross join lateral (
+    select t.task_id, coalesce(t.scope_key, t.task_id::text) as scope_key from tasks t
+    where t.job_id = g.job_id and t.stage = 0 and t.ready_at <= tp_now()
+      and (g.held = 0 or t.priority = 0)
+      and not exists (select 1 from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
+                        and b.stage = 1 offset 0)
+    order by t.priority, t.task_id
+    limit greatest(least(g.free, $2), 0)
+    for no key update of t skip locked
+  ) p
+  where g.free > 0
+), moved as (
+  update tasks t set state = 'dispatched', dispatched_at = tp_now(), resends = 0
+  from picked p where t.task_id = p.task_id and p.nth = 1
+  returning t.task_id, p.runtime
+), sent as (
+  insert into outbox (runtime, task_ids)
+  select runtime, array_agg(task_id order by task_id) from moved group by runtime
+)
+select count(*) from moved
+
+-- name: take_in_process
+-- Queued tasks of one dispatcher-run job, locked until they are finished in this same transaction.
+select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent
+from tasks t left join job_holds h using (job_id)
+where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
+  and (coalesce(h.level, 0) = 0 or t.priority = 0)
+order by t.priority, t.task_id limit $2
+for no key update of t skip locked
+
+-- name: finish_in_process
+-- queued -> completed for work that was done inside the dispatcher's own transaction.
+update tasks set state = 'completed', attempt = attempt + 1, reported_attempt = attempt + 1,
+                 lease_token = gen_random_uuid(), lease_expires_at = tp_now(),
+                 worker_id = 'dispatcher', started_at = tp_now(), finished_at = tp_now()
+where task_id = any($1::uuid[])
+
+-- name: fail_in_process
+-- A dispatcher-run job raised: its tasks wait for their next attempt, or die.
+update tasks t set attempt = t.attempt + 1, reported_attempt = t.attempt + 1, error = $2,
+  state = case when t.attempt + 1 >= j.max_attempts + t.granted_attempts then 'dead' else 'queued' end::task_state,
+  finished_at = case when t.attempt + 1 >= j.max_attempts + t.granted_attempts then tp_now() end,
+  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt, 20)))
+from jobs j
+where t.task_id = any($1::uuid[]) and j.job_id = t.job_id and t.state = 'queued'
+
+-- name: start_sources
+-- Every always-on source has one run, kept for ever under one id, so that its events dedupe over restarts.
+with missing as (
+  insert into tasks (task_id, job_id, dedupe_key, state, priority, kind, created_at, ready_at)
+  select uuid7(), j.job_id, 'source', 'queued', 0, 'data', tp_now(), tp_now()
+  from jobs j where j.routed and j.source_kind = 'always_on'
+  on conflict (job_id, dedupe_key) where dedupe_key is not null do nothing
+  returning task_id
+), revived as (
+  update tasks t set state = 'queued', finished_at = null, ready_at = tp_now() + j.retry_base, cancel_requested = false
+  from jobs j
+  where j.routed and j.source_kind = 'always_on' and t.job_id = j.job_id and t.dedupe_key = 'source'
+    and t.state in ('completed', 'dead')
+  returning t.task_id
+)
+select (select count(*) from missing) as started, (select count(*) from revived) as restarted
+
+-- name: cancel
+-- Waiting tasks are canceled at once, running ones are told at their next heartbeat.
+with chosen as materialized (
+  select task_id from tasks where task_id = any($1::uuid[])
+    and state in ('queued', 'dispatched', 'running') order by task_id for no key update
+)
+update tasks t set
+  cancel_requested = true,
+  state = case when t.state = 'running' then t.state else 'canceled' end,
+  finished_at = case when t.state = 'running' then null else tp_now() end
+from chosen c where t.task_id = c.task_id
+returning t.task_id, t.state
+
+-- name: cancel_jobs
+-- The same for all unfinished tasks of jobs that are no longer deployed.
+with chosen as materialized (
+  select task_id from tasks where job_id = any($1::uuid[]) and stage in (0, 1) order by task_id for no key update
+)
+update tasks t set
+  cancel_requested = true,
+  state = case when t.state = 'running' then t.state else 'canceled' end,
+  finished_at = case when t.state = 'running' then null else tp_now() end
+from chosen c where t.task_id = c.task_id
+returning t.task_id, t.state
+
+-- name: retry
+-- A dead or canceled task gets a fresh set of attempts under its own id.
+update tasks t set state = 'queued', cancel_requested = false, finished_at = null, ready_at = tp_now(),
+  granted_attempts = t.attempt, lease_token = null
+where t.task_id = any($1::uuid[]) and t.state in ('dead', 'canceled')
+returning t.task_id
+
+-- name: list
+-- Tasks for people, newest first.
+select t.task_id, d.name as dag, j.name as job, t.state, t.kind, t.partition_key, t.range_start, t.range_end,
+       t.attempt, j.max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
+       t.progress, t.cancel_requested
+from tasks t join jobs j using (job_id) join dags d using (dag_id)
+where ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
+  and ($3::task_state is null or t.state = $3) and ($4::uuid is null or t.task_id = $4)
+  and ($6::uuid is null or t.task_id < $6)
+order by t.task_id desc limit $5
+
+-- name: counts
+-- Tasks per job and state, for people and gauges; finished ones are left out.
+select j.job_id, d.name as dag, j.name as job, t.state, count(*) as tasks,
+       extract(epoch from tp_now() - min(t.created_at))::float8 as oldest_seconds
+from tasks t join jobs j using (job_id) join dags d using (dag_id)
+where t.stage in (0, 1)
+group by j.job_id, d.name, j.name, t.state
+
+-- name: explain_facts
+-- Everything that could make a task wait, in one row.
+select t.task_id, t.state, t.attempt, j.max_attempts, t.cancel_requested, t.worker_id, t.error,
+       j.name as job, d.name as dag, j.runtime, j.operator, j.max_concurrency, j.dispatch_window, j.routed,
+       t.priority, t.partition_key, t.range_start, t.scope_key,
+       extract(epoch from t.ready_at - tp_now())::float8 as ready_in_seconds,
+       extract(epoch from tp_now() - t.created_at)::float8 as age_seconds,
+       extract(epoch from tp_now() - t.dispatched_at)::float8 as dispatched_seconds,
+       extract(epoch from tp_now() - t.started_at)::float8 as running_seconds,
+       extract(epoch from t.lease_expires_at - tp_now())::float8 as lease_seconds,
+       t.resends,
+       (select count(*) from tasks f where f.job_id = t.job_id and f.stage = 1) as in_flight,
+       (select count(*) from tasks q where q.job_id = t.job_id and q.stage = 0
+          and (q.priority, q.task_id) < (t.priority, t.task_id)) as ahead,
+       (select b.task_id from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
+          and b.stage = 1 and b.task_id <> t.task_id limit 1) as scope_held_by,
+       h.level as hold_level, h.path as hold_path, cj.name as hold_job, p.metric as hold_metric,
+       p.figure as hold_figure, p.threshold as hold_threshold,
+       exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox
+from tasks t join jobs j using (job_id) join dags d using (dag_id)
+left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
+left join job_pressure p on p.job_id = h.caused_by
+where t.task_id = $1
+
+-- name: lineage
+-- What fed a task, and what it produced.
+select 'input' as side, e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id
+from task_inputs i join events e using (event_id) join datasets d using (dataset_uuid) where i.task_id = $1
+union all
+select 'output', e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id
+from events e join datasets d using (dataset_uuid) where e.producer_id = $1
+order by 1, 2

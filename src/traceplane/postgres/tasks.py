@@ -1,0 +1,222 @@
+"""The life of a task in the database. Every function is set-based: one statement for the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from traceplane.model.task import TaskFacts, TaskState
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What proves that a caller holds the current attempt of a task."""
+
+    task_id: UUID
+    attempt: int
+    lease_token: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    task_id: UUID
+    job_id: UUID
+    revision: int
+    attempt: int
+    lease_token: UUID
+    lease_expires_at: datetime
+    kind: str
+    partition_key: str | None
+    range_start: int | None
+    range_end: int | None
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LockedTask:
+    """A task held by this transaction."""
+
+    facts: TaskFacts
+    job_id: UUID
+    traceparent: str | None
+    seconds: float | None
+    """Since the attempt started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    task_id: UUID
+    job_id: UUID
+    state: str
+    attempt: int
+    worker_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    job_id: UUID
+    runtime: str
+    operator: str
+
+
+_CLAIMED = tuple(Claimed.__dataclass_fields__)
+
+
+async def claim(tx: Transaction, task_ids: Sequence[UUID], worker_id: str, runtime: str) -> list[Claimed]:
+    rows = await tx.rows(_SQL["claim"], task_ids, worker_id, runtime)
+    return [Claimed(*(r[name] for name in _CLAIMED)) for r in rows]
+
+
+async def why_not_claimed(tx: Transaction, task_ids: Sequence[UUID], runtime: str) -> dict[UUID, str]:
+    def reason(row: Any) -> str:
+        if row["state"] is None:
+            return "unknown"
+        if row["runtime"] != runtime:
+            return "wrong_runtime"
+        return str(row["state"])
+
+    return {r["task_id"]: reason(r) for r in await tx.rows(_SQL["why_not_claimed"], task_ids)}
+
+
+async def fetch(tx: Transaction, fence: Fence) -> tuple[Claimed, str, bool] | None:
+    """The task as its holder sees it, its state, and whether it is to stop; None for a stale holder."""
+    row = await tx.row(_SQL["fetch"], fence.task_id, fence.attempt, fence.lease_token)
+    if row is None:
+        return None
+    return Claimed(*(row[name] for name in _CLAIMED)), row["state"], row["cancel_requested"]
+
+
+async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTask]:
+    return {
+        r["task_id"]: LockedTask(
+            TaskFacts(
+                state=TaskState(r["state"]),
+                attempt=r["attempt"],
+                lease_token=r["lease_token"],
+                reported_attempt=r["reported_attempt"],
+                cancel_requested=r["cancel_requested"],
+                attempts_used_up=r["attempts_used_up"],
+                endless=r["endless"],
+            ),
+            r["job_id"],
+            r["traceparent"],
+            r["seconds"],
+        )
+        for r in await tx.rows(_SQL["lock"], task_ids)
+    }
+
+
+async def scopes_busy(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
+    return {r["task_id"] for r in await tx.rows(_SQL["scopes_busy"], task_ids)}
+
+
+async def extend(
+    tx: Transaction, task_ids: Sequence[UUID], progress: Sequence[dict[str, Any] | None]
+) -> dict[UUID, datetime]:
+    """The new ends of the leases."""
+    rows = await tx.rows(_SQL["extend"], task_ids, progress)
+    return {r["task_id"]: r["lease_expires_at"] for r in rows}
+
+
+async def mark_completed(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["mark_completed"], task_ids)
+
+
+async def mark_canceled(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["mark_canceled"], task_ids)
+
+
+async def mark_failed(
+    tx: Transaction, task_ids: Sequence[UUID], dead: Sequence[bool], errors: Sequence[dict[str, Any] | None]
+) -> None:
+    await tx.rows(_SQL["mark_failed"], task_ids, dead, errors)
+
+
+async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, str]:
+    """ok | canceled for each current and running attempt; a fence that is missing is stale."""
+    rows = await tx.rows(_SQL["hold_fences"], [f.task_id for f in fences])
+    return {
+        Fence(r["task_id"], r["attempt"], r["lease_token"]): "canceled" if r["cancel_requested"] else "ok"
+        for r in rows
+    }
+
+
+async def reap(tx: Transaction, limit: int) -> list[Reaped]:
+    rows = await tx.rows(_SQL["reap"], limit)
+    return [Reaped(r["task_id"], r["job_id"], r["state"], r["attempt"], r["worker_id"]) for r in rows]
+
+
+async def resend(tx: Transaction, older_than: timedelta, limit: int) -> int:
+    return int(await tx.value(_SQL["resend"], older_than, limit))
+
+
+async def waiting_jobs(tx: Transaction, *, in_process: bool) -> list[WaitingJob]:
+    rows = await tx.rows(_SQL["waiting_jobs"], in_process)
+    return [WaitingJob(r["job_id"], r["runtime"], r["operator"]) for r in rows]
+
+
+async def dispatch(tx: Transaction, job_ids: Sequence[UUID], limit_per_job: int) -> int:
+    return int(await tx.value(_SQL["dispatch"], job_ids, limit_per_job))
+
+
+async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["take_in_process"], job_id, limit)]
+
+
+async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["finish_in_process"], task_ids)
+
+
+async def fail_in_process(tx: Transaction, task_ids: Sequence[UUID], error: dict[str, Any]) -> None:
+    await tx.rows(_SQL["fail_in_process"], task_ids, error)
+
+
+async def start_sources(tx: Transaction) -> tuple[int, int]:
+    """Runs of always-on sources created, and runs that had ended and were started again."""
+    row = await tx.row(_SQL["start_sources"])
+    assert row is not None
+    return row["started"], row["restarted"]
+
+
+async def cancel(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    return {r["task_id"]: r["state"] for r in await tx.rows(_SQL["cancel"], task_ids)}
+
+
+async def cancel_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> int:
+    return len(await tx.rows(_SQL["cancel_jobs"], job_ids))
+
+
+async def retry(tx: Transaction, task_ids: Sequence[UUID]) -> list[UUID]:
+    return [r["task_id"] for r in await tx.rows(_SQL["retry"], task_ids)]
+
+
+async def listing(
+    tx: Transaction,
+    *,
+    dag: str | None = None,
+    job: str | None = None,
+    state: str | None = None,
+    task_id: UUID | None = None,
+    before: UUID | None = None,
+    limit: int = 100,
+) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["list"], dag, job, state, task_id, limit, before)]
+
+
+async def counts(tx: Transaction) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["counts"])]
+
+
+async def explain_facts(tx: Transaction, task_id: UUID) -> dict[str, Any] | None:
+    row = await tx.row(_SQL["explain_facts"], task_id)
+    return dict(row) if row is not None else None
+
+
+async def lineage(tx: Transaction, task_id: UUID) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["lineage"], task_id)]

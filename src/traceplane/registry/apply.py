@@ -1,0 +1,213 @@
+"""Deploy: a DAG becomes rows, in one transaction.
+
+`prepare` reads what is deployed and decides; `deploy` applies. The same file twice changes nothing. What a
+deploy may do today: add jobs, remove jobs, and change how jobs are metered. A change that would produce
+other data (a `-/+` in the plan) needs a rebuild beside the old data and an atomic cutover; that is refused
+here rather than done by halves. Its place is clear: generations exist, each version has its own pointer set
+(`dag_version_datasets`) and its own jobs, and activation moves pointers and version in one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
+from traceplane.model.dag import Dag, Job
+from traceplane.model.runtimes import DISPATCHER_OPERATORS
+from traceplane.postgres import registry, tasks
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.events import notify_dispatchers
+from traceplane.registry import fingerprint, spec
+from traceplane.registry.plan import Deployed, Plan, plan, render
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    plan: Plan
+    text: str
+    deployed_version: int | None
+    fingerprints: dict[str, str]
+    definition_fingerprints: dict[str, str]
+    refusal: UserError | None
+    """Why the plan cannot be applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    version: int
+    changed: bool
+    text: str
+
+
+async def prepare(tx: Transaction, org: str, dag: Dag) -> Prepared:
+    row = await registry.active_version(tx, org, dag.name)
+    deployed = None
+    if row is not None:
+        deployed = Deployed(
+            row["number"],
+            spec.from_normalized(row["spec"]),
+            row["job_fingerprints"],
+            row["definition_fingerprints"],
+        )
+    fingerprints = fingerprint.job_fingerprints(dag, code_hash=fingerprint.no_code_hash)
+    definitions = fingerprint.definition_fingerprints(dag, code_hash=fingerprint.no_code_hash)
+    steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
+    refusal = _refused_jobs(dag) or _refused_rebuild(steps) or await _refused_datasets(tx, org, dag)
+    return Prepared(
+        steps, render(steps), deployed.version if deployed else None, fingerprints, definitions, refusal
+    )
+
+
+def _refused_jobs(dag: Dag) -> UserError | None:
+    for job in dag.jobs:
+        if job.runtime == "dispatcher" and job.operator not in DISPATCHER_OPERATORS:
+            return InvalidInput(
+                "deploy.unknown_operator",
+                f"job {job.name}: the dispatcher cannot run this operator",
+                value=job.operator,
+                next_step=f"use one of {', '.join(sorted(DISPATCHER_OPERATORS))}, or another runtime",
+            )
+    return None
+
+
+def _refused_rebuild(steps: Plan) -> UserError | None:
+    if not steps.rebuilt:
+        return None
+    return Conflict(
+        "deploy.needs_rebuild",
+        "these jobs would produce other data than before, and rebuilding beside the old data is not there yet",
+        value=", ".join(r.job.name for r in steps.rebuilt),
+        next_step="deploy the change under a new DAG name, or change execution-only fields",
+    )
+
+
+async def _refused_datasets(tx: Transaction, org: str, dag: Dag) -> UserError | None:
+    known = await registry.datasets_by_id(
+        tx, org, [d.dataset_id for d in dag.datasets] + list(dag.external_datasets)
+    )
+    for dataset in dag.datasets:
+        owner = known.get(dataset.dataset_id)
+        if owner is not None and owner["dag"] != dag.name:
+            return Conflict(
+                "deploy.dataset_owned",
+                f"the dataset is produced by DAG {owner['dag']}; one DAG owns a dataset",
+                value=dataset.dataset_id,
+                next_step="choose another dataset id, or read it with from: {dataset: …}",
+            )
+    for dataset_id in dag.external_datasets:
+        if dataset_id not in known or known[dataset_id]["current_generation_id"] is None:
+            return NotFound(
+                "deploy.unknown_dataset",
+                "an input reads a dataset that no deployed DAG produces",
+                value=dataset_id,
+                next_step="deploy its producer first",
+            )
+    return None
+
+
+async def deploy(
+    database: Database, org: str, dag: Dag, *, window: int, expect_version: int | None = None
+) -> Done:
+    async with database.transaction("deploy") as tx:
+        dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
+        prepared = await prepare(tx, org, dag)
+        if expect_version is not None and expect_version != (prepared.deployed_version or 0):
+            raise Conflict(
+                "deploy.version_moved",
+                f"version {prepared.deployed_version or 0} of {dag.name} is deployed by now",
+                value=expect_version,
+                next_step="plan again",
+            )
+        if prepared.refusal is not None:
+            raise prepared.refusal
+        if prepared.plan.is_noop:
+            assert prepared.deployed_version is not None
+            return Done(prepared.deployed_version, False, prepared.text)
+        version = await _Apply(tx, org, org_id, dag_id, dag, prepared, window).run()
+        await notify_dispatchers(tx)
+    return Done(version, True, prepared.text)
+
+
+class _Apply:
+    """The steps of one deploy, in order, on one transaction."""
+
+    def __init__(
+        self, tx: Transaction, org: str, org_id: UUID, dag_id: UUID, dag: Dag, prepared: Prepared, window: int
+    ) -> None:
+        self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, dag
+        self.prepared, self.window = prepared, window
+        self.generations: dict[str, tuple[UUID, UUID]] = {}
+
+    async def run(self) -> int:
+        version_id, number = await registry.add_version(
+            self.tx,
+            self.dag_id,
+            spec.dump_normalized(self.dag),
+            self.prepared.fingerprints,
+            self.prepared.definition_fingerprints,
+        )
+        await self._datasets(version_id)
+        await self._externals()
+        await self._jobs(version_id)
+        await registry.activate_version(self.tx, self.dag_id, version_id)
+        return number
+
+    async def _datasets(self, version_id: UUID) -> None:
+        producer = {o.dataset_id: job.name for job in self.dag.jobs for o in job.outputs}
+        for dataset in self.dag.datasets:
+            dataset_uuid, generation_id = await registry.add_dataset(
+                self.tx, self.org_id, dataset.dataset_id, self.dag_id, asdict(dataset)
+            )
+            if generation_id is None:
+                made_by = self.prepared.fingerprints[producer[dataset.dataset_id]]
+                generation_id = await registry.add_generation(self.tx, dataset_uuid, made_by)
+                await registry.point_dataset(self.tx, dataset_uuid, generation_id)
+            await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id)
+            self.generations[dataset.dataset_id] = (dataset_uuid, generation_id)
+
+    async def _externals(self) -> None:
+        rows = await registry.datasets_by_id(self.tx, self.org, list(self.dag.external_datasets))
+        for dataset_id, row in rows.items():
+            self.generations[dataset_id] = (row["dataset_uuid"], row["current_generation_id"])
+
+    async def _jobs(self, version_id: UUID) -> None:
+        routed = await registry.routed_jobs(self.tx, self.dag_id)
+        gone = [
+            job_id
+            for name, (job_id, _) in routed.items()
+            if name in {j.name for j in self.prepared.plan.removed}
+        ]
+        if gone:
+            await registry.retire_jobs(self.tx, gone)
+            await tasks.cancel_jobs(self.tx, gone)
+        changed = {c.job.name for c in self.prepared.plan.execution_changed}
+        for job in self.dag.jobs:
+            if job.name in routed:
+                job_id = routed[job.name][0]
+                if job.name in changed:
+                    await registry.update_job_execution(self.tx, job_id, job.execution, self.window)
+            else:
+                job_id = await self._add_job(job)
+            await registry.map_job(self.tx, version_id, job_id)
+
+    async def _add_job(self, job: Job) -> UUID:
+        definition: dict[str, Any] = {
+            "config": job.config,
+            "execution_strategy": job.execution_strategy,
+            "update_strategy": job.update_strategy,
+            "unique_key": list(job.unique_key),
+            "generated_for": job.generated_for,
+        }
+        made_by = self.prepared.fingerprints[job.name]
+        job_id = await registry.add_job(self.tx, self.dag_id, job, made_by, definition, self.window)
+        for index, used in enumerate(job.inputs):
+            await registry.add_job_input(
+                self.tx, job_id, index, used.name, *self.generations[used.dataset_id], used.where
+            )
+        for index, output in enumerate(job.outputs):
+            await registry.add_job_output(
+                self.tx, job_id, index, output.name, *self.generations[output.dataset_id]
+            )
+        return job_id

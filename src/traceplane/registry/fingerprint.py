@@ -1,0 +1,72 @@
+"""What a job would produce, as a hash: equal fingerprints mean that the data need not be built again.
+
+A job's fingerprint covers its own definition and the fingerprints of the jobs of the same DAG that it
+reads from, so a change flows downstream. How work is metered (`Execution`), descriptions, a dataset's
+write mode and its PII marks change no data and stay out of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from traceplane.model.dag import Dag, Dataset, Job, Output
+
+CodeHash = Callable[[Job], str]
+
+
+def no_code_hash(job: Job) -> str:
+    """For jobs whose definition says it all."""
+    return ""
+
+
+def definitions(dag: Dag) -> dict[str, dict[str, Any]]:
+    """What of each job decides the data it makes, as plain JSON values."""
+    datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}
+    return {job.name: _definition(job, datasets) for job in dag.jobs}
+
+
+def definition_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
+    """A hash of each job alone, which tells a changed job from one downstream of a change."""
+    own = definitions(dag)
+    return {job.name: _hash({"definition": own[job.name], "code": code_hash(job)}) for job in dag.jobs}
+
+
+def job_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
+    """A hash of each job and of all that it is made from within the DAG."""
+    own = definition_fingerprints(dag, code_hash=code_hash)
+    fingerprints: dict[str, str] = {}
+    produced: dict[str, str] = {}
+    for job in dag.jobs:  # upstream first, as a Dag promises
+        upstream = {used.dataset_id: produced.get(used.dataset_id) for used in job.inputs}
+        fingerprints[job.name] = _hash({"own": own[job.name], "upstream": upstream})
+        produced.update((output.dataset_id, fingerprints[job.name]) for output in job.outputs)
+    return fingerprints
+
+
+def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "activation": job.activation,
+        "source": job.source and {"kind": job.source.kind, "schedule": job.source.schedule},
+        "runtime": job.runtime,
+        "operator": job.operator,
+        "config": job.config,
+        "inputs": [{"name": i.name, "dataset": i.dataset_id, "where": i.where} for i in job.inputs],
+        "outputs": [_output(output, datasets[output.dataset_id]) for output in job.outputs],
+        "execution_strategy": job.execution_strategy,
+        "update_strategy": job.update_strategy,
+        "unique_key": list(job.unique_key),
+    }
+
+
+def _output(output: Output, dataset: Dataset) -> dict[str, Any]:
+    columns = [{"name": c.name, "type": c.type, "nullable": c.nullable} for c in dataset.columns]
+    return {"name": output.name, "dataset": output.dataset_id, "storage": dataset.storage, "columns": columns}
+
+
+def _hash(value: Any) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

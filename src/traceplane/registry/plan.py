@@ -1,0 +1,247 @@
+"""What a deploy would do, decided before it does it: a pure difference of two DAGs, and its text.
+
+A job whose fingerprint differs is rebuilt beside the old one; a job that differs only in how its work is
+metered is changed in place; everything else is left alone. The same file twice is a plan of nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from traceplane.model.dag import Dag, Dataset, Job
+from traceplane.registry import fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The DAG as it runs now, with the fingerprints it was deployed under, by job name."""
+
+    version: int
+    dag: Dag
+    fingerprints: dict[str, str]
+    definition_fingerprints: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field, before and after, as JSON text; None where the field is absent.
+
+    `code` has neither: only a hash of it is known.
+    """
+
+    field: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionChanged:
+    """A job that goes on with its data, under new execution fields or a new description."""
+
+    job: Job
+    changes: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A job whose data is made anew: for its own `changes`, for those of jobs upstream, or both."""
+
+    job: Job
+    changes: tuple[FieldChange, ...]
+    downstream_of: tuple[str, ...]
+    execution_changes: tuple[FieldChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetChanged:
+    dataset_id: str
+    changes: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of a deploy; jobs stand upstream first, datasets by id."""
+
+    dag: str
+    base_version: int | None
+    added: tuple[Job, ...] = ()
+    unchanged: tuple[Job, ...] = ()
+    execution_changed: tuple[ExecutionChanged, ...] = ()
+    rebuilt: tuple[Rebuilt, ...] = ()
+    removed: tuple[Job, ...] = ()
+    datasets_added: tuple[str, ...] = ()
+    datasets_removed: tuple[str, ...] = ()
+    datasets_changed: tuple[DatasetChanged, ...] = ()
+    dag_changes: tuple[FieldChange, ...] = ()
+
+    @property
+    def is_noop(self) -> bool:
+        jobs = self.added or self.execution_changed or self.rebuilt or self.removed
+        datasets = self.datasets_added or self.datasets_removed or self.datasets_changed
+        return self.base_version is not None and not (jobs or datasets or self.dag_changes)
+
+
+def plan(
+    deployed: Deployed | None,
+    desired: Dag,
+    *,
+    fingerprints: dict[str, str],
+    definition_fingerprints: dict[str, str],
+) -> Plan:
+    """The difference between what is deployed and `desired`, whose fingerprints these are."""
+    if deployed is None:
+        datasets = tuple(dataset.dataset_id for dataset in desired.datasets)
+        return Plan(desired.name, None, added=desired.jobs, datasets_added=datasets)
+    if deployed.dag.name != desired.name:
+        raise ValueError(f"a plan compares versions of one DAG, not {deployed.dag.name} with {desired.name}")
+    before = {job.name: job for job in deployed.dag.jobs}
+    old_definitions, new_definitions = fingerprint.definitions(deployed.dag), fingerprint.definitions(desired)
+    causes = _causes(deployed, desired, definition_fingerprints)
+    added, unchanged, execution_changed, rebuilt = [], [], [], []
+    for job in desired.jobs:
+        if (old := before.pop(job.name, None)) is None:
+            added.append(job)
+            continue
+        in_place = tuple(_changes(_in_place_fields(old), _in_place_fields(job)))
+        if fingerprints[job.name] != deployed.fingerprints.get(job.name):
+            changes: tuple[FieldChange, ...] = ()
+            if definition_fingerprints[job.name] != deployed.definition_fingerprints.get(job.name):
+                changes = tuple(_changes(old_definitions[job.name], new_definitions[job.name]))
+                changes = changes or (FieldChange("code", None, None),)
+            rebuilt.append(Rebuilt(job, changes, causes[job.name], in_place))
+        elif in_place:
+            execution_changed.append(ExecutionChanged(job, in_place))
+        else:
+            unchanged.append(job)
+    old_datasets, new_datasets = _by_id(deployed.dag), _by_id(desired)
+    both = sorted(old_datasets.keys() & new_datasets.keys())
+    compared = [DatasetChanged(i, tuple(_dataset_changes(old_datasets[i], new_datasets[i]))) for i in both]
+    return Plan(
+        desired.name,
+        deployed.version,
+        added=tuple(added),
+        unchanged=tuple(unchanged),
+        execution_changed=tuple(execution_changed),
+        rebuilt=tuple(rebuilt),
+        removed=tuple(before.values()),
+        datasets_added=tuple(sorted(new_datasets.keys() - old_datasets.keys())),
+        datasets_removed=tuple(sorted(old_datasets.keys() - new_datasets.keys())),
+        datasets_changed=tuple(dataset for dataset in compared if dataset.changes),
+        dag_changes=tuple(
+            _changes({"description": deployed.dag.description}, {"description": desired.description})
+        ),
+    )
+
+
+def _causes(deployed: Deployed, desired: Dag, definitions: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """For each job, the nearest jobs upstream that are new, gone or changed in themselves."""
+    old_producer, new_producer = _producers(deployed.dag), _producers(desired)
+    causes: dict[str, tuple[str, ...]] = {}
+    for job in desired.jobs:
+        found: dict[str, None] = {}  # an ordered set
+        for used in job.inputs:
+            old, new = old_producer.get(used.dataset_id), new_producer.get(used.dataset_id)
+            if new is not None and definitions[new] == deployed.definition_fingerprints.get(new):
+                found.update(dict.fromkeys(causes[new]))
+            elif new is not None:
+                found[new] = None
+            elif old is not None:
+                found[old] = None
+        causes[job.name] = tuple(found)
+    return causes
+
+
+def _producers(dag: Dag) -> dict[str, str]:
+    return {output.dataset_id: job.name for job in dag.jobs for output in job.outputs}
+
+
+def _by_id(dag: Dag) -> dict[str, Dataset]:
+    return {dataset.dataset_id: dataset for dataset in dag.datasets}
+
+
+def _in_place_fields(job: Job) -> dict[str, Any]:
+    return {**asdict(job.execution), "description": job.description, "generated_for": job.generated_for}
+
+
+def _dataset_changes(old: Dataset, new: Dataset) -> Iterator[FieldChange]:
+    return _changes(_columns_by_name(old), _columns_by_name(new))
+
+
+def _columns_by_name(dataset: Dataset) -> dict[str, Any]:
+    return {**asdict(dataset), "columns": {column.name: asdict(column) for column in dataset.columns}}
+
+
+def _changes(old: Any, new: Any, path: str = "") -> Iterator[FieldChange]:
+    """Every leaf that differs. Lists of one length are compared item by item, others as a whole."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            name = f"{path}.{key}" if path else key
+            if key in old and key in new:
+                yield from _changes(old[key], new[key], name)
+            else:
+                yield FieldChange(
+                    name, _json(old[key]) if key in old else None, _json(new[key]) if key in new else None
+                )
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(before, after, f"{path}[{index}]")
+    elif _json(old) != _json(new):  # by their text, since 1 == True in Python
+        yield FieldChange(path, _json(old), _json(new))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def render(plan: Plan) -> str:
+    """The plan for people: `+` added, `~` changed in place, `-/+` rebuilt, `-` removed."""
+    if plan.is_noop:
+        return f"DAG {plan.dag}: no changes, version {plan.base_version} is what the file says.\n"
+    base = "new" if plan.base_version is None else f"changes to version {plan.base_version}"
+    lines = [f"DAG {plan.dag}: {base}", *_field_lines(plan.dag_changes), ""]
+    lines += [f"+ job {_label(job)}" for job in plan.added]
+    for changed in plan.execution_changed:
+        lines += [f"~ job {_label(changed.job)}: in place", *_field_lines(changed.changes)]
+    for rebuilt in plan.rebuilt:
+        lines += [f"-/+ job {_label(rebuilt.job)}: rebuilt, {_reason(rebuilt)}"]
+        lines += _field_lines(rebuilt.changes + rebuilt.execution_changes)
+    lines += [f"- job {_label(job)}" for job in plan.removed]
+    lines += [f"+ dataset {dataset_id}" for dataset_id in plan.datasets_added]
+    for dataset in plan.datasets_changed:
+        lines += [f"~ dataset {dataset.dataset_id}", *_field_lines(dataset.changes)]
+    lines += [f"- dataset {dataset_id}" for dataset_id in plan.datasets_removed]
+    counts = (
+        (len(plan.added), "to add"),
+        (len(plan.execution_changed), "to change in place"),
+        (len(plan.rebuilt), "to rebuild"),
+        (len(plan.removed), "to remove"),
+        (len(plan.unchanged), "unchanged"),
+    )
+    return "\n".join(
+        [*lines, "", "Jobs: " + ", ".join(f"{count} {what}" for count, what in counts) + ".", ""]
+    )
+
+
+def _label(job: Job) -> str:
+    if job.generated_for is not None:
+        return f"{job.name} ({job.operator} made for {job.generated_for}: Bulk)"
+    return f"{job.name} ({job.runtime}: {job.operator})"
+
+
+def _reason(rebuilt: Rebuilt) -> str:
+    own = ["its definition changed"] if rebuilt.changes else []
+    upstream = [f"downstream of {', '.join(rebuilt.downstream_of)}"] if rebuilt.downstream_of else []
+    return " and ".join(own + upstream) or "its fingerprint changed"
+
+
+def _field_lines(changes: tuple[FieldChange, ...]) -> list[str]:
+    lines = []
+    for change in changes:
+        if change.old is None and change.new is None:
+            lines.append(f"      {change.field}")
+        else:
+            lines.append(f"      {change.field}: {change.old or '(unset)'} → {change.new or '(unset)'}")
+    return lines

@@ -1,0 +1,241 @@
+"""What an operator is given: its task, its inputs, and ways to write, emit and log.
+
+    from traceplane.sdk import OperatorTask
+
+    def daily_totals(task: OperatorTask) -> None:
+        trades = task.read("trades")
+        task.write("totals", trades.group_by("ticker").aggregate([("volume", "sum")]))
+
+An operator may also return its rows: a mapping from output name to rows, or just the rows when it
+has one output. Rows are a list of dicts, a dict of columns, or anything that speaks Arrow (pyarrow,
+pandas, polars, DuckDB). Files are written to the attempt's own staging folder and become visible
+only when the platform commits the task; an operator that raises leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traceplane.model.scope import Cursor, Partition, Scope
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Event = dict[str, Any]
+Stream = Callable[[Event, bool], None]
+"""Sends one event while the operator runs; the flag asks to wait until the platform accepted it."""
+
+
+class OperatorError(Exception):
+    """A use of the task that cannot work; `code` is stable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EmitRefused(OperatorError):
+    """The platform did not accept an event."""
+
+
+@dataclass(frozen=True)
+class OperatorInput:
+    name: str
+    files: tuple[str, ...]
+    """The committed files of this input for the task's scope."""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """Column must equal value; `OperatorTask.read` applies it."""
+
+
+@dataclass(frozen=True)
+class OperatorOutput:
+    name: str
+    index: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    name: str
+    rows: int
+    bytes: int
+
+
+@dataclass
+class Written:
+    """What was written to one output so far."""
+
+    files: list[WrittenFile] = field(default_factory=list)
+    schema_hash: str | None = None
+
+
+class OperatorTask:
+    """One attempt of one task, as its operator sees it."""
+
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        attempt: int,
+        payload: Mapping[str, Any],
+        output_folders: Mapping[str, str],
+        temp_dir: str,
+        stream: Stream | None = None,
+    ) -> None:
+        self.task_id = task_id
+        self.attempt = attempt
+        self.scope: Scope | None = scope_from_dict(payload.get("scope"))
+        self.kind: str = payload.get("kind", "data")
+        self.config: dict[str, Any] = dict(payload.get("config") or {})
+        self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
+        self.outputs = {
+            entry["name"]: OperatorOutput(entry["name"], index, Path(output_folders[entry["name"]]))
+            for index, entry in enumerate(payload.get("outputs") or ())
+        }
+        self.temp_dir = Path(temp_dir)
+        self.written: dict[str, Written] = {}
+        self.emitted: list[Event] = []
+        self._stream = stream
+
+    def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of an input for this task's scope; a table without columns if it has no files."""
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        source = self._input(name)
+        if not source.files:
+            return pa.table({})
+        filters = [(column, "=", value) for column, value in source.where.items()] or None
+        wanted = None if columns is None else list(columns)
+        return parquet.read_table(list(source.files), columns=wanted, filters=filters)
+
+    def write(self, name: str, rows: Any) -> None:
+        """Add a Parquet file to an output. All writes to one output must have the same columns."""
+        import pyarrow.parquet as parquet
+
+        output = self._output(name)
+        table = as_table(rows)
+        written = self.written.setdefault(name, Written())
+        found = schema_hash(table.schema)
+        if written.schema_hash not in (None, found):
+            raise OperatorError(
+                "operator.schema_mixed",
+                f"output {name!r} was first written with other columns or types than {table.schema.names}",
+            )
+        file_name = f"part-{len(written.files):05d}.parquet"
+        path = output.folder / file_name
+        parquet.write_table(table, path)
+        written.schema_hash = found
+        written.files.append(WrittenFile(file_name, table.num_rows, os.stat(path).st_size))
+
+    def emit(
+        self,
+        name: str,
+        *,
+        scope: Scope | int,
+        kind: str = "data",
+        emission: str = "",
+        wait: bool = True,
+    ) -> None:
+        """Announce a change of an output.
+
+        A source that runs for ever sends its event at once and, unless told not to wait, returns when
+        the platform has accepted it; an ordinary task's events are sent with its result. `emission`
+        tells a second word on the same scope from a repetition of the first.
+        """
+        event = {
+            "output_index": self._output(name).index,
+            "scope": scope_as_dict(Cursor(scope) if isinstance(scope, int) else scope),
+            "kind": kind,
+            "emission": emission,
+        }
+        if self._stream is None:
+            self.emitted.append(event)
+        else:
+            self._stream(event, wait)
+
+    def log(self, message: str, *, level: str = "info", **fields: Any) -> None:
+        """One line of the task's log; plain `print` works as well."""
+        pairs = "".join(f" {key}={value!r}" for key, value in fields.items())
+        print(f"{level}: {message}{pairs}".replace("\n", "\\n"), file=sys.stdout, flush=True)
+
+    def write_returned(self, returned: Any) -> None:
+        """What the operator's return value means: nothing, rows by output name, or the one output's rows."""
+        if returned is None:
+            return
+        if isinstance(returned, Mapping) and returned and set(returned) <= set(self.outputs):
+            for name, rows in returned.items():
+                self.write(name, rows)
+        elif len(self.outputs) == 1:
+            self.write(next(iter(self.outputs)), returned)
+        else:
+            raise OperatorError(
+                "operator.result_invalid",
+                f"the operator returned {type(returned).__name__}; with {len(self.outputs)} outputs it must "
+                "return None or a mapping from output name to rows",
+            )
+
+    def _input(self, name: str) -> OperatorInput:
+        if name not in self.inputs:
+            raise OperatorError(
+                "operator.input_unknown", f"there is no input {name!r}; {_known(self.inputs)}"
+            )
+        return self.inputs[name]
+
+    def _output(self, name: str) -> OperatorOutput:
+        if name not in self.outputs:
+            raise OperatorError(
+                "operator.output_unknown", f"there is no output {name!r}; {_known(self.outputs)}"
+            )
+        return self.outputs[name]
+
+
+def _known(names: Mapping[str, object]) -> str:
+    return f"the job declares {', '.join(sorted(names))}" if names else "the job declares none"
+
+
+def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
+    files = tuple(file if isinstance(file, str) else file["path"] for file in entry.get("files") or ())
+    return OperatorInput(entry["name"], files, dict(entry.get("where") or {}))
+
+
+def as_table(rows: Any) -> pa.Table:
+    """An Arrow table from whatever an operator may hand over."""
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__"):
+        return pa.table(rows)
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        return pa.Table.from_pylist(list(rows))
+    raise OperatorError("operator.result_invalid", f"{type(rows).__name__} cannot be written as rows")
+
+
+def schema_hash(schema: pa.Schema) -> str:
+    """Sixteen hex digits over the names, types and nullability of the columns, in order."""
+    columns = [[column.name, str(column.type), column.nullable] for column in schema]
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
+
+
+def scope_from_dict(value: Mapping[str, Any] | None) -> Scope | None:
+    if value is None:
+        return None
+    if value.get("cursor") is not None:
+        return Cursor(value["cursor"])
+    return Partition(value["partition_key"], value["start"], value["end"])
+
+
+def scope_as_dict(scope: Scope) -> dict[str, Any]:
+    if isinstance(scope, Cursor):
+        return {"cursor": scope.position}
+    return {"partition_key": scope.name, "start": scope.start, "end": scope.end}

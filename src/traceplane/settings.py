@@ -1,0 +1,177 @@
+"""The only reader of environment and TOML. One frozen object per process, read once.
+
+Order of precedence: environment (`TRACEPLANE_…`), then `traceplane.toml`, then the defaults below. Unknown
+keys are refused, so that a misspelt setting is never silently ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from traceplane.errors import InvalidInput
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
+
+PREFIX = "TRACEPLANE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    home: Path = Path(".traceplane")
+    """Folder of the local profile: embedded Postgres, object store, tokens."""
+    state_url: str | None = None
+    """Postgres of the control plane; unset: the embedded server."""
+    data_url: str | None = None
+    """Postgres of hot datasets, with credentials of its own; unset: the embedded server."""
+    object_store: str | None = None
+    """Where datasets live; unset: a folder under `home`."""
+    master_key_file: Path | None = None
+    """Encrypts signing keys at rest; unset: made under `home`."""
+    host: str = "127.0.0.1"
+    dispatcher_port: int = 7460
+    gateway_port: int = 7461
+    dispatcher_url: str | None = None
+    """Where workers find the internal API; unset: this machine."""
+    gateway_url: str | None = None
+    """Where the command line finds the public API; unset: this machine."""
+    worker_token: str | None = None
+    """What a worker proves itself with; unset: the file under `home`."""
+    user_token: str | None = None
+    """What the command line proves itself with; unset: the file under `home`."""
+    org: str = "default"
+    wake_queue: str = "postgres"
+    """postgres | sqs"""
+    sqs_endpoint_url: str | None = None
+    sqs_queue_prefix: str = "traceplane-"
+    aws_region: str = "us-east-1"
+    worker_concurrency: int = 8
+    worker_code_paths: tuple[Path, ...] = ()
+    """Folders that operator code is imported from; unset: the current folder."""
+    allow_weak_sandbox: bool = False
+    dispatch_window: int = 1000
+    """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
+    resend_after_seconds: float = 30.0
+    reap_grace_seconds: float = 15.0
+    """How long after its start, or after losing Postgres, a dispatcher reaps nothing."""
+    token_overlap_seconds: float = 3600.0
+    max_body_bytes: int = 16 * 1024 * 1024
+    database_connections: int = 10
+    log_level: str = "info"
+    log_format: str = "json"
+    otlp_endpoint: str | None = None
+    crash_at: str | None = None
+    """Kills the process at a named boundary (see crash_points); for tests of recovery only."""
+    runtimes: Mapping[str, Runtime] = field(default_factory=lambda: dict(DEFAULT_RUNTIMES))
+
+    @property
+    def object_store_root(self) -> Path:
+        return Path(self.object_store) if self.object_store else self.home / "objects"
+
+    @property
+    def dispatcher_address(self) -> str:
+        return self.dispatcher_url or f"http://{self.host}:{self.dispatcher_port}"
+
+    @property
+    def gateway_address(self) -> str:
+        return self.gateway_url or f"http://{self.host}:{self.gateway_port}"
+
+
+_KNOWN = {f.name: f for f in fields(Settings)}
+_CHOICES = {"wake_queue": ("postgres", "sqs"), "log_format": ("json", "text")}
+
+
+def load(
+    file: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any
+) -> Settings:
+    """Reads the settings once; `overrides` (command line) win over everything."""
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    chosen = file or Path(environment.get(f"{PREFIX}CONFIG", "traceplane.toml"))
+    if chosen.exists():
+        values |= _from_toml(chosen)
+    elif file is not None:
+        raise InvalidInput("settings.no_file", "there is no such settings file", value=str(file))
+    for name, text in environment.items():
+        if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG":
+            key = name.removeprefix(PREFIX).lower()
+            values[_known(key, where=name)] = text.split(os.pathsep) if key == "worker_code_paths" else text
+    values |= {k: v for k, v in overrides.items() if v is not None}
+    try:
+        settings = msgspec.convert(values, Settings, strict=False, dec_hook=_as_path)
+    except msgspec.ValidationError as error:
+        raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
+    _check(settings)
+    return settings
+
+
+def _as_path(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value).expanduser()
+    raise NotImplementedError(kind)
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput("settings.bad_toml", f"{path} is not valid TOML: {error}") from error
+    for key in values:
+        _known(key, where=str(path))
+    if "runtimes" in values:
+        custom = {name: _runtime(name, entry) for name, entry in values["runtimes"].items()}
+        values["runtimes"] = {**DEFAULT_RUNTIMES, **custom}
+    return values
+
+
+def _runtime(name: str, entry: Any) -> Runtime:
+    try:
+        runtime = msgspec.convert({"name": name, **entry}, Runtime, strict=False)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidInput(
+            "settings.runtime_invalid", f"runtime {name!r} is not well formed: {error}"
+        ) from error
+    unknown = set(entry) - {f.name for f in fields(Runtime)}
+    if unknown:
+        raise InvalidInput(
+            "settings.unknown_key", f"runtime {name!r} has unknown keys", value=", ".join(sorted(unknown))
+        )
+    if runtime.driver is Driver.QUEUE and not runtime.queue:
+        raise InvalidInput(
+            "settings.runtime_invalid", f"runtime {name!r} needs a queue", next_step='add queue = "…"'
+        )
+    if runtime.driver is Driver.INVOKE and not (runtime.invoker and runtime.target):
+        raise InvalidInput("settings.runtime_invalid", f"runtime {name!r} needs invoker and target")
+    return runtime
+
+
+def _known(key: str, *, where: str) -> str:
+    if key in _KNOWN:
+        return key
+    near = difflib.get_close_matches(key, _KNOWN, n=1)
+    raise InvalidInput(
+        "settings.unknown_key",
+        f"{where} sets something that does not exist",
+        value=key,
+        next_step=f"did you mean {near[0]!r}?" if near else "see docs/reference/settings.md",
+    )
+
+
+def _check(settings: Settings) -> None:
+    for name, allowed in _CHOICES.items():
+        if getattr(settings, name) not in allowed:
+            raise InvalidInput(
+                "settings.invalid", f"{name} is one of {', '.join(allowed)}", value=getattr(settings, name)
+            )
+    if (settings.state_url is None) != (settings.data_url is None):
+        raise InvalidInput(
+            "settings.invalid",
+            "state_url and data_url are given together or not at all",
+            next_step="set both, or neither for the embedded Postgres",
+        )

@@ -1,0 +1,426 @@
+"""The wire contract between the dispatcher and its workers, and the client that speaks it.
+
+All calls are batches; the dispatcher also groups concurrent calls into one transaction. A worker proves
+itself with the worker token (claim and wake calls) and, for everything about a task it holds, with that
+task's capability token and fence: (task_id, attempt, lease_token). A stale caller is answered "stale" and
+has changed nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
+
+import aiohttp
+import msgspec
+
+from traceplane.errors import (
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    PlatformError,
+    TooLarge,
+    TraceplaneError,
+    Unauthenticated,
+)
+
+MAX_BATCH = 1000
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=43_200)]
+Traceparent = Annotated[str, msgspec.Meta(pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
+_Batch = msgspec.Meta(min_length=1, max_length=MAX_BATCH)
+
+
+class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class Scope(Wire, frozen=True):
+    """A cursor, or a partition with its inclusive ends."""
+
+    cursor: Position | None = None
+    partition_key: Text | None = None
+    start: Position | None = None
+    end: Position | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cursor is None) == (self.partition_key is None):
+            raise ValueError("a scope is either a cursor or a partition_key with start and end")
+        if self.cursor is not None:
+            if self.start is not None or self.end is not None:
+                raise ValueError("a cursor has neither start nor end")
+        elif self.start is None or self.end is None or self.end < self.start:
+            raise ValueError("a partition needs start and end, and start must not lie after end")
+
+    @property
+    def first(self) -> int:
+        return self.cursor if self.cursor is not None else self.start  # type: ignore[return-value]
+
+    @property
+    def last(self) -> int:
+        return self.cursor if self.cursor is not None else self.end  # type: ignore[return-value]
+
+
+class Fence(Wire, frozen=True):
+    """What proves that a caller holds the current attempt of a task."""
+
+    task_id: UUID
+    attempt: AttemptNumber
+    lease_token: UUID
+    token: Annotated[int, msgspec.Meta(ge=0, lt=MAX_BATCH)] = 0
+    """Which of the call's `tokens` is the capability that covers this task."""
+
+
+Tokens = Annotated[
+    list[Annotated[str, msgspec.Meta(max_length=262_144)]], msgspec.Meta(min_length=1, max_length=MAX_BATCH)
+]
+"""Capability tokens; one covers all tasks that were claimed together."""
+
+
+class ClaimRequest(Wire, frozen=True):
+    worker_id: Text
+    runtime: Text
+    task_ids: Annotated[list[UUID], _Batch]
+
+
+class InputRef(Wire, frozen=True):
+    input_index: int
+    name: str
+    dataset_id: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+    where: dict[str, Any] = {}
+
+
+class OutputRef(Wire, frozen=True):
+    output_index: int
+    name: str
+    dataset_id: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+
+
+class JobPayload(Wire, frozen=True):
+    """What a worker needs to know of a job; the same for all its tasks."""
+
+    job_id: UUID
+    org: str
+    dag: str
+    name: str
+    runtime: str
+    operator: str
+    activation: str
+    config: dict[str, Any]
+    update_strategy: str
+    unique_key: list[str]
+    timeout_seconds: float
+    lease_seconds: float
+    max_attempts: int
+    inputs: list[InputRef]
+    outputs: list[OutputRef]
+
+
+class ClaimedTask(Wire, frozen=True):
+    task_id: UUID
+    attempt: int
+    lease_token: UUID
+    lease_seconds: float
+    job_id: UUID
+    kind: str
+    write_prefixes: list[str]
+    """Per output, where this attempt may stage files."""
+    scope: Scope | None = None
+    input_files: list[list[dict[str, Any]]] = []
+    """Per input, the committed files for the task's scope."""
+    traceparent: str | None = None
+
+
+class Refusal(Wire, frozen=True):
+    task_id: UUID
+    reason: str
+
+
+class ClaimResponse(Wire, frozen=True):
+    tasks: list[ClaimedTask]
+    jobs: dict[str, JobPayload]
+    refused: list[Refusal]
+    token: str | None = None
+    """The capability token of the claimed tasks."""
+
+
+class Heartbeat(Fence, frozen=True):
+    progress: dict[str, Any] | None = None
+
+
+class HeartbeatRequest(Wire, frozen=True):
+    tokens: Tokens
+    beats: Annotated[list[Heartbeat], _Batch]
+
+
+class HeartbeatOutcome(Wire, frozen=True):
+    task_id: UUID
+    outcome: Literal["ok", "canceled", "stale", "unknown"]
+    """canceled: stop, and report it. stale: somebody else holds the task; stop, and report nothing."""
+    lease_seconds: float | None = None
+    token: str | None = None
+    """A fresh capability token for this task, when the one sent is near its end."""
+
+
+class HeartbeatResponse(Wire, frozen=True):
+    outcomes: list[HeartbeatOutcome]
+
+
+class EventOut(Wire, frozen=True):
+    """An event of a task's own output."""
+
+    output_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    scope: Scope
+    kind: Literal["data", "invalidation"] = "data"
+    emission: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
+class Emission(Fence, frozen=True, kw_only=True):
+    events: Annotated[list[EventOut], _Batch]
+    traceparent: Traceparent | None = None
+
+
+class EventsRequest(Wire, frozen=True):
+    tokens: Tokens
+    emissions: Annotated[list[Emission], _Batch]
+
+
+class EmissionOutcome(Wire, frozen=True):
+    task_id: UUID
+    outcome: Literal["ok", "canceled", "stale", "unknown"]
+    accepted: int = 0
+    duplicates: int = 0
+
+
+class EventsResponse(Wire, frozen=True):
+    outcomes: list[EmissionOutcome]
+
+
+class StagedFile(Wire, frozen=True):
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    rows: Count
+    bytes: Count
+    statistics: dict[str, Any] | None = None
+
+
+class OutputManifest(Wire, frozen=True):
+    output_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    dataset_uuid: UUID
+    dataset_version: UUID
+    scope: Scope
+    files: list[StagedFile] = []
+    row_count: Count = 0
+    bytes: Count = 0
+    schema_hash: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
+class TaskError(Wire, frozen=True):
+    code: Text
+    message: Annotated[str, msgspec.Meta(max_length=20_000)]
+    type: str | None = None
+    traceback: Annotated[str, msgspec.Meta(max_length=50_000)] | None = None
+    file: str | None = None
+    line: int | None = None
+    logs: list[str] = []
+    retryable: bool = True
+
+
+class Completion(Fence, frozen=True, kw_only=True):
+    status: Literal["completed", "failed", "canceled"]
+    outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = []
+    events: Annotated[list[EventOut], msgspec.Meta(max_length=10_000)] = []
+    error: TaskError | None = None
+    traceparent: Traceparent | None = None
+    """The attempt's span; downstream events continue its trace."""
+
+
+class CompleteRequest(Wire, frozen=True):
+    tokens: Tokens
+    completions: Annotated[list[Completion], _Batch]
+
+
+class CompletionOutcome(Wire, frozen=True):
+    task_id: UUID
+    outcome: Literal["committed", "retrying", "dead", "canceled", "stale", "unknown"]
+    """What the task is now because of this report, or of the first report that this one repeats."""
+
+
+class CompleteResponse(Wire, frozen=True):
+    outcomes: list[CompletionOutcome]
+
+
+class FetchQuery(Wire, frozen=True):
+    task_id: UUID
+    attempt: AttemptNumber
+    lease_token: UUID
+
+
+class FetchResponse(Wire, frozen=True):
+    outcome: Literal["ok", "canceled", "stale"]
+    state: str | None = None
+    task: ClaimedTask | None = None
+    job: JobPayload | None = None
+    token: str | None = None
+
+
+class WakeReceiveRequest(Wire, frozen=True):
+    queue: Text
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)] = 10
+    wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=60)] = 20.0
+    visibility_seconds: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 60.0
+
+
+class WakeUp(Wire, frozen=True):
+    receipt: str
+    task_id: UUID
+    receives: int = 1
+
+
+class WakeReceiveResponse(Wire, frozen=True):
+    messages: list[WakeUp]
+
+
+class WakeSettleRequest(Wire, frozen=True):
+    """What became of received wake-ups."""
+
+    queue: Text
+    delete: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] = []
+    extend: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] = []
+    release: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] = []
+    visibility_seconds: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 60.0
+
+
+class WakeSettleResponse(Wire, frozen=True):
+    deleted: int
+    extended: int
+    released: int
+
+
+class Jwks(Wire, frozen=True):
+    keys: list[dict[str, str]]
+
+
+Response = TypeVar("Response", bound=Wire)
+
+_ERRORS: dict[int, type[TraceplaneError]] = {
+    400: InvalidInput,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+}
+
+
+class Caller:
+    """Typed JSON calls over one keep-alive HTTP session."""
+
+    def __init__(self, base_url: str, token: str | None = None, *, timeout_seconds: float = 90.0) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"content-type": "application/json"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, connect=5)
+        self._session: aiohttp.ClientSession | None = None
+        self._encoder = msgspec.json.Encoder()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        response: type[Response],
+        body: object = None,
+        query: dict[str, str] | None = None,
+    ) -> Response:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60), timeout=self._timeout
+            )
+        data = self._encoder.encode(body) if body is not None else None
+        try:
+            async with self._session.request(
+                method, self._base_url + path, data=data, params=query, headers=self._headers
+            ) as answer:
+                raw = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise PlatformError(
+                "service.unreachable",
+                "the service did not answer",
+                value=f"{self._base_url}{path}: {type(error).__name__} {error}",
+                next_step="check that it runs; the call may be repeated",
+            ) from error
+        if answer.status >= 400:
+            raise _as_error(answer.status, raw)
+        try:
+            return msgspec.json.decode(raw, type=response)
+        except msgspec.DecodeError as error:
+            raise PlatformError(
+                "service.bad_answer", f"the service answered with something unexpected: {error}", value=path
+            ) from error
+
+
+def _as_error(status: int, raw: bytes) -> TraceplaneError:
+    try:
+        body = msgspec.json.decode(raw)["error"]
+        kind = _ERRORS.get(status, PlatformError)
+        return kind(body["code"], body["message"], value=body.get("value"), next_step=body.get("next_step"))
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return PlatformError(
+            "service.bad_answer", "the service answered with something unexpected", value=raw[:200]
+        )
+
+
+class DispatcherClient:
+    """The internal API, as a worker calls it."""
+
+    def __init__(self, base_url: str, worker_token: str) -> None:
+        self._caller = Caller(base_url, worker_token)
+
+    async def close(self) -> None:
+        await self._caller.close()
+
+    async def claim(self, request: ClaimRequest) -> ClaimResponse:
+        return await self._caller.call("POST", "/internal/task-claim", ClaimResponse, request)
+
+    async def heartbeat(self, tokens: list[str], beats: list[Heartbeat]) -> list[HeartbeatOutcome]:
+        request = HeartbeatRequest(tokens, beats)
+        return (await self._caller.call("POST", "/internal/heartbeat", HeartbeatResponse, request)).outcomes
+
+    async def events(self, tokens: list[str], emissions: list[Emission]) -> list[EmissionOutcome]:
+        request = EventsRequest(tokens, emissions)
+        return (await self._caller.call("POST", "/internal/events", EventsResponse, request)).outcomes
+
+    async def complete(self, tokens: list[str], completions: list[Completion]) -> list[CompletionOutcome]:
+        request = CompleteRequest(tokens, completions)
+        return (
+            await self._caller.call("POST", "/internal/task-complete", CompleteResponse, request)
+        ).outcomes
+
+    async def fetch(self, fence: Fence) -> FetchResponse:
+        query = {
+            "task_id": str(fence.task_id),
+            "attempt": str(fence.attempt),
+            "lease_token": str(fence.lease_token),
+        }
+        return await self._caller.call("GET", "/internal/task-fetch", FetchResponse, query=query)
+
+    async def wake_receive(self, request: WakeReceiveRequest) -> list[WakeUp]:
+        return (
+            await self._caller.call("POST", "/internal/wake-receive", WakeReceiveResponse, request)
+        ).messages
+
+    async def wake_settle(self, request: WakeSettleRequest) -> WakeSettleResponse:
+        return await self._caller.call("POST", "/internal/wake-settle", WakeSettleResponse, request)

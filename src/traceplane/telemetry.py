@@ -1,0 +1,418 @@
+"""What the processes say about themselves: log events, metrics, spans.
+
+Everything starts as an event with a stable dotted name. `emit` writes it as one line on stderr; `count`,
+`observe` and `gauge` feed the metrics declared in `METRICS`, the only place where one is named; `span` and
+`record_span` follow one piece of work across processes. A trace travels as a W3C `traceparent` string, stored
+beside the event or task it belongs to, so event → task → attempt → next event is one trace however many
+processes and hours lie between.
+
+Nothing is set up at import. Before `configure`, log lines still appear (as text), metrics are dropped, and
+spans hand on the traceparent they were given. Losing telemetry never fails the work it describes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as METRICS_CONTENT_TYPE
+
+if TYPE_CHECKING:  # imported on first use: it costs half a second, and a command line rarely traces
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import SpanContext, Tracer
+
+__all__ = [
+    "METRICS",
+    "METRICS_CONTENT_TYPE",
+    "Metric",
+    "Span",
+    "configure",
+    "count",
+    "emit",
+    "gauge",
+    "observe",
+    "record_span",
+    "render_metrics",
+    "replace_gauge",
+    "shutdown",
+    "span",
+]
+
+Level = Literal["debug", "info", "warning", "error"]
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+PREFIX = "traceplane_"
+# Some labels come from users (a job's name, an error's code) and must not fill the memory: beyond this many
+# series of one metric, the rest is counted together as "other".
+MOST_SERIES = 5000
+
+_FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+_SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One declared metric; `name` is what callers pass, and is exported behind `traceplane_`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = _FAST
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("events_accepted_total", "counter", "Dataset events accepted for the first time."),
+    Metric("events_duplicate_total", "counter", "Dataset events that had been accepted before."),
+    Metric("tasks_created_total", "counter", "Tasks created.", ("job",)),
+    Metric("tasks_claimed_total", "counter", "Attempts claimed by a worker.", ("job",)),
+    Metric("tasks_completed_total", "counter", "Tasks whose outputs were committed.", ("job",)),
+    Metric("tasks_failed_total", "counter", "Attempts that failed, by error code.", ("job", "code")),
+    Metric("tasks_dead_total", "counter", "Tasks that used up their attempts.", ("job",)),
+    Metric("tasks_reaped_total", "counter", "Attempts ended because their lease ran out."),
+    Metric("tasks_canceled_total", "counter", "Tasks canceled."),
+    Metric("wakeups_sent_total", "counter", "Wake-ups handed to a queue.", ("queue",)),
+    Metric("wakeups_resent_total", "counter", "Wake-ups sent again because nobody claimed the task."),
+    Metric("outbox_lag_seconds", "gauge", "Age of the oldest outbox row not yet relayed."),
+    Metric("queue_depth", "gauge", "Tasks waiting, queued or dispatched.", ("job",)),
+    Metric("queue_age_seconds", "gauge", "Age of the oldest waiting task.", ("job",)),
+    Metric("tasks_running", "gauge", "Tasks with a live lease.", ("job",)),
+    Metric("jobs_held", "gauge", "Jobs whose dispatch is held by backpressure."),
+    Metric("group_commit_size", "histogram", "Calls committed in one transaction.", ("call",), _SIZES),
+    Metric("group_commit_seconds", "histogram", "Duration of one group commit.", ("call",)),
+    Metric("http_requests_total", "counter", "Requests answered.", ("route", "status")),
+    Metric("http_request_seconds", "histogram", "Time to answer a request.", ("route",)),
+    Metric("loop_errors_total", "counter", "Passes of a background loop that failed.", ("loop",)),
+    Metric("loop_seconds", "histogram", "Duration of one pass of a background loop.", ("loop",)),
+    Metric("task_seconds", "histogram", "Duration of an attempt, from claim to end.", ("job",), _SLOW),
+    Metric("stale_calls_total", "counter", "Calls refused because their attempt was over.", ("call",)),
+)
+
+
+class _Metrics:
+    """The live collectors of `METRICS`, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.collectors: dict[str, Any] = {}
+        self.series: dict[str, dict[tuple[tuple[str, object], ...], Any]] = {m.name: {} for m in METRICS}
+        for metric in METRICS:
+            name = PREFIX + metric.name
+            match metric.kind:
+                case "counter":
+                    collector: Any = Counter(name, metric.help, metric.labels, registry=self.registry)
+                case "gauge":
+                    collector = Gauge(name, metric.help, metric.labels, registry=self.registry)
+                case "histogram":
+                    collector = Histogram(
+                        name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets
+                    )
+            self.collectors[metric.name] = collector
+
+    def one(self, metric: str, labels: Mapping[str, object]) -> Any:
+        # prometheus_client checks and sorts the label names at every call; remembering the series by
+        # its labels as given costs a fifth of that.
+        series = self.series[metric]
+        key = tuple(labels.items())
+        try:
+            return series[key]
+        except TypeError:  # a label that cannot be hashed
+            return self.one(metric, {name: str(value) for name, value in labels.items()})
+        except KeyError:
+            pass
+        collector = self.collectors[metric]
+        if len(series) >= MOST_SERIES:
+            return collector.labels(**dict.fromkeys(labels, "other"))
+        series[key] = collector.labels(**labels) if labels else collector
+        return series[key]
+
+
+class _State:
+    """What `configure` sets; one per process."""
+
+    service: str = "traceplane"
+    threshold: int = _LEVELS["info"]
+    as_json: bool = False
+    metrics: _Metrics | None = None
+    provider: TracerProvider | None = None
+    tracer: Tracer | None = None
+
+
+_state = _State()
+
+
+def configure(
+    service: str,
+    *,
+    log_level: Level = "info",
+    log_format: Literal["json", "text"] = "json",
+    otlp_endpoint: str | None = None,
+) -> None:
+    """Set up this process's telemetry; calling it again starts from zero."""
+    shutdown()
+    _state.service = service
+    _state.threshold = _LEVELS[log_level]
+    _state.as_json = log_format == "json"
+    _state.metrics = _Metrics()
+    # What libraries log through `logging` becomes an event too, so that every line on stderr parses.
+    logging.basicConfig(handlers=[_LibraryLog()], level=logging.WARNING, force=True)
+    if otlp_endpoint is not None:
+        _state.provider = _tracer_provider(service, otlp_endpoint)
+        _state.tracer = _state.provider.get_tracer("traceplane")
+
+
+def shutdown(timeout: float = 5.0) -> None:
+    """Send the spans still buffered, waiting at most `timeout` seconds for the collector."""
+    provider, _state.provider, _state.tracer = _state.provider, None, None
+    if provider is not None:
+        # The SDK waits up to 30 s for a collector that is not there, and takes no limit.
+        flush = threading.Thread(target=provider.shutdown, daemon=True)
+        flush.start()
+        flush.join(timeout)
+
+
+# --- log events -------------------------------------------------------------------------------------
+
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def emit(name: str, /, level: Level = "info", **fields: object) -> None:
+    """Write one event as one line on stderr."""
+    if _LEVELS[level] < _state.threshold:
+        return
+    now = datetime.now(UTC)
+    if _state.as_json:
+        line = _json_line({"ts": now, "event": name, "service": _state.service, "level": level, **fields})
+    else:
+        line = _text_line(now, name, level, fields)
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed: there is nobody left to tell
+        sys.stderr.write(line + "\n")
+
+
+def _json_line(record: dict[str, object]) -> str:
+    try:
+        return _encoder.encode(record).decode()
+    except (UnicodeEncodeError, TypeError, RecursionError):  # a lone surrogate, an odd key, a cycle
+        head = ("ts", "event", "service", "level")
+        plain = {key: value if key in head else ascii(value) for key, value in record.items()}
+        return _encoder.encode(plain).decode()
+
+
+def _text_line(now: datetime, name: str, level: str, fields: Mapping[str, object]) -> str:
+    words = "".join(f" {key}={_word(value)}" for key, value in fields.items())
+    mark = "" if level == "info" else f" {level.upper()}"
+    return f"{now:%H:%M:%S}.{now.microsecond // 1000:03d}{mark} {name}{words}"
+
+
+def _word(value: object) -> str:
+    """A value for a terminal: quoted if it is not one word, and never able to move the cursor."""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if "\n" in text:
+        return "".join("\n  " + line.encode("unicode_escape").decode() for line in text.splitlines())
+    return text if text and " " not in text and text.isprintable() else repr(text)
+
+
+class _LibraryLog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
+        fields: dict[str, object] = {"logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            fields["traceback"] = logging.Formatter().formatException(record.exc_info)
+        emit("library.log", level, **fields)
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def count(metric: str, n: float = 1, /, **labels: object) -> None:
+    """Add to a counter."""
+    if (metrics := _state.metrics) is not None:
+        metrics.one(metric, labels).inc(n)
+
+
+def observe(metric: str, value: float, /, **labels: object) -> None:
+    """Add one value to a histogram."""
+    if (metrics := _state.metrics) is not None:
+        metrics.one(metric, labels).observe(value)
+
+
+def gauge(metric: str, value: float, /, **labels: object) -> None:
+    """Set one series of a gauge."""
+    if (metrics := _state.metrics) is not None:
+        metrics.one(metric, labels).set(value)
+
+
+def replace_gauge(metric: str, values: Mapping[str, float], /) -> None:
+    """Set a gauge of one label to exactly these series: a job that is gone stops being reported."""
+    if (metrics := _state.metrics) is None:
+        return
+    (label,) = next(declared.labels for declared in METRICS if declared.name == metric)
+    metrics.collectors[metric].clear()
+    metrics.series[metric].clear()
+    for value_of_label, value in values.items():
+        metrics.one(metric, {label: value_of_label}).set(value)
+
+
+def render_metrics() -> bytes:
+    """All metrics in Prometheus's text format."""
+    return generate_latest(_state.metrics.registry) if _state.metrics is not None else b""
+
+
+# --- traces -----------------------------------------------------------------------------------------
+
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+class Span:
+    """A piece of work being timed; `traceparent` is what its children are given.
+
+    This class itself is the span of a process that does not trace: it passes on what came in.
+    """
+
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: str | None) -> None:
+        self.traceparent = traceparent
+
+    def set(self, **attributes: object) -> None:
+        """Add attributes known only once the work is under way."""
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _RecordingSpan(Span):
+    __slots__ = ("_current", "_span")
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        name: str,
+        parent: str | None,
+        links: Sequence[str],
+        attributes: Mapping[str, object],
+    ) -> None:
+        self._span = tracer.start_span(
+            name, _context(parent), attributes=_attributes(attributes), links=_links(links)
+        )
+        super().__init__(_format(self._span.get_span_context()))
+
+    def set(self, **attributes: object) -> None:
+        self._span.set_attributes(_attributes(attributes))
+
+    def __enter__(self) -> Span:
+        from opentelemetry.trace import use_span
+
+        self._current = use_span(self._span, end_on_exit=True)
+        self._current.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._current.__exit__(kind, error, traceback)
+
+
+def span(
+    name: str, /, *, traceparent: str | None = None, links: Sequence[str] = (), **attributes: object
+) -> Span:
+    """Time a piece of work: `with span("task.attempt", traceparent=row.traceparent, job=job) as s: …`.
+
+    Its parent is `traceparent`, or else the span this one is opened inside of, or else it starts a trace.
+    An exception that leaves the block is recorded on the span and goes on.
+    """
+    if (tracer := _state.tracer) is None:
+        return Span(traceparent)
+    return _RecordingSpan(tracer, name, traceparent, links, attributes)
+
+
+def record_span(
+    name: str, traceparent: str | None, start_ns: int, end_ns: int, /, **attributes: object
+) -> str | None:
+    """Record work already done, timed in Unix nanoseconds; the answer is its children's traceparent."""
+    if (tracer := _state.tracer) is None:
+        return traceparent
+    done = tracer.start_span(
+        name, _context(traceparent), attributes=_attributes(attributes), start_time=start_ns
+    )
+    done.end(end_ns)
+    return _format(done.get_span_context())
+
+
+def _tracer_provider(service: str, endpoint: str) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    url = endpoint if endpoint.endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
+    resource = Resource.create({"service.name": service, "service.namespace": "traceplane"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=url, timeout=5)
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, max_queue_size=65536, max_export_batch_size=2048)
+    )
+    return provider
+
+
+def _context(traceparent: str | None) -> Any:
+    """The parent as OpenTelemetry wants it: None means the current span, if there is one."""
+    if traceparent is None:
+        return None
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+
+    parent = _parse(traceparent)
+    return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def _attributes(given: Mapping[str, object]) -> dict[str, str | bool | int | float]:
+    """Ids and enums as text, since OpenTelemetry refuses other types; what is None is left out."""
+    return {
+        key: value if isinstance(value, (str, bool, int, float)) else str(value)
+        for key, value in given.items()
+        if value is not None
+    }
+
+
+def _links(traceparents: Sequence[str]) -> Any:
+    if not traceparents:
+        return None
+    from opentelemetry.trace import Link
+
+    return [Link(parent) for parent in map(_parse, traceparents) if parent is not None]
+
+
+def _parse(traceparent: str) -> SpanContext | None:
+    """A traceparent that cannot be read starts a new trace, as W3C Trace Context asks."""
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    parsed = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return parsed if parsed.is_valid else None
+
+
+def _format(context: SpanContext) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

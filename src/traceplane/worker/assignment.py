@@ -1,0 +1,75 @@
+"""What the wrapper asks of the sandbox, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from traceplane.worker.frames import Failure, Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """One attempt of one task.
+
+    `payload` is handed to the operator. The sandbox reads from it `inputs` (`[{name, files, where}]`;
+    the files become readable) and `outputs` (`[{name, folder}]`; each folder is made for this attempt,
+    writable by it alone, and must be new or empty). An output without a folder gets one below `staging`.
+    """
+
+    task_id: str
+    attempt: int
+    entrypoint: str
+    """package.module:function, found on the code paths."""
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    code_paths: tuple[Path, ...] = ()
+    limits: Limits = Limits()
+    staging: Path | None = None
+    """Unset: below the sandbox's own folder, gone when the sandbox closes."""
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    path: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    output_index: int
+    name: str
+    files: tuple[OutputFile, ...]
+    schema_hash: str
+
+    @property
+    def row_count(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended. The files of a good run are sealed: owned by the wrapper and read-only."""
+
+    task_id: str
+    attempt: int
+    status: Literal["ok", "failed"]
+    outputs: tuple[OutputResult, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
+    """What the operator emitted, unless it was streamed while running."""
+    error: Failure | None = None
+    log_tail: str = ""
+    start_seconds: float | None = None
+    """From the call of `run` to the operator's first line; None if it never got there."""
+    run_seconds: float = 0.0
+    """From the call of `run` until no process of the task was left."""
+    cpu_seconds: float = 0.0
+    max_rss_bytes: int = 0
+    leftovers: bool = False
+    """Whether processes outlived the operator and were killed."""

@@ -1,0 +1,317 @@
+"""Everything that takes power away from the process that will run user code.
+
+`confine` is called in the child after the task is known and before any user code is imported; it
+either does all of what `probe` found to work, or raises, and the child then ends. The order matters:
+
+    descriptors → private root → limits → capabilities and uid → death signal, no new privileges
+    → Landlock → seccomp → environment
+
+Layers and what each one stops:
+
+    namespaces         own mount tree, own pid space (a kill reaches every descendant), own IPC
+    network_namespace  no interface at all, with the network off
+    uid_slots          each slot its own unprivileged uid (when started by root)
+    landlock           an allow-list of paths; no ptrace, signals, TCP (by kernel ABI)
+    seccomp            no sockets, tracing, namespaces, keys, io_uring
+    the rest           clean environment and descriptors, limits, own session: always there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from traceplane.worker import kernel, landlock, private_root, seccomp
+from traceplane.worker.frames import Configure, Limits
+
+NAMESPACES, NETWORK_NAMESPACE, UID_SLOTS = "namespaces", "network_namespace", "uid_slots"
+LANDLOCK, SECCOMP = "landlock", "seccomp"
+OPTIONAL_LAYERS = (NAMESPACES, NETWORK_NAMESPACE, UID_SLOTS, LANDLOCK, SECCOMP)
+ALWAYS = ("clean_environment", "closed_descriptors", "resource_limits", "own_session")
+ALWAYS_ON_LINUX = ("no_new_privileges", "no_capabilities", "parent_death_signal", "protected_memory")
+
+_ADDRESS_SPACE_HEADROOM = 8 << 30
+"""Allocators and thread stacks reserve far more than they use; the real limit is on data."""
+_READABLE_PROC = ("/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory")
+_READABLE_SYS = ("/sys/devices/system/cpu",)
+_NOBODY_ELSE = 0o077
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What holds the operator in on this machine, and what could not be had, with the reason."""
+
+    active: tuple[str, ...]
+    missing: dict[str, str]
+    landlock_abi: int = 0
+
+    def has(self, layer: str) -> bool:
+        return layer in self.active
+
+    def weakness(self) -> str | None:
+        """Why user code must not run here; None when the minimum is met."""
+        if sys.platform != "linux":
+            return f"operators can be isolated on Linux only, and this is {sys.platform}"
+        if not self.has(LANDLOCK) and not self.has(NAMESPACES):
+            return (
+                "neither Landlock nor namespaces are available, so a task could read the files of others "
+                f"(landlock: {self.missing.get(LANDLOCK)}; namespaces: {self.missing.get(NAMESPACES)})"
+            )
+        if os.geteuid() == 0 and not self.has(UID_SLOTS):
+            return f"the worker runs as root and cannot give operators another uid: {self.missing.get(UID_SLOTS)}"
+        return None
+
+
+def protect_this_process() -> None:
+    """Hide this process's memory, environment and descriptors from others of the same uid."""
+    if sys.platform == "linux":
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+
+
+def enter_user_namespace() -> None:
+    """A user namespace that knows this uid only, giving the power to make other namespaces."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a protected process cannot write its own uid map
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    protect_this_process()
+
+
+def enter_server_namespaces(isolation: Isolation) -> None:
+    """The fork server's own: a private copy of the mounts, and no network when tasks get none."""
+    if not isolation.has(NAMESPACES):
+        return
+    if os.geteuid() != 0:
+        enter_user_namespace()
+    kernel.unshare(kernel.CLONE_NEWNS)
+    if isolation.has(NETWORK_NAMESPACE):
+        kernel.unshare(kernel.CLONE_NEWNET)
+
+
+def enter_slot_namespaces(isolation: Isolation) -> None:
+    """A slot's own: the next fork becomes process 1 of a new pid namespace."""
+    if not isolation.has(NAMESPACES):
+        return
+    if os.geteuid() != 0:
+        enter_user_namespace()  # one for each slot, so that its process limit is its own
+    kernel.unshare(kernel.CLONE_NEWPID)
+
+
+# --- probing: once, in children of the fork server, before it has any threads ---------------------
+
+
+def probe(configure: Configure) -> Isolation:
+    """Try each layer in a child of its own; a layer counts only if it really worked."""
+    missing: dict[str, str] = {}
+    active: list[str] = list(ALWAYS + (ALWAYS_ON_LINUX if sys.platform == "linux" else ()))
+
+    def settle(layer: str, reason: str | None) -> None:
+        if reason is None:
+            active.append(layer)
+        else:
+            missing[layer] = reason
+
+    attempts: dict[str, Callable[[], str | None]] = {
+        LANDLOCK: _why_no_landlock,
+        SECCOMP: lambda: None if seccomp.supported() else "no filter for this processor",
+        NAMESPACES: lambda: _why_fails(lambda: _try_namespaces(configure, network=False)),
+        NETWORK_NAMESPACE: lambda: _why_no_network_namespace(configure, NAMESPACES in active),
+        UID_SLOTS: lambda: _why_no_uid_slots(configure, NAMESPACES in active),
+    }
+    for layer, attempt in attempts.items():
+        if layer in configure.disabled:
+            settle(layer, "switched off by the settings")
+        elif sys.platform != "linux":
+            settle(layer, f"not available on {sys.platform}")
+        else:
+            settle(layer, attempt())
+    return Isolation(tuple(active), missing, landlock.supported_abi() if LANDLOCK in active else 0)
+
+
+def _why_no_landlock() -> str | None:
+    if landlock.supported_abi() >= 1:
+        return None
+    return "the kernel has no Landlock (it needs Linux 5.13 with `landlock` in its lsm= list)"
+
+
+def _why_no_network_namespace(configure: Configure, namespaces: bool) -> str | None:
+    if configure.network:
+        return "the network is allowed"
+    if not namespaces:
+        return "it needs namespaces"
+    return _why_fails(lambda: _try_namespaces(configure, network=True))
+
+
+def _why_no_uid_slots(configure: Configure, namespaces: bool) -> str | None:
+    if os.geteuid() != 0:
+        return "the worker does not run as root"
+    if not configure.uids:
+        return "no uids were set aside for it"
+    return _why_fails(lambda: _try_uid(configure, namespaces))
+
+
+def _try_namespaces(configure: Configure, *, network: bool) -> None:
+    layers = (NAMESPACES, NETWORK_NAMESPACE) if network else (NAMESPACES,)
+    isolation = Isolation(layers, {})
+    enter_server_namespaces(isolation)
+    template = private_root.Template(configure.folder, configure.uids)
+    enter_slot_namespaces(isolation)
+    reason = _why_fails(template.raise_root)
+    if reason is not None:
+        raise OSError(errno.EPERM, reason)
+
+
+def _try_uid(configure: Configure, namespaces: bool) -> None:
+    if namespaces:
+        enter_server_namespaces(Isolation((NAMESPACES,), {}))
+        root = private_root.Template(configure.folder, configure.uids).raise_root()
+        root.enter(readable=(), writable=(), temp=configure.folder)
+    take_uid(configure.uids[0])
+    for path in (os.__file__, __file__, sys.executable):
+        with open(path, "rb"):
+            pass
+    if not namespaces:
+        os.stat(os.path.join(configure.folder, "."))
+
+
+def _why_fails(attempt: Callable[[], object]) -> str | None:
+    """Run `attempt` in a child; None if it worked, else what went wrong."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+            os._exit(0)
+        except BaseException as error:
+            os.write(writer, str(error).encode()[:500] or repr(error).encode())
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        reason = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(pid, 0)
+    return None if status == 0 else reason or f"the probe ended with status {status}"
+
+
+# --- confining ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What one task may reach, as named outside."""
+
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+    temp: str
+
+
+class Cell:
+    """One child's confinement: the generic half is built while it waits, the rest in `confine`."""
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        *,
+        template: private_root.Template | None,
+        system_calls: seccomp.Filter | None,
+        uid: int | None,
+        network: bool,
+    ) -> None:
+        self._isolation = isolation
+        self._system_calls = system_calls
+        self._uid = uid
+        self._root = template.raise_root() if template is not None else None
+        self._rules = self._generic_rules(network) if isolation.has(LANDLOCK) else None
+
+    def _generic_rules(self, network: bool) -> landlock.Ruleset:
+        rules = landlock.Ruleset(self._isolation.landlock_abi, connect_allowed=network)
+        if self._root is not None:
+            rules.allow_read((self._root.at("/"),))
+            rules.allow_write((self._root.at("/dev/null"),))
+            return rules
+        rules.allow_read(private_root.SYSTEM_FOLDERS)
+        rules.allow_read((*private_root.SYSTEM_FILES, *private_root.SYSTEM_TRUST, "/etc/passwd"))
+        rules.allow_read((*private_root.DEVICES, *_READABLE_PROC, *_READABLE_SYS))
+        rules.allow_read(private_root.interpreter_folders())
+        rules.allow_write(("/dev/null",))
+        return rules
+
+    def temp_inside(self, paths: Paths) -> str:
+        return private_root.TEMP if self._root is not None else paths.temp
+
+    def confine(self, paths: Paths, limits: Limits, *, spare_processes: int) -> None:
+        """Leave this process with nothing but what the task needs. There is no way back."""
+        if self._root is not None:
+            self._root.enter(readable=paths.readable, writable=paths.writable, temp=paths.temp)
+        temp = self.temp_inside(paths)
+        set_limits(limits, processes=limits.processes + spare_processes)
+        os.umask(_NOBODY_ELSE)
+        if self._uid is not None:
+            take_uid(self._uid)
+        if sys.platform == "linux":
+            kernel.drop_capabilities()
+            protect_this_process()
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if self._rules is not None:
+            if self._root is None:
+                self._rules.allow_read(paths.readable)
+            self._rules.allow_write((temp, *paths.writable))
+            self._rules.enforce()
+        if self._system_calls is not None:
+            self._system_calls.enforce()
+        os.chdir(temp)
+
+
+def take_uid(uid: int) -> None:
+    """Become an unprivileged user, in a group of the same number and no other."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def set_limits(limits: Limits, *, processes: int) -> None:
+    wanted: list[tuple[int, int | None]] = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, limits.cpu_seconds),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_DATA, limits.memory_bytes),
+    ]
+    if limits.memory_bytes is not None:
+        wanted.append((resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_HEADROOM))
+    for kind, value in wanted:
+        if value is not None:
+            _lower_limit(kind, value)
+
+
+def _lower_limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    with contextlib.suppress(ValueError):  # macOS refuses some kinds
+        resource.setrlimit(kind, (value, value))
+
+
+def clean_environment() -> dict[str, str]:
+    """All that operator code finds in its environment, besides HOME and TMPDIR."""
+    folders = (os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin")
+    return {"PATH": os.pathsep.join(folders), "LANG": "C.UTF-8", "TZ": "UTC"}
+
+
+def close_descriptors(kept: Iterable[int]) -> None:
+    """Close everything but 0, 1, 2 and the ones named."""
+    low = 3
+    highest = os.sysconf("SC_OPEN_MAX")
+    for descriptor in sorted(kept):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, max(highest, 1 << 16))

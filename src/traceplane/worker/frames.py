@@ -1,0 +1,219 @@
+"""What travels between the wrapper, the fork server, its slots and the child that runs a task.
+
+    wrapper ── Configure, OpenSlot ──► fork server ── Hello ──► wrapper
+    wrapper ── Kill ──► slot ── Ready (with the child's channel and log pipe), Exited ──► wrapper
+    wrapper ── Assign, Accepted, Refused ──► child ── Started, Events, Done, Failed ──► wrapper
+
+A frame is a four-byte length and JSON. Whatever comes from the child is hostile until proven
+otherwise: it is bounded in size and decoded into exactly these types or not at all.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct(">I")
+_MAX_TRUSTED_FRAME = 1 << 30
+_MAX_DESCRIPTORS = 4
+
+
+class FrameInvalid(Exception):
+    """A frame that is too large, cut short, or not what was expected."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task may use. Memory and cpu are per process, the rest for the whole task."""
+
+    memory_bytes: int | None = 4 << 30
+    cpu_seconds: int | None = None
+    open_files: int = 1024
+    processes: int = 128
+    """Processes and threads."""
+    file_bytes: int = 8 << 30
+    """The largest single file."""
+    disk_bytes: int | None = 32 << 30
+    """All files of the task together; looked at every half second."""
+    result_bytes: int = 8 << 20
+    """One frame from the child: the result, or one batch of streamed events."""
+    log_bytes: int = 4 << 20
+    """How much is handed to `on_log`; past it the log is read slowly and only its tail is kept."""
+
+
+class Configure(msgspec.Struct, frozen=True):
+    folder: str
+    network: bool
+    uids: list[int]
+    disabled: list[str]
+    preload: list[str]
+
+
+class OpenSlot(msgspec.Struct, frozen=True):
+    """Carries one descriptor: the slot's end of its control socket."""
+
+    slot: int
+    uid: int | None
+
+
+class Hello(msgspec.Struct, frozen=True):
+    active: list[str]
+    missing: dict[str, str]
+    landlock_abi: int
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """Ignored unless that child is the current one."""
+
+    pid: int
+    grace_seconds: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Carries two descriptors: the wrapper's end of the child's channel, and of its log pipe."""
+
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """Sent once no process of the task is left."""
+
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    cpu_seconds: float
+    max_rss_bytes: int
+    leftovers: bool
+    """Whether processes outlived the operator and had to be killed."""
+
+
+SlotReport = Ready | Exited
+
+
+class Assign(msgspec.Struct, frozen=True):
+    task_id: str
+    attempt: int
+    entrypoint: str
+    payload: dict[str, Any]
+    code_paths: list[str]
+    input_files: list[str]
+    output_folders: dict[str, str]
+    temp: str
+    limits: Limits
+    streaming: bool
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    batch: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    batch: int
+    code: str
+    message: str
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The operator is about to be called; the time is the system-wide monotonic clock."""
+
+    monotonic_ns: int
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    batch: int
+    events: list[dict[str, Any]]
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    name: str
+    rows: int
+    bytes: int
+
+
+class WrittenOutput(msgspec.Struct, frozen=True):
+    name: str
+    files: list[WrittenFile]
+    schema_hash: str | None
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    outputs: list[WrittenOutput]
+    events: list[dict[str, Any]]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a run failed: a stable code, one sentence, and where it happened if that is known."""
+
+    code: str
+    message: str
+    type: str | None = None
+    traceback: str | None = None
+    file: str | None = None
+    line: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    hint: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        body: dict[str, Any] = msgspec.to_builtins(self)
+        return body
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    error: Failure
+
+
+FromChild = Started | Events | Done | Failed
+
+_from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    body = msgspec.json.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(header: bytes, limit: int) -> int:
+    length: int = _LENGTH.unpack(header)[0]
+    if length > limit:
+        raise FrameInvalid(f"a frame of {length} bytes; the limit is {limit}")
+    return length
+
+
+def decode_from_child(body: bytes) -> FromChild:
+    try:
+        return _from_child.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise FrameInvalid(f"not a frame of a child: {str(error)[:200]}") from error
+
+
+def send(connection: socket.socket, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> None:
+    """Blocking; the descriptors travel with the first byte."""
+    data = encode(message)
+    if descriptors:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        sent = connection.sendmsg([data], [rights])
+        data = data[sent:]
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Blocking; one frame's body and its descriptors. Raises EOFError when the other end is gone."""
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    header, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_DESCRIPTORS, flags)
+    header += _receive_exactly(connection, _LENGTH.size - len(header))
+    return _receive_exactly(connection, frame_length(header, _MAX_TRUSTED_FRAME)), descriptors
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        part = connection.recv(min(count, 1 << 20))
+        if not part:
+            raise EOFError("the other end closed the connection")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,139 @@
+"""The Linux calls the sandbox needs and the standard library lacks.
+
+Each function is one system call; a failure is an `OSError` that names the call. Nothing here
+decides anything. On other systems the module imports and every call fails with ENOSYS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_RDONLY = 0x1
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_SYS_MOUNT_SETATTR = 442
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 0x1
+_MOUNT_ATTR_NOSUID = 0x2
+_CAPABILITY_VERSION_3 = 0x20080522
+_HIGHEST_CAPABILITY = 63
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapabilitySets(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def _checked(result: int, call: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+    return result
+
+
+def _linux_only(call: str) -> None:
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, f"{call}: only Linux has it")
+
+
+def syscall(name: str, number: int, *arguments: object) -> int:
+    """A raw system call; pass ctypes values for anything but small ints and bytes."""
+    _linux_only(name)
+    return _checked(int(_libc.syscall(ctypes.c_long(number), *arguments)), name)
+
+
+def prctl(option: int, argument: object = 0, second: object = 0) -> int:
+    _linux_only("prctl")
+    arguments = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in (argument, second, 0, 0)]
+    return _checked(int(_libc.prctl(option, *arguments)), f"prctl({option})")
+
+
+def unshare(flags: int) -> None:
+    _linux_only("unshare")
+    _checked(int(_libc.unshare(flags)), f"unshare({flags:#x})")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    _linux_only("mount")
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    _checked(int(result), f"mount {source or kind} on {target}")
+
+
+def bind(source: str, target: str) -> None:
+    """Show `source`, with whatever is mounted below it, at `target` as well."""
+    mount(source, target, None, MS_BIND | MS_REC)
+
+
+def make_mount_read_only(path: str) -> None:
+    """Read-only and without set-uid, for the mount at `path` and all below it (Linux 5.12)."""
+    attributes = _MountAttributes(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    pointer, size = ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes))
+    name = f"mount_setattr {path}"
+    syscall(name, _SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, pointer, size)
+
+
+def shrink_capability_bounds() -> None:
+    """Take every capability out of the bounding set; no later exec can bring one back."""
+    for capability in range(_HIGHEST_CAPABILITY + 1):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return  # past the last one this kernel knows
+            raise
+
+
+def drop_capabilities() -> None:
+    """Give up every capability of this thread, for itself and for whatever it executes."""
+    _linux_only("capset")
+    try:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel without ambient capabilities
+            raise
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    empty = (_CapabilitySets * 2)()
+    _checked(int(_libc.capset(ctypes.byref(header), ctypes.byref(empty))), "capset")

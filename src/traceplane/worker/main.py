@@ -1,0 +1,72 @@
+"""The worker process, wired by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+from traceplane import telemetry
+from traceplane.errors import InvalidInput
+from traceplane.model.runtimes import Driver
+from traceplane.runtime import task_group
+from traceplane.settings import Settings
+from traceplane.task_api import DispatcherClient
+from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.worker.wake_source import DispatcherWakeSource, WakeSource
+from traceplane.worker.wrapper import Wrapper
+
+
+async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python") -> None:
+    """Runs tasks of one runtime until `stop`, then lets the running ones finish."""
+    chosen = settings.runtimes.get(runtime)
+    if chosen is None or chosen.driver is not Driver.QUEUE:
+        queued = sorted(name for name, r in settings.runtimes.items() if r.driver is Driver.QUEUE)
+        raise InvalidInput(
+            "worker.unknown_runtime",
+            "there is no queue-driven runtime of that name",
+            value=runtime,
+            next_step=f"use one of {', '.join(queued)}",
+        )
+    if settings.worker_token is None:
+        raise InvalidInput(
+            "worker.no_token",
+            "a worker needs a worker token",
+            next_step="set TRACEPLANE_WORKER_TOKEN (see `traceplane token issue worker`)",
+        )
+    client = DispatcherClient(settings.dispatcher_address, settings.worker_token)
+    wake_source: WakeSource = DispatcherWakeSource(client)
+    if settings.wake_queue == "sqs":
+        from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
+
+        wake_source = SqsWakeQueue.from_settings(settings)
+    sandbox = await Sandbox.start(
+        SandboxSettings(
+            slots=settings.worker_concurrency,
+            network="full" if chosen.network else "none",
+            allow_weak=settings.allow_weak_sandbox,
+        )
+    )
+    telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandbox.isolation.active))
+    wrapper = Wrapper(
+        client=client,
+        wake_source=wake_source,
+        sandbox=sandbox,
+        runtime=chosen,
+        worker_id=f"{socket.gethostname()}:{os.getpid()}",
+        slots=settings.worker_concurrency,
+        object_store=settings.object_store_root.resolve(),
+        code_paths=tuple(p.resolve() for p in settings.worker_code_paths) or (Path.cwd(),),
+    )
+    try:
+        await task_group(
+            stop,
+            grace=60.0,
+            work=wrapper.take_work(stop),
+            heartbeat=wrapper.heartbeat(stop),
+            visibility=wrapper.extend_visibility(stop),
+        )
+    finally:
+        await sandbox.close()
+        await client.close()

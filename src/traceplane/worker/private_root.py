@@ -1,0 +1,170 @@
+"""A file system of its own for each task: the interpreter, its code, its inputs, its folders.
+
+The fork server makes a template once. Each child then raises a small tmpfs root in its own mount
+namespace while it still waits for work, binds the task's paths into it when the work arrives, and
+enters it. Paths keep their names, so a path in a payload or a traceback means the same on both
+sides; only the temporary folder moves, to /tmp. Everything is read-only except /tmp, the output
+folders and /dev/null. Folders above a bound path are made fresh and passable, so an interpreter
+below a private home directory still works for an unprivileged uid.
+
+A child that cannot build its root fails before any user code is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from traceplane.worker import kernel
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM_FILES = (
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/localtime",
+    "/etc/ld.so.cache",
+    "/etc/mime.types",
+    "/etc/protocols",
+    "/etc/services",
+)
+SYSTEM_TRUST = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+TEMP = "/tmp"
+
+
+def interpreter_folders() -> list[str]:
+    """What Python itself and the platform's own package are loaded from, shortest first."""
+    package = Path(__file__).resolve().parents[1]
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, str(package)}
+    real = {os.path.realpath(path) for path in found if path and os.path.exists(path)}
+    return outermost({*real, *(path for path in found if path and os.path.isdir(path))} - {"/"})
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths that lie below no other one."""
+    kept: list[str] = []
+    for path in sorted(paths, key=lambda p: (p.count("/"), p)):
+        if not any(is_within(path, folder) for folder in kept):
+            kept.append(path)
+    return kept
+
+
+def is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _uncovered(paths: Iterable[str], covered: Iterable[str]) -> list[str]:
+    covered = list(covered)
+    return [path for path in outermost(paths) if not any(is_within(path, folder) for folder in covered)]
+
+
+class Template:
+    """The parts that are the same for every task, made once in the fork server's mount namespace."""
+
+    def __init__(self, folder: str, uids: Iterable[int]) -> None:
+        self._folder = os.path.join(folder, "template")
+        self._root = os.path.join(folder, "root")
+        for path in (self._folder, self._root):
+            os.makedirs(path, exist_ok=True)
+        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID, "size=4m,mode=755")
+        self._make_devices()
+        self._make_etc(uids)
+        folders = _uncovered(interpreter_folders(), SYSTEM_FOLDERS)
+        self._bind_system([path for path in folders if not is_within(path, TEMP)])
+        self._folders_below_temp = [path for path in folders if is_within(path, TEMP) and path != TEMP]
+        kernel.make_mount_read_only(self._folder)
+
+    def _bind_system(self, folders: Iterable[str]) -> None:
+        self._links = [path for path in SYSTEM_FOLDERS if os.path.islink(path)]
+        self._folders = [path for path in SYSTEM_FOLDERS if os.path.isdir(path) and path not in self._links]
+        self._folders += folders
+        for path in self._folders:
+            os.makedirs(self._folder + path)
+            kernel.bind(path, self._folder + path)
+
+    def _make_devices(self) -> None:
+        devices = self._folder + "/dev"
+        os.mkdir(devices)
+        for device in DEVICES:
+            Path(self._folder + device).touch()
+            kernel.bind(device, self._folder + device)
+        for name, target in (("fd", "/proc/self/fd"), ("shm", TEMP)):
+            os.symlink(target, f"{devices}/{name}")
+
+    def _make_etc(self, uids: Iterable[int]) -> None:
+        os.mkdir(self._folder + "/etc")
+        for path in SYSTEM_FILES:
+            if os.path.isfile(path):
+                shutil.copyfile(path, self._folder + path)
+        users = "".join(f"operator{n}:x:{uid}:{uid}::{TEMP}:/bin/false\n" for n, uid in enumerate(uids))
+        Path(self._folder + "/etc/passwd").write_text("root:x:0:0::/:/bin/false\n" + users)
+        for path in SYSTEM_TRUST:
+            if os.path.isdir(path):
+                os.mkdir(self._folder + path)
+                kernel.bind(path, self._folder + path)
+
+    def raise_root(self) -> PrivateRoot:
+        """Build the generic part of one task's root, in a mount namespace of its own."""
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
+        root = PrivateRoot(self._root, self._folders_below_temp)
+        for path in self._links:
+            os.symlink(os.readlink(path), root.at(path))
+        for path in (*self._folders, "/etc", "/dev"):
+            root.show(self._folder + path, path, read_only=False)  # the template is read-only already
+        root.mount_proc()
+        return root
+
+
+class PrivateRoot:
+    """One task's root, being filled until `enter`."""
+
+    def __init__(self, path: str, folders_below_temp: Iterable[str] = ()) -> None:
+        self._path = path
+        self._folders_below_temp = list(folders_below_temp)
+        self._shown: list[str] = []
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=2m,mode=755")
+
+    def at(self, path: str) -> str:
+        return self._path + path
+
+    def show(self, source: str, path: str, *, read_only: bool) -> None:
+        target = self.at(path)
+        if os.path.isdir(source):
+            os.makedirs(target, exist_ok=True)
+        elif not os.path.exists(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        kernel.bind(source, target)
+        if read_only:
+            kernel.make_mount_read_only(target)
+        self._shown.append(path)
+
+    def mount_proc(self) -> None:
+        """A /proc that knows this task's processes only; left empty where the kernel refuses."""
+        os.mkdir(self.at("/proc"), 0o755)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
+        try:
+            kernel.mount("proc", self.at("/proc"), "proc", flags, "hidepid=2")
+        except PermissionError:
+            return
+
+    def enter(self, *, readable: Iterable[str], writable: Iterable[str], temp: str) -> None:
+        """Bind the task's own paths and make the root the only tree this process can see."""
+        shown = list(self._shown)
+        self.show(temp, TEMP, read_only=False)
+        # A path below /tmp is hidden by the task's own; it is shown again, at a mount point within it.
+        for path in _uncovered((*self._folders_below_temp, *readable), shown):
+            self.show(path, path, read_only=True)
+        for path in writable:
+            self.show(path, path, read_only=False)
+        flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount(None, self._path, None, flags)
+        # chroot rather than pivot_root: unmounting the old tree waits for every processor, and a
+        # process without capabilities, descriptors or the chroot call cannot leave.
+        os.chroot(self._path)
+        os.chdir("/")

@@ -1,0 +1,279 @@
+"""Inside the sandbox: wait for a task, give up all power, run the operator, report.
+
+The first half (`serve` up to `confine`) is the platform's and trusted; from the import of the
+entrypoint on, anything may happen in this process, and the wrapper believes nothing it says. Every
+way an operator can end has a stable code:
+
+    operator.raised          it raised; with its type, message, place and the user's part of the traceback
+    operator.no_entrypoint   the module or function does not exist
+    operator.import_failed   its module could not be imported
+    operator.exited          it called sys.exit, or the process ended without a result
+    operator.output_unknown  it wrote to, or emitted for, an output the job does not declare
+    operator.result_invalid  what it returned cannot be a result
+    sandbox.setup_failed     the confinement could not be built; no user code ran
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from traceplane.sdk import EmitRefused, Event, OperatorError, OperatorTask
+from traceplane.worker import confinement, frames
+from traceplane.worker.frames import Assign, Failure
+
+EXIT_BROKEN = 70
+_CHANNEL = 3
+_MAX_TEXT = 8_000
+_MAX_FRAMES = 40
+_REHEARSAL = "traceplane.worker.selfcheck:look_around"
+
+_assignments: msgspec.json.Decoder[Assign] = msgspec.json.Decoder(Assign)
+_answers: msgspec.json.Decoder[frames.Accepted | frames.Refused] = msgspec.json.Decoder(
+    frames.Accepted | frames.Refused
+)
+
+Operator = Callable[[OperatorTask], Any]
+
+
+def serve(
+    channel: int,
+    log: int,
+    make_cell: Callable[[], confinement.Cell],
+    spare_processes: int,
+    parent: int,
+) -> NoReturn:
+    """Run one task and end. `parent` is the slot's pid, or 0 where a namespace ties the two together."""
+    os.setsid()
+    connection = _arrange_descriptors(channel, log)
+    problem: Exception | None = None
+    try:
+        cell = make_cell()
+        rehearse()
+    except Exception as error:
+        problem = error
+    try:
+        assignment = _receive(connection)
+    except EOFError:
+        os._exit(0)  # nobody needs this child any more
+    try:
+        if problem is not None:
+            raise problem
+        task = _confine(cell, assignment, connection, spare_processes)
+    except BaseException as error:
+        message = f"the sandbox could not be set up: {error}"
+        _finish(connection, frames.Failed(Failure(code="sandbox.setup_failed", message=message)), 1 << 20)
+    if parent and os.getppid() != parent:
+        os._exit(EXIT_BROKEN)  # the slot died before its death could be signalled to us
+    _finish(connection, _outcome(assignment, task, connection), assignment.limits.result_bytes)
+
+
+def _arrange_descriptors(channel: int, log: int) -> socket.socket:
+    """0: nothing, 1 and 2: the log, 3: the channel to the wrapper; no others."""
+    channel, log = os.dup(channel), os.dup(log)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, place)
+    if channel != _CHANNEL:
+        os.dup2(channel, _CHANNEL, inheritable=False)
+    confinement.close_descriptors((_CHANNEL,))
+    return socket.socket(fileno=_CHANNEL)
+
+
+def _receive(connection: socket.socket) -> Assign:
+    body, _ = frames.receive(connection)
+    return _assignments.decode(body)
+
+
+def rehearse() -> None:
+    """Walk the way of a task without one.
+
+    In the fork server it fills the interpreter's caches; in a waiting child it has the pages copied that
+    the task would have to wait for.
+    """
+    sample = Assign("", 1, _REHEARSAL, {"scope": {"cursor": 1}}, [], [], {}, "/tmp", frames.Limits(), False)
+    assignment = _assignments.decode(msgspec.json.encode(sample))
+    task = OperatorTask(
+        task_id=assignment.task_id, attempt=1, payload=assignment.payload, output_folders={}, temp_dir="/tmp"
+    )
+    _load(assignment.entrypoint)
+    frames.encode(frames.Started(time.monotonic_ns()))
+    frames.encode(frames.Done(_written(task), task.emitted))
+
+
+def _confine(
+    cell: confinement.Cell, assignment: Assign, connection: socket.socket, spare_processes: int
+) -> OperatorTask:
+    paths = confinement.Paths(
+        readable=(*assignment.code_paths, *assignment.input_files),
+        writable=tuple(assignment.output_folders.values()),
+        temp=assignment.temp,
+    )
+    temp = cell.temp_inside(paths)
+    cell.confine(paths, assignment.limits, spare_processes=spare_processes)
+    os.environ.update(HOME=temp, TMPDIR=temp)
+    sys.dont_write_bytecode = True
+    sys.path[:0] = assignment.code_paths
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return OperatorTask(
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        payload=assignment.payload,
+        output_folders=assignment.output_folders,
+        temp_dir=temp,
+        stream=EventStream(connection).push if assignment.streaming else None,
+    )
+
+
+def _outcome(
+    assignment: Assign, task: OperatorTask, connection: socket.socket
+) -> frames.Done | frames.Failed:
+    code_paths = tuple(assignment.code_paths)
+    try:
+        operator = _load(assignment.entrypoint)
+    except OperatorError as error:
+        return frames.Failed(Failure(code=error.code, message=str(error)))
+    except SystemExit as error:
+        return frames.Failed(_exited(error))
+    except BaseException as error:
+        return frames.Failed(describe("operator.import_failed", error, code_paths))
+    try:
+        connection.sendall(frames.encode(frames.Started(time.monotonic_ns())))
+        task.write_returned(operator(task))
+        return frames.Done(_written(task), task.emitted)
+    except SystemExit as error:
+        return frames.Failed(_exited(error))
+    except OperatorError as error:
+        return frames.Failed(describe(error.code, error, code_paths))
+    except BaseException as error:
+        return frames.Failed(describe("operator.raised", error, code_paths))
+
+
+def _load(entrypoint: str) -> Operator:
+    module_name, _, function_name = entrypoint.partition(":")
+    if not module_name or not function_name:
+        raise OperatorError(
+            "operator.no_entrypoint", f"{entrypoint!r} is not of the form package.module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            message = f"there is no module {error.name!r} on the code paths"
+            raise OperatorError("operator.no_entrypoint", message) from error
+        raise
+    operator = getattr(module, function_name, None)
+    if not callable(operator):
+        message = f"module {module_name!r} has no function {function_name!r}"
+        raise OperatorError("operator.no_entrypoint", message)
+    return operator  # type: ignore[no-any-return]
+
+
+def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
+    return [
+        frames.WrittenOutput(
+            name,
+            [frames.WrittenFile(file.name, file.rows, file.bytes) for file in written.files],
+            written.schema_hash,
+        )
+        for name, written in task.written.items()
+    ]
+
+
+def _exited(error: SystemExit) -> Failure:
+    code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    message = f"the operator called sys.exit({error.code!r}) instead of returning"
+    return Failure(code="operator.exited", message=message[:_MAX_TEXT], exit_code=code)
+
+
+def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Failure:
+    """An exception in the user's terms: their frames, their file and line."""
+    stack = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(stack) if frame.filename.startswith(code_paths)), len(stack))
+    users = stack[first:] if code_paths else []
+    place = next((frame for frame in reversed(users) if frame.filename.startswith(code_paths)), None)
+    file, line = (place.filename, place.lineno) if place else (None, None)
+    if isinstance(error, SyntaxError) and error.filename:
+        file, line = error.filename, error.lineno
+    text = "".join(traceback.format_list(users[-_MAX_FRAMES:]))
+    return Failure(
+        code=code,
+        message=_text_of(error),
+        type=type(error).__name__,
+        traceback=text[-_MAX_TEXT:] or None,
+        file=file,
+        line=line,
+        hint="out of memory: the task reached its memory limit" if isinstance(error, MemoryError) else None,
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except BaseException:  # the operator's own __str__ may raise
+        return "(its message could not be read)"
+
+
+def _finish(connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int) -> NoReturn:
+    status = 0
+    try:
+        data = _encode_outcome(outcome, limit)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        connection.sendall(data)
+    except BaseException:
+        status = EXIT_BROKEN
+    os._exit(status)
+
+
+def _encode_outcome(outcome: frames.Done | frames.Failed, limit: int) -> bytes:
+    try:
+        data = frames.encode(outcome)
+        problem = f"the result has {len(data)} bytes; the limit is {limit}" if len(data) > limit else None
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        problem = f"the result cannot be written as JSON: {error}"
+    if problem is not None:
+        return frames.encode(frames.Failed(Failure(code="operator.result_invalid", message=problem)))
+    return data
+
+
+class EventStream:
+    """Events of an always-on source: sent at once, acknowledged by the platform."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._next = 0
+        self._acknowledged = -1
+
+    def push(self, event: Event, wait: bool) -> None:
+        batch, self._next = self._next, self._next + 1
+        self._connection.sendall(frames.encode(frames.Events(batch, [event])))
+        self._take_answers(until=batch if wait else None)
+
+    def _take_answers(self, until: int | None) -> None:
+        """Read answers until that batch's; without one, those that have already arrived."""
+        while until is None or self._acknowledged < until:
+            if until is None and not self._answer_waits():
+                return
+            body, _ = frames.receive(self._connection)
+            answer = _answers.decode(body)
+            self._acknowledged = answer.batch
+            if isinstance(answer, frames.Refused):
+                raise EmitRefused(answer.code, answer.message)
+
+    def _answer_waits(self) -> bool:
+        try:
+            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False

@@ -1,0 +1,407 @@
+"""Runs operator code where it can reach its own task and nothing else.
+
+    sandbox = await Sandbox.start(SandboxSettings())
+    result = await sandbox.run(assignment, timeout=60)
+    await sandbox.close()
+
+A fork server (`zygote`) holds a warm interpreter without secrets; each slot of it keeps one child
+forked and waiting, and every task gets a fresh child that confines itself (`confinement`) before it
+imports the operator. What holds on every machine this starts on:
+
+- operator code sees none of the wrapper's memory, environment, descriptors or files, no other task's
+  files, and leaves nothing behind for the next task;
+- when `run` returns or is cancelled, no process of the task is left;
+- whatever the operator does ends in a `RunResult` with a stable code; `run` raises only if the
+  sandbox itself is closed or cannot be restarted.
+
+`start` measures this with a first operator that tries to break out, and refuses with
+`sandbox.too_weak` unless `allow_weak` is set. If the fork server dies, running tasks end with
+`sandbox.lost` and it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from traceplane.errors import InvalidInput, PlatformError
+from traceplane.worker import confinement, frames, staging
+from traceplane.worker.assignment import Assignment, RunResult
+from traceplane.worker.confinement import Isolation, protect_this_process
+from traceplane.worker.execution import Execution, OnEvents
+from traceplane.worker.frames import Assign, Configure, Hello, OpenSlot
+from traceplane.worker.slot import Child, OnLog, Slot
+from traceplane.worker.uid_lease import UidLease
+
+log = logging.getLogger(__name__)
+
+_START_TIMEOUT_SECONDS = 60.0
+_CLOSE_TIMEOUT_SECONDS = 10.0
+_RESTARTS_ALLOWED = 5
+_RESTART_WINDOW_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSettings:
+    slots: int = 8
+    """How many tasks run at once; more wait."""
+    folder: Path | None = None
+    """For temporary files, and for outputs without a folder of their own; unset: a new one below /tmp."""
+    network: Literal["none", "full"] = "none"
+    allow_weak: bool = False
+    """Run even where tasks cannot be kept apart; for development on other systems than Linux."""
+    uid_range: tuple[int, int] = (60_720, 61_180)
+    """When started by root, each slot runs as one of these."""
+    preload: tuple[str, ...] = ("pyarrow.parquet",)
+    """Imported once by the fork server, so that operators get them for free."""
+    grace_seconds: float = 0.5
+    """Between the polite signal and the kill, on timeout and cancel."""
+    disabled_layers: frozenset[str] = frozenset()
+    """Layers of isolation not to use although they are there; see docs/concepts/sandbox.md."""
+
+    def __post_init__(self) -> None:
+        unknown = self.disabled_layers - set(confinement.OPTIONAL_LAYERS)
+        if unknown:
+            raise InvalidInput("sandbox.unknown_layer", "there is no such layer", value=sorted(unknown)[0])
+        if self.slots < 1:
+            raise InvalidInput("sandbox.no_slots", "a sandbox needs at least one slot", value=self.slots)
+
+
+class Sandbox:
+    """Made by `start`. Safe to use from many asyncio tasks of one loop."""
+
+    def __init__(self, settings: SandboxSettings, folder: Path, lease: UidLease | None) -> None:
+        self._settings = settings
+        self.folder = folder
+        self._lease = lease
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._slots: dict[int, Slot] = {}
+        self._ready: asyncio.Queue[Slot | None] = asyncio.Queue()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._run_numbers = itertools.count(1)
+        self._restarts: list[float] = []
+        self._unavailable: PlatformError | None = None
+        self.isolation = Isolation((), {})
+
+    @property
+    def uids(self) -> list[int]:
+        """What the slots run as, when started by root."""
+        return list(self._lease.uids) if self._lease else []
+
+    @property
+    def server_pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, settings: SandboxSettings) -> Sandbox:
+        """Start the fork server and prove the isolation. Raises PlatformError `sandbox.too_weak`."""
+        if sys.platform != "linux" and not settings.allow_weak:
+            raise _too_weak(f"operators can be isolated on Linux only, and this is {sys.platform}")
+        protect_this_process()
+        folder = _make_folder(settings.folder)
+        first, last = settings.uid_range
+        lease = UidLease(first, last, settings.slots) if _uses_uids(settings) else None
+        sandbox = cls(settings, folder, lease)
+        try:
+            await sandbox._start_server()
+            await sandbox._check_strength()
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def run(
+        self,
+        assignment: Assignment,
+        *,
+        on_log: OnLog | None = None,
+        on_events: OnEvents | None = None,
+        timeout: float | None = None,
+    ) -> RunResult:
+        """Run one task; the timeout begins when a slot is free.
+
+        With `on_events` the task is a source that emits while it runs: each batch is handed over, and
+        the operator's `emit` returns once the callback has.
+        """
+        began_ns = time.monotonic_ns()
+        slot, child = await self._take_child()
+        folders = self._folders_for(assignment, slot.uid)
+        try:
+            folders.make()
+            assign = _as_frame(assignment, folders, streaming=on_events is not None)
+            encoded = frames.encode(assign)
+        except BaseException:
+            slot.kill(child, 0.0)
+            child.close()
+            self._in_background(folders.remove_all)
+            raise
+        execution = Execution(
+            slot,
+            child,
+            assign,
+            encoded,
+            folders,
+            began_ns=began_ns,
+            grace_seconds=self._settings.grace_seconds,
+            on_log=on_log,
+            on_events=on_events,
+        )
+        kept = False
+        try:
+            result = await execution.run(timeout)
+            kept = result.status == "ok"
+            return result
+        finally:
+            if not (kept and folders.remove_empty_temp()):
+                self._in_background(folders.remove_temp if kept else folders.remove_all)
+
+    async def close(self) -> None:
+        """End every task, slot and the fork server; a `run` still under way returns `sandbox.lost`."""
+        self._unavailable = PlatformError("sandbox.closed", "the sandbox is closed")
+        self._ready.put_nowait(None)
+        await asyncio.gather(*(slot.end() for slot in list(self._slots.values())))
+        self._slots.clear()
+        await self._stop_server()
+        while self._background:
+            await asyncio.wait(self._background)
+        if self._lease is not None:
+            self._lease.release()
+        await asyncio.to_thread(staging.remove_tree, self.folder)
+
+    # --- children ---------------------------------------------------------------------------------
+
+    async def _take_child(self) -> tuple[Slot, Child]:
+        while True:
+            if self._unavailable is not None:
+                raise self._unavailable
+            slot = await self._ready.get()
+            if slot is None:
+                self._ready.put_nowait(None)  # for the next one who waits
+            elif (child := slot.take()) is not None:
+                return slot, child
+
+    def _open_slot(self, index: int) -> None:
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        uid = self._lease.uids[index] if self._lease and self.isolation.has(confinement.UID_SLOTS) else None
+        frames.send(self._control, OpenSlot(index, uid), (theirs.fileno(),))
+        theirs.close()
+        self._slots[index] = Slot(
+            index, uid, ours, on_ready=self._ready.put_nowait, on_lost=self._on_slot_lost
+        )
+
+    def _on_slot_lost(self, slot: Slot) -> None:
+        if self._slots.get(slot.index) is not slot:
+            return
+        del self._slots[slot.index]
+        if self._unavailable is None:
+            log.warning("sandbox.slot_lost", extra={"slot": slot.index})
+            with contextlib.suppress(OSError):  # the fork server is gone too; its watcher starts another
+                self._open_slot(slot.index)
+
+    # --- the fork server --------------------------------------------------------------------------
+
+    async def _start_server(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = (sys.executable, "-I", "-m", "traceplane.worker.zygote", str(theirs.fileno()))
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            env={},
+            cwd="/",
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        theirs.close()
+        self._control = ours
+        complaints = asyncio.create_task(_forward_complaints(self._process))
+        self._keep(complaints)
+        settings = self._settings
+        configure = Configure(
+            folder=str(self.folder),
+            network=settings.network == "full",
+            uids=self._lease.uids if self._lease else [],
+            disabled=sorted(settings.disabled_layers),
+            preload=list(settings.preload),
+        )
+        ours.settimeout(_START_TIMEOUT_SECONDS)
+        try:
+            hello = await asyncio.to_thread(_introduce, ours, configure)
+        except (EOFError, OSError, msgspec.MsgspecError) as error:
+            await _wait_or_kill(self._process)
+            raise PlatformError(
+                "sandbox.not_started", "the fork server did not start", value=f"{await complaints}{error}"
+            ) from error
+        self.isolation = Isolation(tuple(hello.active), hello.missing, hello.landlock_abi)
+        self._refuse_weakness(self.isolation.weakness())
+        for index in range(settings.slots):
+            self._open_slot(index)
+        self._keep(asyncio.create_task(self._watch_server(self._process)))
+
+    async def _watch_server(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._unavailable is not None:
+            return
+        log.error("sandbox.server_died", extra={"exit_code": code})
+        now = time.monotonic()
+        self._restarts = [t for t in self._restarts if now - t < _RESTART_WINDOW_SECONDS] + [now]
+        try:
+            if len(self._restarts) > _RESTARTS_ALLOWED:
+                raise PlatformError(
+                    "sandbox.unavailable", "the fork server keeps dying", value=f"exit code {code}"
+                )
+            await self._forget_slots()
+            await self._start_server()
+        except PlatformError as error:
+            self._unavailable = error
+            self._ready.put_nowait(None)
+
+    async def _forget_slots(self) -> None:
+        """Slots end with their server; wait for it, so that their uids are free of processes."""
+        lost, self._slots = list(self._slots.values()), {}
+        await asyncio.gather(*(slot.end() for slot in lost))
+        if self._control is not None:
+            self._control.close()
+
+    async def _stop_server(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            await _wait_or_kill(self._process)
+
+    async def _check_strength(self) -> None:
+        canary = self.folder / "canary"
+        canary.write_text("readable by every user of this machine, but not by an operator\n")
+        canary.chmod(0o644)
+        forbidden = [str(canary)]
+        if sys.platform == "linux":
+            forbidden += [f"/proc/{os.getpid()}/environ", f"/proc/{os.getpid()}/mem"]
+        check = Assignment(
+            task_id="selfcheck",
+            attempt=1,
+            entrypoint="traceplane.worker.selfcheck:look_around",
+            payload={"config": {"forbidden": forbidden}},
+        )
+        result = await self.run(check, timeout=_START_TIMEOUT_SECONDS)
+        if result.error is None:
+            return
+        if result.error.code != "sandbox.breached":
+            raise PlatformError("sandbox.not_started", "the first task failed", value=result.error.message)
+        self._refuse_weakness(f"a task can read {result.error.message}")
+
+    def _refuse_weakness(self, weakness: str | None) -> None:
+        if weakness is None:
+            return
+        if not self._settings.allow_weak:
+            raise _too_weak(weakness)
+        log.warning("sandbox.weak", extra={"reason": weakness})
+
+    # --- folders and background work --------------------------------------------------------------
+
+    def _folders_for(self, assignment: Assignment, uid: int | None) -> staging.TaskFolders:
+        number = next(self._run_numbers)
+        below = assignment.staging or self.folder / "staging" / str(number)
+        outputs: dict[str, Path] = {}
+        for index, entry in enumerate(assignment.payload.get("outputs") or ()):
+            folder = Path(entry.get("folder") or below / str(index))
+            outputs[entry["name"]] = folder.parent.resolve() / folder.name
+        return staging.TaskFolders(self.folder / "runs" / str(number), outputs, uid)
+
+    def _in_background(self, act: Callable[[], None]) -> None:
+        self._keep(asyncio.create_task(asyncio.to_thread(act)))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _too_weak(reason: str) -> PlatformError:
+    return PlatformError(
+        "sandbox.too_weak",
+        f"operator code cannot be isolated well enough here: {reason}",
+        next_step="see docs/concepts/sandbox.md; set allow_weak only where all operator code is trusted",
+    )
+
+
+def _uses_uids(settings: SandboxSettings) -> bool:
+    return (
+        sys.platform == "linux"
+        and os.geteuid() == 0
+        and confinement.UID_SLOTS not in settings.disabled_layers
+    )
+
+
+def _make_folder(parent: Path | None) -> Path:
+    """A folder that operators of any uid can pass through but not list."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="traceplane-sandbox-", dir=parent)).resolve()
+    for path in (folder, folder / "runs", folder / "staging"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o711)
+    return folder
+
+
+def _as_frame(assignment: Assignment, folders: staging.TaskFolders, *, streaming: bool) -> Assign:
+    payload = dict(assignment.payload)
+    payload["inputs"] = [_with_real_paths(entry) for entry in payload.get("inputs") or ()]
+    return Assign(
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        entrypoint=assignment.entrypoint,
+        payload=payload,
+        code_paths=[os.path.realpath(path) for path in assignment.code_paths],
+        input_files=[path for entry in payload["inputs"] for path in entry["files"]],
+        output_folders={name: str(folder) for name, folder in folders.outputs.items()},
+        temp=str(folders.temp),
+        limits=assignment.limits,
+        streaming=streaming,
+    )
+
+
+def _with_real_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
+    files = [file if isinstance(file, str) else file["path"] for file in entry.get("files") or ()]
+    return {**entry, "files": [os.path.realpath(path) for path in files]}
+
+
+def _introduce(control: socket.socket, configure: Configure) -> Hello:
+    frames.send(control, configure)
+    body, _ = frames.receive(control)
+    return msgspec.json.decode(body, type=Hello)
+
+
+async def _forward_complaints(process: asyncio.subprocess.Process) -> str:
+    """Log what the fork server writes to its standard error; returns the end of it."""
+    assert process.stderr is not None
+    tail = ""
+    while data := await process.stderr.read(4096):
+        text = data.decode(errors="replace")
+        log.warning("sandbox.server_says", extra={"text": text})
+        tail = (tail + text)[-4000:]
+    return tail
+
+
+async def _wait_or_kill(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,24 @@
+"""The first operator of every sandbox: tries what must be impossible, so that claims are measured.
+
+Run once at start, confined like any other. What it can still reach makes the sandbox too weak.
+"""
+
+from __future__ import annotations
+
+from traceplane.sdk import OperatorError, OperatorTask
+
+
+def look_around(task: OperatorTask) -> None:
+    """Raises `sandbox.breached`, naming what could be read."""
+    breached = [path for path in task.config["forbidden"] if _readable(path)]
+    if breached:
+        raise OperatorError("sandbox.breached", ", ".join(breached))
+
+
+def _readable(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError:
+        return False
+    return True

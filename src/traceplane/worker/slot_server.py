@@ -1,0 +1,299 @@
+"""One slot of the fork server: runs tasks one after another, each in a fresh child.
+
+A slot always keeps one child forked and half confined, so that a task starts without a fork on its
+path. It never runs user code itself and stays out of reach of the code it starts: another uid, or
+process 1 of the pid namespace, or (at least) outside the child's Landlock domain.
+
+After each task, however it ended, no process of it is left: `Exited` is sent only when the kernel
+says so. With a pid namespace the slot is process 1 in it and kills everyone else; with a uid of its
+own it kills everything of that uid; without either it adopts orphans (child subreaper) and stops,
+then kills, all descendants. When the wrapper or the fork server goes away, the slot ends its task
+and itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+
+from traceplane.worker import confinement, kernel, private_root, runner, seccomp
+from traceplane.worker.confinement import NAMESPACES, Isolation
+from traceplane.worker.frames import Exited, Kill, OpenSlot, Ready, receive, send
+
+_MEMORY_UNIT = 1024
+"""Linux counts the largest resident size in KiB."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the fork server prepared once for all its slots."""
+
+    isolation: Isolation
+    network: bool
+    template: private_root.Template | None
+    system_calls: seccomp.Filter | None
+    spare_processes: int
+    """Added to a task's process limit, where the kernel counts processes that are not the task's."""
+
+
+class SlotServer:
+    def __init__(self, slot: OpenSlot, state: ServerState, control: socket.socket, lifeline: int) -> None:
+        self._uid = slot.uid
+        self._state = state
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ, self._on_control)
+        self._selector.register(lifeline, selectors.EVENT_READ, self._leave)
+        self._wakeup, wakeup_writer = socket.socketpair()
+        for end in (self._wakeup, wakeup_writer):
+            end.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_child_signal)
+        self._wakeup_writer = wakeup_writer
+        self._child = 0
+        self._ended: tuple[int, Any] | None = None
+        self._kill_at: float | None = None
+
+    def serve(self) -> NoReturn:
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        self._end_everything()  # what a predecessor of this slot may have left behind
+        while True:
+            self._start_child()
+            self._wait_for_child()
+            self._report()
+
+    def _start_child(self) -> None:
+        ours, theirs = socket.socketpair()
+        log_reader, log_writer = os.pipe()
+        self._ended, self._kill_at = None, None
+        parent = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            self._become_child(theirs.fileno(), log_writer, parent)
+        theirs.close()
+        os.close(log_writer)
+        try:
+            send(self._control, Ready(self._child), (ours.fileno(), log_reader))
+        except OSError:
+            self._leave()
+        ours.close()
+        os.close(log_reader)
+
+    def _become_child(self, channel: int, log: int, parent: int) -> NoReturn:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        state = self._state
+
+        def make_cell() -> confinement.Cell:
+            return confinement.Cell(
+                state.isolation,
+                template=state.template,
+                system_calls=state.system_calls,
+                uid=self._uid,
+                network=state.network,
+            )
+
+        try:
+            gc.enable()
+            outside_parent = 0 if state.isolation.has(NAMESPACES) else parent
+            runner.serve(channel, log, make_cell, state.spare_processes, outside_parent)
+        finally:
+            os._exit(runner.EXIT_BROKEN)
+
+    def _wait_for_child(self) -> None:
+        while self._ended is None:
+            timeout = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+            for key, _ in self._selector.select(timeout):
+                key.data()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_at = None
+                _signal(self._child, signal.SIGKILL)
+
+    def _on_control(self) -> None:
+        try:
+            body, _ = receive(self._control)
+        except (EOFError, OSError):
+            self._leave()
+        request = msgspec.json.decode(body, type=Kill)
+        if request.pid == self._child and self._ended is None:
+            _signal(self._child, signal.SIGTERM)
+            self._kill_at = time.monotonic() + request.grace_seconds
+
+    def _on_child_signal(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup.recv(4096):
+                pass
+        self._collect_child()
+
+    def _collect_child(self) -> None:
+        if self._ended is not None:
+            return
+        pid, status, usage = os.wait4(self._child, os.WNOHANG)
+        if pid == self._child:
+            self._ended = (status, usage)
+
+    def _report(self) -> None:
+        assert self._ended is not None
+        status, usage = self._ended
+        leftovers = self._end_everything()
+        code = os.waitstatus_to_exitcode(status)
+        report = Exited(
+            pid=self._child,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            max_rss_bytes=usage.ru_maxrss * _MEMORY_UNIT,
+            leftovers=leftovers,
+        )
+        try:
+            send(self._control, report)
+        except OSError:
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        self._end_everything()
+        os._exit(0)
+
+    # --- ending every process of the task -------------------------------------------------------
+
+    def _end_everything(self) -> bool:
+        """Kill and reap whatever is left; whether there was anything.
+
+        The slot adopts every orphan below it, so having no children proves there is nothing left.
+        """
+        if not _has_children() and not self._may_have_strangers():
+            return False
+        found = False
+        while True:
+            self._kill_all()
+            reaped = _reap_all()
+            found = found or reaped
+            if not _has_children():
+                return found
+
+    def _may_have_strangers(self) -> bool:
+        """Before the first task: a killed predecessor's processes are not this slot's children."""
+        return self._child == 0 and self._uid is not None
+
+    def _kill_all(self) -> None:
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        elif self._uid is not None:
+            _in_child(lambda: _kill_everything_of(self._uid))
+        else:
+            _kill_descendants(os.getpid())
+
+
+def _kill_everything_of(uid: int | None) -> None:
+    assert uid, "never as root"
+    confinement.take_uid(uid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def _in_child(act: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _reap_all() -> bool:
+    """Wait for every child that is dead or about to be; whether there was one."""
+    reaped = False
+    deadline = time.monotonic() + 0.05
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return reaped
+        if pid:
+            reaped = True
+        elif time.monotonic() > deadline:
+            return True  # still dying; the caller kills again
+        else:
+            time.sleep(0.0005)
+
+
+def _kill_descendants(ancestor: int) -> None:
+    """Stop first, so that none can fork while the others are being found; then kill."""
+    stopped: set[int] = set()
+    while found := _descendants(ancestor) - stopped:
+        for pid in found:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= found
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+
+
+def _descendants(ancestor: int) -> set[int]:
+    parents = _living_parents()
+    found: set[int] = set()
+    grew = True
+    while grew:
+        below = {pid for pid, parent in parents.items() if parent == ancestor or parent in found}
+        grew = not below <= found
+        found |= below
+    return found
+
+
+def _living_parents() -> dict[int, int]:
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in (b"Z", b"X"):
+            parents[int(name)] = int(parent)
+    return parents
+
+
+def start_slot(slot: OpenSlot, state: ServerState, control: socket.socket, lifeline: int) -> NoReturn:
+    """Turn this freshly forked process into a slot; never returns."""
+    try:
+        confinement.enter_slot_namespaces(state.isolation)
+        if state.isolation.has(NAMESPACES) and os.fork() != 0:
+            os._exit(0)  # the new process is number 1 of the namespace; the fork server adopts it
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with contextlib.suppress(OSError):
+            kernel.shrink_capability_bounds()  # not ours to shrink without privileges, nor needed then
+        with contextlib.suppress(OSError):
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        SlotServer(slot, state, control, lifeline).serve()
+    finally:
+        os._exit(runner.EXIT_BROKEN)

@@ -1,0 +1,159 @@
+"""The folders of one run: made before it, sealed after success, removed after failure.
+
+Operator code writes here and is not trusted: a reported file counts only if it is a plain file of
+the reported size, with one name, directly in its output's folder, and written by the task's uid.
+Whatever else lies there is removed. Files are flushed to disk before they are reported, since the
+commit that follows makes them the only copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from traceplane.errors import PlatformError
+from traceplane.worker.assignment import OutputFile, OutputResult
+from traceplane.worker.frames import FrameInvalid, WrittenFile, WrittenOutput
+
+_BLOCK = 512
+_INODE_COST = 4096
+"""Counted for each entry, so that a flood of empty files is seen too."""
+
+
+class TaskFolders:
+    def __init__(self, base: Path, outputs: dict[str, Path], uid: int | None) -> None:
+        """`base` is new and holds the temporary folder; `outputs` maps names, in order, to folders."""
+        self._base = base
+        self._uid = uid
+        self.temp = base / "tmp"
+        self.outputs = outputs
+        self._made: list[Path] = []
+
+    def make(self) -> None:
+        self._base.mkdir(mode=0o711)
+        self._make_private(self.temp)
+        for folder in self.outputs.values():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._make_private(folder)
+
+    def _make_private(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            if folder.is_symlink() or not folder.is_dir() or any(folder.iterdir()):
+                raise PlatformError(
+                    "sandbox.folder_in_use",
+                    "an output folder of this attempt already holds something",
+                    value=folder,
+                ) from None
+            folder.chmod(0o700)
+        if self._uid is not None:
+            os.chown(folder, self._uid, self._uid)
+        self._made.append(folder)
+
+    def bytes_used(self) -> int:
+        return sum(_bytes_below(str(folder)) for folder in self._made)
+
+    def seal(self, written: Iterable[WrittenOutput]) -> tuple[OutputResult, ...]:
+        """Check and take over what the operator reports to have written. Raises FrameInvalid."""
+        names = list(self.outputs)
+        reported = {output.name: output for output in written}
+        unknown = reported.keys() - self.outputs.keys()
+        if unknown:
+            raise FrameInvalid(f"it reports an output that does not exist: {sorted(unknown)[0][:100]!r}")
+        results = []
+        for name, folder in self.outputs.items():
+            output = reported.get(name)
+            files = self._seal_folder(folder, output.files if output else [])
+            if output is not None:
+                results.append(OutputResult(names.index(name), name, files, output.schema_hash or ""))
+        return tuple(results)
+
+    def _seal_folder(self, folder: Path, files: list[WrittenFile]) -> tuple[OutputFile, ...]:
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            _remove_others(folder, {file.name for file in files})
+            for file in files:
+                self._seal_file(directory, file)
+            os.fchown(directory, os.geteuid(), os.getegid())
+            os.fchmod(directory, 0o755)
+            if files:
+                os.fsync(directory)
+        finally:
+            os.close(directory)
+        return tuple(OutputFile(str(folder / file.name), file.rows, file.bytes) for file in files)
+
+    def _seal_file(self, directory: int, file: WrittenFile) -> None:
+        if not file.name or "/" in file.name or file.name in (".", "..") or file.rows < 0:
+            raise FrameInvalid(f"it reports an impossible file: {file.name[:100]!r}")
+        try:
+            fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        except (OSError, ValueError) as error:
+            raise FrameInvalid(f"it reports a file that cannot be opened: {file.name[:100]!r}") from error
+        try:
+            found = os.fstat(fd)
+            owner = os.geteuid() if self._uid is None else self._uid
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != owner:
+                raise FrameInvalid(
+                    f"it reports something that is not a plain file of its own: {file.name[:100]!r}"
+                )
+            if found.st_size != file.bytes:
+                raise FrameInvalid(f"{file.name!r} has {found.st_size} bytes, not the reported {file.bytes}")
+            os.fsync(fd)
+            os.fchown(fd, os.geteuid(), os.getegid())
+            os.fchmod(fd, 0o444)
+        finally:
+            os.close(fd)
+
+    def remove_empty_temp(self) -> bool:
+        """The usual case, too quick to leave the event loop for; False when there is more to do."""
+        try:
+            self.temp.rmdir()
+            self._base.rmdir()
+        except OSError:
+            return False
+        return True
+
+    def remove_temp(self) -> None:
+        remove_tree(self._base)
+
+    def remove_all(self) -> None:
+        for folder in (*self._made, self._base):
+            remove_tree(folder)
+
+
+def _remove_others(folder: Path, kept: set[str]) -> None:
+    with os.scandir(folder) as entries:
+        others = [entry.path for entry in entries if entry.name not in kept]
+    for path in others:
+        remove_tree(Path(path))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove whatever is there, without following links, however deep."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)
+    except (OSError, RecursionError):
+        # Deeper than Python recurses, or with longer paths than it may pass; rm copes with both.
+        subprocess.run(["rm", "-rf", "--", str(path)], check=False, stderr=subprocess.DEVNULL)
+
+
+def _bytes_below(folder: str) -> int:
+    total = 0
+    pending = [folder]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK + _INODE_COST
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+    return total

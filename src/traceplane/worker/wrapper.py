@@ -1,0 +1,394 @@
+"""The trusted half of a worker: from wake-up to completion, for as many tasks at once as it has slots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.adapters.wake_queue import Message
+from traceplane.crash_points import crash_point
+from traceplane.errors import PlatformError, TraceplaneError, UserError
+from traceplane.group_commit import GroupCommit
+from traceplane.model.runtimes import Runtime
+from traceplane.task_api import (
+    ClaimedTask,
+    ClaimRequest,
+    Completion,
+    CompletionOutcome,
+    DispatcherClient,
+    Emission,
+    EventOut,
+    Heartbeat,
+    HeartbeatOutcome,
+    JobPayload,
+    OutputManifest,
+    StagedFile,
+    TaskError,
+)
+from traceplane.worker.assignment import Assignment, RunResult
+from traceplane.worker.frames import Limits
+from traceplane.worker.sandbox import Sandbox
+from traceplane.worker.wake_source import WakeSource
+
+Answer = TypeVar("Answer")
+
+_VISIBILITY_SECONDS = 60.0
+_LONG_POLL_SECONDS = 20.0
+_COMPLETION_PATIENCE_SECONDS = 900.0
+_LOG_LINES_KEPT = 20
+_NOT_WORTH_A_RETRY = frozenset({"operator.no_entrypoint", "operator.output_unknown"})
+
+
+@dataclass(slots=True)
+class _Held:
+    """A task this worker holds the lease of."""
+
+    task: ClaimedTask
+    job: JobPayload
+    token: str
+    message: Message
+    run: asyncio.Task[None] | None = None
+    verdict: str | None = None
+    """canceled | stale, once a heartbeat said so."""
+    next_beat: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    token: str
+    completion: Completion
+
+
+class Wrapper:
+    def __init__(
+        self,
+        *,
+        client: DispatcherClient,
+        wake_source: WakeSource,
+        sandbox: Sandbox,
+        runtime: Runtime,
+        worker_id: str,
+        slots: int,
+        object_store: Path,
+        code_paths: tuple[Path, ...],
+    ) -> None:
+        assert runtime.queue is not None
+        self._client = client
+        self._wake_source = wake_source
+        self._sandbox = sandbox
+        self._runtime = runtime
+        self._queue = runtime.queue
+        self._worker_id = worker_id
+        self._slots = slots
+        self._object_store = object_store
+        self._code_paths = code_paths
+        self._held: dict[UUID, _Held] = {}
+        self._freed = asyncio.Event()
+        self._completions: GroupCommit[_Finished, CompletionOutcome] = GroupCommit(
+            "worker.complete", self._send_completions, concurrency=4
+        )
+        self._settled: GroupCommit[str, None] = GroupCommit("worker.settle", self._delete_messages)
+
+    # Waiting for work ------------------------------------------------------------------------------
+
+    async def take_work(self, stop: asyncio.Event) -> None:
+        """Receives and claims as long as there are free slots; at `stop` lets running tasks finish."""
+        while not stop.is_set():
+            free = self._slots - len(self._held)
+            if free <= 0:
+                self._freed.clear()
+                await _first(stop.wait(), self._freed.wait())
+                continue
+            try:
+                messages = await _first(stop.wait(), self._receive(free))
+                if messages:
+                    await self._claim(messages)
+            except TraceplaneError as error:
+                telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
+                await _first(stop.wait(), asyncio.sleep(0.5))
+        running = [held.run for held in self._held.values() if held.run is not None]
+        if running:
+            telemetry.emit("worker.draining", tasks=len(running))
+            await asyncio.wait(running)
+
+    async def _receive(self, limit: int) -> list[Message]:
+        return await self._wake_source.receive(
+            self._queue, limit, wait_seconds=_LONG_POLL_SECONDS, visibility_seconds=_VISIBILITY_SECONDS
+        )
+
+    async def _claim(self, messages: Sequence[Message]) -> None:
+        crash_point("worker.after_receive")
+        by_task = {m.task_id: m for m in messages}
+        answer = await self._client.claim(ClaimRequest(self._worker_id, self._runtime.name, list(by_task)))
+        crash_point("worker.after_claim")
+        for task in answer.tasks:
+            assert answer.token is not None
+            held = _Held(task, answer.jobs[str(task.job_id)], answer.token, by_task[task.task_id])
+            self._held[task.task_id] = held
+            held.run = asyncio.create_task(self._run(held))
+        # A wake-up that led to nothing is spent: whoever holds the task answers for it.
+        spent = [by_task[r.task_id].receipt for r in answer.refused]
+        spent += [m.receipt for m in messages if by_task[m.task_id] is not m]
+        if spent:
+            await self._settled.submit(spent)
+
+    # Running a task --------------------------------------------------------------------------------
+
+    async def _run(self, held: _Held) -> None:
+        task, job = held.task, held.job
+        try:
+            with telemetry.span(
+                "task.attempt",
+                traceparent=task.traceparent,
+                job=job.name,
+                task=str(task.task_id),
+                attempt=task.attempt,
+            ) as span:
+                completion = await self._attempt(held, span.traceparent)
+            if completion is not None:
+                await self._report(held, completion)
+        except Exception as error:  # whatever happens to one task must not end the worker
+            telemetry.emit("worker.task_lost", "error", task_id=str(task.task_id), error=repr(error))
+        finally:
+            self._held.pop(task.task_id, None)
+            self._freed.set()
+            with contextlib.suppress(TraceplaneError):
+                await self._settled.submit([held.message.receipt])
+            crash_point("worker.after_settle")
+
+    async def _attempt(self, held: _Held, traceparent: str | None) -> Completion | None:
+        """Runs the operator; None when the attempt is no longer ours to report."""
+        logs: list[str] = []
+
+        def keep_line(line: str) -> None:
+            logs.append(line)
+            del logs[:-_LOG_LINES_KEPT]
+            telemetry.emit("task.log", "debug", task_id=str(held.task.task_id), line=line)
+
+        try:
+            result = await self._run_in_sandbox(held, keep_line, traceparent)
+        except asyncio.CancelledError:
+            if held.verdict is None:
+                raise
+            return None if held.verdict == "stale" else self._completion(held, "canceled", traceparent)
+        except TraceplaneError as error:
+            failure = TaskError(error.code, error.message, retryable=not isinstance(error, UserError))
+            return self._completion(held, "failed", traceparent, error=failure)
+        crash_point("worker.after_run")
+        if result.error is not None:
+            body = result.error
+            failure = TaskError(
+                code=body.code,
+                message=body.message if body.hint is None else f"{body.message} ({body.hint})",
+                type=body.type,
+                traceback=body.traceback,
+                file=body.file,
+                line=body.line,
+                logs=logs,
+                retryable=body.code not in _NOT_WORTH_A_RETRY,
+            )
+            return self._completion(held, "failed", traceparent, error=failure)
+        outputs = [self._manifest(held, index, result) for index in range(len(held.job.outputs))]
+        crash_point("worker.after_stage")
+        events = [msgspec.convert(event, EventOut) for event in result.events]
+        return self._completion(
+            held, "completed", traceparent, outputs=[o for o in outputs if o is not None], events=events
+        )
+
+    async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
+        task, job = held.task, held.job
+        is_source = job.activation == "source"
+        entrypoint = job.config.get("entrypoint", "")
+        files = task.input_files or [[] for _ in job.inputs]
+        payload = {
+            "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
+            "kind": task.kind,
+            "config": job.config,
+            "inputs": [
+                {
+                    "name": i.name,
+                    "where": i.where,
+                    "files": [str(self._object_store / f["path"]) for f in found],
+                }
+                for i, found in zip(job.inputs, files, strict=True)
+            ],
+            "outputs": [
+                {"name": o.name, "folder": str(self._object_store / prefix)}
+                for o, prefix in zip(job.outputs, task.write_prefixes, strict=True)
+            ],
+        }
+
+        async def on_events(events: list[dict[str, Any]]) -> None:
+            outcome = await self._emit(held, [msgspec.convert(e, EventOut) for e in events], traceparent)
+            if outcome != "ok":
+                raise PlatformError(
+                    f"task.{outcome}", f"the task's events were not accepted: it is {outcome}"
+                )
+
+        return await self._sandbox.run(
+            Assignment(
+                task_id=str(task.task_id),
+                attempt=task.attempt,
+                entrypoint=str(entrypoint),
+                payload=payload,
+                code_paths=self._code_paths,
+                limits=_limits(self._runtime),
+            ),
+            on_log=on_log,
+            on_events=on_events if is_source else None,
+            timeout=None if is_source else job.timeout_seconds,
+        )
+
+    async def _emit(self, held: _Held, events: list[EventOut], traceparent: str | None) -> str:
+        task = held.task
+        emission = Emission(
+            task.task_id, task.attempt, task.lease_token, events=events, traceparent=traceparent
+        )
+        answer = await _patiently(lambda: self._client.events([held.token], [emission]))
+        return answer[0].outcome
+
+    def _manifest(self, held: _Held, index: int, result: RunResult) -> OutputManifest | None:
+        """What an output holds for the task's scope; an output that got no rows is committed as empty."""
+        scope, ref = held.task.scope, held.job.outputs[index]
+        if scope is None:
+            return None  # a source's run has no scope of its own; it speaks through events
+        found = next((o for o in result.outputs if o.output_index == index), None)
+        if found is None:
+            return OutputManifest(ref.output_index, ref.dataset_uuid, ref.dataset_version, scope)
+        prefix = held.task.write_prefixes[index]
+        return OutputManifest(
+            output_index=ref.output_index,
+            dataset_uuid=ref.dataset_uuid,
+            dataset_version=ref.dataset_version,
+            scope=scope,
+            files=[StagedFile(prefix + Path(f.path).name, f.rows, f.bytes) for f in found.files],
+            row_count=found.row_count,
+            bytes=found.bytes,
+            schema_hash=found.schema_hash,
+        )
+
+    def _completion(self, held: _Held, status: Any, traceparent: str | None, **fields: Any) -> Completion:
+        task = held.task
+        return Completion(
+            task.task_id, task.attempt, task.lease_token, status=status, traceparent=traceparent, **fields
+        )
+
+    # Reporting -------------------------------------------------------------------------------------
+
+    async def _report(self, held: _Held, completion: Completion) -> None:
+        (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
+        crash_point("worker.after_complete")
+        if outcome.outcome not in ("committed", "canceled"):
+            telemetry.emit(
+                "worker.attempt_ended",
+                "warning",
+                task_id=str(completion.task_id),
+                job=held.job.name,
+                attempt=completion.attempt,
+                outcome=outcome.outcome,
+                code=completion.error.code if completion.error else None,
+            )
+
+    async def _send_completions(self, finished: Sequence[_Finished]) -> list[CompletionOutcome]:
+        tokens = list(dict.fromkeys(f.token for f in finished))
+        position = {token: i for i, token in enumerate(tokens)}
+        completions = [msgspec.structs.replace(f.completion, token=position[f.token]) for f in finished]
+        return await _patiently(lambda: self._client.complete(tokens, completions))
+
+    async def _delete_messages(self, receipts: Sequence[str]) -> list[None]:
+        await self._wake_source.delete(self._queue, receipts)
+        return [None] * len(receipts)
+
+    # Staying alive ---------------------------------------------------------------------------------
+
+    async def heartbeat(self, stop: asyncio.Event) -> None:
+        """Extends every lease at a third of its length, in one call for all that are due."""
+        while not (stop.is_set() and not self._held):
+            await asyncio.sleep(0.2)
+            now = time.monotonic()
+            due = [held for held in self._held.values() if held.next_beat <= now]
+            for held in due:
+                held.next_beat = now + held.job.lease_seconds / 3
+            if due:
+                await self._beat(due)
+
+    async def _beat(self, due: Sequence[_Held]) -> None:
+        tokens = list(dict.fromkeys(held.token for held in due))
+        position = {token: i for i, token in enumerate(tokens)}
+        beats = [
+            Heartbeat(h.task.task_id, h.task.attempt, h.task.lease_token, position[h.token]) for h in due
+        ]
+        try:
+            outcomes = await self._client.heartbeat(tokens, beats)
+        except TraceplaneError as error:
+            telemetry.emit("worker.heartbeat_failed", "warning", code=error.code, message=error.message)
+            for held in due:
+                held.next_beat = time.monotonic() + 0.5
+            return
+        for held, outcome in zip(due, outcomes, strict=True):
+            self._heed(held, outcome)
+
+    def _heed(self, held: _Held, outcome: HeartbeatOutcome) -> None:
+        if outcome.token is not None:
+            held.token = outcome.token
+        if outcome.outcome != "ok" and held.run is not None and held.task.task_id in self._held:
+            held.verdict = "canceled" if outcome.outcome == "canceled" else "stale"
+            telemetry.emit("worker.stopping_task", task_id=str(held.task.task_id), why=outcome.outcome)
+            held.run.cancel()
+
+    async def extend_visibility(self, stop: asyncio.Event) -> None:
+        """Keeps the wake-ups of long tasks hidden, so that nobody is woken for a task that runs."""
+        while not (stop.is_set() and not self._held):
+            await _first(stop.wait(), asyncio.sleep(_VISIBILITY_SECONDS / 3))
+            receipts = [held.message.receipt for held in self._held.values()]
+            if receipts:
+                with contextlib.suppress(TraceplaneError):
+                    await self._wake_source.extend(self._queue, receipts, _VISIBILITY_SECONDS)
+            if stop.is_set():
+                await asyncio.sleep(1.0)
+
+
+def _limits(runtime: Runtime) -> Limits:
+    limits = runtime.limits
+    return Limits(
+        memory_bytes=limits.memory_mb << 20,
+        cpu_seconds=limits.cpu_seconds,
+        open_files=limits.open_files,
+        processes=limits.processes,
+        file_bytes=limits.file_size_mb << 20,
+    )
+
+
+async def _first(*waits: Any) -> Any:
+    """The result of whichever ends first; the others are canceled."""
+    tasks = [asyncio.ensure_future(w) for w in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        results = [task.result() for task in tasks if task in done]
+        return results[-1] if results else None
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Repeats a call while the dispatcher is away: reports are idempotent, and late ones still count."""
+    deadline = time.monotonic() + _COMPLETION_PATIENCE_SECONDS
+    pause = 0.1
+    while True:
+        try:
+            return await call()
+        except PlatformError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 5.0)

@@ -1,0 +1,117 @@
+"""The fork server: a clean Python that forks, so that no task pays for starting an interpreter.
+
+It is started with an empty environment and one descriptor, holds no secret, never runs user code,
+and imports what operators are likely to need once. It probes what isolation this machine offers,
+says so, and then forks one slot (see `slot_server`) for each request. It ends when the wrapper
+does; its slots end when it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+
+from traceplane.worker import confinement, kernel, private_root, runner, seccomp
+from traceplane.worker.confinement import NAMESPACES, SECCOMP, UID_SLOTS, Isolation
+from traceplane.worker.frames import Configure, Hello, OpenSlot, receive, send
+from traceplane.worker.slot_server import ServerState, start_slot
+
+_KILL_ME_FIRST = "1000"
+_SLOT_OWN_PROCESSES = 3
+_ROOM_FOR_OTHERS = 256
+
+
+def main(control_descriptor: int) -> NoReturn:
+    control = socket.socket(fileno=control_descriptor)
+    confinement.close_descriptors((control_descriptor,))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(_KILL_ME_FIRST)  # when memory runs out, an operator goes before the platform
+    confinement.protect_this_process()
+    body, _ = receive(control)
+    configure = msgspec.json.decode(body, type=Configure)
+    state = _prepare(configure)
+    isolation = state.isolation
+    send(control, Hello(list(isolation.active), isolation.missing, isolation.landlock_abi))
+    _serve(control, state)
+
+
+def _prepare(configure: Configure) -> ServerState:
+    isolation = confinement.probe(configure)
+    spare_processes = _processes_not_of_the_task(isolation)
+    confinement.enter_server_namespaces(isolation)
+    template = None
+    if isolation.has(NAMESPACES):
+        template = private_root.Template(configure.folder, configure.uids)
+    system_calls = seccomp.Filter(network=configure.network) if isolation.has(SECCOMP) else None
+    with contextlib.suppress(OSError):
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    for module in configure.preload:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    _tidy_interpreter()
+    # Collected and frozen, the heap is shared with every child instead of being copied by its collector.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    return ServerState(isolation, configure.network, template, system_calls, spare_processes)
+
+
+def _tidy_interpreter() -> None:
+    """What every child would otherwise do for itself."""
+    os.environ.clear()
+    os.environ.update(confinement.clean_environment())
+    time.tzset()
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    runner.rehearse()
+
+
+def _processes_not_of_the_task(isolation: Isolation) -> int:
+    """The kernel counts processes by uid; leave room for those of this uid that are not the task's."""
+    if isolation.has(UID_SLOTS):
+        return 0
+    if isolation.has(NAMESPACES):
+        return _SLOT_OWN_PROCESSES  # a user namespace for each slot counts on its own
+    return _threads_of_this_user() + _ROOM_FOR_OTHERS if sys.platform == "linux" else 1 << 12
+
+
+def _threads_of_this_user() -> int:
+    mine, count = str(os.getuid()), 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, KeyError), open(f"/proc/{name}/status") as file:
+            fields = dict(line.split(":", 1) for line in file)
+            if fields["Uid"].split()[0] == mine:
+                count += int(fields["Threads"])
+    return count
+
+
+def _serve(control: socket.socket, state: ServerState) -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the wrapper's to handle
+    lifeline_reader, lifeline_writer = os.pipe()
+    while True:
+        try:
+            body, descriptors = receive(control)
+        except (EOFError, OSError):
+            os._exit(0)
+        slot_control = socket.socket(fileno=descriptors[0])
+        if os.fork() == 0:
+            os.close(lifeline_writer)
+            control.close()
+            start_slot(msgspec.json.decode(body, type=OpenSlot), state, slot_control, lifeline_reader)
+        slot_control.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

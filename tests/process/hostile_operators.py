@@ -1,0 +1,479 @@
+"""Operators that try to get out, get at others, or take the machine down; and a few well-behaved ones.
+
+Each one reports what it could do with `tell`, as one JSON line of its log. None of them is clever
+about hiding: the point is that it does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from traceplane.sdk import OperatorTask
+
+CHANNEL = 3
+
+
+def tell(**facts: Any) -> None:
+    print("TELL " + json.dumps(facts), flush=True)
+
+
+def attempt(act: Any) -> str:
+    """What came of it: the value, or the error's name."""
+    try:
+        return f"did: {act()!r:.200}"
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, type(error).__name__)
+    except Exception as error:
+        return type(error).__name__
+
+
+def read(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(4096).decode(errors="replace")
+
+
+# --- well-behaved -----------------------------------------------------------------------------------
+
+
+def nothing(task: OperatorTask) -> None:
+    pass
+
+
+def innocent(task: OperatorTask) -> None:
+    """Works next to the hostile ones and must not notice them."""
+    private = task.temp_dir / "private"
+    private.write_text("mine")
+    time.sleep(task.config.get("seconds", 0.05))
+    assert private.read_text() == "mine"
+    task.write("rows", [{"n": n} for n in range(10)])
+
+
+def wait_for_ever(task: OperatorTask) -> None:
+    tell(waiting=True)
+    time.sleep(1000)
+
+
+def double(task: OperatorTask) -> dict[str, Any]:
+    """Reads its input, writes one output, returns the other."""
+    numbers = task.read("numbers").column("n").to_pylist()
+    task.write("doubled", [{"n": 2 * n} for n in numbers])
+    task.emit("doubled", scope=task.scope if task.scope is not None else 0, emission="again")
+    task.log("doubled", rows=len(numbers))
+    return {"count": {"rows": [len(numbers)]}}
+
+
+def describe(task: OperatorTask) -> None:
+    tell(
+        task_id=task.task_id,
+        attempt=task.attempt,
+        kind=task.kind,
+        scope=str(task.scope),
+        config=task.config,
+        inputs={name: [list(i.files), dict(i.where)] for name, i in task.inputs.items()},
+        outputs=list(task.outputs),
+        temp_exists=task.temp_dir.is_dir(),
+        cwd=os.getcwd() == os.path.realpath(task.temp_dir),
+    )
+
+
+def uses_threads_and_processes(task: OperatorTask) -> None:
+    seen: list[int] = []
+    threads = [threading.Thread(target=seen.append, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    output = subprocess.run(["/bin/echo", "from a program"], capture_output=True, text=True, check=True)
+    tell(threads=sorted(seen), output=output.stdout.strip())
+
+
+def source(task: OperatorTask) -> None:
+    """Emits, waits for each acceptance, and says when it had it."""
+    for position in range(task.config["count"]):
+        task.emit("rows", scope=position)
+        tell(accepted=position)
+    time.sleep(task.config.get("then_seconds", 0))
+
+
+def hasty_source(task: OperatorTask) -> None:
+    for position in range(task.config["count"]):
+        task.emit("rows", scope=position, wait=False)
+
+
+def writes_elsewhere(task: OperatorTask) -> None:
+    task.write("not_declared", [{"n": 1}])
+
+
+def raises(task: OperatorTask) -> None:
+    def inner() -> None:
+        raise LookupError("no such ticker: ACME")
+
+    inner()
+
+
+def raises_unprintable(task: OperatorTask) -> None:
+    class Spiteful(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no message for you")
+
+    raise Spiteful
+
+
+# --- looking for secrets ------------------------------------------------------------------------------
+
+
+def look_at_environment(task: OperatorTask) -> None:
+    tell(environment=dict(os.environ), raw=attempt(lambda: read("/proc/self/environ")))
+
+
+def look_at_descriptors(task: OperatorTask) -> None:
+    found = {}
+    for descriptor in range(4096):
+        with contextlib.suppress(OSError):
+            os.fstat(descriptor)
+            found[descriptor] = attempt(lambda d=descriptor: os.pread(d, 100, 0)) if descriptor > CHANNEL else ""
+    tell(descriptors=found)
+
+
+def look_at_processes(task: OperatorTask) -> None:
+    """Everything /proc has on every process that can be named."""
+    pids = {os.getppid(), *task.config["pids"]}
+    with contextlib.suppress(OSError):
+        pids |= {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    pids -= {os.getpid(), 0}
+    found = {}
+    for pid in sorted(pids):
+        for name in ("environ", "mem", "maps", "fd", "cwd", "root"):
+            path = f"/proc/{pid}/{name}"
+            act = os.listdir if name == "fd" else os.readlink if name in ("cwd", "root") else read
+            outcome = attempt(lambda act=act, path=path: act(path))
+            if outcome.startswith("did"):
+                found[path] = outcome
+    tell(found=found, tried=len(pids))
+
+
+def trace(task: OperatorTask) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    attach, read_memory = 16, 310 if os.uname().machine == "x86_64" else 270
+    outcomes = {}
+    for pid in (os.getppid(), *task.config["pids"]):
+        traced = libc.ptrace(attach, pid, 0, 0) >= 0
+        buffer = ctypes.create_string_buffer(8)
+        local = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 8)
+        remote = (ctypes.c_void_p * 2)(task.config["address"], 8)
+        got = libc.syscall(read_memory, pid, local, 1, remote, 1, 0) > 0
+        outcomes[str(pid)] = {"traced": traced, "memory": got}
+    tell(outcomes=outcomes)
+
+
+def look_at_files(task: OperatorTask) -> None:
+    tell(outcomes={path: attempt(lambda p=path: _open_or_list(p)) for path in task.config["paths"]})
+
+
+def _open_or_list(path: str) -> Any:
+    return os.listdir(path) if os.path.isdir(path) else read(path)
+
+
+def climb_out(task: OperatorTask) -> None:
+    """The ways out of a chroot or a namespace, and links and handles around the rules."""
+    target = task.config["path"]
+    link = task.temp_dir / "link"
+    link.symlink_to(target)
+    libc = ctypes.CDLL(None, use_errno=True)
+    tell(
+        symlink=attempt(lambda: read(str(link))),
+        hardlink=attempt(lambda: os.link(target, task.temp_dir / "hard")),
+        dots=attempt(lambda: read("/proc/self/root" + target)),
+        up=attempt(lambda: read("/".join([".."] * 40) + target)),
+        chroot=attempt(lambda: os.chroot(task.temp_dir)),
+        unshare=libc.unshare(0x10000000) == 0,
+        mount=libc.mount(b"none", os.fsencode(task.temp_dir), b"tmpfs", 0, None) == 0,
+        become_root=attempt(lambda: os.setuid(0)),
+        device=attempt(lambda: os.mknod(task.temp_dir / "disk", 0o060600, os.makedev(254, 0))),
+    )
+
+
+def write_around(task: OperatorTask) -> None:
+    here = str(Path(__file__).parent)
+    paths = [here, *task.config["paths"]]
+    tell(
+        outcomes={path: attempt(lambda p=path: Path(p, "planted.py").write_text("evil")) for path in paths},
+        removed=attempt(lambda: os.unlink(__file__)),
+        own_temp=attempt(lambda: (task.temp_dir / "x").write_text("fine")),
+        shared_temp=attempt(lambda: Path("/tmp/left-behind").write_text("for the next one")),
+    )
+
+
+def leave_something(task: OperatorTask) -> None:
+    for folder in {str(task.temp_dir), "/tmp", "/dev/shm", "/var/tmp"}:
+        with contextlib.suppress(OSError):
+            Path(folder, "left-behind").write_text("for the next one")
+
+
+def find_something(task: OperatorTask) -> None:
+    found = [f"{folder}/left-behind" for folder in (str(task.temp_dir), "/tmp", "/dev/shm", "/var/tmp")]
+    tell(found=[path for path in found if os.path.exists(path)], temp=os.listdir(task.temp_dir))
+
+
+# --- reaching others ------------------------------------------------------------------------------------
+
+
+def signal_others(task: OperatorTask) -> None:
+    pids = [os.getppid(), *task.config["pids"]]
+    tell(outcomes={str(pid): attempt(lambda p=pid: os.kill(p, signal.SIGKILL)) for pid in pids})
+
+
+def call_internal_api(task: OperatorTask) -> None:
+    tell(
+        http=_status(f"http://127.0.0.1:{task.config['port']}/internal/task-claim"),
+        udp=attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9))),
+        listen=attempt(lambda: socket.create_server(("127.0.0.1", 0)).getsockname()),
+    )
+
+
+def _status(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return f"did: {response.status}"
+    except urllib.error.HTTPError as error:
+        return f"did: {error.code}"
+    except OSError as error:
+        return f"refused: {error}"
+
+
+def call_unix_sockets(task: OperatorTask) -> None:
+    outcomes = {}
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        for address in task.config["addresses"]:
+            outcomes[f"{kind.name} {address}"] = attempt(lambda a=address, k=kind: _connect(a, k))
+    pair = attempt(lambda: _reconnect_pair(task.config["addresses"][0]))
+    tell(outcomes=outcomes, pair=pair, usual_pair=attempt(lambda: bool(socket.socketpair())))
+
+
+def _connect(address: str, kind: socket.SocketKind) -> str:
+    with socket.socket(socket.AF_UNIX, kind) as client:
+        client.connect("\0" + address[1:] if address.startswith("@") else address)
+        return "connected"
+
+
+def _reconnect_pair(address: str) -> str:
+    one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.connect(address)
+    return "connected"
+
+
+# --- using up the machine ---------------------------------------------------------------------------------
+
+
+def fork_bomb(task: OperatorTask) -> None:
+    count, stopped_by = 0, ""
+    while count < 5000:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            stopped_by = errno.errorcode[error.errno or 0]
+            break
+        if pid == 0:
+            time.sleep(1000)
+            os._exit(0)
+        count += 1
+    tell(count=count, stopped_by=stopped_by)
+    time.sleep(task.config.get("seconds", 0))
+
+
+def relentless_fork_bomb(task: OperatorTask) -> None:
+    """Every process forks for ever, so that killing one by one never ends."""
+    tell(exploding=True)
+    while True:
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                os.setsid()
+
+
+def hog_memory(task: OperatorTask) -> None:
+    hoard = []
+    while len(hoard) < 100_000:
+        hoard.append(bytearray(16 << 20))
+
+
+def hog_shared_memory(task: OperatorTask) -> None:
+    import mmap
+
+    hoard = []
+    with contextlib.suppress(OSError):
+        while len(hoard) < 4096:
+            hoard.append(mmap.mmap(-1, 64 << 20))
+    tell(megabytes=64 * len(hoard), memfd=attempt(lambda: os.memfd_create("hoard")))
+
+
+def fill_disk(task: OperatorTask) -> None:
+    number = 0
+    while number < 100_000:
+        (task.temp_dir / str(number)).write_bytes(b"x" * (1 << 20))
+        number += 1
+        time.sleep(0.002)
+
+
+def fill_one_file(task: OperatorTask) -> None:
+    with open(task.temp_dir / "large", "wb") as file:
+        for _ in range(1000):
+            file.write(b"x" * (1 << 20))
+
+
+def burn(task: OperatorTask) -> None:
+    while True:
+        pass
+
+
+def ignore_polite_signals(task: OperatorTask) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    tell(ignoring=True)
+    while True:
+        time.sleep(0.01)
+
+
+def heeds_polite_signals(task: OperatorTask) -> None:
+    def leave(number: int, frame: object) -> None:
+        tell(leaving=True)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    tell(waiting=True)
+    time.sleep(1000)
+
+
+def daemonize(task: OperatorTask) -> None:
+    """Double fork, own session, other program: everything that usually loses a supervisor."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for descriptor in range(4):
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            os.execv("/bin/sleep", ["sleep", task.config["marker"]])
+        os._exit(0)
+    os.wait()
+    time.sleep(task.config.get("seconds", 0.1))
+
+
+def flood_log(task: OperatorTask) -> None:
+    line = "x" * 1000
+    for number in range(task.config["lines"]):
+        print(number, line)
+    print("the end")
+
+
+def flood_one_line(task: OperatorTask) -> None:
+    while True:
+        os.write(1, b"x" * 65536)
+
+
+def large_result(task: OperatorTask) -> None:
+    for number in range(task.config["events"]):
+        task.emit("rows", scope=number)
+
+
+def deep_folders(task: OperatorTask) -> None:
+    os.chdir(task.temp_dir)
+    for _ in range(1500):
+        os.mkdir("d")
+        os.chdir("d")
+
+
+# --- lying ------------------------------------------------------------------------------------------------
+
+
+def write_raw(task: OperatorTask) -> None:
+    os.write(CHANNEL, bytes.fromhex(task.config["hex"]))
+    os._exit(task.config.get("exit", 0))
+
+
+def forge_result(task: OperatorTask) -> None:
+    """A well-formed result with whatever the test wants in it; may also arrange the file."""
+    folder = task.outputs["rows"].folder
+    match task.config.get("arrange"):
+        case "symlink":
+            (folder / "part").symlink_to(task.config["target"])
+        case "fifo":
+            os.mkfifo(folder / "part")
+        case "two names":
+            (folder / "part").write_bytes(b"12345")
+            os.link(folder / "part", folder / "other")
+        case "extra":
+            (folder / "part").write_bytes(b"12345")
+            (folder / "unreported").write_bytes(b"12345")
+            (folder / "unreported folder").mkdir()
+    body = json.dumps({"type": "Done", "events": [], "outputs": task.config["outputs"]}).encode()
+    frame = struct.pack(">I", len(body)) + body
+    os.write(CHANNEL, frame * task.config.get("times", 1))
+    os._exit(0)
+
+
+def stall_after_result(task: OperatorTask) -> None:
+    body = json.dumps({"type": "Done", "events": [], "outputs": []}).encode()
+    os.write(CHANNEL, struct.pack(">I", len(body)) + body)
+    time.sleep(1000)
+
+
+def unencodable_result(task: OperatorTask) -> None:
+    task.emitted.append({"scope": object()})
+
+
+def returns_nonsense(task: OperatorTask) -> object:
+    return object()
+
+
+# --- dying ------------------------------------------------------------------------------------------------
+
+
+def exit_politely(task: OperatorTask) -> None:
+    sys.exit(task.config.get("code", 0))
+
+
+def exit_at_once(task: OperatorTask) -> None:
+    os._exit(task.config.get("code", 0))
+
+
+def abort(task: OperatorTask) -> None:
+    os.abort()
+
+
+def crash(task: OperatorTask) -> None:
+    ctypes.string_at(0)
+
+
+def recurse(task: OperatorTask) -> None:
+    recurse(task)
+
+
+def recurse_without_limit(task: OperatorTask) -> None:
+    sys.setrecursionlimit(10**9)
+
+    def down(n: int) -> int:
+        return max([n], key=lambda m: down(m + 1))  # through C, so that the C stack runs out
+
+    down(0)
+
+
+def close_everything(task: OperatorTask) -> None:
+    os.closerange(0, 4096)
+
+
+def kill_own_parent(task: OperatorTask) -> None:
+    tell(outcome=attempt(lambda: os.kill(os.getppid(), signal.SIGKILL)))
