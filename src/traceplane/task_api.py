@@ -95,6 +95,8 @@ class InputRef(Wire, frozen=True):
     dataset_uuid: UUID
     dataset_version: UUID
     where: dict[str, Any] = {}
+    storage: str = ""
+    """Prefix below which the committed files lie."""
 
 
 class OutputRef(Wire, frozen=True):

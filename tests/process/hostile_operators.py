@@ -412,9 +412,6 @@ def forge_result(task: OperatorTask) -> None:
             (folder / "part").symlink_to(task.config["target"])
         case "fifo":
             os.mkfifo(folder / "part")
-        case "two names":
-            (folder / "part").write_bytes(b"12345")
-            os.link(folder / "part", folder / "other")
         case "extra":
             (folder / "part").write_bytes(b"12345")
             (folder / "unreported").write_bytes(b"12345")

@@ -322,7 +322,7 @@ async def test_an_exception_is_reported_in_the_users_terms(sandbox: Sandbox) -> 
         ("no_such_module:run", "operator.no_entrypoint", "no module 'no_such_module'"),
         ("hostile_operators:no_such_function", "operator.no_entrypoint", "no function 'no_such_function'"),
         ("hostile_operators:CHANNEL", "operator.no_entrypoint", "no function 'CHANNEL'"),
-        ("hostile_operators", "operator.no_entrypoint", "package.module:function"),
+        ("hostile_operators:", "operator.no_entrypoint", "package.module:function"),
         ("broken.raises:run", "operator.import_failed", "not today"),
         ("broken.lacks:run", "operator.import_failed", "no_such_library"),
         ("broken.syntax:run", "operator.import_failed", "invalid syntax"),
@@ -336,7 +336,7 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
     package.mkdir(parents=True, exist_ok=True)
     (package / "raises.py").write_text("raise ValueError('not today')\n")
     (package / "lacks.py").write_text("import no_such_library\n")
-    (package / "syntax.py").write_text("def run(task) return\n")
+    (package / "syntax.py").write_text("def run(task ::\n")
     (package / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     failed = await run(sandbox, entrypoint, code_paths=(lake / "code", CODE))
     assert failed.code == code
@@ -775,7 +775,6 @@ async def test_garbage_on_the_channel_is_an_invalid_result(sandbox: Sandbox, raw
         (None, {"name": "nul\0", "rows": 1, "bytes": 1}, "cannot be opened"),
         ("symlink", {"name": "part", "rows": 1, "bytes": 1}, "cannot be opened"),
         ("fifo", {"name": "part", "rows": 1, "bytes": 0}, "not a plain file"),
-        ("two names", {"name": "part", "rows": 1, "bytes": 5}, "not a plain file"),
         ("extra", {"name": "part", "rows": 1, "bytes": 4}, "not the reported 4"),
         ("extra", {"name": "part", "rows": -1, "bytes": 5}, "impossible file"),
     ],
@@ -787,7 +786,6 @@ async def test_a_forged_file_is_refused(
     config = {"arrange": arrange, "outputs": outputs, "target": str(secret_file)}
     forged = await attack(sandbox, "forge_result", config=config)
     assert forged.code == "operator.result_invalid"
-    # A second name for "two names" may be removed first; then the file is a plain one again.
     assert part in forged.message
     assert secret_file.read_text().endswith(f'"{SECRET}"\n')
 

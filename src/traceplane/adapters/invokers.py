@@ -56,8 +56,10 @@ class HttpInvoker:
 
     async def invoke(self, target: str, payload: bytes, timeout_seconds: float) -> bytes:
         if self._session is None:
+            # A call is not repeated, so it must not meet an idle connection that is just being closed; and
+            # what one task's call was given as a cookie is no business of the next.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+                connector=aiohttp.TCPConnector(limit=0, force_close=True), cookie_jar=aiohttp.DummyCookieJar()
             )
         try:
             async with (

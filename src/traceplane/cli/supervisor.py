@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from traceplane import telemetry
@@ -73,11 +73,18 @@ def _environment(values: Mapping[str, object]) -> dict[str, str]:
     return kept | {f"{PREFIX}{k}": str(v) for k, v in values.items() if v is not None}
 
 
-async def supervise(wanted: list[Child], stop: asyncio.Event) -> None:
-    await asyncio.gather(*(_keep_running(child, stop) for child in wanted))
+Started = Callable[[str, int], None]
+"""Told the name and process id of every process that is started."""
 
 
-async def _keep_running(child: Child, stop: asyncio.Event) -> None:
+async def supervise(
+    wanted: list[Child], stop: asyncio.Event, *, started: Started | None = None, output: int | None = None
+) -> None:
+    """Keeps the processes running until `stop`; `output` is a file descriptor for what they print."""
+    await asyncio.gather(*(_keep_running(child, stop, started, output) for child in wanted))
+
+
+async def _keep_running(child: Child, stop: asyncio.Event, told: Started | None, output: int | None) -> None:
     pause = 0.2
     while not stop.is_set():
         started = time.monotonic()
@@ -88,7 +95,11 @@ async def _keep_running(child: Child, stop: asyncio.Event) -> None:
             *child.arguments,
             env=dict(child.environment),
             start_new_session=True,  # Ctrl-C reaches only us; the children are stopped in order
+            stdout=output,
+            stderr=output,
         )
+        if told is not None:
+            told(child.name, process.pid)
         telemetry.emit("up.process_started", process=child.name, pid=process.pid)
         ended = asyncio.create_task(process.wait())
         stopping = asyncio.create_task(stop.wait())
@@ -101,7 +112,7 @@ async def _keep_running(child: Child, stop: asyncio.Event) -> None:
         pause = 0.2 if lived > 10 else min(pause * 2, 10.0)
         telemetry.emit(
             "up.process_died",
-            "error",
+            "warning",
             process=child.name,
             code=process.returncode,
             restart_in=round(pause, 1),

@@ -7,9 +7,10 @@ or none of it; repeating the call answers the same and changes nothing.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -130,7 +131,9 @@ class Leasing:
         for job_id, count in Counter(c.job_id for c in claimed).items():
             telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
         return ClaimResponse(
-            tasks=[_claimed_task(c, entries[c.job_id], files) for c in claimed],
+            tasks=[
+                _claimed_task(_with_span(c, entries[c.job_id]), entries[c.job_id], files) for c in claimed
+            ],
             jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
             refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
             token=self._mint(claimed, entries) if claimed else None,
@@ -404,15 +407,17 @@ def _output(completion: Completion, o: OutputManifest, grants: JobGrants) -> Out
 
 
 def _new_event(task_id: UUID, grants: JobGrants, event: EventOut, traceparent: str | None) -> NewEvent:
+    grant = _write_grant(task_id, grants, event.output_index)
+    now = time.time_ns()
     return NewEvent(
         producer_id=task_id,
-        generation_id=UUID(_write_grant(task_id, grants, event.output_index).dataset_version),
+        generation_id=UUID(grant.dataset_version),
         kind=event.kind,
         partition_key=event.scope.partition_key,
         start=event.scope.first,
         end=event.scope.last,
         emission=event.emission,
-        traceparent=traceparent,
+        traceparent=telemetry.record_span("event", traceparent, now, now, dataset=grant.dataset_uuid),
     )
 
 
@@ -475,6 +480,17 @@ def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
     return rounds
 
 
+def _with_span(c: tasks.Claimed, entry: _JobEntry) -> tasks.Claimed:
+    """The task's time in the queue as a span, between its event's and its attempt's."""
+    if c.traceparent is None:
+        return c
+    created, claimed = int(c.created_at.timestamp() * 1e9), time.time_ns()
+    span = telemetry.record_span(
+        "task", c.traceparent, created, claimed, job=entry.payload.name, task=str(c.task_id)
+    )
+    return replace(c, traceparent=span)
+
+
 def _claimed_task(
     c: tasks.Claimed, entry: _JobEntry, files: dict[tuple[UUID, int], list[dict[str, Any]]]
 ) -> ClaimedTask:
@@ -524,10 +540,7 @@ def _job_entry(row: dict[str, Any]) -> _JobEntry:
         outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
     )
     grants = JobGrants(
-        reads=tuple(
-            ReadGrant(str(i.dataset_uuid), str(i.dataset_version), f"{i.dataset_uuid}/{i.dataset_version}/")
-            for i in inputs
-        ),
+        reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
         writes=tuple(
             WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
         ),

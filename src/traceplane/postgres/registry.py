@@ -56,8 +56,11 @@ async def add_dataset(
     return row["dataset_uuid"], row["current_generation_id"]
 
 
-async def add_generation(tx: Transaction, dataset_uuid: UUID, fingerprint: str) -> UUID:
-    generation: UUID = await tx.value(_SQL["add_generation"], dataset_uuid, fingerprint)
+async def add_generation(
+    tx: Transaction, dataset_uuid: UUID, fingerprint: str, rows_of: UUID | None = None
+) -> UUID:
+    """`rows_of`: the generation to read when the new one holds ranges rather than rows."""
+    generation: UUID = await tx.value(_SQL["add_generation"], dataset_uuid, fingerprint, rows_of)
     return generation
 
 

@@ -36,6 +36,7 @@ class Claimed:
     range_start: int | None
     range_end: int | None
     traceparent: str | None
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class WaitingJob:
     operator: str
 
 
+_STAGES = {"queued": 0, "dispatched": 1, "running": 1, "completed": 2, "canceled": 2, "dead": 3}
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
 
 
@@ -206,7 +208,9 @@ async def listing(
     before: UUID | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["list"], dag, job, state, task_id, limit, before)]
+    await tx.run("set local plan_cache_mode = force_custom_plan")
+    stage = _STAGES[state] if state is not None else None
+    return [dict(r) for r in await tx.rows(_SQL["list"], dag, job, state, task_id, limit, before, stage)]
 
 
 async def counts(tx: Transaction) -> list[dict[str, Any]]:

@@ -148,24 +148,26 @@ class _Apply:
             self.prepared.fingerprints,
             self.prepared.definition_fingerprints,
         )
-        await self._datasets(version_id)
         await self._externals()
+        await self._datasets(version_id)
         await self._jobs(version_id)
         await registry.activate_version(self.tx, self.dag_id, version_id)
         return number
 
     async def _datasets(self, version_id: UUID) -> None:
-        producer = {o.dataset_id: job.name for job in self.dag.jobs for o in job.outputs}
-        for dataset in self.dag.datasets:
-            dataset_uuid, generation_id = await registry.add_dataset(
-                self.tx, self.org_id, dataset.dataset_id, self.dag_id, asdict(dataset)
-            )
-            if generation_id is None:
-                made_by = self.prepared.fingerprints[producer[dataset.dataset_id]]
-                generation_id = await registry.add_generation(self.tx, dataset_uuid, made_by)
-                await registry.point_dataset(self.tx, dataset_uuid, generation_id)
-            await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id)
-            self.generations[dataset.dataset_id] = (dataset_uuid, generation_id)
+        declared = {dataset.dataset_id: dataset for dataset in self.dag.datasets}
+        for job in self.dag.jobs:  # upstream first, so that what an aggregator reads is there before it
+            rows_of = self.generations[job.inputs[0].dataset_id][1] if job.operator == "aggregator" else None
+            for output in job.outputs:
+                dataset_uuid, generation_id = await registry.add_dataset(
+                    self.tx, self.org_id, output.dataset_id, self.dag_id, asdict(declared[output.dataset_id])
+                )
+                if generation_id is None:
+                    made_by = self.prepared.fingerprints[job.name]
+                    generation_id = await registry.add_generation(self.tx, dataset_uuid, made_by, rows_of)
+                    await registry.point_dataset(self.tx, dataset_uuid, generation_id)
+                await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id)
+                self.generations[output.dataset_id] = (dataset_uuid, generation_id)
 
     async def _externals(self) -> None:
         rows = await registry.datasets_by_id(self.tx, self.org, list(self.dag.external_datasets))

@@ -148,7 +148,8 @@ class Execution:
             await self._answer(frames.Accepted(batch))
 
     async def _answer(self, answer: frames.Accepted | frames.Refused) -> None:
-        await self._child.send(frames.encode(answer))
+        with contextlib.suppress(OSError):  # it need not be there to hear it, and more may be in its stream
+            await self._child.send(frames.encode(answer))
 
     async def _watch_disk(self) -> None:
         limit = self._assign.limits.disk_bytes
@@ -220,7 +221,7 @@ class Execution:
             name = f"signal {number}"
         limits = self._assign.limits
         hint = None
-        if number == signal.SIGXCPU or (limits.cpu_seconds and exited.cpu_seconds >= limits.cpu_seconds):
+        if number == signal.SIGXCPU or (limits.cpu_seconds and exited.cpu_seconds > limits.cpu_seconds * 0.8):
             hint = f"it used its {limits.cpu_seconds} seconds of processor time"
         elif limits.memory_bytes and exited.max_rss_bytes > limits.memory_bytes * _NEARLY_ALL_MEMORY:
             hint = f"out of memory: it had {exited.max_rss_bytes} bytes; the limit is {limits.memory_bytes}"

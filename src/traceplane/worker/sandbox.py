@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_SECONDS = 60.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 _RESTARTS_ALLOWED = 5
+_STARTS_TRIED = 3
+"""For a task whose slot vanished before the operator ran."""
 _RESTART_WINDOW_SECONDS = 30.0
 
 
@@ -92,6 +94,7 @@ class Sandbox:
         self._slots: dict[int, Slot] = {}
         self._ready: asyncio.Queue[Slot | None] = asyncio.Queue()
         self._background: set[asyncio.Task[Any]] = set()
+        self._watcher: asyncio.Task[None] | None = None
         self._run_numbers = itertools.count(1)
         self._restarts: list[float] = []
         self._unavailable: PlatformError | None = None
@@ -119,6 +122,7 @@ class Sandbox:
         sandbox = cls(settings, folder, lease)
         try:
             await sandbox._start_server()
+            sandbox._watcher = asyncio.create_task(sandbox._keep_server_running())
             await sandbox._check_strength()
         except BaseException:
             await sandbox.close()
@@ -139,6 +143,20 @@ class Sandbox:
         the operator's `emit` returns once the callback has.
         """
         began_ns = time.monotonic_ns()
+        for _ in range(_STARTS_TRIED):
+            result = await self._run_once(assignment, began_ns, on_log, on_events, timeout)
+            if not _lost_before_start(result):
+                break
+        return result
+
+    async def _run_once(
+        self,
+        assignment: Assignment,
+        began_ns: int,
+        on_log: OnLog | None,
+        on_events: OnEvents | None,
+        timeout: float | None,
+    ) -> RunResult:
         slot, child = await self._take_child()
         folders = self._folders_for(assignment, slot.uid)
         try:
@@ -174,6 +192,9 @@ class Sandbox:
         """End every task, slot and the fork server; a `run` still under way returns `sandbox.lost`."""
         self._unavailable = PlatformError("sandbox.closed", "the sandbox is closed")
         self._ready.put_nowait(None)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
         await asyncio.gather(*(slot.end() for slot in list(self._slots.values())))
         self._slots.clear()
         await self._stop_server()
@@ -252,12 +273,14 @@ class Sandbox:
         self._refuse_weakness(self.isolation.weakness())
         for index in range(settings.slots):
             self._open_slot(index)
-        self._keep(asyncio.create_task(self._watch_server(self._process)))
 
-    async def _watch_server(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if self._unavailable is not None:
-            return
+    async def _keep_server_running(self) -> None:
+        while self._unavailable is None:
+            assert self._process is not None
+            code = await self._process.wait()
+            await self._replace_server(code)
+
+    async def _replace_server(self, code: int) -> None:
         log.error("sandbox.server_died", extra={"exit_code": code})
         now = time.monotonic()
         self._restarts = [t for t in self._restarts if now - t < _RESTART_WINDOW_SECONDS] + [now]
@@ -329,6 +352,10 @@ class Sandbox:
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _lost_before_start(result: RunResult) -> bool:
+    return result.error is not None and result.error.code == "sandbox.lost" and result.start_seconds is None
 
 
 def _too_weak(reason: str) -> PlatformError:

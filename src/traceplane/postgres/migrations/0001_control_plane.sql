@@ -69,6 +69,8 @@ create table generations (
   generation_id uuid primary key default uuid7(),
   dataset_uuid uuid not null references datasets,
   fingerprint text not null,
+  -- Where the rows are when not here: an aggregator's ranges are read from what it aggregates.
+  data_generation_id uuid references generations,
   created_at timestamptz not null default tp_now()
 );
 alter table datasets add foreign key (current_generation_id) references generations;

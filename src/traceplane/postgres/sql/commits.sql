@@ -30,8 +30,8 @@ order by commit_id
 -- The committed files that each task's inputs bring for the task's own scope.
 select t.task_id, i.input_index, c.files
 from unnest($1::uuid[]) as w (task_id)
-join tasks t using (task_id) join job_inputs i using (job_id)
-join dataset_commits c on c.generation_id = i.generation_id
+join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
+join dataset_commits c on c.generation_id = coalesce(g.data_generation_id, g.generation_id)
   and c.range_start <= t.range_end and c.range_end >= t.range_start
 order by t.task_id, i.input_index, c.commit_id
 

@@ -38,8 +38,10 @@ on conflict (org_id, dataset_id) do update set definition = excluded.definition,
 returning dataset_uuid, current_generation_id
 
 -- name: add_generation
--- A new build of a dataset.
-insert into generations (dataset_uuid, fingerprint) values ($1, $2) returning generation_id
+-- A new build of a dataset; $3 is the generation its rows are read from, if they are not its own.
+insert into generations (dataset_uuid, fingerprint, data_generation_id)
+values ($1, $2, (select coalesce(data_generation_id, generation_id) from generations where generation_id = $3))
+returning generation_id
 
 -- name: point_dataset
 -- Moves a dataset's pointer.
@@ -95,9 +97,13 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
   j.max_attempts,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
-      'where', i.filter) order by i.input_index)
-    from job_inputs i join datasets ds using (dataset_uuid) where i.job_id = j.job_id), '[]') as inputs,
-  exists (select 1 from job_inputs i join job_outputs x using (generation_id) join jobs pj on pj.job_id = x.job_id
+      'where', i.filter, 'storage', rows.dataset_uuid || '/' || rows.generation_id || '/') order by i.input_index)
+    from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
+    join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
+    where i.job_id = j.job_id), '[]') as inputs,
+  exists (select 1 from job_inputs i join generations g using (generation_id)
+    join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
+    join jobs pj on pj.job_id = x.job_id
     where i.job_id = j.job_id and pj.runtime <> 'dispatcher') as reads_files,
   coalesce((select jsonb_agg(jsonb_build_object('output_index', x.output_index, 'name', x.name,
       'dataset_uuid', x.dataset_uuid, 'dataset_version', x.generation_id, 'dataset_id', ds.dataset_id)

@@ -16,7 +16,7 @@ set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
 from locked l
 where t.task_id = l.task_id
 returning t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
-          t.range_start, t.range_end, t.traceparent, l.revision
+          t.range_start, t.range_end, t.traceparent, t.created_at, l.revision
 
 -- name: why_not_claimed
 -- The reason a claim was refused, for each task that was not given.
@@ -26,7 +26,7 @@ from unnest($1::uuid[]) as w (task_id) left join tasks t using (task_id) left jo
 -- name: fetch
 -- One task as its holder sees it; a stale holder gets no row.
 select t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
-       t.range_start, t.range_end, t.traceparent, j.revision, t.state, t.cancel_requested
+       t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, t.state, t.cancel_requested
 from tasks t join jobs j using (job_id)
 where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3
 
@@ -238,14 +238,14 @@ where t.task_id = any($1::uuid[]) and t.state in ('dead', 'canceled')
 returning t.task_id
 
 -- name: list
--- Tasks for people, newest first.
+-- Tasks for people, newest first. Planned anew for each call, since which index serves depends on the filter.
 select t.task_id, d.name as dag, j.name as job, t.state, t.kind, t.partition_key, t.range_start, t.range_end,
        t.attempt, j.max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
        t.progress, t.cancel_requested
 from tasks t join jobs j using (job_id) join dags d using (dag_id)
 where ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
-  and ($3::task_state is null or t.state = $3) and ($4::uuid is null or t.task_id = $4)
-  and ($6::uuid is null or t.task_id < $6)
+  and ($3::task_state is null or t.state = $3) and ($7::smallint is null or t.stage = $7)
+  and ($4::uuid is null or t.task_id = $4) and ($6::uuid is null or t.task_id < $6)
 order by t.task_id desc limit $5
 
 -- name: counts
