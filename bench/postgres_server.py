@@ -41,6 +41,8 @@ class PostgresServer:
     port: int
     socket_folder: Path
     version: str
+    file_system: str
+    """Of its data; fsync costs nothing on tmpfs, so figures from there mean little."""
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def url(self, database: str = "postgres") -> str:
@@ -91,7 +93,8 @@ def running_postgres() -> Iterator[PostgresServer]:
                 command, stdout=output, stderr=output, cwd=folder, start_new_session=True, **owner
             )
         version = asyncio.run(_wait_until_ready(port, process, log))
-        yield PostgresServer(port=port, socket_folder=sockets, version=version)
+        kind = subprocess.check_output(["stat", "-f", "-c", "%T", str(data)], text=True, timeout=10).strip()
+        yield PostgresServer(port=port, socket_folder=sockets, version=version, file_system=kind)
     finally:
         if process:
             _stop(process)

@@ -22,7 +22,8 @@ SUITES = ("control", "spark", "query", "deploy", "trigger", "sink", "ui", "growt
 
 
 def main(argv: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     wanted = argv[0] if argv else "all"
     if wanted != "all" and wanted not in SUITES:
         print(f"unknown suite {wanted!r}; there are: all, {', '.join(SUITES)}")

@@ -27,7 +27,8 @@ TRANSACTIONS = (
     "wake_settle",
     "deploy",
 )
-"""Labelled transactions; each has a boundary before its commit and one after it, before anybody is told."""
+"""Labelled transactions; each has a boundary before its commit and one after it, before anybody is told. Only
+transactions that changed or locked something have them: the idle pass of a loop is no boundary."""
 
 STEPS = (
     "complete.after_fence",
@@ -51,6 +52,11 @@ def arm(name: str | None) -> None:
     if name is not None and name not in ALL:
         raise ValueError(f"there is no boundary named {name}")
     _armed = name
+
+
+def armed(transaction: str) -> bool:
+    """Whether a boundary of this transaction is armed."""
+    return _armed is not None and _armed in (f"{transaction}.before_commit", f"{transaction}.after_commit")
 
 
 def crash_point(name: str) -> None:

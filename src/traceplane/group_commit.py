@@ -34,7 +34,8 @@ class GroupCommit(Generic[Item, Answer]):
         self._max_items = max_items
         self._concurrency = concurrency
         self._waiting: list[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._draining = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
 
     async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
         answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
@@ -43,14 +44,23 @@ class GroupCommit(Generic[Item, Answer]):
         return await answer
 
     def _start(self) -> None:
-        if len(self._running) < self._concurrency and self._waiting:
+        if self._draining < self._concurrency and self._waiting:
+            self._draining += 1
             task = asyncio.create_task(self._drain())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _drain(self) -> None:
-        # One turn of the loop lets calls that arrived in the same breath join the group.
-        await asyncio.sleep(0)
+        try:
+            # One turn of the loop lets calls that arrived in the same breath join the group.
+            await asyncio.sleep(0)
+            await self._commit_waiting()
+        finally:
+            # Here, and not when the task is seen to be done, a turn later: a call that arrives in between
+            # would take this drain for alive and wait for nobody.
+            self._draining -= 1
+
+    async def _commit_waiting(self) -> None:
         while self._waiting:
             group: list[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = []
             size = 0

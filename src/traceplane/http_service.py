@@ -80,6 +80,12 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
     query: Any
     principal: Any
     raw_headers: Mapping[bytes, bytes]
+    receive: Receive
+
+    async def hung_up(self) -> None:
+        """Returns when the caller is gone; for a handler that waits and should not wait for nobody."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     def header(self, name: str) -> str | None:
         value = self.raw_headers.get(name.lower().encode("latin-1"))
@@ -197,7 +203,7 @@ class App:
             raw = await _read_body(receive, headers.get(b"content-length"), endpoint.max_body_bytes)
         body = raw if endpoint.decoder is None else endpoint.decode_body(raw)
         try:
-            result = await endpoint.handler(Call(body, path_params, query, principal, headers))
+            result = await endpoint.handler(Call(body, path_params, query, principal, headers, receive))
         except RecursionError:
             if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked
                 raise _too_deep() from None

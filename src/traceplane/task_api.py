@@ -140,6 +140,7 @@ class ClaimedTask(Wire, frozen=True):
     input_files: list[list[dict[str, Any]]] = []
     """Per input, the committed files for the task's scope."""
     traceparent: str | None = None
+    token: int = 0
 
 
 class Refusal(Wire, frozen=True):
@@ -151,8 +152,8 @@ class ClaimResponse(Wire, frozen=True):
     tasks: list[ClaimedTask]
     jobs: dict[str, JobPayload]
     refused: list[Refusal]
-    token: str | None = None
-    """The capability token of the claimed tasks."""
+    tokens: list[str]
+    """Capability tokens; each task says which one covers it."""
 
 
 class Heartbeat(Fence, frozen=True):

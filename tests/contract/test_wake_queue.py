@@ -15,7 +15,8 @@ import pytest
 from aiobotocore.session import AioSession
 from aiohttp import web
 
-from traceplane.adapters.wake_queue import MAX_RECEIVES, Depth, Message, PostgresWakeQueue, WakeQueue
+from traceplane.adapters.wake_queue import MAX_RECEIVES, Depth, Message, WakeQueue
+from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.adapters.wake_queue_sqs import SqsWakeQueue
 from traceplane.errors import QueueUnavailable
 from traceplane.postgres.database import Database

@@ -1,24 +1,15 @@
 """Wake-up queues: hints that a task is ready. They may lose, repeat and reorder; the tables are the truth.
 
-Two implementations keep one contract (tests/contract/test_wake_queue.py): `PostgresWakeQueue` here, and
-`SqsWakeQueue` in `wake_queue_sqs`.
+Two implementations keep one contract (tests/contract/test_wake_queue.py): `wake_queue_postgres`, which a
+worker reaches through the dispatcher, and `wake_queue_sqs`, which it reaches itself.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Protocol
 from uuid import UUID
-
-from traceplane.errors import DatabaseUnavailable, QueueUnavailable
-from traceplane.postgres import wake_messages
-from traceplane.postgres.database import Database, Transaction
 
 MAX_RECEIVES = 3
 
@@ -56,91 +47,3 @@ class WakeQueue(Protocol):
     async def release(self, queue: str, receipts: Sequence[str]) -> None: ...
 
     async def depth(self, queue: str) -> Depth: ...
-
-
-class PostgresWakeQueue:
-    """Long poll over LISTEN/NOTIFY. A message received `MAX_RECEIVES` times and not deleted is buried."""
-
-    # A safety net under lost notifications, and what makes messages visible again noticed.
-    _POLL_SECONDS = 1.0
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._arrivals: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._buried_at: defaultdict[str, float] = defaultdict(float)
-
-    async def listen(self, stop: asyncio.Event) -> None:
-        """Hears of messages that other processes sent; runs beside the receivers."""
-        await self._database.listen([wake_messages.CHANNEL], lambda _, queue: self._arrived(queue), stop)
-
-    def _arrived(self, queue: str) -> None:
-        for name in [queue] if queue else list(self._arrivals):
-            self._arrivals[name].set()
-
-    async def send(self, queue: str, task_ids: Sequence[UUID]) -> None:
-        async with self._transaction("wake_send") as tx:
-            await wake_messages.send(tx, queue, task_ids)
-        self._arrived(queue)
-
-    async def receive(
-        self, queue: str, limit: int, *, wait_seconds: float, visibility_seconds: float
-    ) -> list[Message]:
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            arrival = self._arrivals[queue]
-            arrival.clear()
-            stored = await self._take(queue, limit, visibility_seconds)
-            left = deadline - time.monotonic()
-            if stored or left <= 0:
-                if len(stored) == limit:
-                    arrival.set()  # there may be more for the next receiver
-                return [Message(str(m.message_id), m.task_id, m.receives) for m in stored]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, self._POLL_SECONDS)):
-                    await arrival.wait()
-
-    async def _take(
-        self, queue: str, limit: int, visibility_seconds: float
-    ) -> list[wake_messages.StoredMessage]:
-        async with self._transaction("wake_receive") as tx:
-            if time.monotonic() - self._buried_at[queue] > self._POLL_SECONDS:
-                self._buried_at[queue] = time.monotonic()
-                await wake_messages.bury(tx, queue, MAX_RECEIVES)
-            visibility = timedelta(seconds=visibility_seconds)
-            return await wake_messages.receive(tx, queue, limit, visibility, MAX_RECEIVES)
-
-    async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        async with self._transaction("wake_settle") as tx:
-            await wake_messages.delete(tx, queue, _message_ids(receipts))
-
-    async def extend(self, queue: str, receipts: Sequence[str], visibility_seconds: float) -> int:
-        async with self._transaction() as tx:
-            ids = _message_ids(receipts)
-            return len(await wake_messages.extend(tx, queue, ids, timedelta(seconds=visibility_seconds)))
-
-    async def release(self, queue: str, receipts: Sequence[str]) -> None:
-        async with self._transaction() as tx:
-            await wake_messages.release(tx, queue, _message_ids(receipts))
-        self._arrived(queue)
-
-    async def depth(self, queue: str) -> Depth:
-        async with self._transaction() as tx:
-            return Depth(*await wake_messages.depth(tx, queue))
-
-    @contextlib.asynccontextmanager
-    async def _transaction(self, label: str = "") -> AsyncIterator[Transaction]:
-        try:
-            async with self._database.transaction(label) as tx:
-                yield tx
-        except DatabaseUnavailable as error:
-            raise QueueUnavailable(
-                "queue.unavailable",
-                "the wake queue's Postgres did not answer",
-                value=error.value,
-                next_step="repeat the call",
-            ) from error
-
-
-def _message_ids(receipts: Sequence[str]) -> list[int]:
-    """Without receipts that were never ours: they are too long for a bigint, or no number."""
-    return [int(r) for r in receipts if r.isascii() and r.isdigit() and len(r) < 19]

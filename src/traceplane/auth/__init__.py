@@ -4,7 +4,7 @@ Three principals that cannot become each other:
 
     user     opaque `tpu_…` token with a role       the public API
     worker   opaque `tpw_…` token                   claiming tasks
-    task     capability: a signed, expiring JWT     one attempt of one task, the generations it names
+    task     capability: a signed, expiring JWT     the attempts of one claim, the generations they name
 
 Opaque tokens are looked up by hash, so they can be revoked at once. A capability is checked by its
 signature alone, so a task-scoped call needs no lookup; it ends by expiring, or with its signing key.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from traceplane import __version__
 from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.dispatcher.authority import Authority
@@ -128,9 +130,24 @@ class InternalApi:
 
     async def wake_receive(self, call: Call[WakeReceiveRequest]) -> WakeReceiveResponse:
         body = call.body
-        messages = await self._wake_queue.receive(
-            body.queue, body.limit, wait_seconds=body.wait_seconds, visibility_seconds=body.visibility_seconds
+        receiving = asyncio.ensure_future(
+            self._wake_queue.receive(
+                body.queue,
+                body.limit,
+                wait_seconds=body.wait_seconds,
+                visibility_seconds=body.visibility_seconds,
+            )
         )
+        hung_up = asyncio.ensure_future(call.hung_up())
+        try:
+            # A worker that died while it waited must not be handed wake-ups: they would stay hidden.
+            await asyncio.wait((receiving, hung_up), return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                return WakeReceiveResponse([])
+            messages = receiving.result()
+        finally:
+            receiving.cancel()
+            hung_up.cancel()
         return WakeReceiveResponse([WakeUp(m.receipt, m.task_id, m.receives) for m in messages])
 
     async def wake_settle(self, call: Call[WakeSettleRequest]) -> WakeSettleResponse:

@@ -31,7 +31,7 @@ class Authority:
         self._keyring = Keyring(())
         self._book = TokenBook(())
         self._clock_offset = 0.0
-        self._cache = VerifiedCache(20_000)
+        self._cache = VerifiedCache(2_000)
 
     async def refresh(self) -> Refreshed:
         async with self._database.transaction() as tx:

@@ -243,8 +243,7 @@ class Invocations:
         _forget(batch)
         for (lane, _), answer in zip(batch, answers, strict=True):
             for task in answer.tasks:
-                assert answer.token is not None
-                self._begin(lane, task, answer.jobs[str(task.job_id)], answer.token)
+                self._begin(lane, task, answer.jobs[str(task.job_id)], answer.tokens[task.token])
         return Invoked(
             started=sum(len(answer.tasks) for answer in answers),
             refused=sum(len(answer.refused) for answer in answers),

@@ -63,6 +63,7 @@ from traceplane.task_api import (
 )
 
 _SHORTEST_TOKEN_SECONDS = 3600.0
+_GRANTS_PER_TOKEN = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +131,28 @@ class Leasing:
         reasons = await tasks.why_not_claimed(tx, missing, claim.runtime) if missing else {}
         for job_id, count in Counter(c.job_id for c in claimed).items():
             telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
+        groups = _token_groups([entry.payload for entry in entries.values()])
+        token_of = {job_id: number for number, group in enumerate(groups) for job_id in group}
         return ClaimResponse(
-            tasks=[
-                _claimed_task(_with_span(c, entries[c.job_id]), entries[c.job_id], files) for c in claimed
-            ],
+            tasks=[_claimed_task(c, entries[c.job_id], files, token_of[c.job_id]) for c in claimed],
             jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
             refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
-            token=self._mint(claimed, entries) if claimed else None,
+            tokens=[self._mint(group, claimed, entries) for group in groups],
         )
 
-    def _mint(self, claimed: Sequence[tasks.Claimed], entries: dict[UUID, _JobEntry]) -> str:
-        """One capability for all tasks of a claim, good for longer than the longest of them may run."""
-        positions = {job_id: position for position, job_id in enumerate(entries)}
-        payloads = [entry.payload for entry in entries.values()]
+    def _mint(
+        self, jobs: Sequence[UUID], claimed: Sequence[tasks.Claimed], entries: dict[UUID, _JobEntry]
+    ) -> str:
+        """One capability for the tasks of these jobs, good for longer than the longest may run."""
+        position = {job_id: number for number, job_id in enumerate(jobs)}
+        payloads = [entries[job_id].payload for job_id in jobs]
         life = max(_SHORTEST_TOKEN_SECONDS, *(p.timeout_seconds * 1.5 for p in payloads))
+        covered = [c for c in claimed if c.job_id in position]
         return self._authority.mint(
             Capability(
                 org=payloads[0].org,
-                tasks=tuple(TaskGrant(str(c.task_id), c.attempt, positions[c.job_id]) for c in claimed),
-                jobs=tuple(entry.grants for entry in entries.values()),
+                tasks=tuple(TaskGrant(str(c.task_id), c.attempt, position[c.job_id]) for c in covered),
+                jobs=tuple(entries[job_id].grants for job_id in jobs),
                 expires_at=self._authority.now + life,
             )
         )
@@ -173,8 +177,8 @@ class Leasing:
             files = await commits.input_files(tx, [claimed.task_id]) if entry.reads_files else {}
         if cancel_requested or state == "canceled":
             return FetchResponse("canceled", state)
-        token = self._mint([claimed], entries)
-        return FetchResponse("ok", state, _claimed_task(claimed, entry, files), entry.payload, token)
+        token = self._mint([claimed.job_id], [claimed], entries)
+        return FetchResponse("ok", state, _claimed_task(claimed, entry, files, 0), entry.payload, token)
 
     # Heartbeat -------------------------------------------------------------------------------------
 
@@ -491,10 +495,24 @@ def _with_span(c: tasks.Claimed, entry: _JobEntry) -> tasks.Claimed:
     return replace(c, traceparent=span)
 
 
+def _token_groups(jobs: Sequence[JobPayload]) -> list[list[UUID]]:
+    """As few capabilities as cover a claim: one per organization, none with more grants than fit a token."""
+    groups: list[list[UUID]] = []
+    org, grants = None, 0
+    for job in sorted(jobs, key=lambda job: job.org):
+        size = len(job.inputs) + len(job.outputs)
+        if job.org != org or grants + size > _GRANTS_PER_TOKEN:
+            groups.append([])
+            org, grants = job.org, 0
+        groups[-1].append(job.job_id)
+        grants += size
+    return groups
+
+
 def _claimed_task(
-    c: tasks.Claimed, entry: _JobEntry, files: dict[tuple[UUID, int], list[dict[str, Any]]]
+    claimed: tasks.Claimed, entry: _JobEntry, files: dict[tuple[UUID, int], list[dict[str, Any]]], token: int
 ) -> ClaimedTask:
-    job = entry.payload
+    job, c = entry.payload, _with_span(claimed, entry)
     return ClaimedTask(
         task_id=c.task_id,
         attempt=c.attempt,
@@ -508,6 +526,7 @@ def _claimed_task(
         if entry.reads_files
         else [],
         traceparent=c.traceparent,
+        token=token,
     )
 
 

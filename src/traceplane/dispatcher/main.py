@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from traceplane import http_service
-from traceplane.adapters.wake_queue import PostgresWakeQueue, WakeQueue
+from traceplane.adapters.wake_queue import WakeQueue
+from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.auth.store import read_master_key
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
@@ -29,6 +31,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     """Serves the internal API and runs the loops until `stop`."""
     assert settings.state_url is not None
     database = await Database.connect(settings.state_url, connections=settings.database_connections)
+    closers: list[Callable[[], Awaitable[None]]] = [database.close]
     work, relay_work = asyncio.Event(), asyncio.Event()
 
     def work_created() -> None:
@@ -42,7 +45,8 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     if settings.wake_queue == "sqs":
         from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
 
-        wake_queue = SqsWakeQueue.from_settings(settings)
+        wake_queue = sqs_queue = SqsWakeQueue.from_settings(settings)
+        closers.append(sqs_queue.close)
     invocations = Invocations(leasing, settings)
     relay = OutboxRelay(database, wake_queue, settings.runtimes, invocations)
     valve = Valve(database)
@@ -92,4 +96,5 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             work_listener=database.listen(["traceplane_work"], lambda *_: work_created(), stop),
         )
     finally:
-        await database.close()
+        for close in closers:
+            await close()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import asyncpg
 import msgspec
 
-from traceplane.crash_points import crash_point
+from traceplane.crash_points import armed, crash_point
 from traceplane.errors import ConcurrentChange, DatabaseUnavailable
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -39,6 +39,9 @@ _SESSION = {
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "30s",
 }
+
+# A transaction gets an id with its first change or row lock.
+_CHANGED_ANYTHING = "select pg_current_xact_id_if_assigned() is not null"
 
 RETRYABLE = (
     asyncpg.PostgresConnectionError,
@@ -134,8 +137,11 @@ class Database:
             async with self._pool.acquire(timeout=10) as connection:
                 async with connection.transaction():
                     yield Transaction(connection)
-                    crash_point(f"{label}.before_commit")
-                crash_point(f"{label}.after_commit")
+                    doomed = armed(label) and await connection.fetchval(_CHANGED_ANYTHING)
+                    if doomed:
+                        crash_point(f"{label}.before_commit")
+                if doomed:
+                    crash_point(f"{label}.after_commit")
         except asyncpg.UniqueViolationError as error:
             raise ConcurrentChange(
                 "postgres.concurrent_change",

@@ -26,9 +26,9 @@ async def send(tx: Transaction, queue: str, task_ids: Sequence[UUID]) -> None:
 
 
 async def receive(
-    tx: Transaction, queue: str, limit: int, visibility: timedelta, max_receives: int
+    tx: Transaction, queue: str, limit: int, visibility: timedelta, max_receives: int, after: int = 0
 ) -> list[StoredMessage]:
-    rows = await tx.rows(_SQL["receive"], queue, limit, visibility, max_receives)
+    rows = await tx.rows(_SQL["receive"], queue, limit, visibility, max_receives, after)
     return [StoredMessage(r["message_id"], r["task_id"], r["receives"]) for r in rows]
 
 

@@ -43,6 +43,9 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _HIGHEST_CAPABILITY = 63
 
 _libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    # Looked up here, in the fork server, rather than by every child on its way to a task.
+    _libc.syscall, _libc.prctl, _libc.unshare, _libc.mount, _libc.capset  # noqa: B018
 
 
 class _CapabilityHeader(ctypes.Structure):

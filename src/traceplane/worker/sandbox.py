@@ -304,6 +304,8 @@ class Sandbox:
 
     async def _stop_server(self) -> None:
         if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)  # also for a thread that may still be reading
             self._control.close()
         if self._process is not None:
             await _wait_or_kill(self._process)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,15 +106,15 @@ class Wrapper:
             free = self._slots - len(self._held)
             if free <= 0:
                 self._freed.clear()
-                await _first(stop.wait(), self._freed.wait())
+                await _unless(stop, self._freed.wait())
                 continue
             try:
-                messages = await _first(stop.wait(), self._receive(free))
+                messages = await _unless(stop, self._receive(free))
                 if messages:
                     await self._claim(messages)
             except TraceplaneError as error:
                 telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
-                await _first(stop.wait(), asyncio.sleep(0.5))
+                await _unless(stop, asyncio.sleep(0.5))
         running = [held.run for held in self._held.values() if held.run is not None]
         if running:
             telemetry.emit("worker.draining", tasks=len(running))
@@ -131,8 +131,8 @@ class Wrapper:
         answer = await self._client.claim(ClaimRequest(self._worker_id, self._runtime.name, list(by_task)))
         crash_point("worker.after_claim")
         for task in answer.tasks:
-            assert answer.token is not None
-            held = _Held(task, answer.jobs[str(task.job_id)], answer.token, by_task[task.task_id])
+            token = answer.tokens[task.token]
+            held = _Held(task, answer.jobs[str(task.job_id)], token, by_task[task.task_id])
             self._held[task.task_id] = held
             held.run = asyncio.create_task(self._run(held))
         # A wake-up that led to nothing is spent: whoever holds the task answers for it.
@@ -348,7 +348,7 @@ class Wrapper:
     async def extend_visibility(self, stop: asyncio.Event) -> None:
         """Keeps the wake-ups of long tasks hidden, so that nobody is woken for a task that runs."""
         while not (stop.is_set() and not self._held):
-            await _first(stop.wait(), asyncio.sleep(_VISIBILITY_SECONDS / 3))
+            await _unless(stop, asyncio.sleep(_VISIBILITY_SECONDS / 3))
             receipts = [held.message.receipt for held in self._held.values()]
             if receipts:
                 with contextlib.suppress(TraceplaneError):
@@ -368,16 +368,15 @@ def _limits(runtime: Runtime) -> Limits:
     )
 
 
-async def _first(*waits: Any) -> Any:
-    """The result of whichever ends first; the others are canceled."""
-    tasks = [asyncio.ensure_future(w) for w in waits]
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Answer]) -> Answer | None:
+    """The result of `work`, or None when `stop` comes first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        results = [task.result() for task in tasks if task in done]
-        return results[-1] if results else None
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        for task in tasks:
-            task.cancel()
+        working.cancel()
+        stopping.cancel()
 
 
 async def _patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:

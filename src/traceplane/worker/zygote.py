@@ -27,7 +27,7 @@ from traceplane.worker.frames import Configure, Hello, OpenSlot, receive, send
 from traceplane.worker.slot_server import ServerState, start_slot
 
 _KILL_ME_FIRST = "1000"
-_SLOT_OWN_PROCESSES = 3
+_SLOT_OWN_PROCESSES = 1
 _ROOM_FOR_OTHERS = 256
 
 

@@ -203,8 +203,8 @@ create table tasks (
         autovacuum_vacuum_cost_delay = 0);
 -- Tasks that no event made (source runs, work asked for by hand) are created once by name.
 create unique index tasks_created_once on tasks (job_id, dedupe_key) where dedupe_key is not null;
--- What the valve looks through, in the order it lets tasks pass.
-create index tasks_waiting on tasks (job_id, priority, task_id) where stage = 0;
+-- What the valve looks through, in the order it lets tasks pass; those not due yet lie behind those that are.
+create index tasks_waiting on tasks (job_id, priority, ready_at, task_id) where stage = 0;
 -- One scope of one job is out once. Concurrency is counted from here and stored nowhere, so no slot can leak.
 create unique index tasks_in_flight on tasks (job_id, scope_key) where stage = 1;
 create index tasks_dead on tasks (job_id, task_id) where stage = 3;
@@ -217,7 +217,8 @@ create table task_inputs (
   task_id uuid not null,
   primary key (event_id, job_id)
 );
-create index task_inputs_by_task on task_inputs (task_id);
+-- Task ids grow with time, and so does this table: a block range index finds them at almost no cost.
+create index task_inputs_by_task on task_inputs using brin (task_id) with (autosummarize = on);
 
 -- Side effects outside this database, written with their cause and relayed at least once.
 create table outbox (

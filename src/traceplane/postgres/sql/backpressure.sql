@@ -9,7 +9,7 @@ select j.job_id, j.max_queue_depth, extract(epoch from j.max_queue_age)::float8 
      and t.state = 'dispatched' limit coalesce(j.max_queue_depth * 2, 0)) f) as depth,
   coalesce((select extract(epoch from tp_now() - t.created_at)::float8 from tasks t
      where t.job_id = j.job_id and t.stage = 0 and j.max_queue_age is not null
-     order by t.priority, t.task_id limit 1), 0) as age_seconds,
+     order by t.priority, t.ready_at limit 1), 0) as age_seconds,
   coalesce(p.level, 0) as level
 from jobs j left join job_pressure p using (job_id)
 where j.routed and (j.max_queue_depth is not null or j.max_queue_age is not null)

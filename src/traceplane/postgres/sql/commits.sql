@@ -19,13 +19,6 @@ select generation_id, max(range_end), tp_now() from produced group by generation
 on conflict (generation_id) do update
 set position = greatest(generation_cursors.position, excluded.position), updated_at = excluded.updated_at
 
--- name: for_scope
--- The committed files that overlap a range of a generation, newest commit last.
-select commit_id, partition_key, range_start, range_end, files, row_count, bytes, schema_hash
-from dataset_commits
-where generation_id = $1 and range_start <= $3 and range_end >= $2
-order by commit_id
-
 -- name: for_tasks
 -- The committed files that each task's inputs bring for the task's own scope.
 select t.task_id, i.input_index, c.files

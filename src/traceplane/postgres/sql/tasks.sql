@@ -3,20 +3,15 @@
 -- partial index held when the plan was made.
 
 -- name: claim
--- dispatched -> running, once.
-with locked as materialized (
-  select t.task_id, j.lease, j.revision from tasks t join jobs j using (job_id)
-  where t.task_id = any($1::uuid[]) and t.state = 'dispatched' and j.runtime = $3
-  order by t.task_id
-  for no key update of t skip locked
-)
+-- dispatched -> running, once: of two claims of one task the second waits for the first and then finds it gone.
+-- The subselect reads the ids in order, so that two claims take their rows in the same order.
 update tasks t
 set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
-    lease_expires_at = tp_now() + l.lease, worker_id = $2, started_at = tp_now(), progress = null
-from locked l
-where t.task_id = l.task_id
+    lease_expires_at = tp_now() + j.lease, worker_id = $2, started_at = tp_now(), progress = null
+from (select unnest($1::uuid[]) as task_id order by 1 offset 0) w, jobs j
+where t.task_id = w.task_id and t.state = 'dispatched' and j.job_id = t.job_id and j.runtime = $3
 returning t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
-          t.range_start, t.range_end, t.traceparent, t.created_at, l.revision
+          t.range_start, t.range_end, t.traceparent, t.created_at, j.revision
 
 -- name: why_not_claimed
 -- The reason a claim was refused, for each task that was not given.
@@ -133,7 +128,8 @@ order by j.job_id
 for no key update of j skip locked
 
 -- name: dispatch
--- Lets queued tasks pass the valve, oldest first, normal before backfill, as far as each job has room.
+-- Lets queued tasks pass the valve, oldest first, normal before backfill, as far as each job has room. The
+-- jobs are locked (waiting_jobs), the tasks need not be: one that was canceled meanwhile is no longer stage 0.
 with gates as materialized (
   select j.job_id, j.runtime, coalesce(h.level, 0) as held,
          coalesce(j.max_concurrency, j.dispatch_window)
@@ -143,19 +139,23 @@ with gates as materialized (
 ), picked as materialized (
   select p.task_id, g.job_id, g.runtime, row_number() over (partition by g.job_id, p.scope_key order by p.task_id) as nth
   from gates g cross join lateral (
-    select t.task_id, coalesce(t.scope_key, t.task_id::text) as scope_key from tasks t
-    where t.job_id = g.job_id and t.stage = 0 and t.ready_at <= tp_now()
-      and (g.held = 0 or t.priority = 0)
-      and not exists (select 1 from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
-                        and b.stage = 1 offset 0)
-    order by t.priority, t.task_id
-    limit greatest(least(g.free, $2), 0)
-    for no key update of t skip locked
+    (select t.task_id, t.priority, t.ready_at, coalesce(t.scope_key, t.task_id::text) as scope_key from tasks t
+     where t.job_id = g.job_id and t.stage = 0 and t.priority = 0 and t.ready_at <= tp_now()
+       and not exists (select 1 from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
+                         and b.stage = 1 offset 0)
+     order by t.ready_at, t.task_id limit greatest(least(g.free, $2), 0))
+    union all
+    (select t.task_id, t.priority, t.ready_at, coalesce(t.scope_key, t.task_id::text) from tasks t
+     where t.job_id = g.job_id and t.stage = 0 and t.priority = 1 and g.held = 0 and t.ready_at <= tp_now()
+       and not exists (select 1 from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
+                         and b.stage = 1 offset 0)
+     order by t.ready_at, t.task_id limit greatest(least(g.free, $2), 0))
+    order by priority, ready_at, task_id limit greatest(least(g.free, $2), 0)
   ) p
   where g.free > 0
 ), moved as (
   update tasks t set state = 'dispatched', dispatched_at = tp_now(), resends = 0
-  from picked p where t.task_id = p.task_id and p.nth = 1
+  from picked p where t.task_id = p.task_id and p.nth = 1 and t.stage = 0
   returning t.task_id, p.runtime
 ), sent as (
   insert into outbox (runtime, task_ids)
@@ -169,7 +169,7 @@ select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.tracepa
 from tasks t left join job_holds h using (job_id)
 where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
   and (coalesce(h.level, 0) = 0 or t.priority = 0)
-order by t.priority, t.task_id limit $2
+order by t.priority, t.ready_at, t.task_id limit $2
 for no key update of t skip locked
 
 -- name: finish_in_process
@@ -269,7 +269,7 @@ select t.task_id, t.state, t.attempt, j.max_attempts, t.cancel_requested, t.work
        t.resends,
        (select count(*) from tasks f where f.job_id = t.job_id and f.stage = 1) as in_flight,
        (select count(*) from tasks q where q.job_id = t.job_id and q.stage = 0
-          and (q.priority, q.task_id) < (t.priority, t.task_id)) as ahead,
+          and (q.priority, q.ready_at, q.task_id) < (t.priority, t.ready_at, t.task_id)) as ahead,
        (select b.task_id from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
           and b.stage = 1 and b.task_id <> t.task_id limit 1) as scope_held_by,
        h.level as hold_level, h.path as hold_path, cj.name as hold_job, p.metric as hold_metric,

@@ -8,9 +8,10 @@ with sent as (
 select pg_notify('traceplane_wake', $1)
 
 -- name: receive
--- Takes visible messages and hides them for a while.
+-- Takes visible messages after a given one and hides them for a while.
 with picked as materialized (
-  select message_id from wake_messages where queue = $1 and visible_at <= tp_now() and receives < $4
+  select message_id from wake_messages
+  where queue = $1 and message_id > $5 and visible_at <= tp_now() and receives < $4
   order by message_id limit $2 for update skip locked
 )
 update wake_messages m set visible_at = tp_now() + $3::interval, receives = m.receives + 1

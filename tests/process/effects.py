@@ -1,0 +1,134 @@
+"""Whether every effect happened exactly once, read from the tables and the object store.
+
+Completed task, commit, event and cursor have to agree in every snapshot, however short. `watched` looks all
+the time while processes die; `settle` waits for the end and looks at everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pyarrow.parquet as parquet
+
+from tests.platform import Platform, until
+from traceplane.postgres.database import SCHEMA
+
+HALF_DONE = """
+with work as (
+  select t.task_id, t.state = 'completed' as completed, o.output_index, o.generation_id, t.scope_key
+  from tasks t join jobs j using (job_id) join job_outputs o using (job_id)
+  where j.activation = 'reactive' and j.runtime <> 'dispatcher'
+), pieces as (
+  select w.task_id, w.completed, c.commit_id is not null as committed, e.event_id is not null as told
+  from work w
+  left join dataset_commits c using (task_id, output_index, scope_key)
+  left join events e on e.producer_id = w.task_id and e.generation_id = w.generation_id
+    and e.scope_key = w.scope_key and e.kind = 'data'
+), reached as (
+  select generation_id, max(range_end) as position from dataset_commits group by generation_id
+)
+select 'task ' || task_id || ': completed ' || completed || ', committed ' || committed || ', told ' || told
+from pieces where completed <> committed or committed <> told
+union all
+select 'commit ' || commit_id || ' of no completed task' from dataset_commits c
+where not exists (select 1 from work w where w.task_id = c.task_id and w.completed)
+union all
+select 'cursor of ' || generation_id || ' at ' || coalesce(c.position::text, 'none') || ', not '
+       || coalesce(r.position::text, 'none')
+from reached r full join generation_cursors c using (generation_id) where r.position is distinct from c.position
+"""
+"""What is visible without all that belongs to it; no row, ever."""
+
+FORGOTTEN = """
+select e.event_id, j.name from events e join job_inputs i using (generation_id) join jobs j using (job_id)
+where j.routed and j.activation = 'reactive'
+  and not exists (select 1 from task_inputs x where x.event_id = e.event_id and x.job_id = j.job_id)
+"""
+"""Accepted events that some dependent job has no task for."""
+
+DOUBLED = """
+select 'commit', task_id::text, scope_key from dataset_commits
+group by task_id, output_index, scope_key having count(*) > 1
+union all
+select 'event', producer_id::text, scope_key from events where producer_id in (select task_id from tasks)
+group by producer_id, generation_id, scope_key, kind having count(*) > 1
+"""
+
+
+@contextlib.asynccontextmanager
+async def watched(platform: Platform) -> AsyncIterator[None]:
+    """Looks for half-done work in one snapshot after another while the body runs."""
+    found: list[str] = []
+
+    async def watch() -> None:
+        connection = await asyncpg.connect(platform.url, server_settings={"search_path": SCHEMA})
+        try:
+            while not found:
+                found.extend(row[0] for row in await connection.fetch(HALF_DONE))
+                await asyncio.sleep(0.05)
+        finally:
+            connection.terminate()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+        assert not watcher.done() or found, watcher.exception()
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+        assert not found, f"seen half done: {found[:5]}"
+
+
+async def settle(platform: Platform, *, seconds: float = 60.0) -> Counter[str]:
+    """Waits until nothing is left to do, checks that all of it was done once; the final states."""
+
+    async def nothing_left() -> bool:
+        left = await platform.sql(
+            "select j.name, t.state::text, t.attempt, t.range_start from tasks t join jobs j using (job_id)"
+            " where t.stage < 2 limit 5"
+        )
+        waiting = await platform.value("select count(*) from outbox")
+        still.clear()
+        still.extend([*map(tuple, left), f"outbox {waiting}"])
+        return not left and not waiting
+
+    still: list[object] = []
+    try:
+        await until(nothing_left, seconds=seconds)
+    except AssertionError as error:
+        raise AssertionError(f"stuck after {seconds} s: {still}") from error
+    assert not await platform.sql(FORGOTTEN)
+    assert not await platform.sql(HALF_DONE)
+    assert not await platform.sql(DOUBLED)
+    return Counter(await platform.states())
+
+
+async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -> list[dict]:
+    """The rows of the committed files within a range, as a reader would find them; sorted by position."""
+    commits = await platform.sql(
+        "select c.files, c.row_count from dataset_commits c join generations using (generation_id)"
+        " join datasets d using (dataset_uuid) where d.dataset_id = $1 and range_start between $2 and $3",
+        dataset,
+        first,
+        last,
+    )
+    rows: list[dict] = []
+    for commit in commits:
+        found = [
+            row
+            for file in _json(commit["files"])
+            for row in parquet.read_table(platform.folder / "objects" / file["path"]).to_pylist()
+        ]
+        assert len(found) == commit["row_count"]
+        rows += found
+    return sorted(rows, key=lambda row: row["position"])
+
+
+def _json(text: str) -> list[dict]:
+    import json
+
+    return json.loads(text)

@@ -1,0 +1,454 @@
+"""Every crash point, enumerated: the process that owns it dies there by SIGKILL, and nothing is lost or doubled.
+
+All boundaries share one platform; each has positions, or a DAG, of its own. A test arms the boundary, drives
+work over it, sees the process die, sees that what its transaction did is visible after the commit and not
+before, starts the process again, and has all work counted. A boundary that is never reached fails its test.
+
+Guarantees 1, 2 and 4 of docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.platform import Platform, Process, until
+from tests.process.effects import settle, stored_rows, watched
+from traceplane import crash_points
+from traceplane.errors import PlatformError
+from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EVENTS = 5
+"""What one boundary's scenario emits; also the size of a batch."""
+
+DEFAULTS = "{lease: 1s, retry: {base: 50ms}}"
+
+FLOW = f"""
+version: 1
+dag: flow
+defaults: {DEFAULTS}
+jobs:
+- name: numbers
+  activation: source
+  source: {{kind: manual}}
+  outputs: [{{dataset: flow.in}}]
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{{from: {{job: numbers}}}}]
+  outputs: [{{dataset: flow.mid}}]
+  config: {{entrypoint: "basic:copy"}}
+- name: add_one
+  runtime: python
+  operator: python
+  inputs: [{{from: {{job: copy}}}}]
+  outputs: [{{dataset: flow.out}}]
+  config: {{entrypoint: "basic:add_one"}}
+- name: sums
+  runtime: python
+  operator: python
+  execution_strategy: Bulk
+  batch: {{size: {EVENTS}}}
+  inputs: [{{from: {{job: copy}}}}]
+  outputs: [{{dataset: flow.sums}}]
+  config: {{entrypoint: "recovery:total"}}
+- name: metered
+  runtime: python
+  operator: python
+  scaling: {{max_concurrency: 2}}
+  inputs: [{{from: {{job: numbers}}}}]
+  outputs: [{{dataset: flow.metered}}]
+  config: {{entrypoint: "basic:copy"}}
+"""
+
+SLOW = f"""
+version: 1
+dag: slow
+defaults: {DEFAULTS}
+jobs:
+- name: numbers
+  activation: source
+  source: {{kind: manual}}
+  outputs: [{{dataset: slow.in}}]
+- name: slow
+  runtime: python
+  operator: python
+  inputs: [{{from: {{job: numbers}}}}]
+  outputs: [{{dataset: slow.out}}]
+  config: {{entrypoint: "basic:slow", seconds: 0.8}}
+"""
+
+PRESSURE = f"""
+version: 1
+dag: pressure
+defaults: {DEFAULTS}
+jobs:
+- name: numbers
+  activation: source
+  source: {{kind: manual}}
+  outputs: [{{dataset: pressure.in}}]
+- name: wide
+  runtime: dispatcher
+  operator: pass
+  inputs: [{{from: {{job: numbers}}}}]
+  outputs: [{{dataset: pressure.mid}}]
+- name: narrow
+  runtime: python
+  operator: python
+  max_queue_depth: 3
+  scaling: {{max_concurrency: 1}}
+  inputs: [{{from: {{job: wide}}}}]
+  outputs: [{{dataset: pressure.out}}]
+  config: {{entrypoint: "basic:copy"}}
+"""
+
+SMALL = """
+version: 1
+dag: {dag}
+jobs:
+- name: numbers
+  activation: source
+  source: {{kind: manual}}
+  outputs: [{{dataset: {dag}.in}}]
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{{from: {{job: numbers}}}}]
+  outputs: [{{dataset: {dag}.out}}]
+  config: {{entrypoint: "basic:copy"}}
+"""
+
+TICKS = f"""
+version: 1
+dag: {{dag}}
+defaults: {DEFAULTS.replace("{", "{{").replace("}", "}}")}
+jobs:
+- name: ticks
+  activation: source
+  source: {{{{kind: always_on}}}}
+  runtime: python
+  operator: python
+  outputs: [{{{{dataset: {{dag}}.in}}}}]
+  config: {{{{entrypoint: "recovery:few_ticks", ticks: {EVENTS}, output: {{dag}}.in}}}}
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{{{{from: {{{{job: ticks}}}}}}}}]
+  outputs: [{{{{dataset: {{dag}}.out}}}}]
+  config: {{{{entrypoint: "basic:copy"}}}}
+"""
+
+MINE = """
+with mine as (
+  select t.*, j.name as job, j.runtime from tasks t join jobs j using (job_id) join dags d using (dag_id)
+  where d.name = $1 and (t.range_start is null or t.range_start between $2 and $3)
+), told as (
+  select e.event_id from events e join jobs j on j.job_id = e.producer_id join dags d using (dag_id)
+  where d.name = $1 and e.range_start between $2 and $3
+), ticked as (
+  select e.event_id from events e join tasks t on t.task_id = e.producer_id and t.dedupe_key = 'source'
+  join jobs j using (job_id) join dags d using (dag_id) where d.name = $1
+)
+"""
+
+TRACES = {
+    "emit": "select count(*) from told",
+    "claim": "select count(*) from mine where runtime = 'python' and attempt > 0",
+    "heartbeat": "select count(*) from mine where lease_expires_at > started_at + interval '1 second'",
+    "events": "select count(*) from ticked",
+    "complete": "select count(*) from mine join dataset_commits using (task_id)",
+    "relay": "select count(*) from mine m join wake_messages using (task_id)"
+    " where not exists (select 1 from outbox o where m.task_id = any(o.task_ids))",
+    "valve": "select count(*) from mine where job = 'metered' and dispatched_at is not null",
+    "reaper": "select count(*) from mine where error ->> 'code' = 'lease.expired'",
+    "reconciler": "select count(*) from mine where resends > 0",
+    "in_process": "select count(*) from mine where runtime = 'dispatcher' and state = 'completed'",
+    "source_monitor": "select count(*) from mine where dedupe_key = 'source'",
+    "backpressure": "select count(*) from job_pressure where exists (select 1 from mine)",
+    "wake_send": "select count(*) from mine join wake_messages using (task_id)",
+    "wake_receive": "select count(*) from mine join wake_messages using (task_id) where receives > 0",
+    "wake_settle": "select count(*) from mine m where runtime = 'python' and state = 'completed'"
+    " and not exists (select 1 from wake_messages w where w.task_id = m.task_id)",
+    "deploy": "select count(*) from dag_versions join dags using (dag_id) where name = $1 and $2 < $3::int + 1",
+}
+"""What each transaction leaves behind: nothing before its commit, something after."""
+
+STEPS = {
+    "complete.after_fence": ("complete", False),
+    "complete.after_outputs": ("complete", False),
+    "relay.after_send": ("wake_send", True),
+    "worker.after_receive": ("wake_receive", True),
+    "worker.after_claim": ("claim", True),
+    "worker.after_run": ("complete", False),
+    "worker.after_stage": ("complete", False),
+    "worker.after_complete": ("complete", True),
+    "worker.after_settle": ("wake_settle", True),
+}
+"""Which transaction has, or has not, happened when a process dies at a step."""
+
+recovered: list[str] = []
+
+
+@dataclass
+class World:
+    platform: Platform
+    next_position: int = 100
+    retired_sources: int = 0
+
+    def positions(self) -> int:
+        """The first of some positions that nobody has used."""
+        self.next_position += 2 * EVENTS
+        return self.next_position - 2 * EVENTS
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(
+    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    url = create_database(postgres_server, "crash_points", template=template_database)
+    folder: Path = tmp_path_factory.mktemp("crash_points")
+    async with Platform.start(url, folder) as platform:
+        for yaml in (FLOW, SLOW, PRESSURE):
+            await platform.deploy(yaml)
+        yield World(platform)
+    drop_database(postgres_server, "crash_points")
+
+
+@dataclass
+class Crash:
+    """One boundary and the work that is driven over it."""
+
+    world: World
+    boundary: str
+    dag: str = "flow"
+    first: int = 0
+    dead: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.first = self.world.positions()
+
+    @property
+    def platform(self) -> Platform:
+        return self.world.platform
+
+    @property
+    def cursors(self) -> range:
+        return range(self.first, self.first + EVENTS)
+
+    @property
+    def victim(self) -> Process:
+        label = self.boundary.partition(".")[0]
+        name = {"emit": "gateway", "deploy": "gateway", "worker": "worker-1"}.get(label, "dispatcher-1")
+        return self.platform[name]
+
+    async def arm(self) -> None:
+        await self.victim.kill()
+        await self.victim.start(crash_at=self.boundary)
+
+    async def strike(self) -> None:
+        """Waits for the process to die at the boundary; looks at what it left, and starts it again."""
+        assert await self.victim.died(30) == -signal.SIGKILL
+        label, side = self.boundary.split(".")
+        label, visible = STEPS.get(self.boundary, (label, side == "after_commit"))
+        left = await self.platform.value(
+            MINE + TRACES[label], self.dag, self.first, self.first + 2 * EVENTS - 1
+        )
+        assert bool(left) == visible, f"{left} traces of {label} after a crash at {self.boundary}"
+        self.dead = True
+        await self.victim.start()
+
+    async def emit(self) -> None:
+        answer = await self.platform.emit(f"{self.dag}.in", self.cursors)
+        assert (answer.accepted, answer.duplicates) == (EVENTS, 0)
+
+    async def rows(self, dataset: str) -> list[dict]:
+        return await stored_rows(self.platform, dataset, self.first, self.first + 2 * EVENTS - 1)
+
+    async def check_flow(self) -> None:
+        """Every job of `flow` wrote exactly what these cursors ask for."""
+        expected = [{"position": c} for c in self.cursors]
+        assert await self.rows("flow.mid") == expected
+        assert await self.rows("flow.metered") == expected
+        assert await self.rows("flow.out") == [{"position": c, "plus_one": c + 1} for c in self.cursors]
+        assert await self.rows("flow.sums") == [
+            {"position": self.first, "count": EVENTS, "sum": sum(self.cursors)}
+        ]
+
+    def pause_worker(self) -> None:
+        self.platform["worker-1"].running.send_signal(signal.SIGSTOP)
+
+    def resume_worker(self) -> None:
+        self.platform["worker-1"].running.send_signal(signal.SIGCONT)
+
+
+# Scenarios ---------------------------------------------------------------------------------------------
+
+
+async def events_flow(crash: Crash) -> None:
+    """Events go all the way through the DAG, and a process dies on their way."""
+    await crash.arm()
+    await crash.emit()
+    await crash.strike()
+    await settle(crash.platform)
+    await crash.check_flow()
+
+
+async def caller_emits(crash: Crash) -> None:
+    """A caller whose call was cut off repeats it."""
+    await crash.arm()
+    await crash.platform.ready("gateway")
+    with pytest.raises(PlatformError):
+        await crash.platform.emit("flow.in", crash.cursors)
+    await crash.strike()
+    await crash.platform.ready("gateway")
+    answer = await crash.platform.emit("flow.in", crash.cursors)
+    known = EVENTS if crash.boundary == "emit.after_commit" else 0
+    assert (answer.accepted, answer.duplicates) == (EVENTS - known, known)
+    await settle(crash.platform)
+    await crash.check_flow()
+
+
+async def caller_deploys(crash: Crash) -> None:
+    crash.dag = crash.boundary.replace(".", "-")
+    yaml = SMALL.format(dag=crash.dag)
+    await crash.arm()
+    await crash.platform.ready("gateway")
+    with pytest.raises(PlatformError):
+        await crash.platform.deploy(yaml)
+    await crash.strike()
+    await crash.platform.ready("gateway")
+    answer = await crash.platform.deploy(yaml)
+    assert (answer.version, answer.changed) == (1, crash.boundary == "deploy.before_commit")
+    await crash.emit()
+    await settle(crash.platform)
+    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in crash.cursors]
+
+
+async def task_beats(crash: Crash) -> None:
+    """A task that runs for longer than a heartbeat's interval."""
+    crash.dag = "slow"
+    await crash.arm()
+    await crash.emit()
+    await crash.strike()
+    await settle(crash.platform)
+    assert await crash.rows("slow.out") == [{"position": c} for c in crash.cursors]
+
+
+async def worker_is_lost(crash: Crash) -> None:
+    """Its lease runs out and is reaped, by a dispatcher that dies of it."""
+    crash.dag = "slow"
+    await crash.arm()
+    await crash.emit()
+    await until(
+        lambda: crash.platform.value(MINE + "select count(*) from mine where state = 'running'", "slow",
+                                     crash.first, crash.first + EVENTS),
+        what="running",
+    )  # fmt: skip
+    await crash.platform["worker-1"].kill()
+    await crash.platform["worker-1"].start()
+    await crash.strike()
+    await settle(crash.platform)
+    assert await crash.rows("slow.out") == [{"position": c} for c in crash.cursors]
+
+
+async def wake_up_is_lost(crash: Crash) -> None:
+    crash.pause_worker()
+    await crash.arm()
+    await crash.platform.ready("dispatcher-1")
+    await crash.emit()
+    mine = "select count(*) from mine where state = 'dispatched'"
+    sent = "select count(*) from mine join wake_messages using (task_id)"
+    bounds = ("flow", crash.first, crash.first + EVENTS)
+    await until(
+        lambda: crash.platform.value(f"{MINE} select ({mine}) = ({sent}) and ({sent}) > {EVENTS}", *bounds)
+    )
+    await crash.platform.sql("delete from wake_messages")
+    await crash.strike()
+    crash.resume_worker()
+    await settle(crash.platform)
+    await crash.check_flow()
+
+
+async def source_speaks(crash: Crash) -> None:
+    """An always-on source is started, and says what it has to say, once."""
+    crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
+    crash.first = 0
+    await crash.arm()
+    await crash.platform.deploy(TICKS.format(dag=crash.dag))
+    await crash.strike()
+    done = "select count(*) from mine where job = 'copy' and state = 'completed'"
+    await until(
+        lambda: crash.platform.value(f"{MINE} select ({done}) = {EVENTS}", crash.dag, 0, EVENTS),
+        what="all ticks copied",
+    )
+    assert await crash.platform.value(MINE + TRACES["events"], crash.dag, 0, EVENTS) == EVENTS
+    assert await crash.platform.value(MINE + TRACES["source_monitor"], crash.dag, 0, EVENTS) == 1
+    await crash.platform.deploy(SMALL.format(dag=crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x."))
+    crash.world.retired_sources += 1
+    await settle(crash.platform)
+    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
+
+
+async def queue_fills_up(crash: Crash) -> None:
+    """A job's queue passes its threshold while no worker takes from it; everything still gets through."""
+    crash.dag = "pressure"
+    crash.pause_worker()
+    await crash.arm()
+    await crash.emit()
+    await crash.strike()
+    await until(lambda: crash.platform.value("select count(*) from job_holds"), what="producers held")
+    later = range(crash.first + EVENTS, crash.first + 2 * EVENTS)
+    await crash.platform.emit("pressure.in", later)
+    crash.resume_worker()
+    await settle(crash.platform)
+    assert await crash.rows("pressure.out") == [{"position": c} for c in (*crash.cursors, *later)]
+
+
+SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
+    "emit": caller_emits,
+    "deploy": caller_deploys,
+    "heartbeat": task_beats,
+    "reaper": worker_is_lost,
+    "reconciler": wake_up_is_lost,
+    "events": source_speaks,
+    "source_monitor": source_speaks,
+    "backpressure": queue_fills_up,
+}
+
+
+@pytest.mark.parametrize("boundary", crash_points.ALL)
+async def test_nothing_is_lost_or_doubled_when_a_process_dies_at(world: World, boundary: str) -> None:
+    for process in world.platform.processes.values():
+        if not process.alive:
+            await process.start()
+    crash = Crash(world, boundary)
+    async with watched(world.platform):
+        await SCENARIOS.get(boundary.partition(".")[0], events_flow)(crash)
+    assert crash.dead
+    states = await settle(world.platform)
+    assert set(states) <= {"completed", "canceled"}
+    assert states["canceled"] == world.retired_sources
+    recovered.append(boundary)
+
+
+async def test_every_crash_point_was_killed_and_recovered(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = {
+        item.callspec.params["boundary"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+    with capsys.disabled():
+        print("\n" + "\n".join(f"  {name}" for name in recovered))
+        print(f"crash points: {len(recovered)} of {len(crash_points.ALL)} killed and recovered")
+    assert set(recovered) == chosen
+    await asyncio.sleep(0)

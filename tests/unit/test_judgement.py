@@ -1,0 +1,123 @@
+"""What a report or a heartbeat does to a task, as data: every combination of facts is looked at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from traceplane.model.task import (
+    HeartbeatVerdict,
+    Report,
+    ReportVerdict,
+    TaskFacts,
+    TaskState,
+    judge_heartbeat,
+    judge_report,
+)
+
+MINE = UUID(int=1)
+ANOTHERS = UUID(int=2)
+RUNNING = TaskFacts(
+    state=TaskState.RUNNING,
+    attempt=2,
+    lease_token=MINE,
+    reported_attempt=1,
+    cancel_requested=False,
+    attempts_used_up=False,
+    endless=False,
+)
+CHANGING = {ReportVerdict.COMPLETE, ReportVerdict.RETRY, ReportVerdict.DIE, ReportVerdict.CANCEL}
+
+
+def every_task() -> Iterator[TaskFacts]:
+    flags = (False, True)
+    for state, attempt, token, reported, cancel, used_up, endless in itertools.product(
+        TaskState, (0, 1, 2, 3), (None, MINE, ANOTHERS), (0, 1, 2, 3), flags, flags, flags
+    ):
+        if reported <= attempt:
+            yield TaskFacts(state, attempt, token, reported, cancel, used_up, endless)
+
+
+def reports(task: TaskFacts | None, attempt: int = 2, token: UUID = MINE) -> Iterator[ReportVerdict]:
+    for report, retryable in itertools.product(Report, (False, True)):
+        yield judge_report(task, attempt, token, report, retryable=retryable)
+
+
+def test_a_stale_attempt_changes_nothing() -> None:
+    for task in every_task():
+        if task.attempt != 2 or task.lease_token != MINE:
+            assert set(reports(task)) == {ReportVerdict.STALE}
+            assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.STALE
+
+
+def test_an_unknown_task_is_said_to_be_unknown() -> None:
+    assert set(reports(None)) == {ReportVerdict.UNKNOWN}
+    assert judge_heartbeat(None, 2, MINE) is HeartbeatVerdict.UNKNOWN
+
+
+def test_an_attempt_is_reported_once_and_repetitions_change_nothing() -> None:
+    for task in every_task():
+        if task.is_held_by(2, MINE) and task.reported_attempt == 2:
+            assert set(reports(task)) == {ReportVerdict.REPLAYED}
+            assert judge_heartbeat(task, 2, MINE) in (HeartbeatVerdict.STALE, HeartbeatVerdict.CANCELED)
+
+
+def test_nothing_a_worker_says_brings_a_canceled_task_back() -> None:
+    for task in every_task():
+        if task.state is TaskState.CANCELED and task.is_held_by(2, MINE) and not task.reported:
+            assert set(reports(task)) == {ReportVerdict.CANCELED}
+            assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.CANCELED
+
+
+def test_a_task_that_is_to_stop_stops_whatever_its_worker_reports() -> None:
+    task = replace(RUNNING, cancel_requested=True)
+    assert set(reports(task)) == {ReportVerdict.CANCEL}
+    assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.CANCELED
+
+
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.QUEUED, TaskState.DISPATCHED, TaskState.DEAD])
+def test_a_late_report_counts_as_long_as_nobody_has_claimed_the_task_since(state: TaskState) -> None:
+    task = replace(RUNNING, state=state)
+    assert judge_report(task, 2, MINE, Report.COMPLETED, retryable=True) is ReportVerdict.COMPLETE
+    expected = HeartbeatVerdict.OK if state is TaskState.RUNNING else HeartbeatVerdict.REVIVE
+    assert judge_heartbeat(task, 2, MINE) is expected
+
+
+@pytest.mark.parametrize(
+    ("used_up", "endless", "retryable", "verdict"),
+    [
+        (False, False, True, ReportVerdict.RETRY),
+        (True, False, True, ReportVerdict.DIE),
+        (False, False, False, ReportVerdict.DIE),
+        (True, False, False, ReportVerdict.DIE),
+        (False, True, True, ReportVerdict.RETRY),
+        (True, True, True, ReportVerdict.RETRY),
+        (False, True, False, ReportVerdict.RETRY),
+        (True, True, False, ReportVerdict.RETRY),
+    ],
+)
+def test_a_failure_is_retried_until_attempts_are_used_up_and_a_source_for_ever(
+    used_up: bool, endless: bool, retryable: bool, verdict: ReportVerdict
+) -> None:
+    task = replace(RUNNING, attempts_used_up=used_up, endless=endless)
+    assert judge_report(task, 2, MINE, Report.FAILED, retryable=retryable) is verdict
+
+
+def test_only_the_holder_of_an_unreported_attempt_changes_a_task() -> None:
+    for task in every_task():
+        for verdict in reports(task):
+            if verdict in CHANGING:
+                assert task.is_held_by(2, MINE)
+                assert not task.reported
+                assert task.state is not TaskState.CANCELED
+
+
+def test_a_heartbeat_keeps_alive_exactly_what_a_report_could_still_end() -> None:
+    for task in every_task():
+        alive = judge_heartbeat(task, 2, MINE) in (HeartbeatVerdict.OK, HeartbeatVerdict.REVIVE)
+        if alive:
+            assert judge_report(task, 2, MINE, Report.COMPLETED, retryable=True) is ReportVerdict.COMPLETE
