@@ -22,7 +22,6 @@ TRANSACTIONS = (
     "in_process",
     "source_monitor",
     "backpressure",
-    "wake_send",
     "wake_receive",
     "wake_settle",
     "deploy",

@@ -146,7 +146,9 @@ def look_at_descriptors(task: OperatorTask) -> None:
     for descriptor in range(4096):
         with contextlib.suppress(OSError):
             os.fstat(descriptor)
-            found[descriptor] = attempt(lambda d=descriptor: os.pread(d, 100, 0)) if descriptor > CHANNEL else ""
+            found[descriptor] = (
+                attempt(lambda d=descriptor: os.pread(d, 100, 0)) if descriptor > CHANNEL else ""
+            )
     tell(descriptors=found)
 
 

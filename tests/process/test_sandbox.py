@@ -213,7 +213,9 @@ async def test_two_workers_of_one_host_never_share_a_uid(sandbox: Sandbox) -> No
         pytest.skip("needs root")
     other = await Sandbox.start(SandboxSettings(slots=2, disabled_layers=WITHOUT))
     try:
-        mine, theirs = [await asyncio.gather(*(run(s, "describe") for _ in range(2))) for s in (sandbox, other)]
+        mine, theirs = [
+            await asyncio.gather(*(run(s, "describe") for _ in range(2))) for s in (sandbox, other)
+        ]
         assert all(r.code is None for r in (*mine, *theirs))
         assert not set(sandbox.uids) & set(other.uids)
     finally:
@@ -227,7 +229,12 @@ async def test_an_operator_reads_its_inputs_and_writes_its_outputs(sandbox: Sand
     staging = lake / "dataset" / "first" / "staging"
     first = await run(sandbox, "innocent", payload={"outputs": [{"name": "rows", "folder": str(staging)}]})
     (output,) = first.result.outputs
-    assert (output.output_index, output.name, output.row_count, len(output.schema_hash)) == (0, "rows", 10, 16)
+    assert (output.output_index, output.name, output.row_count, len(output.schema_hash)) == (
+        0,
+        "rows",
+        10,
+        16,
+    )
     assert output.files[0].path == str(staging / "part-00000.parquet")
     assert output.bytes == os.stat(output.files[0].path).st_size
     files = [{"path": file.path, "rows": file.rows} for file in output.files]
@@ -307,7 +314,11 @@ async def test_an_exception_is_reported_in_the_users_terms(sandbox: Sandbox) -> 
     failed = await run(sandbox, "raises")
     error = failed.result.error
     assert error is not None
-    assert (error.code, error.type, error.message) == ("operator.raised", "LookupError", "no such ticker: ACME")
+    assert (error.code, error.type, error.message) == (
+        "operator.raised",
+        "LookupError",
+        "no such ticker: ACME",
+    )
     assert error.file == str(CODE / "hostile_operators.py")
     assert error.line is not None
     assert "raise LookupError" in (CODE / "hostile_operators.py").read_text().splitlines()[error.line - 1]
@@ -360,7 +371,12 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
         ("recurse_without_limit", {}, "operator.killed", "SIGSEGV"),
         ("close_everything", {}, "operator.exited", "without a result"),
         ("raises_unprintable", {}, "operator.raised", "could not be read"),
-        ("writes_elsewhere", {}, "operator.output_unknown", "no output 'not_declared'; the job declares rows"),
+        (
+            "writes_elsewhere",
+            {},
+            "operator.output_unknown",
+            "no output 'not_declared'; the job declares rows",
+        ),
         ("returns_nonsense", {}, "operator.result_invalid", "object cannot be written as rows"),
         ("unencodable_result", {}, "operator.result_invalid", "cannot be written as JSON"),
     ],
@@ -387,7 +403,11 @@ async def test_the_environment_holds_five_names_and_no_token(sandbox: Sandbox) -
 async def test_no_descriptor_is_inherited(sandbox: Sandbox, inherited: int) -> None:
     control = "import os, sys; print(os.pread(int(sys.argv[1]), 100, 0))"
     unconfined = subprocess.run(
-        [sys.executable, "-c", control, str(inherited)], close_fds=False, capture_output=True, text=True, check=True
+        [sys.executable, "-c", control, str(inherited)],
+        close_fds=False,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert SECRET in unconfined.stdout
     looked = await attack(sandbox, "look_at_descriptors")
@@ -468,7 +488,15 @@ async def test_no_other_process_can_be_traced(sandbox: Sandbox, victim: subproce
 async def test_files_of_the_platform_cannot_be_read(sandbox: Sandbox, secret_file: Path) -> None:
     assert SECRET in secret_file.read_text()
     assert secret_file.stat().st_mode & 0o004
-    paths = [str(secret_file), str(secret_file.parent), "/etc/shadow", "/root", "/home", "/var", str(CODE.parents[1])]
+    paths = [
+        str(secret_file),
+        str(secret_file.parent),
+        "/etc/shadow",
+        "/root",
+        "/home",
+        "/var",
+        str(CODE.parents[1]),
+    ]
     looked = await attack(sandbox, "look_at_files", config={"paths": paths})
     assert SECRET not in json.dumps(looked.told)
     for path, outcome in looked.told["outcomes"].items():
@@ -499,8 +527,12 @@ async def test_another_tasks_staging_cannot_be_reached(sandbox: Sandbox, lake: P
     busy = asyncio.create_task(run(sandbox, "innocent", staging=staging, config={"seconds": 1.0}))
     await eventually((staging / "0").exists)
     paths = [str(staging / "0"), str(staging), sealed, os.path.dirname(sealed)]
-    looked = await run(sandbox, "look_at_files", config={"paths": paths}, staging=lake / "jobs" / "same" / "mine")
-    wrote = await run(sandbox, "write_around", config={"paths": paths}, staging=lake / "jobs" / "same" / "mine2")
+    looked = await run(
+        sandbox, "look_at_files", config={"paths": paths}, staging=lake / "jobs" / "same" / "mine"
+    )
+    wrote = await run(
+        sandbox, "write_around", config={"paths": paths}, staging=lake / "jobs" / "same" / "mine2"
+    )
     for outcome in looked.told["outcomes"].values():
         assert not outcome.startswith("did")
     for outcome in wrote.told["outcomes"].values():
@@ -919,7 +951,16 @@ async def test_each_way_of_confining(tmp_path: Path) -> None:
                 str(CODE / "run_as.py"),
                 user,
                 str(OTHER_UID),
-                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-x", str(Path(__file__).resolve())),
+                *(
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-p",
+                    "no:cacheprovider",
+                    "-q",
+                    "-x",
+                    str(Path(__file__).resolve()),
+                ),
                 env={"TRACEPLANE_TEST_SANDBOX_WITHOUT": without, "PATH": os.environ["PATH"]},
                 cwd=CODE.parents[1],
                 stdout=asyncio.subprocess.PIPE,

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
 from traceplane.adapters.wake_queue import MAX_RECEIVES, Depth, Message
+from traceplane.crash_points import crash_point
 from traceplane.errors import DatabaseUnavailable, QueueUnavailable
-from traceplane.postgres import wake_messages
+from traceplane.postgres import outbox, wake_messages
 from traceplane.postgres.database import Database, Transaction
 
 
@@ -40,9 +41,18 @@ class PostgresWakeQueue:
             self._arrivals[name].set()
 
     async def send(self, queue: str, task_ids: Sequence[UUID]) -> None:
-        async with self._transaction("wake_send") as tx:
+        async with self._transaction() as tx:
             await wake_messages.send(tx, queue, task_ids)
         self._arrived(queue)
+
+    async def take_over(self, queues: Mapping[str, str], limit: int) -> int:
+        """Moves wake-ups straight from the outbox (runtime -> queue) to here; answers how many."""
+        async with self._transaction("relay") as tx:
+            moved = await outbox.move_to_local_queue(tx, queues, limit)
+            crash_point("relay.after_send")
+        for queue in moved:
+            self._arrived(queue)
+        return sum(moved.values())
 
     async def receive(
         self, queue: str, limit: int, *, wait_seconds: float, visibility_seconds: float

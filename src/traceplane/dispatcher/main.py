@@ -21,7 +21,8 @@ from traceplane.dispatcher.reaper import Reaper
 from traceplane.dispatcher.reconciler import Reconciler
 from traceplane.dispatcher.source_monitor import SourceMonitor
 from traceplane.dispatcher.table_statistics import Statistics
-from traceplane.dispatcher.valve import Valve
+from traceplane.dispatcher.valve import Metered, Valve
+from traceplane.postgres import tasks
 from traceplane.postgres.database import Database
 from traceplane.runtime import Outcome, run_loop, task_group
 from traceplane.settings import Settings
@@ -48,19 +49,21 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         wake_queue = sqs_queue = SqsWakeQueue.from_settings(settings)
         closers.append(sqs_queue.close)
     invocations = Invocations(leasing, settings)
-    relay = OutboxRelay(database, wake_queue, settings.runtimes, invocations)
+    local = postgres_queue if wake_queue is postgres_queue else None
+    relay = OutboxRelay(database, wake_queue, settings.runtimes, invocations, local=local)
     valve = Valve(database)
     in_process = InProcess(database, work_created=work_created)
     backpressure = Backpressure(database)
     api = InternalApi(database=database, authority=authority, leasing=leasing, wake_queue=postgres_queue)
 
     async def meter() -> Outcome:
-        ran = await in_process.run_once()
-        metered = await valve.run_once()
+        async with database.glance() as tx:
+            waiting = await tasks.waiting_kinds(tx)
+        if True in waiting and (await in_process.run_once()).more:
+            work.set()
+        metered = await valve.run_once() if False in waiting else Metered()
         if metered.dispatched:
             relay_work.set()
-        if ran.more:
-            work.set()
         return metered
 
     async def hold() -> Outcome:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.adapters.wake_queue import WakeQueue
+from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.crash_points import crash_point
 from traceplane.errors import TraceplaneError
 from traceplane.model.runtimes import Driver, Runtime
@@ -39,21 +40,39 @@ class Relayed(Outcome):
 
 
 class OutboxRelay:
+    """With `local`, wake-ups of queue runtimes move within the database; the rest is sent from here."""
+
     def __init__(
         self,
         database: Database,
         wake_queue: WakeQueue,
         runtimes: Mapping[str, Runtime],
         invocations: Invocations,
+        *,
+        local: PostgresWakeQueue | None = None,
     ) -> None:
         self._database = database
         self._wake_queue = wake_queue
         self._runtimes = runtimes
         self._invocations = invocations
+        self._local = local
+        self._local_queues = {
+            name: runtime.queue
+            for name, runtime in runtimes.items()
+            if local is not None and runtime.driver is Driver.QUEUE and runtime.queue is not None
+        }
 
     async def run_once(self) -> Relayed:
+        moved = await self._local.take_over(self._local_queues, _ROWS) if self._local is not None else 0
+        async with self._database.glance() as tx:
+            if not await outbox.any_due(tx):
+                return Relayed(moved)
+        relayed = await self._relay()
+        return Relayed(moved + relayed.sent, relayed.postponed, relayed.more)
+
+    async def _relay(self) -> Relayed:
         async with self._database.transaction("relay") as tx:
-            rows = await outbox.take(tx, _ROWS)
+            rows = await outbox.take(tx, _ROWS, other_than=self._local_queues)
             if not rows:
                 return Relayed()
             by_runtime: defaultdict[str, list[OutboxRow]] = defaultdict(list)

@@ -99,6 +99,10 @@ async def _prepare(connection: asyncpg.Connection[asyncpg.Record]) -> None:
         )
 
 
+async def _leave_as_is(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Nothing here changes a session outside of a transaction, so a returned connection needs no round trip."""
+
+
 class Database:
     """A pool on one database of one role."""
 
@@ -116,6 +120,7 @@ class Database:
                 min_size=1,
                 max_size=connections,
                 init=_prepare,
+                reset=_leave_as_is,
                 server_settings={**_SESSION, **(session or {})},
                 timeout=10,
                 command_timeout=60,
@@ -149,6 +154,15 @@ class Database:
                 value=error.constraint_name,
                 next_step="repeat the call",
             ) from error
+        except RETRYABLE as error:
+            raise _unavailable(error) from error
+
+    @contextlib.asynccontextmanager
+    async def glance(self) -> AsyncIterator[Transaction]:
+        """A connection without a transaction around it, for a single statement that only reads."""
+        try:
+            async with self._pool.acquire(timeout=10) as connection:
+                yield Transaction(connection)
         except RETRYABLE as error:
             raise _unavailable(error) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -20,8 +20,19 @@ class OutboxRow:
     age_seconds: float
 
 
-async def take(tx: Transaction, limit: int) -> list[OutboxRow]:
-    rows = await tx.rows(_SQL["take"], limit)
+async def move_to_local_queue(tx: Transaction, queues: Mapping[str, str], limit: int) -> dict[str, int]:
+    """Rows of these runtimes become messages of their queues; answers how many each queue got."""
+    rows = await tx.rows(_SQL["move_to_local_queue"], list(queues), list(queues.values()), limit)
+    return {r["queue"]: r["messages"] for r in rows}
+
+
+async def any_due(tx: Transaction) -> bool:
+    return bool(await tx.value(_SQL["any_due"]))
+
+
+async def take(tx: Transaction, limit: int, *, other_than: Collection[str] = ()) -> list[OutboxRow]:
+    """Due rows of all runtimes but these."""
+    rows = await tx.rows(_SQL["take"], limit, list(other_than))
     return [
         OutboxRow(r["outbox_id"], r["runtime"], tuple(r["task_ids"]), r["failures"], r["age_seconds"])
         for r in rows

@@ -158,6 +158,11 @@ async def resend(tx: Transaction, older_than: timedelta, limit: int) -> int:
     return int(await tx.value(_SQL["resend"], older_than, limit))
 
 
+async def waiting_kinds(tx: Transaction) -> set[bool]:
+    """Whether jobs wait that the dispatcher runs itself (True), and jobs that go out (False)."""
+    return {r["in_process"] for r in await tx.rows(_SQL["waiting_kinds"])}
+
+
 async def waiting_jobs(tx: Transaction, *, in_process: bool) -> list[WaitingJob]:
     rows = await tx.rows(_SQL["waiting_jobs"], in_process)
     return [WaitingJob(r["job_id"], r["runtime"], r["operator"]) for r in rows]

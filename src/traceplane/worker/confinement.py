@@ -164,7 +164,7 @@ def _try_namespaces(configure: Configure, *, network: bool) -> None:
     enter_server_namespaces(isolation)
     template = private_root.Template(configure.folder, configure.uids)
     enter_slot_namespaces(isolation)
-    reason = _why_fails(template.raise_root)
+    reason = _why_fails(lambda: template.raise_root().copy_for_task())
     if reason is not None:
         raise OSError(errno.EPERM, reason)
 
@@ -173,6 +173,7 @@ def _try_uid(configure: Configure, namespaces: bool) -> None:
     if namespaces:
         enter_server_namespaces(Isolation((NAMESPACES,), {}))
         root = private_root.Template(configure.folder, configure.uids).raise_root()
+        root.copy_for_task()
         root.enter(readable=(), writable=(), temp=configure.folder)
     take_uid(configure.uids[0])
     for path in (os.__file__, __file__, sys.executable):
@@ -219,7 +220,7 @@ class Cell:
         self,
         isolation: Isolation,
         *,
-        template: private_root.Template | None,
+        root: private_root.PrivateRoot | None,
         system_calls: seccomp.Filter | None,
         uid: int | None,
         network: bool,
@@ -227,7 +228,9 @@ class Cell:
         self._isolation = isolation
         self._system_calls = system_calls
         self._uid = uid
-        self._root = template.raise_root() if template is not None else None
+        self._root = root
+        if root is not None:
+            root.copy_for_task()
         self._rules = self._generic_rules(network) if isolation.has(LANDLOCK) else None
 
     def _generic_rules(self, network: bool) -> landlock.Ruleset:

@@ -1,8 +1,8 @@
 """A file system of its own for each task: the interpreter, its code, its inputs, its folders.
 
-The fork server makes a template once. Each child then raises a small tmpfs root in its own mount
-namespace while it still waits for work, binds the task's paths into it when the work arrives, and
-enters it. Paths keep their names, so a path in a payload or a traceback means the same on both
+The fork server makes a template once, and each slot raises a small tmpfs root from it. A child copies
+the slot's mounts while it still waits for work, binds the task's paths into its copy when the work
+arrives, and enters it; afterwards the slot removes the empty mount points. Paths keep their names, so a path in a payload or a traceback means the same on both
 sides; only the temporary folder moves, to /tmp. Everything is read-only except /tmp, the output
 folders and /dev/null. Folders above a bound path are made fresh and passable, so an interpreter
 below a private home directory still works for an unprivileged uid.
@@ -109,25 +109,56 @@ class Template:
                 kernel.bind(path, self._folder + path)
 
     def raise_root(self) -> PrivateRoot:
-        """Build the generic part of one task's root, in a mount namespace of its own."""
-        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
+        """Build what the roots of one slot's tasks have in common, in a mount namespace of its own."""
+        kernel.unshare(kernel.CLONE_NEWNS)
         root = PrivateRoot(self._root, self._folders_below_temp)
         for path in self._links:
             os.symlink(os.readlink(path), root.at(path))
         for path in (*self._folders, "/etc", "/dev"):
             root.show(self._folder + path, path, read_only=False)  # the template is read-only already
         root.mount_proc()
+        os.mkdir(root.at(TEMP))
+        root.settle()
         return root
 
 
 class PrivateRoot:
-    """One task's root, being filled until `enter`."""
+    """A slot's root; in a child, that of its task."""
 
     def __init__(self, path: str, folders_below_temp: Iterable[str] = ()) -> None:
         self._path = path
         self._folders_below_temp = list(folders_below_temp)
         self._shown: list[str] = []
-        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=2m,mode=755")
+        self._permanent: set[str] = set()
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=755")
+
+    def settle(self) -> None:
+        """What is there now is there for every task."""
+        self._permanent = {path for path, _ in self._own_entries()}
+
+    def sweep(self) -> None:
+        """Remove the mount points of the last task; here, outside its namespace, they are empty."""
+        for path, is_folder in self._own_entries():
+            if path not in self._permanent:
+                os.rmdir(path) if is_folder else os.unlink(path)
+
+    def _own_entries(self) -> list[tuple[str, bool]]:
+        """Everything in the root itself rather than in something mounted on it, children first."""
+        found: list[tuple[str, bool]] = []
+        device = os.stat(self._path).st_dev
+        pending = [self._path]
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    found.append((entry.path, is_folder))
+                    if is_folder and entry.stat(follow_symlinks=False).st_dev == device:
+                        pending.append(entry.path)
+        return found[::-1]
+
+    def copy_for_task(self) -> None:
+        """Called in the child: from here on its mounts are its own."""
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
 
     def at(self, path: str) -> str:
         return self._path + path

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -95,7 +96,8 @@ class Sandbox:
         self._ready: asyncio.Queue[Slot | None] = asyncio.Queue()
         self._background: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
-        self._run_numbers = itertools.count(1)
+        self._removals: list[Callable[[], None]] = []
+        self._numbers = itertools.count(1)
         self._restarts: list[float] = []
         self._unavailable: PlatformError | None = None
         self.isolation = Isolation((), {})
@@ -158,7 +160,7 @@ class Sandbox:
         timeout: float | None,
     ) -> RunResult:
         slot, child = await self._take_child()
-        folders = self._folders_for(assignment, slot.uid)
+        folders = staging.TaskFolders(child.temp, self._output_folders(assignment), slot.uid)
         try:
             folders.make()
             assign = _as_frame(assignment, folders, streaming=on_events is not None)
@@ -166,7 +168,7 @@ class Sandbox:
         except BaseException:
             slot.kill(child, 0.0)
             child.close()
-            self._in_background(folders.remove_all)
+            self._remove_later(folders, outputs=True)
             raise
         execution = Execution(
             slot,
@@ -185,8 +187,7 @@ class Sandbox:
             kept = result.status == "ok"
             return result
         finally:
-            if not (kept and folders.remove_empty_temp()):
-                self._in_background(folders.remove_temp if kept else folders.remove_all)
+            self._remove_later(folders, outputs=not kept)
 
     async def close(self) -> None:
         """End every task, slot and the fork server; a `run` still under way returns `sandbox.lost`."""
@@ -223,7 +224,12 @@ class Sandbox:
         frames.send(self._control, OpenSlot(index, uid), (theirs.fileno(),))
         theirs.close()
         self._slots[index] = Slot(
-            index, uid, ours, on_ready=self._ready.put_nowait, on_lost=self._on_slot_lost
+            index,
+            uid,
+            ours,
+            make_temp=functools.partial(self._make_temp, uid),
+            on_ready=self._ready.put_nowait,
+            on_lost=self._on_slot_lost,
         )
 
     def _on_slot_lost(self, slot: Slot) -> None:
@@ -339,17 +345,31 @@ class Sandbox:
 
     # --- folders and background work --------------------------------------------------------------
 
-    def _folders_for(self, assignment: Assignment, uid: int | None) -> staging.TaskFolders:
-        number = next(self._run_numbers)
-        below = assignment.staging or self.folder / "staging" / str(number)
+    def _make_temp(self, uid: int | None) -> staging.TempFolder:
+        return staging.TempFolder(self.folder / "runs" / str(next(self._numbers)), uid)
+
+    def _output_folders(self, assignment: Assignment) -> dict[str, Path]:
+        entries = assignment.payload.get("outputs") or ()
+        if not entries:
+            return {}
+        below = assignment.staging or self.folder / "staging" / str(next(self._numbers))
         outputs: dict[str, Path] = {}
-        for index, entry in enumerate(assignment.payload.get("outputs") or ()):
+        for index, entry in enumerate(entries):
             folder = Path(entry.get("folder") or below / str(index))
             outputs[entry["name"]] = folder.parent.resolve() / folder.name
-        return staging.TaskFolders(self.folder / "runs" / str(number), outputs, uid)
+        return outputs
 
-    def _in_background(self, act: Callable[[], None]) -> None:
-        self._keep(asyncio.create_task(asyncio.to_thread(act)))
+    def _remove_later(self, folders: staging.TaskFolders, *, outputs: bool) -> None:
+        """In another thread, and for many runs at once when many have ended."""
+        self._removals.append(functools.partial(folders.remove, outputs=outputs))
+        if len(self._removals) == 1:
+            self._keep(asyncio.create_task(self._remove()))
+
+    async def _remove(self) -> None:
+        while self._removals:
+            batch = list(self._removals)
+            await asyncio.to_thread(lambda: [remove() for remove in batch])
+            del self._removals[: len(batch)]
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._background.add(task)

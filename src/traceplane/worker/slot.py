@@ -17,6 +17,7 @@ import msgspec
 
 from traceplane.worker import frames
 from traceplane.worker.frames import Exited, FromChild, Kill, Ready, SlotReport
+from traceplane.worker.staging import TempFolder
 
 OnLog = Callable[[str], None]
 
@@ -32,8 +33,9 @@ _PAUSE_SECONDS = 0.005
 class Child:
     """A process that waits for, or runs, one task."""
 
-    def __init__(self, pid: int, channel: socket.socket, log_fd: int) -> None:
+    def __init__(self, pid: int, channel: socket.socket, log_fd: int, temp: TempFolder) -> None:
         self.pid = pid
+        self.temp = temp
         self.exited: asyncio.Future[Exited | None] = asyncio.get_running_loop().create_future()
         self._channel = channel
         self._channel.setblocking(False)
@@ -163,6 +165,7 @@ class Slot:
         uid: int | None,
         control: socket.socket,
         *,
+        make_temp: Callable[[], TempFolder],
         on_ready: Callable[[Slot], None],
         on_lost: Callable[[Slot], None],
     ) -> None:
@@ -170,6 +173,7 @@ class Slot:
         self.uid = uid
         self._control = control
         self._control.settimeout(_CONTROL_TIMEOUT_SECONDS)
+        self._make_temp = make_temp
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._waiting: Child | None = None
@@ -221,7 +225,7 @@ class Slot:
         match self._reports.decode(body):
             case Ready(pid):
                 channel = socket.socket(fileno=descriptors[0])
-                self._current = self._waiting = Child(pid, channel, descriptors[1])
+                self._current = self._waiting = Child(pid, channel, descriptors[1], self._make_temp())
                 self._on_ready(self)
             case Exited() as report:
                 self._end_child(report)
@@ -233,5 +237,6 @@ class Slot:
         if self._waiting is child:  # it was killed from outside while idle; another one follows
             self._waiting = None
             child.close()
+            child.temp.remove()
         if not child.exited.done():
             child.exited.set_result(report)

@@ -51,6 +51,7 @@ class SlotServer:
     def __init__(self, slot: OpenSlot, state: ServerState, control: socket.socket, lifeline: int) -> None:
         self._uid = slot.uid
         self._state = state
+        self._root = state.template.raise_root() if state.template is not None else None
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, self._on_control)
@@ -99,7 +100,7 @@ class SlotServer:
         def make_cell() -> confinement.Cell:
             return confinement.Cell(
                 state.isolation,
-                template=state.template,
+                root=self._root,
                 system_calls=state.system_calls,
                 uid=self._uid,
                 network=state.network,
@@ -148,6 +149,8 @@ class SlotServer:
         assert self._ended is not None
         status, usage = self._ended
         leftovers = self._end_everything()
+        if self._root is not None:
+            self._root.sweep()
         code = os.waitstatus_to_exitcode(status)
         report = Exited(
             pid=self._child,

@@ -25,36 +25,52 @@ _INODE_COST = 4096
 """Counted for each entry, so that a flood of empty files is seen too."""
 
 
-class TaskFolders:
-    def __init__(self, base: Path, outputs: dict[str, Path], uid: int | None) -> None:
-        """`base` is new and holds the temporary folder; `outputs` maps names, in order, to folders."""
+class TempFolder:
+    """A private folder for one child, made while it still waits for its task."""
+
+    def __init__(self, base: Path, uid: int | None) -> None:
         self._base = base
+        self.path = base / "tmp"
+        base.mkdir()
+        base.chmod(0o711)
+        make_private(self.path, uid)
+
+    def remove(self) -> None:
+        remove_tree(self._base)
+
+
+def make_private(folder: Path, uid: int | None) -> None:
+    folder.mkdir()
+    folder.chmod(0o700)
+    if uid is not None:
+        os.chown(folder, uid, uid)
+
+
+class TaskFolders:
+    """`outputs` maps the names of the outputs, in order, to where each is written."""
+
+    def __init__(self, temp: TempFolder, outputs: dict[str, Path], uid: int | None) -> None:
+        self._temp = temp
         self._uid = uid
-        self.temp = base / "tmp"
+        self.temp = temp.path
         self.outputs = outputs
-        self._made: list[Path] = []
+        self._made: list[Path] = [temp.path]
 
     def make(self) -> None:
-        self._base.mkdir(mode=0o711)
-        self._make_private(self.temp)
         for folder in self.outputs.values():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            self._make_private(folder)
+            self._make_output(folder)
+            self._made.append(folder)
 
-    def _make_private(self, folder: Path) -> None:
+    def _make_output(self, folder: Path) -> None:
         try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            if folder.is_symlink() or not folder.is_dir() or any(folder.iterdir()):
-                raise PlatformError(
-                    "sandbox.folder_in_use",
-                    "an output folder of this attempt already holds something",
-                    value=folder,
-                ) from None
-            folder.chmod(0o700)
-        if self._uid is not None:
-            os.chown(folder, self._uid, self._uid)
-        self._made.append(folder)
+            with contextlib.suppress(FileNotFoundError):
+                folder.rmdir()  # one that was made empty for this attempt
+            make_private(folder, self._uid)
+        except OSError as error:
+            raise PlatformError(
+                "sandbox.folder_in_use", f"an output folder cannot be made: {error.strerror}", value=folder
+            ) from error
 
     def bytes_used(self) -> int:
         return sum(_bytes_below(str(folder)) for folder in self._made)
@@ -110,21 +126,12 @@ class TaskFolders:
         finally:
             os.close(fd)
 
-    def remove_empty_temp(self) -> bool:
-        """The usual case, too quick to leave the event loop for; False when there is more to do."""
-        try:
-            self.temp.rmdir()
-            self._base.rmdir()
-        except OSError:
-            return False
-        return True
-
-    def remove_temp(self) -> None:
-        remove_tree(self._base)
-
-    def remove_all(self) -> None:
-        for folder in (*self._made, self._base):
-            remove_tree(folder)
+    def remove(self, *, outputs: bool) -> None:
+        """The temporary folder in any case; the outputs of a run that failed."""
+        self._temp.remove()
+        if outputs:
+            for folder in self._made:
+                remove_tree(folder)
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:

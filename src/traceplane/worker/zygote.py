@@ -36,6 +36,7 @@ def main(control_descriptor: int) -> NoReturn:
     confinement.close_descriptors((control_descriptor,))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_KILL_ME_FIRST)  # when memory runs out, an operator goes before the platform
+    os.umask(0o022)  # folders of a private root must be passable for operators
     confinement.protect_this_process()
     body, _ = receive(control)
     configure = msgspec.json.decode(body, type=Configure)

@@ -4,7 +4,8 @@
 -- Inserts events that are new, drafts a task for every routed job that reads them, records lineage, and
 -- writes the wake-ups of those tasks that may go out at once. A job's task waits (queued) instead when the
 -- job is metered by the valve: a concurrency limit, a hold, a full window, a busy scope, or a queue ahead.
--- Ids are drawn first, so that nothing here has to join two large sets of rows again.
+-- Ids are drawn first, so that nothing here has to join two large sets of rows again. Rows are inserted in the
+-- order of their unique keys: two calls with the same events in another order wait for each other once.
 with incoming as materialized (
   select nextval('events_event_id_seq') as event_id, i.*
   from unnest($1::uuid[], $2::uuid[], $3::event_kind[], $4::text[], $5::bigint[], $6::bigint[],
@@ -18,7 +19,8 @@ with incoming as materialized (
   select i.event_id, i.producer_id, g.dataset_uuid, i.generation_id, i.kind, i.partition_key, i.range_start,
          i.range_end, i.emission, i.backfill, i.traceparent, tp_now()
   from incoming i join generations g using (generation_id)
-  order by i.ord
+  order by i.producer_id, i.generation_id, i.partition_key collate "C", i.range_start, i.kind, i.emission collate "C",
+           i.ord
   on conflict (producer_id, generation_id, scope_key, kind, emission) do nothing
   returning event_id, generation_id, kind, partition_key, range_start, range_end, scope_key, backfill, traceparent
 ), consumers as materialized (
@@ -49,7 +51,7 @@ with incoming as materialized (
          case when at_once then 'dispatched' else 'queued' end::task_state,
          priority, kind, partition_key, range_start, range_end, traceparent, tp_now(), tp_now(),
          case when at_once then tp_now() end
-  from drafts order by event_id
+  from drafts order by job_id, partition_key collate "C", range_start, event_id
 ), lineage as (
   insert into task_inputs (event_id, job_id, task_id) select event_id, job_id, task_id from drafts
 ), sent as (

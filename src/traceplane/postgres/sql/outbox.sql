@@ -1,9 +1,29 @@
 -- Side effects waiting to leave the database.
 
+-- name: move_to_local_queue
+-- The local queue is in this database, so its wake-ups move there in one statement.
+with due as materialized (
+  select outbox_id from outbox where runtime = any($1::text[]) and ready_at <= tp_now()
+  order by outbox_id limit $3 for update skip locked
+), moved as (
+  delete from outbox o using due where o.outbox_id = due.outbox_id returning o.runtime, o.task_ids
+), sent as (
+  insert into wake_messages (queue, task_id, visible_at)
+  select l.queue, t.task_id, tp_now()
+  from moved m join unnest($1::text[], $2::text[]) as l (runtime, queue) using (runtime), unnest(m.task_ids) as t (task_id)
+  returning queue
+)
+select queue, count(*) as messages, pg_notify('traceplane_wake', queue) from sent group by queue
+
 -- name: take
 -- The oldest rows that are due, locked so that only one dispatcher relays them.
 select outbox_id, runtime, task_ids, failures, extract(epoch from tp_now() - created_at)::float8 as age_seconds
-from outbox where ready_at <= tp_now() order by outbox_id limit $1 for update skip locked
+from outbox where runtime <> all($2::text[]) and ready_at <= tp_now()
+order by outbox_id limit $1 for update skip locked
+
+-- name: any_due
+-- Whether a row waits to be sent.
+select exists (select 1 from outbox where ready_at <= tp_now())
 
 -- name: done
 -- Sent: the row has served.

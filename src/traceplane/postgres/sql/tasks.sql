@@ -112,6 +112,16 @@ with lost as materialized (
 )
 select count(*) from moved
 
+-- name: waiting_kinds
+-- Whether anything waits, and for whom, without locking; most passes of the valve end here.
+with recursive waiting as (
+  (select job_id from tasks where stage = 0 order by job_id limit 1)
+  union all
+  select (select t.job_id from tasks t where t.stage = 0 and t.job_id > w.job_id order by t.job_id limit 1)
+  from waiting w where w.job_id is not null
+)
+select distinct j.runtime = 'dispatcher' as in_process from waiting join jobs j using (job_id)
+
 -- name: waiting_jobs
 -- Jobs with queued tasks, found by skipping through the index rather than reading every waiting task; the
 -- rows are locked so that only one dispatcher meters a job at a time.

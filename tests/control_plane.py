@@ -1,0 +1,334 @@
+"""A dispatcher and a gateway as objects on one pool, for tests that call one step after the other.
+
+    async with ControlPlane.open(database_url) as plane:
+        await plane.deploy(YAML)
+        await plane.emit("in", range(3))
+        (held, *_) = await plane.claim(plane.wake_ups.take())
+        await plane.complete(held)
+
+Nothing runs by itself: a test says when the valve meters, the relay sends and the reaper reaps, and sets the
+database's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from traceplane.adapters.wake_queue import Depth, Message
+from traceplane.control_api import (
+    DeployRequest,
+    DeployResponse,
+    EmitRequest,
+    EmitResponse,
+    ManualEvent,
+    TaskIds,
+)
+from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.backpressure import Backpressure
+from traceplane.dispatcher.in_process import InProcess
+from traceplane.dispatcher.leasing import Claim, Leasing, completion_call, emission_call, heartbeat_call
+from traceplane.dispatcher.outbox_relay import OutboxRelay
+from traceplane.dispatcher.reaper import Reaper
+from traceplane.dispatcher.reconciler import Reconciler
+from traceplane.dispatcher.valve import Valve
+from traceplane.errors import QueueUnavailable
+from traceplane.gateway.api import PublicApi
+from traceplane.http_service import Call
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime
+from traceplane.postgres.database import Database
+from traceplane.settings import Settings
+from traceplane.task_api import (
+    ClaimedTask,
+    Completion,
+    Emission,
+    EventOut,
+    Heartbeat,
+    HeartbeatOutcome,
+    JobPayload,
+    OutputManifest,
+    Scope,
+    StagedFile,
+    TaskError,
+)
+
+MASTER_KEY = bytes(range(32))
+RESEND_AFTER_SECONDS = 30.0
+
+
+class WakeUps:
+    """A wake queue that keeps what was sent; the test decides what arrives, how often and in which order."""
+
+    def __init__(self) -> None:
+        self.sent: list[UUID] = []
+        self.down = False
+
+    def take(self) -> list[UUID]:
+        """Everything that was sent since the last time."""
+        taken, self.sent = self.sent, []
+        return taken
+
+    async def send(self, queue: str, task_ids: Sequence[UUID]) -> None:
+        if self.down:
+            raise QueueUnavailable("queue.unavailable", "the queue is down")
+        self.sent.extend(task_ids)
+
+    async def receive(
+        self, queue: str, limit: int, *, wait_seconds: float, visibility_seconds: float
+    ) -> list[Message]:
+        raise NotImplementedError
+
+    async def delete(self, queue: str, receipts: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    async def extend(self, queue: str, receipts: Sequence[str], visibility_seconds: float) -> int:
+        raise NotImplementedError
+
+    async def release(self, queue: str, receipts: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    async def depth(self, queue: str) -> Depth:
+        return Depth(len(self.sent), 0, 0)
+
+
+class NoInvocations:
+    def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
+        raise AssertionError(f"nothing here is invoked: {runtime.name}")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lease, as a worker holds it."""
+
+    task: ClaimedTask
+    job: JobPayload
+    capability_token: str
+
+    @property
+    def task_id(self) -> UUID:
+        return self.task.task_id
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        return {"task_id": self.task_id, "attempt": self.task.attempt, "lease_token": self.task.lease_token}
+
+    def outputs(self) -> list[OutputManifest]:
+        """One file for each output, covering the task's own scope."""
+        scope = self.task.scope or Scope(cursor=0)
+        return [
+            OutputManifest(
+                output.output_index,
+                output.dataset_uuid,
+                output.dataset_version,
+                scope,
+                files=[StagedFile(f"{prefix}part-0.parquet", 1, 10)],
+                row_count=1,
+                bytes=10,
+            )
+            for output, prefix in zip(self.job.outputs, self.task.write_prefixes, strict=True)
+        ]
+
+
+def completed(held: Held, *events: EventOut, **changes: Any) -> Completion:
+    body: dict[str, Any] = {"status": "completed", "outputs": held.outputs(), "events": list(events)}
+    return Completion(**{**held.fence, **body, **changes})
+
+
+def failed(held: Held, *, retryable: bool = True, **changes: Any) -> Completion:
+    error = TaskError("operator.failed", "it failed", retryable=retryable)
+    return Completion(**{**held.fence, "status": "failed", "error": error, **changes})
+
+
+def canceled(held: Held) -> Completion:
+    return Completion(**held.fence, status="canceled")
+
+
+class ControlPlane:
+    def __init__(self, database: Database, wake_ups: WakeUps, settings: Settings) -> None:
+        self.database = database
+        self.wake_ups = wake_ups
+        self.settings = settings
+        self.authority = Authority(database, MASTER_KEY)
+        self.leasing = Leasing(database, self.authority, work_created=lambda: None)
+        self.relay = OutboxRelay(database, wake_ups, DEFAULT_RUNTIMES, NoInvocations())
+        self.valve = Valve(database)
+        self.in_process = InProcess(database, work_created=lambda: None)
+        self.backpressure = Backpressure(database)
+        self.reaper = Reaper(database, grace_seconds=0.0)
+        self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
+        self.api = PublicApi(database=database, settings=settings)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, url: str, *, wake_ups: WakeUps | None = None, connections: int = 4, **settings: Any
+    ) -> AsyncIterator[ControlPlane]:
+        plane = await cls.connect(url, wake_ups=wake_ups, connections=connections, **settings)
+        try:
+            yield plane
+        finally:
+            await plane.database.close()
+
+    @classmethod
+    async def connect(
+        cls, url: str, *, wake_ups: WakeUps | None = None, connections: int = 4, **settings: Any
+    ) -> ControlPlane:
+        database = await Database.connect(url, connections=connections)
+        plane = cls(database, wake_ups or WakeUps(), Settings(**settings))
+        await plane.authority.refresh()
+        return plane
+
+    # What users do ---------------------------------------------------------------------------------
+
+    async def deploy(self, yaml: str) -> DeployResponse:
+        return await self.api.deploy(self._call(DeployRequest(yaml)))
+
+    async def emit(self, dataset: str, scopes: Iterable[int | Scope], **fields: Any) -> EmitResponse:
+        """Events of a manual source; a number stands for a cursor."""
+        return await self.emit_events(
+            [ManualEvent(dataset, s if isinstance(s, Scope) else Scope(cursor=s), **fields) for s in scopes]
+        )
+
+    async def emit_events(self, events: Sequence[ManualEvent]) -> EmitResponse:
+        return await self.api.emit(self._call(EmitRequest(list(events))))
+
+    async def cancel(self, *task_ids: UUID) -> dict[UUID, str]:
+        changes = await self.api.cancel(self._call(TaskIds(list(task_ids))))
+        return {UUID(task_id): state for task_id, state in changes.changed.items()}
+
+    async def retry(self, *task_ids: UUID) -> dict[UUID, str]:
+        changes = await self.api.retry(self._call(TaskIds(list(task_ids))))
+        return {UUID(task_id): state for task_id, state in changes.changed.items()}
+
+    def _call(self, body: Any) -> Call[Any]:
+        return Call(body, {}, None, _Admin(self.settings.org), {}, receive=_nothing_more)
+
+    # What workers do -------------------------------------------------------------------------------
+
+    async def claim(
+        self, task_ids: Iterable[UUID], *, worker: str = "worker", runtime: str = "python"
+    ) -> list[Held]:
+        claimed, _ = await self.try_claim(task_ids, worker=worker, runtime=runtime)
+        return claimed
+
+    async def try_claim(
+        self, task_ids: Iterable[UUID], *, worker: str = "worker", runtime: str = "python"
+    ) -> tuple[list[Held], dict[UUID, str]]:
+        """The leases that were given, and why the others were not."""
+        claim = Claim(worker, runtime, tuple(dict.fromkeys(task_ids)))
+        (answer,) = await self.leasing.claim([claim])
+        held = [Held(t, answer.jobs[str(t.job_id)], answer.tokens[t.token]) for t in answer.tasks]
+        return held, {refusal.task_id: refusal.reason for refusal in answer.refused}
+
+    async def heartbeat(self, *held: Held) -> list[str]:
+        return [outcome.outcome for outcome in await self.heartbeat_outcomes(*held)]
+
+    async def heartbeat_outcomes(self, *held: Held) -> list[HeartbeatOutcome]:
+        calls = [heartbeat_call(Heartbeat(**h.fence), self._capabilities(h)) for h in held]
+        return await self.leasing.heartbeat(calls)
+
+    async def emit_running(self, held: Held, *events: EventOut) -> tuple[str, int, int]:
+        """Events of a task under way: outcome, accepted, duplicates."""
+        emission = Emission(**held.fence, events=list(events))
+        (answer,) = await self.leasing.emit([emission_call(emission, self._capabilities(held))])
+        return answer.outcome, answer.accepted, answer.duplicates
+
+    async def complete(self, *held: Held) -> list[str]:
+        return await self.report(*((h, completed(h)) for h in held))
+
+    async def fail(self, *held: Held, retryable: bool = True) -> list[str]:
+        return await self.report(*((h, failed(h, retryable=retryable)) for h in held))
+
+    async def report(self, *reports: tuple[Held, Completion]) -> list[str]:
+        calls = [completion_call(completion, self._capabilities(held)) for held, completion in reports]
+        return [answer.outcome for answer in await self.leasing.complete(calls)]
+
+    def _capabilities(self, held: Held) -> list[Any]:
+        return self.authority.capabilities([held.capability_token])
+
+    # Steps -----------------------------------------------------------------------------------------
+
+    async def meter(self) -> int:
+        """What the dispatcher's valve loop does in one pass: its own jobs, then the valve; tasks sent out."""
+        while (await self.in_process.run_once()).more:
+            pass
+        return (await self.valve.run_once()).dispatched
+
+    async def send(self) -> list[UUID]:
+        """The wake-ups that leave the outbox."""
+        await self.relay.run_once()
+        return self.wake_ups.take()
+
+    async def run_all(self, *, rounds: int = 200) -> int:
+        """A perfect worker: everything that comes out is claimed and completed; how many tasks that was."""
+        done = 0
+        for _ in range(rounds):
+            await self.backpressure.run_once()
+            moved = await self.meter()
+            held = await self.claim(await self.send())
+            done += len(await self.complete(*held)) if held else 0
+            if not moved and not held:
+                return done
+        raise AssertionError(f"it did not come to rest in {rounds} rounds")
+
+    # What tests look at ----------------------------------------------------------------------------
+
+    async def sql(self, statement: str, *args: object) -> list[Any]:
+        async with self.database.transaction() as tx:
+            return await tx.rows(statement, *args)
+
+    async def value(self, statement: str, *args: object) -> Any:
+        async with self.database.transaction() as tx:
+            return await tx.value(statement, *args)
+
+    async def tasks(self, job: str, state: str | None = None) -> list[UUID]:
+        """Ids of a job's tasks, oldest first."""
+        rows = await self.sql(
+            "select task_id from tasks join jobs using (job_id)"
+            " where name = $1 and ($2::text is null or state::text = $2) order by task_id",
+            job,
+            state,
+        )
+        return [row["task_id"] for row in rows]
+
+    async def states(self, job: str | None = None) -> dict[str, int]:
+        rows = await self.sql(
+            "select state::text, count(*) as tasks from tasks join jobs using (job_id)"
+            " where $1::text is null or name = $1 group by 1",
+            job,
+        )
+        return {row["state"]: row["tasks"] for row in rows}
+
+    async def holds(self) -> dict[str, int]:
+        rows = await self.sql("select name, level from job_holds join jobs using (job_id)")
+        return {row["name"]: row["level"] for row in rows}
+
+    async def set_clock(self, seconds: float) -> None:
+        """Stops the database's clock, so many seconds after an arbitrary start."""
+        async with self.database.transaction() as tx:
+            await tx.run(
+                "create or replace function tp_now() returns timestamptz language sql stable parallel safe"
+                f" as 'select timestamptz ''2030-01-01 00:00:00Z'' + interval ''{seconds} seconds'''"
+            )
+
+    async def pass_time(self, seconds: float) -> None:
+        """Moves the database's running clock on."""
+        async with self.database.transaction() as tx:
+            offset = await tx.value("select extract(epoch from tp_now() - now())::float8")
+            await tx.run(
+                "create or replace function tp_now() returns timestamptz language sql stable parallel safe"
+                f" as 'select now() + interval ''{timedelta(seconds=offset + seconds).total_seconds()} seconds'''"
+            )
+
+
+@dataclass(frozen=True)
+class _Admin:
+    org: str
+
+
+async def _nothing_more() -> dict[str, Any]:
+    return {"type": "http.disconnect"}

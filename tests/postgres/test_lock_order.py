@@ -1,0 +1,223 @@
+"""Whatever two dispatchers do to the same tasks at the same moment, in whatever order: no deadlock.
+
+Each test runs calls against each other through two pools, with the ids in opposite or random order, and then
+asks the server itself how many deadlocks it had to break.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from tests.control_plane import ControlPlane, Held, completed, failed
+from traceplane.dispatcher.leasing import Claim
+from traceplane.postgres.database import SCHEMA
+from traceplane.task_api import EventOut, Scope
+
+DAG = """
+version: 1
+dag: main
+jobs:
+- {name: left, activation: source, source: {kind: manual}, outputs: [{dataset: left}]}
+- {name: right, activation: source, source: {kind: manual}, outputs: [{dataset: right}]}
+- name: one
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: left}}]
+  outputs: [{dataset: one.out}]
+  config: {entrypoint: "basic:copy"}
+  lease: 30s
+  max_attempts: 1000
+  retry: {base: 1ms, max: 1ms}
+- name: two
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: right}}]
+  outputs: [{dataset: two.out}]
+  config: {entrypoint: "basic:copy"}
+  max_attempts: 1000
+  retry: {base: 1ms, max: 1ms}
+- name: both
+  runtime: python
+  operator: python
+  inputs: [{name: one, from: {dataset: one.out}}, {name: two, from: {dataset: two.out}}]
+  config: {entrypoint: "basic:copy"}
+  outputs: [{dataset: end}]
+"""
+TASKS = 40
+ROUNDS = 12
+
+
+@pytest.fixture
+async def planes(database_url: str) -> AsyncIterator[tuple[ControlPlane, ControlPlane]]:
+    async with ControlPlane.open(database_url) as a, ControlPlane.open(database_url, wake_ups=a.wake_ups) as b:
+        await a.deploy(DAG)
+        yield a, b
+    assert await deadlocks(database_url) == 0
+
+
+async def deadlocks(url: str) -> int:
+    """How many the server broke; it counts them when the sessions that met them are closed."""
+    connection = await asyncpg.connect(url, server_settings={"search_path": SCHEMA})
+    try:
+        while await connection.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        ):
+            await asyncio.sleep(0.01)
+        return await connection.fetchval("select deadlocks from pg_stat_database where datname = current_database()")
+    finally:
+        await connection.close()
+
+
+async def together(*calls: Awaitable[object]) -> None:
+    async with asyncio.timeout(60):
+        await asyncio.gather(*calls)
+
+
+async def running(plane: ControlPlane, dataset: str, start: int, count: int = TASKS) -> list[Held]:
+    await plane.emit(dataset, range(start, start + count))
+    return await plane.claim(await plane.send())
+
+
+async def test_claims_of_the_same_tasks_in_opposite_order(planes: tuple[ControlPlane, ControlPlane]) -> None:
+    a, b = planes
+    for round_ in range(ROUNDS):
+        await a.emit("left", range(round_ * TASKS, (round_ + 1) * TASKS))
+        ids = await a.send()
+        given: list[UUID] = []
+
+        async def claim(plane: ControlPlane, *shares: list[UUID], given: list[UUID] = given) -> None:
+            claims = [Claim(f"w{n}", "python", tuple(share)) for n, share in enumerate(shares)]
+            given.extend(t.task_id for answer in await plane.leasing.claim(claims) for t in answer.tasks)
+
+        half = len(ids) // 2
+        await together(
+            claim(a, ids),
+            claim(b, ids[::-1]),
+            claim(a, ids[:half], ids[half:]),
+            claim(b, ids[half:], ids[:half]),
+            claim(b, ids[half:][::-1], ids[:half][::-1]),
+        )
+        assert sorted(given) == sorted(ids), "each was given once"
+
+
+async def test_reports_heartbeats_events_and_cancellations_of_the_same_tasks(
+    planes: tuple[ControlPlane, ControlPlane],
+) -> None:
+    a, b = planes
+    for round_ in range(ROUNDS):
+        held = await running(a, "left", round_ * TASKS)
+        back = held[::-1]
+        ids = [h.task_id for h in held]
+        await together(
+            a.heartbeat(*held),
+            b.heartbeat(*back),
+            b.complete(*back[::2]),
+            a.fail(*held),
+            a.cancel(*ids[::3]),
+            b.cancel(*ids[::-1][::3]),
+            a.emit_running(held[0], *(EventOut(0, Scope(cursor=round_ * 1000 + n), emission="x") for n in range(20))),
+            b.emit_running(back[0], *(EventOut(0, Scope(cursor=round_ * 1000 + 19 - n), emission="x") for n in range(20))),
+        )
+        await together(a.retry(*ids), b.retry(*ids[::-1]), a.cancel(*ids), b.cancel(*ids[::-1]))
+
+
+async def test_the_valve_against_reports_cancellations_and_retries(planes: tuple[ControlPlane, ControlPlane]) -> None:
+    a, b = planes
+    for round_ in range(ROUNDS):
+        held = await running(a, "left", round_ * TASKS)
+        ids = [h.task_id for h in held]
+        shuffled = random.sample(ids, len(ids))
+        await a.fail(*held)
+        await asyncio.sleep(0.002)  # the retries' pause
+        await together(
+            a.valve.run_once(),
+            b.valve.run_once(),
+            a.cancel(*ids),
+            b.cancel(*ids[::-1]),
+            b.retry(*shuffled),
+            b.heartbeat(*held[::-1]),
+            a.fail(*held[::-1]),
+        )
+        await together(a.relay.run_once(), b.relay.run_once())
+        await together(*(plane.cancel(*await plane.tasks("one")) for plane in planes))
+
+
+async def test_two_producers_that_wake_one_consumer_for_the_same_scopes(
+    planes: tuple[ControlPlane, ControlPlane],
+) -> None:
+    """Both want to send out the same scopes of the same job; one of each goes out, the other waits."""
+    a, b = planes
+    for round_ in range(ROUNDS):
+        first = await running(a, "left", round_ * TASKS)
+        second = await running(b, "right", round_ * TASKS)
+        await together(a.complete(*first), b.complete(*second[::-1]))
+        assert len(await a.tasks("both")) == 2 * TASKS * (round_ + 1)
+        rows = await a.sql(
+            "select scope_key from tasks join jobs using (job_id) where name = 'both' and stage = 1"
+            " group by scope_key having count(*) > 1"
+        )
+        assert not rows
+        await a.run_all()
+    assert await a.states("both") == {"completed": 2 * TASKS * ROUNDS}
+
+
+async def test_the_same_events_in_opposite_order(planes: tuple[ControlPlane, ControlPlane]) -> None:
+    a, b = planes
+    for round_ in range(ROUNDS):
+        scopes = list(range(round_ * TASKS, (round_ + 1) * TASKS))
+        shuffled = random.sample(scopes, len(scopes))
+        await together(a.emit("left", scopes), b.emit("left", scopes[::-1]), b.emit("left", shuffled))
+    assert len(await a.tasks("one")) == TASKS * ROUNDS
+
+
+async def test_anything_against_anything(planes: tuple[ControlPlane, ControlPlane]) -> None:
+    chance = random.Random()
+    held: dict[UUID, Held] = {}
+    scope = iter(range(10**9))
+
+    def some() -> list[Held]:
+        return chance.sample(list(held.values()), min(len(held), 25))
+
+    async def claim(plane: ControlPlane) -> None:
+        ids = await plane.send()
+        # A queue may repeat and reorder.
+        ids = chance.sample(ids * 2, 2 * len(ids))[: 3 * len(ids) // 2]
+        for lease in await plane.claim(ids):
+            held[lease.task_id] = lease
+
+    async def emit(plane: ControlPlane) -> None:
+        dataset = chance.choice(["left", "right"])
+        scopes = [next(scope) for _ in range(10)]
+        await plane.emit(dataset, chance.sample(scopes + [chance.randrange(50) for _ in range(5)], 15))
+
+    async def report(plane: ControlPlane) -> None:
+        reports = [(h, chance.choice([completed, failed])(h)) for h in some()]
+        await plane.report(*reports)
+
+    actions: list[Callable[[ControlPlane], Awaitable[object]]] = [
+        claim,
+        emit,
+        report,
+        lambda plane: plane.heartbeat(*some()),
+        lambda plane: plane.cancel(*[h.task_id for h in some()[:5]]),
+        lambda plane: plane.retry(*[h.task_id for h in some()]),
+        lambda plane: plane.valve.run_once(),
+        lambda plane: plane.relay.run_once(),
+        lambda plane: plane.reaper.run_once(),
+        lambda plane: plane.reconciler.run_once(),
+        lambda plane: plane.backpressure.run_once(),
+    ]
+
+    async def act(plane: ControlPlane, steps: int) -> None:
+        for _ in range(steps):
+            await chance.choice(actions)(plane)
+
+    await emit(planes[0])
+    await claim(planes[0])
+    await together(*(act(plane, 30) for plane in planes for _ in range(3)))

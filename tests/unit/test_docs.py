@@ -1,0 +1,405 @@
+"""The docs name what the code has: a setting, command, endpoint, metric or error code that is missing fails here."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import click
+import pytest
+
+from traceplane import crash_points, errors, telemetry
+from traceplane.cli.main import cli
+from traceplane.dispatcher.api import InternalApi
+from traceplane.dispatcher.leasing import Leasing
+from traceplane.gateway.api import PublicApi
+from traceplane.http_service import App
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Limits, Runtime
+from traceplane.postgres.embedded import PROBLEMS
+from traceplane.registry import spec
+from traceplane.settings import PREFIX, Settings
+from traceplane.task_api import EmissionOutcome
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/traceplane"
+DOCS = ROOT / "docs"
+PAGES = sorted((*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The table rows of a page, by the code in their first cell."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for name in re.findall(r"`([^`]+)`", cells[0]) if cells else ():
+            found.setdefault(name, cells)
+    return found
+
+
+def sections(text: str, level: int = 3) -> dict[str, str]:
+    """The text below each heading, by the heading without its backticks."""
+    parts = re.split(rf"^#{{1,{level}}} +(.*)$", text, flags=re.MULTILINE)
+    return {title.replace("`", ""): body for title, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    return [
+        body
+        for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+        if language in languages
+    ]
+
+
+# --- settings ---------------------------------------------------------------------------------------
+
+
+def shown(field: Field[Any]) -> str:
+    """A default as the docs write it."""
+    default = field.default
+    if default is MISSING:
+        return ""
+    if default is None or default == () or default == frozenset():
+        return "unset"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+@pytest.mark.parametrize("field", fields(Settings), ids=lambda f: f.name)
+def test_every_setting_is_documented_with_its_variable_and_default(field: Field[Any]) -> None:
+    cells = rows(page("reference/settings.md"))[field.name]
+    if field.name == "runtimes":
+        assert set(re.findall(r"`(\w+)`", cells[2])) == set(DEFAULT_RUNTIMES)
+        return
+    assert cells[1] == f"`{PREFIX}{field.name.upper()}`"
+    assert cells[2] == shown(field)
+
+
+@pytest.mark.parametrize("field", [*fields(Runtime), *fields(Limits)], ids=lambda f: f.name)
+def test_every_key_of_a_runtime_is_documented(field: Field[Any]) -> None:
+    cells = rows(page("reference/settings.md"))[field.name]
+    if field.default not in (MISSING, frozenset()):
+        assert cells[1] == shown(field)
+
+
+def test_no_setting_is_documented_that_does_not_exist() -> None:
+    documented = set(re.findall(rf"`({PREFIX}\w+)`", "".join(p.read_text() for p in PAGES)))
+    known = {f"{PREFIX}{field.name.upper()}" for field in fields(Settings)} | {f"{PREFIX}CONFIG"}
+    assert documented - known == set()
+
+
+# --- the command line -------------------------------------------------------------------------------
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ("traceplane",)) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_command_is_documented_with_its_options(name: str, command: click.Command) -> None:
+    section = sections(page("reference/cli.md"))[name]
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            cells = rows(section)[_usage(parameter)]
+            default = parameter.default
+            if default not in (None, False, "", ()) and "UNSET" not in repr(default).upper():
+                assert str(default) in cells[1], f"{name} {parameter.opts[0]}: the default is {default}"
+        else:
+            assert parameter.make_metavar(click.Context(command)) in section
+
+
+def _usage(option: click.Option) -> str:
+    long = max(option.opts, key=len)
+    if option.is_flag:
+        return long
+    return f"{long} {option.make_metavar(click.Context(cli))}".replace("|", "\\|")
+
+
+def test_the_options_of_the_command_itself_are_documented() -> None:
+    documented = page("reference/cli.md")
+    for option in cli.params:
+        assert f"`{_usage(option)}`" in documented  # type: ignore[arg-type]
+
+
+def test_no_command_is_documented_that_does_not_exist() -> None:
+    documented = {title for title in sections(page("reference/cli.md")) if title.startswith("traceplane ")}
+    assert documented == {name for name, _ in commands()}
+
+
+def called() -> Iterator[tuple[str, str]]:
+    """Every call of the command line in a shell block, the ones inside `$(…)` too."""
+    for path in PAGES:
+        for block in blocks(path.read_text(), "bash", "sh"):
+            for line in block.splitlines():
+                for call in re.findall(r"(?:^|\$\()((?:traceplane|tp) [^)|#]*)", line):
+                    yield name_of(path), re.sub(r"\$\(.*", "", call).strip()
+
+
+@pytest.mark.parametrize(("where", "line"), called())
+def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str) -> None:
+    command: click.Command = cli
+    known = {opt for parameter in cli.params for opt in parameter.opts} | {"-h", "--help"}
+    for word in shlex.split(line)[1:]:
+        if word.startswith("-"):
+            assert word.partition("=")[0] in known, f"{where}: {line}"
+        elif isinstance(command, click.Group):
+            assert word in command.commands, f"{where}: {line}"
+            command = command.commands[word]
+            known |= {opt for parameter in command.params for opt in parameter.opts}
+
+
+# --- the HTTP APIs ----------------------------------------------------------------------------------
+
+
+def internal_api() -> App:
+    leasing = Leasing(None, None, work_created=lambda: None)  # type: ignore[arg-type]
+    api = InternalApi(database=None, authority=None, leasing=leasing, wake_queue=None)  # type: ignore[arg-type]
+    return api.app(max_body_bytes=1024)
+
+
+def public_api() -> App:
+    return PublicApi(database=None, settings=Settings()).app()  # type: ignore[arg-type]
+
+
+async def openapi(app: App) -> dict[str, Any]:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "raw_path": b"/openapi.json", "query_string": b"", "headers": []}
+    await app(scope, receive, send)
+    document: dict[str, Any] = json.loads(sent[1]["body"])
+    return document
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+@pytest.mark.parametrize("make", [internal_api, public_api])
+async def test_every_endpoint_is_documented_with_its_principal_and_types(make: Any) -> None:
+    documented = sections(page("reference/api.md"))
+    for name, operation in operations(await openapi(make())):
+        section = documented[name]
+        (principal,) = [key for rule in operation.get("security", []) for key in rule] or ["public"]
+        assert f"Principal: {principal}" in section, name
+        for parameter in operation["parameters"]:
+            assert f"`{parameter['name']}`" in section, f"{name}: {parameter['name']}"
+        bodies = [operation.get("requestBody", {}), operation["responses"]["200"]]
+        for reference in re.findall(r"#/components/schemas/(\w+)", json.dumps(bodies)):
+            assert f"`{reference}`" in section, f"{name}: {reference}"
+
+
+@pytest.mark.parametrize("make", [internal_api, public_api])
+async def test_every_field_of_every_type_is_documented(make: Any) -> None:
+    documented = sections(page("reference/api.md"), level=4)
+    for name, schema in (await openapi(make()))["components"]["schemas"].items():
+        if name.endswith("Query"):
+            continue  # documented as parameters of its endpoint
+        assert set(rows(documented[name])) >= set(schema.get("properties", ())), name
+
+
+async def test_no_endpoint_is_documented_that_does_not_exist() -> None:
+    known = {name for make in (internal_api, public_api) for name, _ in operations(await openapi(make()))}
+    documented = {t for t in sections(page("reference/api.md")) if re.match(r"(GET|POST|PUT|DELETE) /", t)}
+    assert documented == known | {"GET /openapi.json"}
+
+
+# --- metrics, crash points, dependencies ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", telemetry.METRICS, ids=lambda m: m.name)
+def test_every_metric_is_documented(metric: telemetry.Metric) -> None:
+    assert rows(page("operations/telemetry.md"))[metric.name][1] == metric.kind
+
+
+def test_every_crash_point_is_documented() -> None:
+    documented = rows(sections(page("architecture.md"), level=2)["Boundaries"])
+    assert set(documented) >= {*crash_points.TRANSACTIONS, *crash_points.STEPS}
+    assert set(documented) <= {*crash_points.TRANSACTIONS, *crash_points.STEPS}
+
+
+def test_every_direct_dependency_is_documented_with_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    titles = {
+        "At run time": project["project"]["dependencies"],
+        "Extra `aws`".replace("`", ""): project["project"]["optional-dependencies"]["aws"],
+        "For development": project["dependency-groups"]["dev"],
+    }
+    documented = sections(page("dependencies.md"), level=2)
+    for title, wanted in titles.items():
+        names = {re.match(r"[\w-]+", requirement).group() for requirement in wanted}  # type: ignore[union-attr]
+        assert set(rows(documented[title])) == names
+
+
+# --- error codes ------------------------------------------------------------------------------------
+
+CODE = re.compile(r"[a-z_]+\.[a-z_]+")
+# What else is a dotted word: names of log events, spans, boundaries and groups are the first argument of these.
+NOT_RAISED_BY = {"emit", "span", "record_span", "crash_point", "GroupCommit", "error", "warning", "info", "exception"}
+
+
+def _tree(kind: type) -> Iterator[type]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
+
+
+CARRIERS = {kind.__name__ for kind in _tree(errors.TraceplaneError)} | {
+    "EmitRefused",
+    "Failure",
+    "OperatorError",
+    "Problem",
+    "TaskError",
+}
+
+
+@cache
+def codes() -> dict[str, str]:
+    """Every stable error code of the source tree, and a file that has it."""
+    found: dict[str, str] = {f"postgres.{name}": "postgres/embedded.py" for name in PROBLEMS}
+    outcomes = get_args(get_type_hints(EmissionOutcome)["outcome"])
+    found |= {f"task.{outcome}": "worker/wrapper.py" for outcome in outcomes if outcome != "ok"}
+    for path in SOURCE.rglob("*.sql"):
+        for code in re.findall(r"'code', '([a-z_.]+)'", path.read_text()):
+            found[code] = name_of(path)
+    for path in SOURCE.rglob("*.py"):
+        found |= dict.fromkeys(_codes_in(path), name_of(path))
+    return found
+
+
+def _codes_in(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    skipped: set[int] = set()
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if name in NOT_RAISED_BY and call.args:
+            skipped.add(id(call.args[0]))
+        elif path.name == "capability.py" and name == "_refused":
+            yield f"token.{ast.literal_eval(call.args[0])}"
+        elif name in CARRIERS:
+            given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "code")]
+            yield from (g.value for g in given if isinstance(g, ast.Constant) and CODE.fullmatch(str(g.value)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in skipped and CODE.fullmatch(str(node.value)):
+            if str(node.value).partition(".")[0] in _families() and str(node.value) not in NOT_CODES:
+                yield str(node.value)
+
+
+NOT_CODES = {
+    *crash_points.ALL,
+    "postgres.log",
+    "postgresql.conf",
+    "service.name",
+    "service.namespace",
+    "worker.complete",
+    "worker.settle",
+    "task.attempt",
+}
+
+
+@cache
+def _families() -> frozenset[str]:
+    """The first words of the codes that are documented: `spec`, `token`, …"""
+    documented = (name for name in rows(page("reference/errors.md")) if CODE.fullmatch(name))
+    return frozenset(name.partition(".")[0] for name in documented)
+
+
+def test_every_error_code_is_documented() -> None:
+    documented = {name for name in rows(page("reference/errors.md")) if CODE.fullmatch(name)}
+    missing = {code: where for code, where in codes().items() if code not in documented}
+    assert missing == {}, "add these to docs/reference/errors.md"
+
+
+def test_no_error_code_is_documented_that_does_not_exist() -> None:
+    documented = {name for name in rows(page("reference/errors.md")) if CODE.fullmatch(name)}
+    assert documented - set(codes()) == set()
+
+
+@pytest.mark.parametrize("name", ["concepts/tokens.md", "operations/postgres.md", "reference/dag.md"])
+def test_codes_in_other_pages_exist_too(name: str) -> None:
+    families = {code.partition(".")[0] for code in codes()} - {"worker", "task"}  # also families of log events
+    named = {word for word in rows(page(name)) if CODE.fullmatch(word) and word.partition(".")[0] in families}
+    files = {word for word in named if word in NOT_CODES or word.endswith((".log", ".json", ".conf"))}
+    assert named - files - set(codes()) == set()
+
+
+# --- examples and links -----------------------------------------------------------------------------
+
+
+def dags() -> Iterator[tuple[str, str]]:
+    for path in PAGES:
+        for block in blocks(path.read_text(), "yaml"):
+            if re.search(r"^dag:", block, re.M):
+                yield name_of(path), block
+
+
+@pytest.mark.parametrize(("where", "text"), dags())
+def test_dags_in_the_docs_parse(where: str, text: str) -> None:
+    assert spec.parse(text, where, known_runtimes=frozenset(DEFAULT_RUNTIMES)).jobs
+
+
+@pytest.mark.parametrize("text", [b for p in PAGES for b in blocks(p.read_text(), "toml")])
+def test_settings_files_in_the_docs_are_toml(text: str) -> None:
+    assert tomllib.loads(text)
+
+
+def links() -> Iterator[tuple[str, str]]:
+    for path in PAGES:
+        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", path.read_text(), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if not re.match(r"[a-z]+:", target):
+                yield name_of(path), target
+
+
+@pytest.mark.parametrize(("where", "target"), sorted(set(links())))
+def test_links_lead_somewhere(where: str, target: str) -> None:
+    file, _, anchor = target.partition("#")
+    path = (ROOT / where).parent / file if file else ROOT / where
+    assert path.exists(), f"{where} links to {target}"
+    if anchor:
+        assert anchor in {_anchor(title) for title in re.findall(r"^#+ +(.*)$", path.read_text(), re.M)}
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    seen: set[Path] = set()
+    waiting = [DOCS / "index.md"]
+    while waiting:
+        current = waiting.pop()
+        if current in seen or not current.exists() or current.suffix != ".md":
+            continue
+        seen.add(current)
+        waiting += [
+            (current.parent / target.partition("#")[0]).resolve()
+            for where, target in links()
+            if where == name_of(current) and not target.startswith("#")
+        ]
+    assert {name_of(p) for p in DOCS.rglob("*.md")} - {name_of(p) for p in seen} == set()
