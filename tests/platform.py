@@ -207,7 +207,9 @@ class Platform:
         for name in names or tuple(self.processes):
             process = self.processes[name]
             port = process.environment.get(
-                "TRACEPLANE_GATEWAY_PORT" if process.arguments[0] == "gateway" else "TRACEPLANE_DISPATCHER_PORT"
+                "TRACEPLANE_GATEWAY_PORT"
+                if process.arguments[0] == "gateway"
+                else "TRACEPLANE_DISPATCHER_PORT"
             )
             if process.arguments[0] in ("gateway", "dispatcher"):
                 await until(lambda port=port, p=process: self._answers(port, p), what=f"{name} answers")
@@ -244,7 +246,9 @@ class Platform:
     async def deploy(self, yaml: str) -> DeployResponse:
         return await self.api.call("POST", "/v1/deploy", DeployResponse, DeployRequest(yaml))
 
-    async def emit(self, dataset: str, cursors: Iterable[int], *, patient: bool = False, **fields: Any) -> EmitResponse:
+    async def emit(
+        self, dataset: str, cursors: Iterable[int], *, patient: bool = False, **fields: Any
+    ) -> EmitResponse:
         """Emits cursor events; `patient` repeats the call until it is answered, as a careful caller would."""
         request = EmitRequest([ManualEvent(dataset, Scope(cursor=c), **fields) for c in cursors])
         while True:

@@ -52,3 +52,10 @@ def ticker(task: OperatorTask) -> None:
         task.emit("ticks", scope=position)
         position += 1
         time.sleep(task.config.get("pause", 0.01))
+
+
+def sum_range(task: OperatorTask) -> list[dict]:
+    """Everything of a range of positions, added up."""
+    (name,) = task.inputs
+    rows = task.read(name).to_pylist()
+    return [{"first": task.scope.start, "last": task.scope.end, "sum": sum(r["plus_one"] for r in rows)}]

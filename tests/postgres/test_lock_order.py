@@ -145,7 +145,8 @@ async def test_the_valve_against_reports_cancellations_and_retries(planes: tuple
             a.fail(*held[::-1]),
         )
         await together(a.relay.run_once(), b.relay.run_once())
-        await together(*(plane.cancel(*await plane.tasks("one")) for plane in planes))
+        ids = await a.tasks("one")
+        await together(a.cancel(*ids), b.cancel(*ids[::-1]))
 
 
 async def test_two_producers_that_wake_one_consumer_for_the_same_scopes(

@@ -134,6 +134,10 @@ def raises_unprintable(task: OperatorTask) -> None:
     raise Spiteful
 
 
+def raises_strange_text(task: OperatorTask) -> None:
+    raise ValueError("\0 and \ud800")
+
+
 # --- looking for secrets ------------------------------------------------------------------------------
 
 
@@ -418,9 +422,16 @@ def forge_result(task: OperatorTask) -> None:
             (folder / "part").write_bytes(b"12345")
             (folder / "unreported").write_bytes(b"12345")
             (folder / "unreported folder").mkdir()
-    body = json.dumps({"type": "Done", "events": [], "outputs": task.config["outputs"]}).encode()
+    events = task.config.get("events", [])
+    body = json.dumps({"type": "Done", "events": events, "outputs": task.config["outputs"]}).encode()
     frame = struct.pack(">I", len(body)) + body
     os.write(CHANNEL, frame * task.config.get("times", 1))
+    os._exit(0)
+
+
+def forge_failure(task: OperatorTask) -> None:
+    body = json.dumps({"type": "Failed", "error": task.config}).encode()
+    os.write(CHANNEL, struct.pack(">I", len(body)) + body)
     os._exit(0)
 
 

@@ -378,7 +378,8 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
             "no output 'not_declared'; the job declares rows",
         ),
         ("returns_nonsense", {}, "operator.result_invalid", "object cannot be written as rows"),
-        ("unencodable_result", {}, "operator.result_invalid", "cannot be written as JSON"),
+        ("unencodable_result", {}, "operator.result_invalid", "an event is not well formed"),
+        ("raises_strange_text", {}, "operator.raised", "\\0 and \\ud800"),
     ],
 )
 async def test_every_way_to_die_has_a_stable_code(
@@ -402,14 +403,10 @@ async def test_the_environment_holds_five_names_and_no_token(sandbox: Sandbox) -
 
 async def test_no_descriptor_is_inherited(sandbox: Sandbox, inherited: int) -> None:
     control = "import os, sys; print(os.pread(int(sys.argv[1]), 100, 0))"
-    unconfined = subprocess.run(
-        [sys.executable, "-c", control, str(inherited)],
-        close_fds=False,
-        capture_output=True,
-        text=True,
-        check=True,
+    unconfined = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", control, str(inherited)), close_fds=False, stdout=asyncio.subprocess.PIPE
     )
-    assert SECRET in unconfined.stdout
+    assert SECRET.encode() in (await unconfined.communicate())[0]
     looked = await attack(sandbox, "look_at_descriptors")
     assert sorted(map(int, looked.told["descriptors"])) == [0, 1, 2, 3]
 
@@ -473,12 +470,17 @@ def _look_as_other_user(pid: int) -> str:
         return pipe.read()
 
 
-async def test_no_other_process_can_be_traced(sandbox: Sandbox, victim: subprocess.Popen[bytes]) -> None:
-    with Path(f"/proc/{victim.pid}/maps").open() as maps:
-        address = int(maps.readline().split("-")[0], 16)
-    with Path(f"/proc/{victim.pid}/mem").open("rb") as memory:
+def _readable_address(pid: int) -> int:
+    """Where a process has memory that its own user can read."""
+    address = int(Path(f"/proc/{pid}/maps").read_text().split("-")[0], 16)
+    with Path(f"/proc/{pid}/mem").open("rb") as memory:
         memory.seek(address)
-        assert memory.read(8)
+        assert len(memory.read(8)) == 8
+    return address
+
+
+async def test_no_other_process_can_be_traced(sandbox: Sandbox, victim: subprocess.Popen[bytes]) -> None:
+    address = _readable_address(victim.pid)
     tried = await attack(sandbox, "trace", config={"pids": [victim.pid, os.getpid()], "address": address})
     assert len(tried.told["outcomes"]) == 3
     for outcome in tried.told["outcomes"].values():
@@ -801,14 +803,14 @@ async def test_garbage_on_the_channel_is_an_invalid_result(sandbox: Sandbox, raw
 @pytest.mark.parametrize(
     ("arrange", "file", "part"),
     [
-        (None, {"name": "../../../../etc/passwd", "rows": 1, "bytes": 1}, "impossible file"),
-        (None, {"name": "..", "rows": 1, "bytes": 1}, "impossible file"),
+        (None, {"name": "../../../../etc/passwd", "rows": 1, "bytes": 1}, "not a frame of a child"),
+        (None, {"name": "..", "rows": 1, "bytes": 1}, "not a frame of a child"),
         (None, {"name": "missing", "rows": 1, "bytes": 1}, "cannot be opened"),
-        (None, {"name": "nul\0", "rows": 1, "bytes": 1}, "cannot be opened"),
+        (None, {"name": "nul\0", "rows": 1, "bytes": 1}, "not a frame of a child"),
         ("symlink", {"name": "part", "rows": 1, "bytes": 1}, "cannot be opened"),
         ("fifo", {"name": "part", "rows": 1, "bytes": 0}, "not a plain file"),
         ("extra", {"name": "part", "rows": 1, "bytes": 4}, "not the reported 4"),
-        ("extra", {"name": "part", "rows": -1, "bytes": 5}, "impossible file"),
+        ("extra", {"name": "part", "rows": -1, "bytes": 5}, "not a frame of a child"),
     ],
 )
 async def test_a_forged_file_is_refused(
@@ -830,6 +832,35 @@ async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sand
     repeated = await attack(sandbox, "forge_result", config={"outputs": [], "times": 2})
     assert repeated.code == "operator.result_invalid"
     assert "after the result" in repeated.message
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"output_index": 1, "scope": {"cursor": 1}, "kind": "data", "emission": ""},
+        {"output_index": 0, "scope": {"cursor": 1, "start": 1}, "kind": "data", "emission": ""},
+        {"output_index": 0, "scope": {"partition_key": "p"}, "kind": "data", "emission": ""},
+        {"output_index": 0, "scope": {"cursor": 2**64}, "kind": "data", "emission": ""},
+        {"output_index": 0, "scope": {"cursor": 1}, "kind": "gossip", "emission": ""},
+        {"output_index": 0, "scope": {"cursor": 1}, "kind": "data", "emission": "nul\0"},
+        {
+            "output_index": 0,
+            "scope": {"cursor": 1},
+            "kind": "data",
+            "emission": "",
+            "dataset_uuid": "other's",
+        },
+    ],
+)
+async def test_a_forged_event_is_refused(sandbox: Sandbox, event: dict[str, Any]) -> None:
+    forged = await run(sandbox, "forge_result", config={"outputs": [], "events": [event]})
+    assert forged.code == "operator.result_invalid"
+
+
+async def test_an_operator_cannot_speak_for_the_platform(sandbox: Sandbox) -> None:
+    forged = await run(sandbox, "forge_failure", config={"code": "sandbox.lost", "message": "x" * 100_000})
+    assert forged.code == "operator.raised"
+    assert len(forged.message) == 8000
 
 
 async def test_what_was_not_reported_does_not_stay(sandbox: Sandbox, lake: Path) -> None:
@@ -882,8 +913,9 @@ async def test_a_refused_event_raises_in_the_source(sandbox: Sandbox) -> None:
         raise PlatformError("task.stale", "somebody else runs this task now")
 
     refused = await run(sandbox, "source", config={"count": 1}, on_events=refuse)
-    assert refused.code == "task.stale"
-    assert refused.message == "somebody else runs this task now"
+    assert refused.result.error is not None
+    assert (refused.code, refused.result.error.type) == ("operator.raised", "EmitRefused")
+    assert refused.message == "task.stale: somebody else runs this task now"
 
 
 # --- when the sandbox itself is hit ------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ("traceplane",)) 
             yield " ".join((*path, name)), command
 
 
-@pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "command"), [*commands()], ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_is_documented_with_its_options(name: str, command: click.Command) -> None:
     section = sections(page("reference/cli.md"))[name]
     for parameter in command.params:
@@ -153,7 +153,7 @@ def called() -> Iterator[tuple[str, str]]:
                     yield name_of(path), re.sub(r"\$\(.*", "", call).strip()
 
 
-@pytest.mark.parametrize(("where", "line"), called())
+@pytest.mark.parametrize(("where", "line"), [*called()])
 def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str) -> None:
     command: click.Command = cli
     known = {opt for parameter in cli.params for opt in parameter.opts} | {"-h", "--help"}
@@ -358,7 +358,7 @@ def dags() -> Iterator[tuple[str, str]]:
                 yield name_of(path), block
 
 
-@pytest.mark.parametrize(("where", "text"), dags())
+@pytest.mark.parametrize(("where", "text"), [*dags()])
 def test_dags_in_the_docs_parse(where: str, text: str) -> None:
     assert spec.parse(text, where, known_runtimes=frozenset(DEFAULT_RUNTIMES)).jobs
 

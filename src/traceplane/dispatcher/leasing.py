@@ -8,7 +8,7 @@ or none of it; repeating the call answers the same and changes nothing.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -116,13 +116,20 @@ class Leasing:
     # Claim -----------------------------------------------------------------------------------------
 
     async def claim(self, claims: Sequence[Claim]) -> list[ClaimResponse]:
-        """Claims for several workers in one transaction."""
-
+        """Claims for several workers in one transaction; of two that want the same task the first gets it."""
+        wanted: dict[tuple[UUID, str], tuple[UUID, int, str, str]] = {}
+        for number, c in enumerate(claims):
+            for task_id in c.task_ids:
+                wanted.setdefault((task_id, c.runtime), (task_id, number, c.worker_id, c.runtime))
         async with self._database.transaction("claim") as tx:
-            return [await self._claim_one(tx, c) for c in claims]
+            given: defaultdict[int, list[tasks.Claimed]] = defaultdict(list)
+            for number, claimed in await tasks.claim(tx, list(wanted.values())):
+                given[number].append(claimed)
+            return [await self._claim_answer(tx, c, given[number]) for number, c in enumerate(claims)]
 
-    async def _claim_one(self, tx: Transaction, claim: Claim) -> ClaimResponse:
-        claimed = await tasks.claim(tx, claim.task_ids, claim.worker_id, claim.runtime)
+    async def _claim_answer(
+        self, tx: Transaction, claim: Claim, claimed: Sequence[tasks.Claimed]
+    ) -> ClaimResponse:
         entries = await self._job_entries(tx, {(c.job_id, c.revision) for c in claimed})
         reading = [c.task_id for c in claimed if entries[c.job_id].reads_files]
         files = await commits.input_files(tx, reading) if reading else {}
@@ -158,12 +165,14 @@ class Leasing:
         )
 
     async def _job_entries(self, tx: Transaction, wanted: set[tuple[UUID, int]]) -> dict[UUID, _JobEntry]:
-        unknown = [key[0] for key in wanted if key not in self._jobs]
+        found = {key[0]: self._jobs[key] for key in wanted if key in self._jobs}
+        unknown = [job_id for job_id, _ in wanted if job_id not in found]
         if unknown:
+            # A deploy may have come in between: the entry is then of a later revision than the one asked for.
             for row in await registry.job_payloads(tx, unknown):
-                self._jobs[row["job_id"], row["revision"]] = _job_entry(row)
+                found[row["job_id"]] = self._jobs[row["job_id"], row["revision"]] = _job_entry(row)
                 self._job_names[row["job_id"]] = row["name"]
-        return {key[0]: self._jobs[key] for key in wanted}
+        return found
 
     async def fetch(self, fence: tasks.Fence) -> FetchResponse:
         """The task again, for a holder that lost the answer to its claim."""

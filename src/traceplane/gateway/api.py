@@ -112,7 +112,7 @@ class PublicApi:
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
         dag = await self._parse(call.body)
         async with self._database.transaction() as tx:
-            prepared = await apply.prepare(tx, call.principal.org, dag)
+            prepared = await apply.prepare(tx, call.principal.org, dag, self._settings.runtimes)
         return PlanResponse(
             dag=dag.name,
             noop=prepared.plan.is_noop,
@@ -127,6 +127,7 @@ class PublicApi:
             self._database,
             call.principal.org,
             dag,
+            runtimes=self._settings.runtimes,
             window=self._settings.dispatch_window,
             expect_version=call.body.expect_version,
         )

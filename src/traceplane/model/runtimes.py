@@ -43,9 +43,11 @@ class Runtime:
     target: str | None = None
     """What the invoker calls: a URL, a command, or a function's name."""
     image: str | None = None
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset({"reactive"})
+    """reactive: runs tasks of events. source: runs always-on sources."""
     limits: Limits = field(default_factory=Limits)
     heartbeat_seconds: float = 10.0
+    """A worker is heard of at least this often, and at least three times per lease."""
     network: bool = True
 
 

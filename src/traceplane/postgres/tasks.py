@@ -70,9 +70,10 @@ _STAGES = {"queued": 0, "dispatched": 1, "running": 1, "completed": 2, "canceled
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
 
 
-async def claim(tx: Transaction, task_ids: Sequence[UUID], worker_id: str, runtime: str) -> list[Claimed]:
-    rows = await tx.rows(_SQL["claim"], task_ids, worker_id, runtime)
-    return [Claimed(*(r[name] for name in _CLAIMED)) for r in rows]
+async def claim(tx: Transaction, wanted: Sequence[tuple[UUID, int, str, str]]) -> list[tuple[int, Claimed]]:
+    """Leases for (task, claim, worker, runtime); each answer names the claim that it belongs to."""
+    rows = await tx.rows(_SQL["claim"], *([w[n] for w in wanted] for n in range(4)))
+    return [(r["claim"], Claimed(*(r[name] for name in _CLAIMED))) for r in rows]
 
 
 async def why_not_claimed(tx: Transaction, task_ids: Sequence[UUID], runtime: str) -> dict[UUID, str]:

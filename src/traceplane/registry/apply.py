@@ -9,13 +9,14 @@ here rather than done by halves. Its place is clear: generations exist, each ver
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
-from traceplane.model.dag import Dag, Job
-from traceplane.model.runtimes import DISPATCHER_OPERATORS
+from traceplane.model.dag import Dag, Job, SourceKind
+from traceplane.model.runtimes import DISPATCHER_OPERATORS, Runtime
 from traceplane.postgres import registry, tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.events import notify_dispatchers
@@ -41,7 +42,7 @@ class Done:
     text: str
 
 
-async def prepare(tx: Transaction, org: str, dag: Dag) -> Prepared:
+async def prepare(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> Prepared:
     row = await registry.active_version(tx, org, dag.name)
     deployed = None
     if row is not None:
@@ -54,13 +55,13 @@ async def prepare(tx: Transaction, org: str, dag: Dag) -> Prepared:
     fingerprints = fingerprint.job_fingerprints(dag, code_hash=fingerprint.no_code_hash)
     definitions = fingerprint.definition_fingerprints(dag, code_hash=fingerprint.no_code_hash)
     steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
-    refusal = _refused_jobs(dag) or _refused_rebuild(steps) or await _refused_datasets(tx, org, dag)
+    refusal = _refused_jobs(dag, runtimes) or _refused_rebuild(steps) or await _refused_datasets(tx, org, dag)
     return Prepared(
         steps, render(steps), deployed.version if deployed else None, fingerprints, definitions, refusal
     )
 
 
-def _refused_jobs(dag: Dag) -> UserError | None:
+def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     for job in dag.jobs:
         if job.runtime == "dispatcher" and job.operator not in DISPATCHER_OPERATORS:
             return InvalidInput(
@@ -68,6 +69,15 @@ def _refused_jobs(dag: Dag) -> UserError | None:
                 f"job {job.name}: the dispatcher cannot run this operator",
                 value=job.operator,
                 next_step=f"use one of {', '.join(sorted(DISPATCHER_OPERATORS))}, or another runtime",
+            )
+        needed = "source" if job.source and job.source.kind is SourceKind.ALWAYS_ON else "reactive"
+        if needed not in runtimes[job.runtime].capabilities:
+            able = sorted(name for name, runtime in runtimes.items() if needed in runtime.capabilities)
+            return InvalidInput(
+                "deploy.runtime_lacks_capability",
+                f"job {job.name}: its runtime cannot run {needed} jobs",
+                value=job.runtime,
+                next_step=f"use one of {', '.join(able)}, or give the runtime the capability {needed!r}",
             )
     return None
 
@@ -108,11 +118,17 @@ async def _refused_datasets(tx: Transaction, org: str, dag: Dag) -> UserError | 
 
 
 async def deploy(
-    database: Database, org: str, dag: Dag, *, window: int, expect_version: int | None = None
+    database: Database,
+    org: str,
+    dag: Dag,
+    *,
+    runtimes: Mapping[str, Runtime],
+    window: int,
+    expect_version: int | None = None,
 ) -> Done:
     async with database.transaction("deploy") as tx:
         dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
-        prepared = await prepare(tx, org, dag)
+        prepared = await prepare(tx, org, dag, runtimes)
         if expect_version is not None and expect_version != (prepared.deployed_version or 0):
             raise Conflict(
                 "deploy.version_moved",

@@ -25,7 +25,7 @@ class Assignment:
     """package.module:function, found on the code paths."""
     payload: Mapping[str, Any] = field(default_factory=dict)
     code_paths: tuple[Path, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     staging: Path | None = None
     """Unset: below the sandbox's own folder, gone when the sandbox closes."""
 

@@ -29,6 +29,7 @@ OnEvents = Callable[[list[dict[str, Any]]], Awaitable[None]]
 _DISK_CHECK_SECONDS = 0.5
 _KILL_PATIENCE_SECONDS = 15.0
 _NEARLY_ALL_MEMORY = 0.7
+_LONGEST_TEXT = 8_000
 
 
 class Execution:
@@ -132,14 +133,22 @@ class Execution:
                 self._started_ns = monotonic_ns
             case frames.Events(batch, events):
                 await self._accept(batch, events)
-            case frames.Done() | frames.Failed():
+            case frames.Done(_, events):
+                self._check_events(events)
+                self._outcome = frame
+            case frames.Failed():
                 self._outcome = frame
 
-    async def _accept(self, batch: int, events: list[dict[str, Any]]) -> None:
+    def _check_events(self, events: list[frames.EmittedEvent]) -> None:
+        if any(event.output_index >= len(self._folders.outputs) for event in events):
+            raise FrameInvalid("an event of an output that does not exist")
+
+    async def _accept(self, batch: int, events: list[frames.EmittedEvent]) -> None:
         if self._on_events is None:
             raise FrameInvalid("events from a task that is not a source")
+        self._check_events(events)
         try:
-            await self._on_events(events)
+            await self._on_events([event.as_dict() for event in events])
         except TraceplaneError as error:
             await self._answer(frames.Refused(batch, error.code, error.message))
         except Exception as error:
@@ -183,7 +192,7 @@ class Execution:
             attempt=self._assign.attempt,
             status="ok" if error is None else "failed",
             outputs=outputs,
-            events=tuple(done.events) if done else (),
+            events=tuple(event.as_dict() for event in done.events) if done else (),
             error=error,
             log_tail=self._log.tail,
             start_seconds=self._start_seconds(),
@@ -208,7 +217,7 @@ class Execution:
         if exited.signal is not None:
             return self._killed(exited, exited.signal)
         if isinstance(self._outcome, frames.Failed):
-            return self._outcome.error
+            return _as_told(self._outcome.error)
         if self._outcome is None or exited.exit_code != 0:
             message = f"the operator's process ended with exit code {exited.exit_code} and without a result"
             return Failure(code="operator.exited", message=message, exit_code=exited.exit_code)
@@ -229,3 +238,26 @@ class Execution:
             hint = "out of memory on this machine, perhaps: nothing in the platform killed it"
         message = f"the operator's process was killed by {name}"
         return Failure(code="operator.killed", message=message, signal=name, hint=hint)
+
+
+def _as_told(error: Failure) -> Failure:
+    """A failure in the operator's own words: of its own kind, of bearable length, fit to be stored."""
+    known = error.code.startswith("operator.") or error.code in ("sandbox.setup_failed", "sandbox.breached")
+    return Failure(
+        code=_clip(error.code, 100) if known else "operator.raised",
+        message=_clip(error.message, _LONGEST_TEXT),
+        type=_clip_optional(error.type, 200),
+        traceback=_clip_optional(error.traceback, _LONGEST_TEXT),
+        file=_clip_optional(error.file, 1000),
+        line=error.line if error.line is None or 0 <= error.line < 2**31 else None,
+        exit_code=error.exit_code if error.exit_code is None or abs(error.exit_code) < 2**31 else None,
+        hint=_clip_optional(error.hint, 1000),
+    )
+
+
+def _clip(text: str, length: int) -> str:
+    return text[:length].replace("\0", "\\0")
+
+
+def _clip_optional(text: str | None, length: int) -> str | None:
+    return None if text is None else _clip(text, length)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 import socket
 import struct
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -116,6 +116,44 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}$")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}$")]
+Name = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00]+$")]
+Emission = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00]*$")]
+
+
+class EventScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A cursor, or a partition with both ends."""
+
+    cursor: Position | None = None
+    partition_key: Name | None = None
+    start: Position | None = None
+    end: Position | None = None
+
+    def __post_init__(self) -> None:
+        is_cursor = self.cursor is not None
+        bounds = (self.partition_key, self.start, self.end)
+        if (
+            any(bound is not None for bound in bounds)
+            if is_cursor
+            else any(bound is None for bound in bounds)
+        ):
+            raise ValueError("a scope is either a cursor or a partition_key with start and end")
+
+
+class EmittedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    output_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    scope: EventScope
+    kind: Literal["data", "invalidation"]
+    emission: Emission
+
+    def as_dict(self) -> dict[str, Any]:
+        body: dict[str, Any] = msgspec.to_builtins(self)
+        return body
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """The operator is about to be called; the time is the system-wide monotonic clock."""
 
@@ -123,25 +161,25 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
-    batch: int
-    events: list[dict[str, Any]]
+    batch: Count
+    events: list[EmittedEvent]
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    name: str
-    rows: int
-    bytes: int
+    name: FileName
+    rows: Count
+    bytes: Count
 
 
 class WrittenOutput(msgspec.Struct, frozen=True):
     name: str
     files: list[WrittenFile]
-    schema_hash: str | None
+    schema_hash: Digest | None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     outputs: list[WrittenOutput]
-    events: list[dict[str, Any]]
+    events: list[EmittedEvent]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

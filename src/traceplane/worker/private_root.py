@@ -2,10 +2,11 @@
 
 The fork server makes a template once, and each slot raises a small tmpfs root from it. A child copies
 the slot's mounts while it still waits for work, binds the task's paths into its copy when the work
-arrives, and enters it; afterwards the slot removes the empty mount points. Paths keep their names, so a path in a payload or a traceback means the same on both
-sides; only the temporary folder moves, to /tmp. Everything is read-only except /tmp, the output
-folders and /dev/null. Folders above a bound path are made fresh and passable, so an interpreter
-below a private home directory still works for an unprivileged uid.
+arrives, and enters it; afterwards the slot removes the empty mount points. Paths keep their names, so
+a path in a payload or a traceback means the same on both sides; only the temporary folder moves, to
+/tmp. Everything is read-only except /tmp, the output folders and /dev/null. Folders above a bound path
+are made fresh and passable, so an interpreter below a private home directory still works for an
+unprivileged uid.
 
 A child that cannot build its root fails before any user code is loaded.
 """

@@ -108,7 +108,7 @@ def rehearse() -> None:
     )
     _load(assignment.entrypoint)
     frames.encode(frames.Started(time.monotonic_ns()))
-    frames.encode(frames.Done(_written(task), task.emitted))
+    frames.encode(frames.Done(_written(task), as_events(task.emitted)))
 
 
 def _confine(
@@ -150,11 +150,12 @@ def _outcome(
     try:
         connection.sendall(frames.encode(frames.Started(time.monotonic_ns())))
         task.write_returned(operator(task))
-        return frames.Done(_written(task), task.emitted)
+        return frames.Done(_written(task), as_events(task.emitted))
     except SystemExit as error:
         return frames.Failed(_exited(error))
     except OperatorError as error:
-        return frames.Failed(describe(error.code, error, code_paths))
+        code = error.code if error.code.startswith(("operator.", "sandbox.")) else "operator.raised"
+        return frames.Failed(describe(code, error, code_paths))
     except BaseException as error:
         return frames.Failed(describe("operator.raised", error, code_paths))
 
@@ -190,6 +191,13 @@ def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
     ]
 
 
+def as_events(events: list[Event]) -> list[frames.EmittedEvent]:
+    try:
+        return msgspec.convert(events, list[frames.EmittedEvent])
+    except msgspec.ValidationError as error:
+        raise OperatorError("operator.result_invalid", f"an event is not well formed: {error}") from None
+
+
 def _exited(error: SystemExit) -> Failure:
     code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     message = f"the operator called sys.exit({error.code!r}) instead of returning"
@@ -219,7 +227,7 @@ def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Fa
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)[:_MAX_TEXT]
+        return str(error)[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except BaseException:  # the operator's own __str__ may raise
         return "(its message could not be read)"
 
@@ -258,7 +266,7 @@ class EventStream:
 
     def push(self, event: Event, wait: bool) -> None:
         batch, self._next = self._next, self._next + 1
-        self._connection.sendall(frames.encode(frames.Events(batch, [event])))
+        self._connection.sendall(frames.encode(frames.Events(batch, as_events([event]))))
         self._take_answers(until=batch if wait else None)
 
     def _take_answers(self, until: int | None) -> None:
@@ -270,7 +278,7 @@ class EventStream:
             answer = _answers.decode(body)
             self._acknowledged = answer.batch
             if isinstance(answer, frames.Refused):
-                raise EmitRefused(answer.code, answer.message)
+                raise EmitRefused(answer.code, f"{answer.code}: {answer.message}")
 
     def _answer_waits(self) -> bool:
         try:

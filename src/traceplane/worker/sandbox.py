@@ -368,12 +368,17 @@ class Sandbox:
     async def _remove(self) -> None:
         while self._removals:
             batch = list(self._removals)
-            await asyncio.to_thread(lambda: [remove() for remove in batch])
+            await asyncio.to_thread(_call_each, batch)
             del self._removals[: len(batch)]
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _call_each(acts: list[Callable[[], None]]) -> None:
+    for act in acts:
+        act()
 
 
 def _lost_before_start(result: RunResult) -> bool:

@@ -55,7 +55,8 @@ class Child:
 
     async def _receive(self, count: int) -> bytes:
         """`count` bytes; nothing if the stream ended before the first, FrameInvalid if in between."""
-        loop, parts, missing = asyncio.get_running_loop(), [], count
+        loop, missing = asyncio.get_running_loop(), count
+        parts: list[bytes] = []
         while missing:
             try:
                 part = await loop.sock_recv(self._channel, min(missing, _READ_SIZE))
@@ -130,7 +131,7 @@ class LogReader:
             self._hand_on(line)
 
     def _hand_on(self, raw: bytes) -> None:
-        line = raw[:_LONGEST_LINE].decode("utf-8", "replace")
+        line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
         self._tail.append(line)
         self._tail_bytes += len(line) + 1
         while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:

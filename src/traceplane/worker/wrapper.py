@@ -317,7 +317,7 @@ class Wrapper:
             now = time.monotonic()
             due = [held for held in self._held.values() if held.next_beat <= now]
             for held in due:
-                held.next_beat = now + held.job.lease_seconds / 3
+                held.next_beat = now + min(self._runtime.heartbeat_seconds, held.job.lease_seconds / 3)
             if due:
                 await self._beat(due)
 

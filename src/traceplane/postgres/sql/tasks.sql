@@ -4,14 +4,16 @@
 
 -- name: claim
 -- dispatched -> running, once: of two claims of one task the second waits for the first and then finds it gone.
--- The subselect reads the ids in order, so that two claims take their rows in the same order.
+-- The subselect reads the ids in order, so that two calls take their rows in the same order; for the same reason
+-- one statement serves all the claims of a group.
 update tasks t
 set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
-    lease_expires_at = tp_now() + j.lease, worker_id = $2, started_at = tp_now(), progress = null
-from (select unnest($1::uuid[]) as task_id order by 1 offset 0) w, jobs j
-where t.task_id = w.task_id and t.state = 'dispatched' and j.job_id = t.job_id and j.runtime = $3
+    lease_expires_at = tp_now() + j.lease, worker_id = w.worker_id, started_at = tp_now(), progress = null
+from (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::text[]) as w (task_id, claim, worker_id, runtime)
+      order by task_id offset 0) w, jobs j
+where t.task_id = w.task_id and t.state = 'dispatched' and j.job_id = t.job_id and j.runtime = w.runtime
 returning t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
-          t.range_start, t.range_end, t.traceparent, t.created_at, j.revision
+          t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, w.claim
 
 -- name: why_not_claimed
 -- The reason a claim was refused, for each task that was not given.
@@ -165,7 +167,8 @@ with gates as materialized (
   where g.free > 0
 ), moved as (
   update tasks t set state = 'dispatched', dispatched_at = tp_now(), resends = 0
-  from picked p where t.task_id = p.task_id and p.nth = 1 and t.stage = 0
+  from (select task_id, runtime from picked where nth = 1 order by task_id offset 0) p
+  where t.task_id = p.task_id and t.stage = 0
   returning t.task_id, p.runtime
 ), sent as (
   insert into outbox (runtime, task_ids)
@@ -242,9 +245,13 @@ returning t.task_id, t.state
 
 -- name: retry
 -- A dead or canceled task gets a fresh set of attempts under its own id.
+with chosen as materialized (
+  select task_id from tasks where task_id = any($1::uuid[])
+    and state in ('dead', 'canceled') order by task_id for no key update
+)
 update tasks t set state = 'queued', cancel_requested = false, finished_at = null, ready_at = tp_now(),
   granted_attempts = t.attempt, lease_token = null
-where t.task_id = any($1::uuid[]) and t.state in ('dead', 'canceled')
+from chosen c where t.task_id = c.task_id
 returning t.task_id
 
 -- name: list
