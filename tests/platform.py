@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -40,6 +41,11 @@ FAST = {
     "TRACEPLANE_REAP_GRACE_SECONDS": "0.5",
     "TRACEPLANE_LOG_LEVEL": "info",
 }
+
+
+def _die_with_parent() -> None:
+    """A test run that is killed leaves no process behind (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def free_port() -> int:
@@ -82,6 +88,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -142,7 +143,7 @@ async def account(platform: Platform, emitted: int, kills: Counter[str]) -> None
     root = platform.folder / "objects"
     data: dict[str, list[dict]] = {}
     for row in rows:
-        for file in row["files"]:
+        for file in json.loads(row["files"]):
             data.setdefault(row["dataset_id"], []).extend(parquet.read_table(root / file["path"]).to_pylist())
     assert data["mid"] == [{"position": n} for n in range(emitted)]
     assert data["out"] == [{"position": n, "plus_one": n + 1} for n in range(emitted)]

@@ -81,6 +81,7 @@ async def together(*calls: Awaitable[object]) -> None:
 
 async def running(plane: ControlPlane, dataset: str, start: int, count: int = TASKS) -> list[Held]:
     await plane.emit(dataset, range(start, start + count))
+    await plane.valve.run_once()
     return await plane.claim(await plane.send())
 
 
@@ -144,7 +145,6 @@ async def test_the_valve_against_reports_cancellations_and_retries(planes: tuple
             b.heartbeat(*held[::-1]),
             a.fail(*held[::-1]),
         )
-        await together(a.relay.run_once(), b.relay.run_once())
         ids = await a.tasks("one")
         await together(a.cancel(*ids), b.cancel(*ids[::-1]))
 

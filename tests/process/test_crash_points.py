@@ -138,7 +138,7 @@ jobs:
   operator: python
   outputs: [{{{{dataset: {{dag}}.in}}}}]
   config: {{{{entrypoint: "recovery:few_ticks", ticks: {EVENTS}, output: {{dag}}.in}}}}
-- name: copy
+- name: copy_ticks
   runtime: python
   operator: python
   inputs: [{{{{from: {{{{job: ticks}}}}}}}}]
@@ -383,17 +383,19 @@ async def source_speaks(crash: Crash) -> None:
     crash.first = 0
     await crash.arm()
     await crash.platform.deploy(TICKS.format(dag=crash.dag))
-    await crash.strike()
-    done = "select count(*) from mine where job = 'copy' and state = 'completed'"
-    await until(
-        lambda: crash.platform.value(f"{MINE} select ({done}) = {EVENTS}", crash.dag, 0, EVENTS),
-        what="all ticks copied",
-    )
+    done = "select count(*) from mine where job = 'copy_ticks' and state = 'completed'"
+    try:
+        await crash.strike()
+        await until(
+            lambda: crash.platform.value(f"{MINE} select ({done}) = {EVENTS}", crash.dag, 0, EVENTS),
+            what="all ticks copied",
+        )
+    finally:
+        await crash.platform.deploy(SMALL.format(dag=crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x."))
+        crash.world.retired_sources += 1
+    await settle(crash.platform)
     assert await crash.platform.value(MINE + TRACES["events"], crash.dag, 0, EVENTS) == EVENTS
     assert await crash.platform.value(MINE + TRACES["source_monitor"], crash.dag, 0, EVENTS) == 1
-    await crash.platform.deploy(SMALL.format(dag=crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x."))
-    crash.world.retired_sources += 1
-    await settle(crash.platform)
     assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
 
 

@@ -51,6 +51,9 @@ AS_ROOT = os.geteuid() == 0
 OTHER_UID = 60_715
 
 
+whatever_the_layers = pytest.mark.skipif(IN_A_WAY_OF_CONFINING, reason="it does not depend on the layers")
+
+
 @dataclass
 class Run:
     """A finished attack: its result, what it told, and what it logged."""
@@ -175,6 +178,7 @@ async def test_says_which_layers_hold_and_why_others_do_not(sandbox: Sandbox) ->
     assert isolation.has(LANDLOCK) == (isolation.landlock_abi > 0)
 
 
+@whatever_the_layers
 async def test_refuses_to_start_where_tasks_could_read_each_other() -> None:
     too_weak = frozenset({LANDLOCK, NAMESPACES})
     with pytest.raises(PlatformError) as refusal:
@@ -183,6 +187,7 @@ async def test_refuses_to_start_where_tasks_could_read_each_other() -> None:
     assert "switched off by the settings" in refusal.value.message
 
 
+@whatever_the_layers
 async def test_runs_where_it_is_weak_only_when_told_to() -> None:
     too_weak = frozenset({LANDLOCK, NAMESPACES, UID_SLOTS, SECCOMP})
     weak = await Sandbox.start(SandboxSettings(slots=1, disabled_layers=too_weak, allow_weak=True))
@@ -193,6 +198,7 @@ async def test_runs_where_it_is_weak_only_when_told_to() -> None:
         await weak.close()
 
 
+@whatever_the_layers
 async def test_refuses_a_root_worker_that_cannot_change_its_uid() -> None:
     if not AS_ROOT:
         pytest.skip("needs root")
@@ -201,6 +207,7 @@ async def test_refuses_a_root_worker_that_cannot_change_its_uid() -> None:
     assert refusal.value.code == "sandbox.too_weak"
 
 
+@whatever_the_layers
 async def test_settings_name_what_is_wrong_with_them() -> None:
     with pytest.raises(InvalidInput, match="no such layer"):
         SandboxSettings(disabled_layers=frozenset({"landlok"}))
@@ -260,6 +267,7 @@ async def test_an_operator_reads_its_inputs_and_writes_its_outputs(sandbox: Sand
     assert second.result.start_seconds is not None
 
 
+@whatever_the_layers
 async def test_an_operator_is_told_of_its_task(sandbox: Sandbox, lake: Path) -> None:
     inputs = [{"name": "empty", "files": [], "where": {"ticker": "ACME"}}]
     payload = {"kind": "invalidation", "scope": {"cursor": 17}, "inputs": inputs}
@@ -290,12 +298,14 @@ async def test_sealed_outputs_belong_to_the_wrapper_and_are_read_only(sandbox: S
     assert path.parent.stat().st_uid == os.geteuid()
 
 
+@whatever_the_layers
 async def test_a_failed_attempt_leaves_no_files(sandbox: Sandbox, lake: Path) -> None:
     failed = await run(sandbox, "raises", staging=lake / "failed")
     assert failed.code == "operator.raised"
     await eventually(lambda: not (lake / "failed" / "0").exists())
 
 
+@whatever_the_layers
 async def test_an_output_folder_with_something_in_it_is_refused(sandbox: Sandbox, lake: Path) -> None:
     folder = lake / "occupied"
     folder.mkdir()
@@ -310,6 +320,7 @@ async def test_an_output_folder_with_something_in_it_is_refused(sandbox: Sandbox
 # --- how an operator can fail --------------------------------------------------------------------------
 
 
+@whatever_the_layers
 async def test_an_exception_is_reported_in_the_users_terms(sandbox: Sandbox) -> None:
     failed = await run(sandbox, "raises")
     error = failed.result.error
@@ -327,6 +338,7 @@ async def test_an_exception_is_reported_in_the_users_terms(sandbox: Sandbox) -> 
     assert "runner.py" not in error.traceback
 
 
+@whatever_the_layers
 @pytest.mark.parametrize(
     ("entrypoint", "code", "part"),
     [
@@ -358,6 +370,7 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
         assert failed.result.error.line == 1
 
 
+@whatever_the_layers
 @pytest.mark.parametrize(
     ("operator", "config", "code", "part"),
     [
@@ -420,6 +433,7 @@ async def test_no_other_process_can_be_looked_into(sandbox: Sandbox, victim: sub
     assert looked.told["tried"] >= len(pids) - 1
 
 
+@whatever_the_layers
 async def test_the_wrapper_is_closed_to_its_own_user() -> None:
     """Without any sandbox, a process of the same uid cannot look into a protected one."""
     outcomes = []
@@ -666,13 +680,13 @@ async def test_a_fork_bomb_is_bounded_and_swept_up(sandbox: Sandbox) -> None:
 
 
 async def test_a_fork_bomb_that_never_rests_is_killed(sandbox: Sandbox) -> None:
-    bombed = await attack(sandbox, "relentless_fork_bomb", limits=Limits(processes=40), timeout=0.5)
+    bombed = await attack(sandbox, "relentless_fork_bomb", limits=Limits(processes=40), timeout=1.0)
     assert bombed.code == "operator.timeout"
     assert bombed.result.leftovers
 
 
 async def test_memory_is_bounded(sandbox: Sandbox) -> None:
-    hogged = await attack(sandbox, "hog_memory", limits=Limits(memory_bytes=1 << 30))
+    hogged = await attack(sandbox, "hog_memory", limits=Limits(memory_bytes=400 << 20))
     assert hogged.result.error is not None
     assert (hogged.code, hogged.result.error.type) == ("operator.raised", "MemoryError")
     assert "out of memory" in str(hogged.result.error.hint)
@@ -684,6 +698,7 @@ async def test_shared_memory_is_bounded_too(sandbox: Sandbox) -> None:
     assert hogged.told["memfd"] == "EPERM"
 
 
+@whatever_the_layers
 async def test_disk_is_bounded(sandbox: Sandbox) -> None:
     filled = await attack(sandbox, "fill_disk", limits=Limits(disk_bytes=8 << 20))
     assert filled.code == "operator.killed"
@@ -693,6 +708,7 @@ async def test_disk_is_bounded(sandbox: Sandbox) -> None:
     assert "File too large" in filled.message
 
 
+@whatever_the_layers
 async def test_processor_time_is_bounded(sandbox: Sandbox) -> None:
     burned = await attack(sandbox, "burn", limits=Limits(cpu_seconds=1))
     assert burned.code == "operator.killed"
@@ -709,10 +725,15 @@ async def test_a_timeout_ends_whatever_resists(sandbox: Sandbox, operator: str) 
     assert time.monotonic() - began < 5
 
 
-async def test_a_timeout_is_first_told_politely(sandbox: Sandbox) -> None:
-    late = await run(sandbox, "heeds_polite_signals", timeout=0.3)
-    assert late.code == "operator.timeout"
-    assert late.told["leaving"] is True
+@whatever_the_layers
+async def test_a_task_is_first_told_politely(sandbox: Sandbox) -> None:
+    lines: list[str] = []
+    running = asyncio.create_task(sandbox.run(assignment("heeds_polite_signals"), on_log=lines.append))
+    await eventually(lambda: lines)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert lines == ['TELL {"waiting": true}', 'TELL {"leaving": true}']
 
 
 @pytest.mark.parametrize("ending", ["return", "timeout", "cancel"])
@@ -720,7 +741,7 @@ async def test_a_daemon_does_not_outlive_its_task(sandbox: Sandbox, ending: str)
     marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
     config = {"marker": marker, "seconds": 0.2 if ending == "return" else 100}
     running = asyncio.create_task(
-        run(sandbox, "daemonize", config=config, timeout=0.5 if ending == "timeout" else 100)
+        run(sandbox, "daemonize", config=config, timeout=1.5 if ending == "timeout" else 100)
     )
     await eventually(lambda: processes_with(marker))
     if ending == "cancel":
@@ -734,6 +755,7 @@ async def test_a_daemon_does_not_outlive_its_task(sandbox: Sandbox, ending: str)
     assert processes_with(marker) == []
 
 
+@whatever_the_layers
 async def test_cancelling_twice_still_waits_for_the_end(sandbox: Sandbox) -> None:
     marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
     running = asyncio.create_task(run(sandbox, "daemonize", config={"marker": marker, "seconds": 100}))
@@ -746,6 +768,7 @@ async def test_cancelling_twice_still_waits_for_the_end(sandbox: Sandbox) -> Non
     assert processes_with(marker) == []
 
 
+@whatever_the_layers
 async def test_a_flood_of_logs_is_cut_and_its_end_kept(sandbox: Sandbox) -> None:
     flooded = await attack(sandbox, "flood_log", config={"lines": 3000}, limits=Limits(log_bytes=100_000))
     assert flooded.code is None
@@ -756,6 +779,7 @@ async def test_a_flood_of_logs_is_cut_and_its_end_kept(sandbox: Sandbox) -> None
     assert len(flooded.result.log_tail) < 50_000
 
 
+@whatever_the_layers
 async def test_a_line_without_end_does_not_fill_the_wrapper(sandbox: Sandbox) -> None:
     flooded = await attack(sandbox, "flood_one_line", timeout=0.4, limits=Limits(log_bytes=100_000))
     assert flooded.code == "operator.timeout"
@@ -763,6 +787,7 @@ async def test_a_line_without_end_does_not_fill_the_wrapper(sandbox: Sandbox) ->
     assert len(flooded.result.log_tail) < 50_000
 
 
+@whatever_the_layers
 async def test_a_result_that_is_too_large_is_refused(sandbox: Sandbox) -> None:
     large = await attack(sandbox, "large_result", config={"events": 2000}, limits=Limits(result_bytes=50_000))
     assert large.code == "operator.result_invalid"
@@ -771,12 +796,13 @@ async def test_a_result_that_is_too_large_is_refused(sandbox: Sandbox) -> None:
 
 async def test_folders_too_deep_for_python_are_removed(sandbox: Sandbox, lake: Path) -> None:
     assert (await attack(sandbox, "deep_folders")).code is None
-    await eventually(lambda: not any((sandbox.folder / "runs").iterdir()))
+    await eventually(lambda: not any(sandbox.folder.glob("runs/*/tmp/d")))
 
 
 # --- lying ---------------------------------------------------------------------------------------------------
 
 
+@whatever_the_layers
 @pytest.mark.parametrize(
     ("raw", "part"),
     [
@@ -800,6 +826,7 @@ async def test_garbage_on_the_channel_is_an_invalid_result(sandbox: Sandbox, raw
     assert part in lied.message
 
 
+@whatever_the_layers
 @pytest.mark.parametrize(
     ("arrange", "file", "part"),
     [
@@ -824,6 +851,7 @@ async def test_a_forged_file_is_refused(
     assert secret_file.read_text().endswith(f'"{SECRET}"\n')
 
 
+@whatever_the_layers
 async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sandbox: Sandbox) -> None:
     outputs = [{"name": "someone else's", "schema_hash": None, "files": []}]
     forged = await attack(sandbox, "forge_result", config={"outputs": outputs})
@@ -834,6 +862,7 @@ async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sand
     assert "after the result" in repeated.message
 
 
+@whatever_the_layers
 @pytest.mark.parametrize(
     "event",
     [
@@ -857,12 +886,14 @@ async def test_a_forged_event_is_refused(sandbox: Sandbox, event: dict[str, Any]
     assert forged.code == "operator.result_invalid"
 
 
+@whatever_the_layers
 async def test_an_operator_cannot_speak_for_the_platform(sandbox: Sandbox) -> None:
     forged = await run(sandbox, "forge_failure", config={"code": "sandbox.lost", "message": "x" * 100_000})
     assert forged.code == "operator.raised"
     assert len(forged.message) == 8000
 
 
+@whatever_the_layers
 async def test_what_was_not_reported_does_not_stay(sandbox: Sandbox, lake: Path) -> None:
     outputs = [{"name": "rows", "schema_hash": None, "files": [{"name": "part", "rows": 1, "bytes": 5}]}]
     kept = await run(
@@ -875,6 +906,7 @@ async def test_what_was_not_reported_does_not_stay(sandbox: Sandbox, lake: Path)
 # --- sources ---------------------------------------------------------------------------------------------------
 
 
+@whatever_the_layers
 async def test_a_source_learns_that_its_event_was_accepted(sandbox: Sandbox) -> None:
     accepted: list[int] = []
     gate = asyncio.Event()
@@ -896,6 +928,7 @@ async def test_a_source_learns_that_its_event_was_accepted(sandbox: Sandbox) -> 
         await running
 
 
+@whatever_the_layers
 async def test_a_source_need_not_wait_and_loses_nothing(sandbox: Sandbox) -> None:
     accepted: list[int] = []
 
@@ -908,6 +941,7 @@ async def test_a_source_need_not_wait_and_loses_nothing(sandbox: Sandbox) -> Non
     assert accepted == list(range(500))
 
 
+@whatever_the_layers
 async def test_a_refused_event_raises_in_the_source(sandbox: Sandbox) -> None:
     async def refuse(events: list[dict[str, Any]]) -> None:
         raise PlatformError("task.stale", "somebody else runs this task now")
@@ -954,6 +988,7 @@ async def test_more_tasks_than_slots_wait_for_their_turn(sandbox: Sandbox) -> No
     assert [r.code for r in finished] == [None] * 12
 
 
+@whatever_the_layers
 async def test_a_payload_that_is_not_json_costs_no_slot(sandbox: Sandbox) -> None:
     for _ in range(6):
         with pytest.raises(TypeError):
@@ -973,33 +1008,21 @@ WAYS = {
 
 
 @pytest.mark.skipif(IN_A_WAY_OF_CONFINING or not AS_ROOT, reason="one level is enough, and it needs root")
-async def test_each_way_of_confining(tmp_path: Path) -> None:
-    limit = asyncio.Semaphore(3)
-
-    async def again(name: str, user: str, without: str) -> str | None:
-        async with limit:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                str(CODE / "run_as.py"),
-                user,
-                str(OTHER_UID),
-                *(
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "-p",
-                    "no:cacheprovider",
-                    "-q",
-                    "-x",
-                    str(Path(__file__).resolve()),
-                ),
-                env={"TRACEPLANE_TEST_SANDBOX_WITHOUT": without, "PATH": os.environ["PATH"]},
-                cwd=CODE.parents[1],
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-            output, _ = await process.communicate()
-            return None if process.returncode == 0 else f"as {name}:\n{output.decode()[-6000:]}"
-
-    failures = await asyncio.gather(*(again(name, *way) for name, way in WAYS.items()))
-    assert [failure for failure in failures if failure] == []
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_way_of_confining(way: str) -> None:
+    user, without = WAYS[way]
+    options = ("-x", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(CODE / "run_as.py"), user, str(OTHER_UID)),
+        *(sys.executable, "-m", "pytest", *options, str(CODE / "test_sandbox.py")),
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "TRACEPLANE_TEST_SANDBOX_WITHOUT": without,
+        },
+        cwd=CODE.parents[1],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()[-6000:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traceplane.postgres import tasks
-from traceplane.postgres.database import Database
+from traceplane.postgres.database import Database, again_if_concurrent
 from traceplane.runtime import Outcome
 
 _PER_JOB = 1000
@@ -25,6 +25,9 @@ class Valve:
         self._database = database
 
     async def run_once(self) -> Metered:
+        return await again_if_concurrent(self._meter)
+
+    async def _meter(self) -> Metered:
         async with self._database.transaction("valve") as tx:
             jobs = await tasks.waiting_jobs(tx, in_process=False)
             if not jobs:

@@ -141,7 +141,7 @@ for no key update of j skip locked
 
 -- name: dispatch
 -- Lets queued tasks pass the valve, oldest first, normal before backfill, as far as each job has room. The
--- jobs are locked (waiting_jobs), the tasks need not be: one that was canceled meanwhile is no longer stage 0.
+-- jobs are locked (waiting_jobs), the tasks need not be: one that was canceled meanwhile is no longer queued.
 with gates as materialized (
   select j.job_id, j.runtime, coalesce(h.level, 0) as held,
          coalesce(j.max_concurrency, j.dispatch_window)
@@ -168,7 +168,7 @@ with gates as materialized (
 ), moved as (
   update tasks t set state = 'dispatched', dispatched_at = tp_now(), resends = 0
   from (select task_id, runtime from picked where nth = 1 order by task_id offset 0) p
-  where t.task_id = p.task_id and t.stage = 0
+  where t.task_id = p.task_id and t.state = 'queued'
   returning t.task_id, p.runtime
 ), sent as (
   insert into outbox (runtime, task_ids)

@@ -1,0 +1,651 @@
+"""The life of a task under anything that can happen to it, against a model that is too simple to be wrong.
+
+Two dispatchers share one Postgres; workers claim, die, come back late and repeat themselves; the wake queue
+loses, repeats and reorders; the clock jumps. After every step the tables must equal the model, and in the end,
+whatever happened, everything accepted has been worked off: nothing lost, nothing stuck, no effect twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.control_plane import RESEND_AFTER_SECONDS, ControlPlane, Held, WakeUps, canceled, completed, failed
+from traceplane.task_api import Completion, EventOut, Scope
+
+LEASE_SECONDS = 30.0
+RETRY_SECONDS = (2.0, 60.0)  # half of the shortest pause, and the longest
+CONCURRENCY = {"metered": 2}
+MAX_ATTEMPTS = {"metered": 2, "open": 3, "last": 2, "batches": 5, "bulk": 1}
+READERS = {"in": {"metered", "open", "batches"}, "mid": {"last"}, "side": {"last"}, "ranges": {"bulk"}}
+WRITES = {"metered": "mid", "open": "side", "last": "end", "bulk": "bulk.out"}
+BATCH = 2
+DAG = f"""
+version: 1
+dag: machine
+defaults: {{lease: 30s, retry: {{base: 4s, max: 60s}}}}
+jobs:
+- {{name: numbers, activation: source, source: {{kind: manual}}, outputs: [{{dataset: in}}]}}
+- name: metered
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: in}}}}]
+  outputs: [{{dataset: mid}}]
+  config: {{entrypoint: "basic:copy"}}
+  max_attempts: {MAX_ATTEMPTS["metered"]}
+  scaling: {{max_concurrency: {CONCURRENCY["metered"]}}}
+- name: open
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: in}}}}]
+  outputs: [{{dataset: side}}]
+  config: {{entrypoint: "basic:copy"}}
+  max_attempts: {MAX_ATTEMPTS["open"]}
+- name: last
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: mid}}}}, {{from: {{dataset: side}}}}]
+  outputs: [{{dataset: end}}]
+  config: {{entrypoint: "basic:copy"}}
+  max_attempts: {MAX_ATTEMPTS["last"]}
+  max_queue_depth: 3
+- name: batches
+  runtime: dispatcher
+  operator: aggregator
+  inputs: [{{from: {{dataset: in}}}}]
+  outputs: [{{dataset: ranges}}]
+  config: {{size: {BATCH}}}
+  max_attempts: {MAX_ATTEMPTS["batches"]}
+- name: bulk
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: ranges}}}}]
+  outputs: [{{dataset: bulk.out}}]
+  config: {{entrypoint: "basic:copy"}}
+  max_attempts: {MAX_ATTEMPTS["bulk"]}
+"""
+
+FINISHED = {"completed", "dead", "canceled"}
+OUT = {"dispatched", "running"}
+EventKey = tuple[Any, str, str, str, str]
+"""producer, dataset, scope, kind, emission"""
+
+
+@dataclass
+class Task:
+    """What the model knows of a task."""
+
+    task_id: UUID
+    job: str
+    scope: str
+    state: str
+    attempt: int = 0
+    limit: int = 0
+    """With this many attempts it is used up."""
+    holder: UUID | None = None
+    """The lease whose word counts."""
+    answer: str | None = None
+    """What the holder's report was answered with."""
+    stop: bool = False
+    expires: float | None = None
+    ready: float = 0.0
+    effects: int = 0
+
+    def unheld(self) -> Task:
+        self.holder = self.answer = None
+        return self
+
+
+@dataclass
+class World:
+    """One loop, one database, two dispatchers; used by all examples, one after the other."""
+
+    url: str
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    wake_ups: WakeUps = field(default_factory=WakeUps)
+    planes: list[ControlPlane] = field(default_factory=list)
+
+    def __enter__(self) -> World:
+        self.runner.__enter__()
+        for _ in range(2):
+            plane = self.run(
+                ControlPlane.connect(self.url, wake_ups=self.wake_ups, connections=3, dispatch_window=4)
+            )
+            self.planes.append(plane)
+            if len(self.planes) == 1:
+                self.run(plane.set_clock(0))
+                self.run(plane.deploy(DAG))
+            self.run(plane.authority.refresh())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for plane in self.planes:
+            self.run(plane.database.close())
+        self.runner.__exit__(None, None, None)
+
+    def run(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(step)
+
+    def empty(self) -> None:
+        self.wake_ups.take()
+        self.wake_ups.down = False
+        self.run(self.planes[0].set_clock(0))
+        self.run(
+            self.planes[0].sql(
+                "truncate events, tasks, task_inputs, outbox, dataset_commits, generation_cursors,"
+                " aggregator_positions, job_pressure, job_holds"
+            )
+        )
+
+
+class TaskMachine(RuleBasedStateMachine):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.clock = 0.0
+        self.tasks: dict[UUID, Task] = {}
+        self.events: set[EventKey] = set()
+        self.leases: list[Held] = []
+        self.arrived: list[UUID] = []
+        """Wake-ups in the hands of workers that have not claimed yet."""
+        self.holds: dict[str, int] = {}
+
+    # The two dispatchers, and what is picked ------------------------------------------------------
+
+    def plane(self, second: bool) -> ControlPlane:
+        return self.world.planes[second]
+
+    def run(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return self.world.run(step)
+
+    def pick_leases(self, picks: list[int]) -> list[Held]:
+        return [self.leases[-1 - pick % len(self.leases)] for pick in picks]
+
+    def pick_tasks(self, picks: list[int]) -> list[Task]:
+        ids = sorted(self.tasks)
+        return [self.tasks[ids[pick % len(ids)]] for pick in picks]
+
+    @initialize()
+    def begin(self) -> None:
+        self.world.empty()
+
+    # Rules: what comes in -------------------------------------------------------------------------
+
+    @rule(
+        second=st.booleans(),
+        cursors=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+        emission=st.sampled_from(["", "", "b"]),
+        kind=st.sampled_from(["data", "data", "data", "invalidation"]),
+    )
+    def emit(self, second: bool, cursors: list[int], emission: str, kind: str) -> None:
+        keys: list[EventKey] = [("source", "in", f"c:{c}", kind, emission) for c in cursors]
+        new = set(keys) - self.events
+        answer = self.run(self.plane(second).emit("in", cursors, kind=kind, emission=emission))
+        assert (answer.accepted, answer.duplicates) == (len(new), len(keys) - len(new))
+        self.events |= new
+        self.adopt()
+
+    # Rules: the queue -----------------------------------------------------------------------------
+
+    @rule(second=st.booleans(), both=st.booleans())
+    def relay(self, second: bool, both: bool) -> None:
+        planes = self.world.planes if both else [self.plane(second)]
+        waiting = self.outbox()
+        self.run(_together(*(plane.relay.run_once() for plane in planes)))
+        sent = self.world.wake_ups.take()
+        if self.world.wake_ups.down:
+            assert not sent
+            assert self.outbox() == waiting
+        else:
+            assert Counter(sent) + self.outbox() == waiting
+            self.arrived += sent
+
+    @rule(down=st.booleans())
+    def queue_goes(self, down: bool) -> None:
+        self.world.wake_ups.down = down
+
+    @precondition(lambda self: self.arrived)
+    @rule(chance=st.randoms(use_true_random=False), lost=st.booleans())
+    def lose_repeat_reorder(self, chance: random.Random, lost: bool) -> None:
+        half = chance.sample(self.arrived, (len(self.arrived) + 1) // 2)
+        self.arrived = half if lost else [*self.arrived, *half]
+        chance.shuffle(self.arrived)
+
+    # Rules: workers -------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.arrived)
+    @rule(second=st.booleans(), count=st.integers(1, 5), both=st.booleans())
+    def claim(self, second: bool, count: int, both: bool) -> None:
+        ids = list(dict.fromkeys(self.arrived[:count]))
+        del self.arrived[:count]
+        planes = self.world.planes if both else [self.plane(second)]
+        answers = self.run(_together(*(plane.try_claim(ids) for plane in planes)))
+        given = [held for claimed, _ in answers for held in claimed]
+        expected = {task_id for task_id in ids if self.tasks[task_id].state == "dispatched"}
+        assert sorted(held.task_id for held in given) == sorted(expected)
+        for held in given:
+            task = self.tasks[held.task_id]
+            assert held.task.attempt == task.attempt + 1
+            task.state, task.attempt, task.answer = "running", held.task.attempt, None
+            task.holder, task.expires = held.task.lease_token, self.clock + LEASE_SECONDS
+        for claimed, refused in answers:
+            assert set(refused) == set(ids) - {held.task_id for held in claimed}
+            assert all(reason == self.tasks[task_id].state for task_id, reason in refused.items())
+        self.leases += given
+
+    @precondition(lambda self: self.leases)
+    @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=5))
+    def heartbeat(self, second: bool, picks: list[int]) -> None:
+        beats = self.pick_leases(picks)
+        expected: dict[tuple[UUID, UUID], str] = {}
+        for held in sorted(beats, key=lambda h: h.task_id):
+            fence = held.task_id, held.task.lease_token
+            if fence not in expected:
+                expected[fence] = self.expected_heartbeat(self.tasks[held.task_id], held)
+        answers = self.run(self.plane(second).heartbeat(*beats))
+        assert answers == [expected[held.task_id, held.task.lease_token] for held in beats]
+
+    def expected_heartbeat(self, task: Task, held: Held) -> str:
+        if task.holder != held.task.lease_token:
+            return "stale"
+        if task.state == "canceled" or task.stop:
+            return "canceled"
+        if task.answer is not None:
+            return "stale"
+        if task.state not in OUT:  # it was given up, yet lives: it goes on if there is room
+            out = [t for t in self.tasks.values() if t.job == task.job and t.state in OUT]
+            if len(out) >= CONCURRENCY.get(task.job, 10**9) or task.scope in {t.scope for t in out}:
+                return "stale"
+        task.state, task.expires = "running", self.clock + LEASE_SECONDS
+        return "ok"
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        second=st.booleans(),
+        said=st.lists(
+            st.tuples(
+                st.integers(0, 1000),
+                st.sampled_from(["completed", "completed", "failed", "hopeless", "canceled"]),
+            ),
+            min_size=1,
+            max_size=5,
+        ),
+    )
+    def report(self, second: bool, said: list[tuple[int, str]]) -> None:
+        leases = self.pick_leases([pick for pick, _ in said])
+        reports = [(held, _completion(held, word)) for held, (_, word) in zip(leases, said, strict=True)]
+        before = self.rows()
+        expected = [
+            self.expected_report(self.tasks[held.task_id], held, word)
+            for held, (_, word) in zip(leases, said, strict=True)
+        ]
+        assert self.run(self.plane(second).report(*reports)) == [answer for answer, _ in expected]
+        if not any(changes for _, changes in expected):
+            assert self.rows() == before
+        self.adopt()
+
+    @precondition(lambda self: self.leases)
+    @rule(second=st.booleans(), pick=st.integers(0, 3), word=st.sampled_from(["completed", "failed"]))
+    def worker_and_heartbeat_at_once(self, second: bool, pick: int, word: str) -> None:
+        """Whichever comes first: the report counts, and nothing is left half done."""
+        (held,) = self.pick_leases([pick])
+        task = self.tasks[held.task_id]
+        expected, _ = self.expected_report(task, held, word)
+        answer, beat = self.run(
+            _together(
+                self.plane(second).report((held, _completion(held, word))),
+                self.plane(not second).heartbeat(held),
+            )
+        )
+        if expected == "stale" or beat != ["stale"]:
+            assert answer == [expected]
+        self.adopt()
+
+    def expected_report(self, task: Task, held: Held, word: str) -> tuple[str, bool]:
+        """What the call is answered with, and whether it changes anything."""
+        if task.holder != held.task.lease_token:
+            return "stale", False
+        if task.answer is not None:  # a repetition; canceled since then is the only news
+            return ("canceled" if task.state == "canceled" else task.answer), False
+        if task.state == "canceled":
+            return "canceled", False
+        if task.stop or word == "canceled":
+            task.state, task.answer, task.stop = "canceled", "canceled", True
+        elif word == "completed":
+            task.state, task.answer = "completed", "committed"
+            task.effects += 1
+            self.events.add((task.task_id, WRITES[task.job], task.scope, "data", ""))
+        elif word == "hopeless" or task.attempt >= task.limit:
+            task.state, task.answer = "dead", "dead"
+        else:
+            task.state, task.answer = "queued", "retrying"
+        return task.answer, True
+
+    @precondition(lambda self: self.leases)
+    @rule(second=st.booleans(), pick=st.integers(0, 1000), number=st.integers(0, 1))
+    def emit_while_running(self, second: bool, pick: int, number: int) -> None:
+        (held,) = self.pick_leases([pick])
+        task = self.tasks[held.task_id]
+        key: EventKey = (task.task_id, WRITES[task.job], "c:9", "data", f"more-{number}")
+        event = EventOut(0, Scope(cursor=9), emission=key[4])
+        answer = self.run(self.plane(second).emit_running(held, event))
+        if task.holder != held.task.lease_token or task.state != "running":
+            assert answer == ("stale", 0, 0)
+        elif task.stop:
+            assert answer == ("canceled", 0, 0)
+        else:
+            assert answer == (("ok", 0, 1) if key in self.events else ("ok", 1, 0))
+            self.events.add(key)
+        self.adopt()
+
+    # Rules: people --------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.tasks)
+    @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
+    def cancel(self, second: bool, picks: list[int]) -> None:
+        chosen = {task.task_id: task for task in self.pick_tasks(picks)}
+        changed = self.run(self.plane(second).cancel(*chosen))
+        expected = {}
+        for task in chosen.values():
+            if task.state not in FINISHED:
+                expected[task.task_id] = "canceling" if task.state == "running" else "canceled"
+                task.stop = True
+                task.state = "running" if task.state == "running" else "canceled"
+        assert changed == expected
+
+    @precondition(lambda self: any(t.state in ("dead", "canceled") for t in self.tasks.values()))
+    @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
+    def retry(self, second: bool, picks: list[int]) -> None:
+        chosen = {task.task_id: task for task in self.pick_tasks(picks)}
+        changed = self.run(self.plane(second).retry(*chosen))
+        for task in chosen.values():
+            if task.state in ("dead", "canceled"):
+                assert changed.pop(task.task_id) == "queued"
+                task.unheld().state = "queued"
+                task.stop, task.ready = False, self.clock
+                task.limit = task.attempt + MAX_ATTEMPTS[task.job]
+        assert not changed
+
+    # Rules: the dispatcher's loops ----------------------------------------------------------------
+
+    @rule(second=st.booleans(), both=st.booleans())
+    def reap(self, second: bool, both: bool) -> None:
+        planes = self.world.planes if both else [self.plane(second)]
+        self.run(_together(*(plane.reaper.run_once() for plane in planes)))
+        for task in self.tasks.values():
+            if task.state == "running" and task.expires is not None and task.expires < self.clock:
+                if task.stop:
+                    task.state = "canceled"
+                else:
+                    task.state = "queued" if task.attempt < task.limit else "dead"
+
+    @rule(second=st.booleans())
+    def resend(self, second: bool) -> None:
+        before = self.outbox()
+        self.run(self.plane(second).reconciler.run_once())
+        again = self.outbox() - before
+        assert all(self.tasks[task_id].state == "dispatched" for task_id in again)
+
+    @rule(second=st.booleans(), both=st.booleans())
+    def meter(self, second: bool, both: bool) -> None:
+        planes = self.world.planes if both else [self.plane(second)]
+        before = {task_id: task.state for task_id, task in self.tasks.items()}
+        self.run(_together(*(plane.in_process.run_once() for plane in planes)))
+        self.adopt_batches()
+        self.adopt()
+        due = [t for t in self.tasks.values() if t.state == "queued" and self.may_pass(t)]
+        self.run(_together(*(plane.valve.run_once() for plane in planes)))
+        self.adopt_dispatched({task.task_id for task in due}, before)
+
+    def may_pass(self, task: Task) -> bool:
+        return task.job != "batches" and task.ready <= self.clock and self.holds.get(task.job, 0) < 2
+
+    @rule(second=st.booleans())
+    def hold(self, second: bool) -> None:
+        self.run(self.plane(second).backpressure.run_once())
+        self.holds = self.run(self.plane(second).holds())
+        assert set(self.holds) <= {"metered", "open", "numbers"}, "only what feeds `last` is ever held"
+        depth = sum(t.job == "last" and t.state in ("queued", "dispatched") for t in self.tasks.values())
+        assert depth < 3 or self.holds.keys() >= {"metered", "open"}
+        assert depth > 1 or not self.holds
+
+    @rule(seconds=st.sampled_from([1, 5, 31, 100]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock += seconds
+        self.run(self.plane(False).set_clock(self.clock))
+
+    # Looking at the tables ------------------------------------------------------------------------
+
+    def outbox(self) -> Counter[UUID]:
+        rows = self.run(self.plane(False).sql("select task_ids from outbox"))
+        return Counter(task_id for row in rows for task_id in row["task_ids"])
+
+    def rows(self) -> dict[UUID, dict[str, Any]]:
+        rows = self.run(
+            self.plane(False).sql(
+                """
+                select t.task_id, j.name as job, t.scope_key as scope, t.state::text, t.attempt, t.lease_token,
+                  t.cancel_requested as stop, t.kind::text, t.range_start, t.range_end,
+                  extract(epoch from t.ready_at - timestamptz '2030-01-01Z')::float8 as ready,
+                  extract(epoch from t.lease_expires_at - timestamptz '2030-01-01Z')::float8 as expires,
+                  (select count(*) from dataset_commits c where c.task_id = t.task_id) as commits,
+                  (select array_agg(e.event_id) from task_inputs e where e.task_id = t.task_id) as fed_by
+                from tasks t join jobs j using (job_id)
+                """
+            )
+        )
+        return {row["task_id"]: dict(row) for row in rows}
+
+    def stored_events(self) -> dict[int, EventKey]:
+        rows = self.run(
+            self.plane(False).sql(
+                "select e.*, e.kind::text as said, d.dataset_id, j.name as job from events e"
+                " join datasets d using (dataset_uuid) left join jobs j on j.job_id = e.producer_id"
+            )
+        )
+        names = {"numbers": "source", "batches": "batches"}
+        return {
+            r["event_id"]: (
+                names.get(r["job"], r["producer_id"]), r["dataset_id"], r["scope_key"], r["said"], r["emission"]
+            )
+            for r in rows
+        }  # fmt: skip
+
+    def adopt(self) -> None:
+        """Takes over tasks that are new; where each starts is not the model's business, that it may is."""
+        for task_id, row in self.rows().items():
+            if task_id not in self.tasks:
+                assert row["state"] in ("queued", "dispatched")
+                assert row["state"] == "queued" or row["job"] not in ("metered", "batches")
+                limit = MAX_ATTEMPTS[row["job"]]
+                self.tasks[task_id] = Task(
+                    task_id, row["job"], row["scope"], row["state"], limit=limit, ready=self.clock
+                )
+
+    def adopt_batches(self) -> None:
+        """The dispatcher's own tasks are worked off in one step, all that are due."""
+        for task in self.tasks.values():
+            if task.job == "batches" and task.state == "queued" and task.ready <= self.clock:
+                task.state, task.attempt, task.answer = "completed", task.attempt + 1, "committed"
+        rows = self.rows()
+        done = [rows[t.task_id] for t in self.tasks.values() if t.job == "batches" and t.state == "completed"]
+        full = _full_ranges({row["range_start"] for row in done if row["kind"] == "data"})
+        ranges = {key for key in self.stored_events().values() if key[1] == "ranges"}
+        assert {key[2] for key in ranges if key[3] == "data"} == full
+        assert {key[2] for key in ranges if key[3] == "invalidation"} <= full
+        self.events |= ranges
+
+    def adopt_dispatched(self, due: set[UUID], before: dict[UUID, str]) -> None:
+        rows = self.rows()
+        passed = {
+            i for i, task in self.tasks.items() if task.state == "queued" and rows[i]["state"] == "dispatched"
+        }
+        assert passed <= due, "only what is due and not held passes the valve"
+        for task_id in passed:
+            self.tasks[task_id].state = "dispatched"
+        for job in {self.tasks[task_id].job for task_id in due}:
+            mine = [t for t in self.tasks.values() if t.job == job]
+            out = {t.scope for t in mine if t.state in OUT}
+            left = [t for t in mine if t.task_id in due - passed and t.scope not in out]
+            room = CONCURRENCY.get(job, 4) - sum(t.state in OUT for t in mine)
+            if left and room > 0:
+                # A pass looks at as many as there are slots; several of one scope among them leave slots free.
+                assert passed & {t.task_id for t in mine}, "there was work and room, and nothing moved"
+            newest = max(((t.ready, t.task_id) for t in mine if t.task_id in passed), default=None)
+            for task in left:
+                assert newest is None or (task.ready, task.task_id) > newest, (
+                    "a younger task overtook an older one"
+                )
+
+    # What must hold after every step --------------------------------------------------------------
+
+    @invariant()
+    def the_tables_equal_the_model(self) -> None:
+        rows = self.rows()
+        assert rows.keys() == self.tasks.keys()
+        for task_id, task in self.tasks.items():
+            row = rows[task_id]
+            assert (row["state"], row["attempt"], row["stop"]) == (task.state, task.attempt, task.stop), task
+            if task.job != "batches":
+                assert row["lease_token"] == task.holder, task
+                assert row["commits"] == task.effects <= 1
+                assert (task.effects == 1) == (task.state == "completed")
+            if task.state == "running":
+                assert row["expires"] == task.expires, task
+            if task.state == "queued":
+                pause = row["ready"] - self.clock
+                assert row["ready"] == task.ready or pause <= RETRY_SECONDS[1], task
+                task.ready = row["ready"]
+
+    @invariant()
+    def every_event_is_kept_and_feeds_each_reader_once(self) -> None:
+        stored = self.stored_events()
+        assert Counter(stored.values()) == Counter(self.events)
+        fed = Counter((event_id, row["job"]) for row in self.rows().values() for event_id in row["fed_by"])
+        expected = Counter(
+            (event_id, job) for event_id, key in stored.items() for job in READERS.get(key[1], ())
+        )
+        assert fed == expected
+
+    @invariant()
+    def no_job_has_more_out_than_it_may_and_no_scope_twice(self) -> None:
+        out = [task for task in self.tasks.values() if task.state in OUT]
+        per_job = Counter(task.job for task in out)
+        assert all(per_job[job] <= most for job, most in CONCURRENCY.items()), per_job
+        assert all(count == 1 for count in Counter((task.job, task.scope) for task in out).values())
+
+    # The end --------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        if self.tasks:
+            self.drain()
+            self.repeat_everything()
+
+    def drain(self) -> None:
+        """Workers that do not fail, and time: everything ends by itself."""
+        self.world.wake_ups.down = False
+        for round_ in range(80):
+            if all(task.state in FINISHED for task in self.tasks.values()):
+                break
+            second = bool(round_ % 2)
+            self.time_passes(2 * RESEND_AFTER_SECONDS * 2 ** (round_ % 7))
+            self.reap(second, False)
+            self.resend(second)
+            self.hold(second)
+            self.meter(second, False)
+            self.relay(second, False)
+            while self.arrived:
+                self.claim(second, 5, False)
+            held = [h for h in self.leases if self.tasks[h.task_id].state == "running"]
+            alive = [h for h in held if self.tasks[h.task_id].holder == h.task.lease_token]
+            if alive and round_ % 3 == 2:  # some of them die first, so that the reaper has work
+                for h in alive:
+                    self.expected_report(self.tasks[h.task_id], h, "completed")
+                self.run(self.plane(second).complete(*alive))
+                self.adopt()
+        else:
+            stuck = [task for task in self.tasks.values() if task.state not in FINISHED]
+            raise AssertionError(f"stuck for ever: {stuck}")
+        self.the_tables_equal_the_model()
+        self.every_event_is_kept_and_feeds_each_reader_once()
+        self.hold(False)
+        assert not self.holds, "nothing waits, yet something is held"
+
+    def repeat_everything(self) -> None:
+        """Every report again: the same answers, and nothing changes."""
+        if not self.leases:
+            return
+        before, events = self.rows(), self.stored_events()
+        expected = [self.expected_report(self.tasks[held.task_id], held, "completed") for held in self.leases]
+        answers = self.run(self.plane(True).complete(*self.leases))
+        late = [changes for _, changes in expected]
+        assert answers == [answer for answer, _ in expected]
+        if not any(late):
+            assert (self.rows(), self.stored_events()) == (before, events)
+
+
+def _completion(held: Held, word: str) -> Completion:
+    match word:
+        case "completed":
+            return completed(held)
+        case "canceled":
+            return canceled(held)
+        case _:
+            return failed(held, retryable=word == "failed")
+
+
+def _full_ranges(positions: set[int]) -> set[str]:
+    starts = {position // BATCH * BATCH for position in positions}
+    return {f"p:{s}-{s + BATCH - 1}" for s in starts if positions >= set(range(s, s + BATCH))}
+
+
+async def _together(*steps: Coroutine[Any, Any, Any]) -> list[Any]:
+    return list(await asyncio.gather(*steps))
+
+
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    with World(database_url) as made:
+        yield made
+
+
+def _play(world: World, *, examples: int, steps: int) -> None:
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(lambda: TaskMachine(world), settings=chosen)
+
+
+def test_whatever_happens_no_event_is_lost_no_effect_is_doubled_and_no_task_is_stuck(world: World) -> None:
+    _play(world, examples=25, steps=30)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1500)
+def test_the_same_for_minutes(world: World) -> None:
+    _play(world, examples=1500, steps=60)
+
+
+Word = Literal["completed", "failed", "hopeless", "canceled"]
