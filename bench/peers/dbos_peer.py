@@ -6,7 +6,6 @@ Its queues are polled; the interval set here is far below the default of one sec
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 
@@ -16,8 +15,9 @@ from dbos import DBOS, DBOSClient, DBOSConfig
 from bench.peers import measure
 
 QUEUE = "noop"
-POLL = float(os.environ.get("POLL", "0.01"))
-WC = int(os.environ.get("WC", "0")) or None
+POLLING_SECONDS = 0.01
+ENQUEUE_CONCURRENCY = 8
+VERSION = "1"
 
 
 @DBOS.workflow(name="noop")
@@ -29,13 +29,13 @@ def work(url: str) -> None:
     config: DBOSConfig = {
         "name": "bench",
         "system_database_url": url,
-        "application_version": "1",
+        "application_version": VERSION,
         "log_level": "ERROR",
         "sys_db_pool_size": 20,
     }
     DBOS(config=config)
     DBOS.launch()
-    DBOS.register_queue(QUEUE, polling_interval_sec=POLL, worker_concurrency=WC)
+    DBOS.register_queue(QUEUE, polling_interval_sec=POLLING_SECONDS)
     threading.Event().wait()
 
 
@@ -46,8 +46,8 @@ async def main(arguments: measure.Arguments) -> None:
     DBOS.destroy()
     client = DBOSClient(system_database_url=arguments.url)
     connection = await psycopg.AsyncConnection.connect(arguments.url, autocommit=True)
-    options = {"queue_name": QUEUE, "workflow_name": "noop", "app_version": "1"}
-    gate = asyncio.Semaphore(8)
+    options = {"queue_name": QUEUE, "workflow_name": "noop", "app_version": VERSION}
+    gate = asyncio.Semaphore(ENQUEUE_CONCURRENCY)
 
     async def send(number: int) -> None:
         async with gate:

@@ -1,21 +1,21 @@
 """procrastinate with its psycopg pool connector, woken by LISTEN/NOTIFY, jobs run concurrently.
 
-It fetches and finishes one job per statement; concurrency is what its documentation offers for speed.
+It fetches and finishes one job per statement; concurrency and more workers are what its documentation
+offers for speed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 
 import procrastinate
 
 from bench.peers import measure
 
-CONCURRENCY = int(os.environ.get("C", "10"))
-WORKERS = int(os.environ.get("W", "1"))
+CONCURRENCY = 10
+WORKERS = 2
 ENQUEUE_BATCH = 1000
 
 
@@ -26,14 +26,14 @@ def application(url: str, connections: int) -> procrastinate.App:
 
 async def work(url: str) -> None:
     starts = measure.Starts.of_environment()
-    app = application(url, connections=min(CONCURRENCY, 20) + 2)
+    app = application(url, connections=CONCURRENCY + 2)
 
     @app.task(name="noop")
     async def noop(number: int) -> None:
         starts.mark(number)
 
     async with app.open_async():
-        await app.run_worker_async(concurrency=CONCURRENCY, delete_jobs=os.environ.get("DEL", "never"))
+        await app.run_worker_async(concurrency=CONCURRENCY)
 
 
 async def main(arguments: measure.Arguments) -> None:

@@ -24,6 +24,8 @@ PREFIX = "TRACEPLANE_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    config: Path | None = None
+    """The settings file that was read."""
     home: Path = Path(".traceplane")
     """Folder of the local profile: embedded Postgres, object store, tokens."""
     state_url: str | None = None
@@ -52,8 +54,8 @@ class Settings:
     sqs_queue_prefix: str = "traceplane-"
     aws_region: str = "us-east-1"
     worker_concurrency: int = 8
-    worker_code_paths: tuple[Path, ...] = ()
-    """Folders that operator code is imported from; unset: the current folder."""
+    worker_code_paths: tuple[Path, ...] = (Path("code"),)
+    """Folders that operator code is imported from. Operators can read all of them, so `home` must not lie inside."""
     allow_weak_sandbox: bool = False
     dispatch_window: int = 1000
     """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
@@ -95,7 +97,7 @@ def load(
     values: dict[str, Any] = {}
     chosen = file or Path(environment.get(f"{PREFIX}CONFIG", "traceplane.toml"))
     if chosen.exists():
-        values |= _from_toml(chosen)
+        values |= _from_toml(chosen) | {"config": chosen.resolve()}
     elif file is not None:
         raise InvalidInput("settings.no_file", "there is no such settings file", value=str(file))
     for name, text in environment.items():

@@ -34,3 +34,10 @@ def poison(task: OperatorTask) -> list[dict]:
     if task.scope.start == task.config["position"]:
         os.kill(os.getpid(), signal.SIGKILL)
     return [{"position": task.scope.start}]
+
+
+def long_first(task: OperatorTask) -> list[dict]:
+    """Position 0 would take minutes, the others take no time."""
+    if task.scope.start == 0:
+        time.sleep(300)
+    return [{"position": task.scope.start}]

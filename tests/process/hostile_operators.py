@@ -402,6 +402,15 @@ def deep_folders(task: OperatorTask) -> None:
         os.chdir("d")
 
 
+def hide_deep(task: OperatorTask) -> None:
+    """Where no path can name them, files would go uncounted."""
+    os.chdir(task.temp_dir)
+    for _ in range(40):
+        os.mkdir("d" * 200)
+        os.chdir("d" * 200)
+    time.sleep(100)
+
+
 # --- lying ------------------------------------------------------------------------------------------------
 
 

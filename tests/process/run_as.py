@@ -7,6 +7,7 @@ namespace of its own, the folders above it are replaced by ones that can be pass
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -39,6 +40,7 @@ def main(user: str, uid: int, command: list[str]) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(command[0], command)
 
 

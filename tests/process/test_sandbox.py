@@ -135,7 +135,13 @@ def inherited(secret_file: Path) -> Iterator[int]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox(lake: Path, inherited: int) -> AsyncIterator[Sandbox]:
     os.environ["TRACEPLANE_WORKER_TOKEN"] = SECRET
-    started = await Sandbox.start(SandboxSettings(slots=4, folder=lake / "sandbox", disabled_layers=WITHOUT))
+    settings = SandboxSettings(
+        slots=4,
+        folder=lake / "sandbox",
+        hidden=(lake / "project" / ".traceplane", lake / "project" / "settings.toml"),
+        disabled_layers=WITHOUT,
+    )
+    started = await Sandbox.start(settings)
     yield started
     await started.close()
     del os.environ["TRACEPLANE_WORKER_TOKEN"]
@@ -145,6 +151,8 @@ async def sandbox(lake: Path, inherited: int) -> AsyncIterator[Sandbox]:
 def victim(inherited: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the wrapper's own user with the token in its environment, and unprotected at that."""
     process = subprocess.Popen(["/bin/sleep", "1000"], env={"TOKEN": SECRET}, pass_fds=(inherited,))
+    while not os.access(f"/proc/{process.pid}/environ", os.R_OK):  # until it is no longer a copy of us
+        time.sleep(0.001)
     yield process
     process.kill()
     process.wait()
@@ -318,6 +326,19 @@ async def test_an_output_folder_with_something_in_it_is_refused(sandbox: Sandbox
 
 
 # --- how an operator can fail --------------------------------------------------------------------------
+
+
+@whatever_the_layers
+async def test_code_that_operators_cannot_read_is_named(sandbox: Sandbox, lake: Path) -> None:
+    if not AS_ROOT:
+        pytest.skip("needs root")
+    (lake / "private").mkdir(mode=0o700)
+    failed = await run(sandbox, "nothing", code_paths=(lake / "private",))
+    assert failed.code == "sandbox.setup_failed"
+    assert f"operators cannot read the code path {lake / 'private'}" in failed.message
+    missing = await run(sandbox, "nothing", code_paths=(lake / "missing",))
+    assert missing.code == "sandbox.setup_failed"
+    assert str(lake / "missing") in missing.message
 
 
 @whatever_the_layers
@@ -524,6 +545,49 @@ async def test_files_of_the_platform_cannot_be_read(sandbox: Sandbox, secret_fil
         assert "traceplane.toml" not in outcome
 
 
+async def test_the_platforms_home_is_hidden_even_below_a_code_path(sandbox: Sandbox, lake: Path) -> None:
+    project = lake / "project"
+    home = project / ".traceplane"
+    (home / "objects").mkdir(parents=True)
+    shutil.copy(CODE / "hostile_operators.py", project)
+    for secret in (home / "worker_token", home / "objects" / "other_task", project / "settings.toml"):
+        secret.write_text(SECRET)
+    (project / "notes.txt").write_text("the user's own")
+    (project / "shortcut").symlink_to(home / "worker_token")
+    own = await run(sandbox, "innocent", staging=home / "objects" / "own")
+    assert own.code is None
+
+    paths = [
+        ".traceplane/worker_token",
+        ".traceplane/objects/other_task",
+        "settings.toml",
+        "shortcut",
+        "notes.txt",
+    ]
+    looked = await attack(
+        sandbox,
+        "look_at_files",
+        config={"paths": [str(project / path) for path in paths]},
+        payload={"inputs": [{"name": "own", "files": [file.path for file in own.result.outputs[0].files]}]},
+        staging=home / "objects" / "next",
+        code_paths=(project,),
+    )
+    assert looked.code is None
+    assert SECRET not in json.dumps(looked.told)
+    assert looked.told["outcomes"][str(project / "notes.txt")] == 'did: "the user\'s own"'
+    doubled = await run(
+        sandbox,
+        "double",
+        payload={
+            "inputs": [{"name": "numbers", "files": [file.path for file in own.result.outputs[0].files]}],
+            "outputs": [{"name": "doubled"}, {"name": "count"}],
+        },
+        staging=home / "objects" / "last",
+        code_paths=(project,),
+    )
+    assert [output.row_count for output in doubled.result.outputs] == [10, 1]
+
+
 async def test_no_link_mount_or_other_root_leads_out(sandbox: Sandbox, secret_file: Path) -> None:
     climbed = await attack(sandbox, "climb_out", config={"path": str(secret_file)})
     assert climbed.code is None
@@ -706,6 +770,12 @@ async def test_disk_is_bounded(sandbox: Sandbox) -> None:
     filled = await attack(sandbox, "fill_one_file", limits=Limits(file_bytes=8 << 20))
     assert filled.code == "operator.raised"
     assert "File too large" in filled.message
+
+
+@whatever_the_layers
+async def test_files_too_deep_to_count_are_too_many(sandbox: Sandbox) -> None:
+    hidden = await attack(sandbox, "hide_deep", limits=Limits(disk_bytes=1 << 30))
+    assert hidden.code == "operator.killed"
 
 
 @whatever_the_layers
@@ -981,6 +1051,39 @@ async def test_closing_ends_every_task_and_refuses_new_ones() -> None:
     assert not sandbox.folder.exists()
     with pytest.raises(PlatformError, match="closed"):
         await run(sandbox, "nothing")
+
+
+async def test_a_killed_wrapper_takes_its_tasks_along(lake: Path) -> None:
+    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+    folder = lake / "killed"
+    script = f"""
+import asyncio
+from pathlib import Path
+from traceplane.worker.assignment import Assignment
+from traceplane.worker.sandbox import Sandbox, SandboxSettings
+
+async def main():
+    settings = SandboxSettings(slots=1, folder=Path({str(folder)!r}), disabled_layers=frozenset({set(WITHOUT)!r}))
+    payload = {{"config": {{"marker": "{marker}", "seconds": 100}}}}
+    operator = Assignment(
+        task_id="t", attempt=1, entrypoint="hostile_operators:daemonize", payload=payload,
+        code_paths=(Path({str(CODE)!r}),)
+    )
+    await (await Sandbox.start(settings)).run(operator)
+
+asyncio.run(main())
+"""
+    wrapper = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    await eventually(lambda: len(processes_with(marker)) == 2, seconds=30)  # the script names it too
+    wrapper.kill()
+    await wrapper.wait()
+    await eventually(lambda: processes_with(marker) == [])
+    (abandoned,) = folder.iterdir()
+    heir = await Sandbox.start(SandboxSettings(slots=1, folder=folder, disabled_layers=WITHOUT))
+    try:
+        assert not abandoned.exists()
+    finally:
+        await heir.close()
 
 
 async def test_more_tasks_than_slots_wait_for_their_turn(sandbox: Sandbox) -> None:

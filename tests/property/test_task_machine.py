@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -130,7 +130,7 @@ class World:
             )
             self.planes.append(plane)
             if len(self.planes) == 1:
-                self.run(plane.set_clock(0))
+                self.run(self.make_clock(plane))
                 self.run(plane.deploy(DAG))
             self.run(plane.authority.refresh())
         return self
@@ -143,10 +143,23 @@ class World:
     def run(self, step: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(step)
 
+    async def make_clock(self, plane: ControlPlane) -> None:
+        """A clock that is moved by an update: replacing the function each time would cost every cached plan."""
+        async with plane.database.transaction() as tx:
+            await tx.run("create table test_clock (seconds float8 not null)")
+            await tx.run("insert into test_clock values (0)")
+            await tx.run(
+                "create or replace function tp_now() returns timestamptz language sql stable as "
+                "'select timestamptz ''2030-01-01Z'' + seconds * interval ''1 second'' from traceplane.test_clock'"
+            )
+
+    def set_clock(self, seconds: float) -> None:
+        self.run(self.planes[0].sql("update test_clock set seconds = $1", seconds))
+
     def empty(self) -> None:
         self.wake_ups.take()
         self.wake_ups.down = False
-        self.run(self.planes[0].set_clock(0))
+        self.set_clock(0)
         self.run(
             self.planes[0].sql(
                 "truncate events, tasks, task_inputs, outbox, dataset_commits, generation_cursors,"
@@ -182,9 +195,10 @@ class TaskMachine(RuleBasedStateMachine):
         ids = sorted(self.tasks)
         return [self.tasks[ids[pick % len(ids)]] for pick in picks]
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(cursors=st.lists(st.integers(0, 4), min_size=3, max_size=5))
+    def begin(self, cursors: list[int]) -> None:
         self.world.empty()
+        self.emit(False, cursors, "", "data")
 
     # Rules: what comes in -------------------------------------------------------------------------
 
@@ -204,7 +218,6 @@ class TaskMachine(RuleBasedStateMachine):
 
     # Rules: the queue -----------------------------------------------------------------------------
 
-    @rule(second=st.booleans(), both=st.booleans())
     def relay(self, second: bool, both: bool) -> None:
         planes = self.world.planes if both else [self.plane(second)]
         waiting = self.outbox()
@@ -217,21 +230,21 @@ class TaskMachine(RuleBasedStateMachine):
             assert Counter(sent) + self.outbox() == waiting
             self.arrived += sent
 
-    @rule(down=st.booleans())
-    def queue_goes(self, down: bool) -> None:
-        self.world.wake_ups.down = down
-
-    @precondition(lambda self: self.arrived)
-    @rule(chance=st.randoms(use_true_random=False), lost=st.booleans())
-    def lose_repeat_reorder(self, chance: random.Random, lost: bool) -> None:
+    @rule(
+        chance=st.randoms(use_true_random=False), what=st.sampled_from(["down", "lose", "repeat", "reorder"])
+    )
+    def the_queue_is_no_friend(self, chance: random.Random, what: str) -> None:
+        self.world.wake_ups.down = what == "down"
         half = chance.sample(self.arrived, (len(self.arrived) + 1) // 2)
-        self.arrived = half if lost else [*self.arrived, *half]
-        chance.shuffle(self.arrived)
+        if what == "lose":
+            self.arrived = half
+        elif what == "repeat":
+            self.arrived += half
+        else:
+            chance.shuffle(self.arrived)
 
     # Rules: workers -------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.arrived)
-    @rule(second=st.booleans(), count=st.integers(1, 5), both=st.booleans())
     def claim(self, second: bool, count: int, both: bool) -> None:
         ids = list(dict.fromkeys(self.arrived[:count]))
         del self.arrived[:count]
@@ -250,10 +263,42 @@ class TaskMachine(RuleBasedStateMachine):
             assert all(reason == self.tasks[task_id].state for task_id, reason in refused.items())
         self.leases += given
 
+    @rule(second=st.booleans(), both=st.booleans(), claims=st.integers(0, 3))
+    def bring_work(self, second: bool, both: bool, claims: int) -> None:
+        """What happens most of the time: what is due goes out, arrives, and most of it is claimed."""
+        self.meter(second, both)
+        self.relay(second, both)
+        for _ in range(claims):
+            if self.arrived:
+                self.claim(second, 4, both)
+
     @precondition(lambda self: self.leases)
-    @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=5))
-    def heartbeat(self, second: bool, picks: list[int]) -> None:
-        beats = self.pick_leases(picks)
+    @rule(
+        second=st.booleans(),
+        said=st.lists(
+            st.tuples(
+                st.integers(0, 12),
+                st.sampled_from(
+                    ["alive", "alive", "alive", "event", "completed", "failed", "hopeless", "canceled"]
+                ),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+    )
+    def workers_speak(self, second: bool, said: list[tuple[int, str]]) -> None:
+        """Those that hold a lease, those that held one, and those that say the same thing again."""
+        heard = [
+            (held, word) for held, (_, word) in zip(self.pick_leases([n for n, _ in said]), said, strict=True)
+        ]
+        if beats := [held for held, word in heard if word == "alive"]:
+            self.heartbeat(second, beats)
+        for number, held in enumerate(held for held, word in heard if word == "event"):
+            self.emit_while_running(second, held, number % 2)
+        if reports := [(held, word) for held, word in heard if word not in ("alive", "event")]:
+            self.report(second, reports)
+
+    def heartbeat(self, second: bool, beats: list[Held]) -> None:
         expected: dict[tuple[UUID, UUID], str] = {}
         for held in sorted(beats, key=lambda h: h.task_id):
             fence = held.task_id, held.task.lease_token
@@ -276,26 +321,10 @@ class TaskMachine(RuleBasedStateMachine):
         task.state, task.expires = "running", self.clock + LEASE_SECONDS
         return "ok"
 
-    @precondition(lambda self: self.leases)
-    @rule(
-        second=st.booleans(),
-        said=st.lists(
-            st.tuples(
-                st.integers(0, 1000),
-                st.sampled_from(["completed", "completed", "failed", "hopeless", "canceled"]),
-            ),
-            min_size=1,
-            max_size=5,
-        ),
-    )
-    def report(self, second: bool, said: list[tuple[int, str]]) -> None:
-        leases = self.pick_leases([pick for pick, _ in said])
-        reports = [(held, _completion(held, word)) for held, (_, word) in zip(leases, said, strict=True)]
+    def report(self, second: bool, said: list[tuple[Held, str]]) -> None:
+        reports = [(held, _completion(held, word)) for held, word in said]
         before = self.rows()
-        expected = [
-            self.expected_report(self.tasks[held.task_id], held, word)
-            for held, (_, word) in zip(leases, said, strict=True)
-        ]
+        expected = [self.expected_report(self.tasks[held.task_id], held, word) for held, word in said]
         assert self.run(self.plane(second).report(*reports)) == [answer for answer, _ in expected]
         if not any(changes for _, changes in expected):
             assert self.rows() == before
@@ -338,10 +367,7 @@ class TaskMachine(RuleBasedStateMachine):
             task.state, task.answer = "queued", "retrying"
         return task.answer, True
 
-    @precondition(lambda self: self.leases)
-    @rule(second=st.booleans(), pick=st.integers(0, 1000), number=st.integers(0, 1))
-    def emit_while_running(self, second: bool, pick: int, number: int) -> None:
-        (held,) = self.pick_leases([pick])
+    def emit_while_running(self, second: bool, held: Held, number: int) -> None:
         task = self.tasks[held.task_id]
         key: EventKey = (task.task_id, WRITES[task.job], "c:9", "data", f"more-{number}")
         event = EventOut(0, Scope(cursor=9), emission=key[4])
@@ -357,7 +383,6 @@ class TaskMachine(RuleBasedStateMachine):
 
     # Rules: people --------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.tasks)
     @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
     def cancel(self, second: bool, picks: list[int]) -> None:
         chosen = {task.task_id: task for task in self.pick_tasks(picks)}
@@ -371,7 +396,7 @@ class TaskMachine(RuleBasedStateMachine):
         assert changed == expected
 
     @precondition(lambda self: any(t.state in ("dead", "canceled") for t in self.tasks.values()))
-    @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
+    @rule(second=st.booleans(), picks=st.lists(st.integers(0, 1000), min_size=1, max_size=8))
     def retry(self, second: bool, picks: list[int]) -> None:
         chosen = {task.task_id: task for task in self.pick_tasks(picks)}
         changed = self.run(self.plane(second).retry(*chosen))
@@ -385,7 +410,20 @@ class TaskMachine(RuleBasedStateMachine):
 
     # Rules: the dispatcher's loops ----------------------------------------------------------------
 
-    @rule(second=st.booleans(), both=st.booleans())
+    @rule(
+        second=st.booleans(),
+        seconds=st.sampled_from([1, 5, LEASE_SECONDS + 1, LEASE_SECONDS + 1, 100]),
+        reaps=st.sampled_from([True, True, True, False]),
+        resends=st.booleans(),
+    )
+    def time_passes(self, second: bool, seconds: float, reaps: bool, resends: bool) -> None:
+        self.clock += seconds
+        self.world.set_clock(self.clock)
+        if reaps:
+            self.reap(second, resends)
+        if resends:
+            self.resend(second)
+
     def reap(self, second: bool, both: bool) -> None:
         planes = self.world.planes if both else [self.plane(second)]
         self.run(_together(*(plane.reaper.run_once() for plane in planes)))
@@ -396,23 +434,20 @@ class TaskMachine(RuleBasedStateMachine):
                 else:
                     task.state = "queued" if task.attempt < task.limit else "dead"
 
-    @rule(second=st.booleans())
     def resend(self, second: bool) -> None:
         before = self.outbox()
         self.run(self.plane(second).reconciler.run_once())
         again = self.outbox() - before
         assert all(self.tasks[task_id].state == "dispatched" for task_id in again)
 
-    @rule(second=st.booleans(), both=st.booleans())
     def meter(self, second: bool, both: bool) -> None:
         planes = self.world.planes if both else [self.plane(second)]
-        before = {task_id: task.state for task_id, task in self.tasks.items()}
         self.run(_together(*(plane.in_process.run_once() for plane in planes)))
         self.adopt_batches()
         self.adopt()
         due = [t for t in self.tasks.values() if t.state == "queued" and self.may_pass(t)]
         self.run(_together(*(plane.valve.run_once() for plane in planes)))
-        self.adopt_dispatched({task.task_id for task in due}, before)
+        self.adopt_dispatched({task.task_id for task in due})
 
     def may_pass(self, task: Task) -> bool:
         return task.job != "batches" and task.ready <= self.clock and self.holds.get(task.job, 0) < 2
@@ -425,11 +460,6 @@ class TaskMachine(RuleBasedStateMachine):
         depth = sum(t.job == "last" and t.state in ("queued", "dispatched") for t in self.tasks.values())
         assert depth < 3 or self.holds.keys() >= {"metered", "open"}
         assert depth > 1 or not self.holds
-
-    @rule(seconds=st.sampled_from([1, 5, 31, 100]))
-    def time_passes(self, seconds: float) -> None:
-        self.clock += seconds
-        self.run(self.plane(False).set_clock(self.clock))
 
     # Looking at the tables ------------------------------------------------------------------------
 
@@ -492,7 +522,7 @@ class TaskMachine(RuleBasedStateMachine):
         assert {key[2] for key in ranges if key[3] == "invalidation"} <= full
         self.events |= ranges
 
-    def adopt_dispatched(self, due: set[UUID], before: dict[UUID, str]) -> None:
+    def adopt_dispatched(self, due: set[UUID]) -> None:
         rows = self.rows()
         passed = {
             i for i, task in self.tasks.items() if task.state == "queued" and rows[i]["state"] == "dispatched"
@@ -517,8 +547,13 @@ class TaskMachine(RuleBasedStateMachine):
     # What must hold after every step --------------------------------------------------------------
 
     @invariant()
-    def the_tables_equal_the_model(self) -> None:
+    def what_always_holds(self) -> None:
         rows = self.rows()
+        self.the_tables_equal_the_model(rows)
+        self.every_event_is_kept_and_feeds_each_reader_once(rows)
+        self.no_job_has_more_out_than_it_may_and_no_scope_twice()
+
+    def the_tables_equal_the_model(self, rows: dict[UUID, dict[str, Any]]) -> None:
         assert rows.keys() == self.tasks.keys()
         for task_id, task in self.tasks.items():
             row = rows[task_id]
@@ -534,17 +569,15 @@ class TaskMachine(RuleBasedStateMachine):
                 assert row["ready"] == task.ready or pause <= RETRY_SECONDS[1], task
                 task.ready = row["ready"]
 
-    @invariant()
-    def every_event_is_kept_and_feeds_each_reader_once(self) -> None:
+    def every_event_is_kept_and_feeds_each_reader_once(self, rows: dict[UUID, dict[str, Any]]) -> None:
         stored = self.stored_events()
         assert Counter(stored.values()) == Counter(self.events)
-        fed = Counter((event_id, row["job"]) for row in self.rows().values() for event_id in row["fed_by"])
+        fed = Counter((event_id, row["job"]) for row in rows.values() for event_id in row["fed_by"])
         expected = Counter(
             (event_id, job) for event_id, key in stored.items() for job in READERS.get(key[1], ())
         )
         assert fed == expected
 
-    @invariant()
     def no_job_has_more_out_than_it_may_and_no_scope_twice(self) -> None:
         out = [task for task in self.tasks.values() if task.state in OUT]
         per_job = Counter(task.job for task in out)
@@ -565,14 +598,10 @@ class TaskMachine(RuleBasedStateMachine):
             if all(task.state in FINISHED for task in self.tasks.values()):
                 break
             second = bool(round_ % 2)
-            self.time_passes(2 * RESEND_AFTER_SECONDS * 2 ** (round_ % 7))
-            self.reap(second, False)
-            self.resend(second)
+            self.time_passes(second, 2 * RESEND_AFTER_SECONDS * 2 ** (round_ % 7), True, True)
             self.hold(second)
-            self.meter(second, False)
-            self.relay(second, False)
-            while self.arrived:
-                self.claim(second, 5, False)
+            self.what_always_holds()
+            self.bring_work(second, False, claims=100)
             held = [h for h in self.leases if self.tasks[h.task_id].state == "running"]
             alive = [h for h in held if self.tasks[h.task_id].holder == h.task.lease_token]
             if alive and round_ % 3 == 2:  # some of them die first, so that the reaper has work
@@ -583,8 +612,7 @@ class TaskMachine(RuleBasedStateMachine):
         else:
             stuck = [task for task in self.tasks.values() if task.state not in FINISHED]
             raise AssertionError(f"stuck for ever: {stuck}")
-        self.the_tables_equal_the_model()
-        self.every_event_is_kept_and_feeds_each_reader_once()
+        self.what_always_holds()
         self.hold(False)
         assert not self.holds, "nothing waits, yet something is held"
 
@@ -646,6 +674,3 @@ def test_whatever_happens_no_event_is_lost_no_effect_is_doubled_and_no_task_is_s
 @pytest.mark.timeout(1500)
 def test_the_same_for_minutes(world: World) -> None:
     _play(world, examples=1500, steps=60)
-
-
-Word = Literal["completed", "failed", "hopeless", "canceled"]

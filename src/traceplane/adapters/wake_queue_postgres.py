@@ -11,7 +11,6 @@ from datetime import timedelta
 from uuid import UUID
 
 from traceplane.adapters.wake_queue import MAX_RECEIVES, Depth, Message
-from traceplane.crash_points import crash_point
 from traceplane.errors import DatabaseUnavailable, QueueUnavailable
 from traceplane.postgres import outbox, wake_messages
 from traceplane.postgres.database import Database, Transaction
@@ -49,7 +48,6 @@ class PostgresWakeQueue:
         """Moves wake-ups straight from the outbox (runtime -> queue) to here; answers how many."""
         async with self._transaction("relay") as tx:
             moved = await outbox.move_to_local_queue(tx, queues, limit)
-            crash_point("relay.after_send")
         for queue in moved:
             self._arrived(queue)
         return sum(moved.values())

@@ -33,11 +33,11 @@ def _with_database(settings: Settings) -> Settings:
 @click.command()
 @click.option("--workers", default=1, show_default=True, help="Worker processes to run.")
 @click.option("--code", "code", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Folder that operator code is imported from (default: here).")  # fmt: skip
+              help="Folder that operator code is imported from (default: ./code).")  # fmt: skip
 @click.pass_obj
 def up(settings: Settings, workers: int, code: tuple[Path, ...]) -> None:
     """Run everything in one terminal: embedded Postgres, dispatcher, gateway, workers."""
-    chosen = replace(settings, worker_code_paths=code or settings.worker_code_paths or (Path.cwd(),))
+    chosen = replace(settings, worker_code_paths=code or settings.worker_code_paths)
     _configure(chosen, "up")
     ready, server = profile.start_postgres(chosen)
     prepared = asyncio.run(profile.prepare(ready))

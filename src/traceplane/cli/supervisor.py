@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from traceplane import telemetry
 from traceplane.settings import PREFIX, Settings
@@ -26,51 +27,40 @@ class Child:
     environment: Mapping[str, str]
 
 
+_NOT_FOR_A_WORKER = frozenset({"state_url", "data_url", "master_key_file", "user_token"})
+
+
 def children(settings: Settings, *, workers: int) -> list[Child]:
     """The processes of a laptop. A worker is given its token, and nothing of the database."""
-    common = {
-        "HOME": settings.home.resolve(),
-        "HOST": settings.host,
-        "DISPATCHER_PORT": settings.dispatcher_port,
-        "GATEWAY_PORT": settings.gateway_port,
-        "DISPATCHER_URL": settings.dispatcher_url,
-        "OBJECT_STORE": settings.object_store,
-        "LOG_LEVEL": settings.log_level,
-        "LOG_FORMAT": settings.log_format,
-        "OTLP_ENDPOINT": settings.otlp_endpoint,
-        "WAKE_QUEUE": settings.wake_queue,
-        "SQS_ENDPOINT_URL": settings.sqs_endpoint_url,
-        "SQS_QUEUE_PREFIX": settings.sqs_queue_prefix,
-        "AWS_REGION": settings.aws_region,
-    }
-    trusted = common | {
-        "STATE_URL": settings.state_url,
-        "DATA_URL": settings.data_url,
-        "ORG": settings.org,
-        "DISPATCH_WINDOW": settings.dispatch_window,
-        "RESEND_AFTER_SECONDS": settings.resend_after_seconds,
-        "REAP_GRACE_SECONDS": settings.reap_grace_seconds,
-        "MASTER_KEY_FILE": settings.master_key_file,
-    }
-    worker = common | {
-        "WORKER_TOKEN": settings.worker_token,
-        "WORKER_CONCURRENCY": settings.worker_concurrency,
-        "WORKER_CODE_PATHS": os.pathsep.join(str(p.resolve()) for p in settings.worker_code_paths) or None,
-        "ALLOW_WEAK_SANDBOX": str(settings.allow_weak_sandbox).lower(),
-    }
+    trusted = _environment(settings)
+    worker = _environment(settings, without=_NOT_FOR_A_WORKER)
     return [
-        Child("dispatcher", ("dispatcher",), _environment(trusted)),
-        Child("gateway", ("gateway",), _environment(trusted)),
-        *(
-            Child(f"worker-{n + 1}", ("worker", "--runtime", "python"), _environment(worker))
-            for n in range(workers)
-        ),
+        Child("dispatcher", ("dispatcher",), trusted),
+        Child("gateway", ("gateway",), trusted),
+        *(Child(f"worker-{n + 1}", ("worker", "--runtime", "python"), worker) for n in range(workers)),
     ]
 
 
-def _environment(values: Mapping[str, object]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX) or k == f"{PREFIX}CONFIG"}
-    return kept | {f"{PREFIX}{k}": str(v) for k, v in values.items() if v is not None}
+def _environment(settings: Settings, without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """This process's environment, with exactly these settings; runtimes come from the settings file."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None and field.name not in {"runtimes", *without}:
+            kept[f"{PREFIX}{field.name.upper()}"] = _text(value)
+    return kept
+
+
+def _text(value: object) -> str:
+    match value:
+        case tuple():
+            return os.pathsep.join(str(path.resolve()) for path in value)
+        case Path():
+            return str(value.resolve())
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
 
 
 Started = Callable[[str, int], None]

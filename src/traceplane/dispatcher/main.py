@@ -90,7 +90,12 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             valve=run_loop("valve", meter, interval=0.5, kick=work, stop=stop),
             backpressure=run_loop("backpressure", hold, interval=0.25, stop=stop),
             reaper=run_loop("reaper", reaper.run_once, interval=1.0, stop=stop),
-            reconciler=run_loop("reconciler", reconciler.run_once, interval=5.0, stop=stop),
+            reconciler=run_loop(
+                "reconciler",
+                reconciler.run_once,
+                interval=min(5.0, settings.resend_after_seconds),
+                stop=stop,
+            ),
             sources=run_loop("sources", SourceMonitor(database).run_once, interval=2.0, stop=stop),
             gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
             statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),

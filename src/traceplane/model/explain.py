@@ -32,7 +32,7 @@ def explain(facts: Mapping[str, Any]) -> tuple[Reason, ...]:
                 Reason(
                     "dead",
                     f"It is dead after {facts['attempt']} attempts; the last error was "
-                    f"{error.get('code', 'unknown')}: {error.get('message', '')} "
+                    f"{error.get('code', 'unknown')}: {error.get('message', '')}. "
                     "`traceplane retry` gives it a fresh set of attempts.",
                 ),
             )

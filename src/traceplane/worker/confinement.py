@@ -224,8 +224,10 @@ class Cell:
         system_calls: seccomp.Filter | None,
         uid: int | None,
         network: bool,
+        hidden: Iterable[str],
     ) -> None:
         self._isolation = isolation
+        self._hidden = tuple(hidden)
         self._system_calls = system_calls
         self._uid = uid
         self._root = root
@@ -242,7 +244,8 @@ class Cell:
         rules.allow_read(private_root.SYSTEM_FOLDERS)
         rules.allow_read((*private_root.SYSTEM_FILES, *private_root.SYSTEM_TRUST, "/etc/passwd"))
         rules.allow_read((*private_root.DEVICES, *_READABLE_PROC, *_READABLE_SYS))
-        rules.allow_read(private_root.interpreter_folders())
+        for folder in private_root.interpreter_folders():
+            rules.allow_read_around(folder, self._hidden)
         rules.allow_write(("/dev/null",))
         return rules
 
@@ -252,7 +255,9 @@ class Cell:
     def confine(self, paths: Paths, limits: Limits, *, spare_processes: int) -> None:
         """Leave this process with nothing but what the task needs. There is no way back."""
         if self._root is not None:
-            self._root.enter(readable=paths.readable, writable=paths.writable, temp=paths.temp)
+            self._root.enter(
+                readable=paths.readable, writable=paths.writable, temp=paths.temp, hidden=self._hidden
+            )
         temp = self.temp_inside(paths)
         set_limits(limits, processes=limits.processes + spare_processes)
         os.umask(_NOBODY_ELSE)
@@ -264,8 +269,8 @@ class Cell:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if self._rules is not None:
-            if self._root is None:
-                self._rules.allow_read(paths.readable)
+            for path in paths.readable if self._root is None else ():
+                self._rules.allow_read_around(path, self._hidden)
             self._rules.allow_write((temp, *paths.writable))
             self._rules.enforce()
         if self._system_calls is not None:

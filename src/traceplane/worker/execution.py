@@ -186,6 +186,8 @@ class Execution:
                 error = Failure(
                     code="operator.result_invalid", message=f"the result cannot be trusted: {problem}"
                 )
+            except OSError as problem:
+                error = Failure(code="sandbox.failed", message=f"the outputs could not be kept: {problem}")
         done = self._outcome if error is None and isinstance(self._outcome, frames.Done) else None
         return RunResult(
             task_id=self._assign.task_id,

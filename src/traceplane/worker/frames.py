@@ -50,6 +50,7 @@ class Configure(msgspec.Struct, frozen=True):
     uids: list[int]
     disabled: list[str]
     preload: list[str]
+    hidden: list[str]
 
 
 class OpenSlot(msgspec.Struct, frozen=True):

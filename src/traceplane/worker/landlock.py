@@ -80,6 +80,18 @@ class Ruleset:
         for path in paths:
             self._allow(path, _READ)
 
+    def allow_read_around(self, folder: str, hidden: Iterable[str]) -> None:
+        """Reading `folder` but for the hidden paths in it; their names can be listed, no more."""
+        inside = [path for path in hidden if path.startswith(folder.rstrip("/") + "/")]
+        if not inside:
+            self.allow_read((folder,))
+            return
+        self._allow(folder, _READ_DIR)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.path not in inside and not entry.is_symlink():
+                    self.allow_read_around(entry.path, inside)
+
     def allow_write(self, paths: Iterable[str]) -> None:
         """Everything but executing and making device nodes."""
         for path in paths:

@@ -35,6 +35,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             "a worker needs a worker token",
             next_step="set TRACEPLANE_WORKER_TOKEN (see `traceplane token issue worker`)",
         )
+    code_paths = _code_paths(settings)
     client = DispatcherClient(settings.dispatcher_address, settings.worker_token)
     wake_source: WakeSource = DispatcherWakeSource(client)
     if settings.wake_queue == "sqs":
@@ -57,7 +58,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         worker_id=f"{socket.gethostname()}:{os.getpid()}",
         slots=settings.worker_concurrency,
         object_store=settings.object_store_root.resolve(),
-        code_paths=tuple(p.resolve() for p in settings.worker_code_paths) or (Path.cwd(),),
+        code_paths=code_paths,
     )
     try:
         await task_group(
@@ -70,3 +71,18 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
     finally:
         await sandbox.close()
         await client.close()
+
+
+def _code_paths(settings: Settings) -> tuple[Path, ...]:
+    """Operators can read what lies in their code paths; the platform's own folder must not be there."""
+    home = settings.home.resolve()
+    paths = tuple(path.resolve() for path in settings.worker_code_paths)
+    for path in paths:
+        if home.is_relative_to(path):
+            raise InvalidInput(
+                "worker.home_in_code_path",
+                f"operators could read the platform's secrets: {home} lies inside of a code path",
+                value=str(path),
+                next_step="keep operators in a folder of their own, for example `traceplane up --code code`",
+            )
+    return paths

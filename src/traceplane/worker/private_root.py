@@ -35,6 +35,7 @@ SYSTEM_FILES = (
 SYSTEM_TRUST = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 TEMP = "/tmp"
+_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
 def interpreter_folders() -> list[str]:
@@ -131,7 +132,7 @@ class PrivateRoot:
         self._folders_below_temp = list(folders_below_temp)
         self._shown: list[str] = []
         self._permanent: set[str] = set()
-        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=755")
+        kernel.mount("tmpfs", path, "tmpfs", _FLAGS, "size=16m,mode=755")
 
     def settle(self) -> None:
         """What is there now is there for every task."""
@@ -185,18 +186,40 @@ class PrivateRoot:
         except PermissionError:
             return
 
-    def enter(self, *, readable: Iterable[str], writable: Iterable[str], temp: str) -> None:
+    def enter(
+        self, *, readable: Iterable[str], writable: Iterable[str], temp: str, hidden: Iterable[str] = ()
+    ) -> None:
         """Bind the task's own paths and make the root the only tree this process can see."""
         shown = list(self._shown)
         self.show(temp, TEMP, read_only=False)
         # A path below /tmp is hidden by the task's own; it is shown again, at a mount point within it.
-        for path in _uncovered((*self._folders_below_temp, *readable), shown):
+        wanted = [*self._folders_below_temp, *readable]
+        for path in _uncovered(wanted, shown):
+            self.show(path, path, read_only=True)
+        masks = [path for path in hidden if self._mask(path)]
+        for path in outermost(p for p in wanted if any(is_within(p, mask) for mask in masks)):
             self.show(path, path, read_only=True)
         for path in writable:
             self.show(path, path, read_only=False)
-        flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-        kernel.mount(None, self._path, None, flags)
+        for path in ("", *masks):
+            self._close(self.at(path))
         # chroot rather than pivot_root: unmounting the old tree waits for every processor, and a
         # process without capabilities, descriptors or the chroot call cannot leave.
         os.chroot(self._path)
         os.chdir("/")
+
+    def _mask(self, path: str) -> bool:
+        """Cover a path that one of the shown folders would reveal; whether there was a need."""
+        if path in self._shown or not any(
+            is_within(path, folder) for folder in self._shown if folder != TEMP
+        ):
+            return False
+        if os.path.isdir(self.at(path)):
+            kernel.mount("tmpfs", self.at(path), "tmpfs", _FLAGS, "size=16m,mode=755")
+            return True
+        if os.path.exists(self.at(path)):
+            kernel.bind(self.at("/dev/null"), self.at(path))
+        return False
+
+    def _close(self, mount_point: str) -> None:
+        kernel.mount(None, mount_point, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _FLAGS)

@@ -121,6 +121,11 @@ def _confine(
     )
     temp = cell.temp_inside(paths)
     cell.confine(paths, assignment.limits, spare_processes=spare_processes)
+    for path in assignment.code_paths:
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(
+                f"operators cannot read the code path {path}; other users need to be able to"
+            )
     os.environ.update(HOME=temp, TMPDIR=temp)
     sys.dont_write_bytecode = True
     sys.path[:0] = assignment.code_paths

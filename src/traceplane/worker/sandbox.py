@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import itertools
 import logging
@@ -49,6 +50,7 @@ from traceplane.worker.uid_lease import UidLease
 
 log = logging.getLogger(__name__)
 
+_FOLDER_PREFIX = "traceplane-sandbox-"
 _START_TIMEOUT_SECONDS = 60.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 _RESTARTS_ALLOWED = 5
@@ -64,6 +66,9 @@ class SandboxSettings:
     folder: Path | None = None
     """For temporary files, and for outputs without a folder of their own; unset: a new one below /tmp."""
     network: Literal["none", "full"] = "none"
+    hidden: tuple[Path, ...] = ()
+    """Never readable, not even below a code path: the platform's home, the object store. Inputs and outputs
+    of a task that lie there are shown to that task alone."""
     allow_weak: bool = False
     """Run even where tasks cannot be kept apart; for development on other systems than Linux."""
     uid_range: tuple[int, int] = (60_720, 61_180)
@@ -86,9 +91,10 @@ class SandboxSettings:
 class Sandbox:
     """Made by `start`. Safe to use from many asyncio tasks of one loop."""
 
-    def __init__(self, settings: SandboxSettings, folder: Path, lease: UidLease | None) -> None:
+    def __init__(self, settings: SandboxSettings, folder: _OwnFolder, lease: UidLease | None) -> None:
         self._settings = settings
-        self.folder = folder
+        self._own_folder = folder
+        self.folder = folder.path
         self._lease = lease
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
@@ -118,7 +124,7 @@ class Sandbox:
         if sys.platform != "linux" and not settings.allow_weak:
             raise _too_weak(f"operators can be isolated on Linux only, and this is {sys.platform}")
         protect_this_process()
-        folder = _make_folder(settings.folder)
+        folder = _OwnFolder(settings.folder)
         first, last = settings.uid_range
         lease = UidLease(first, last, settings.slots) if _uses_uids(settings) else None
         sandbox = cls(settings, folder, lease)
@@ -126,6 +132,7 @@ class Sandbox:
             await sandbox._start_server()
             sandbox._watcher = asyncio.create_task(sandbox._keep_server_running())
             await sandbox._check_strength()
+            await asyncio.to_thread(folder.remove_abandoned)
         except BaseException:
             await sandbox.close()
             raise
@@ -162,6 +169,7 @@ class Sandbox:
         slot, child = await self._take_child()
         folders = staging.TaskFolders(child.temp, self._output_folders(assignment), slot.uid)
         try:
+            child.temp.make()
             folders.make()
             assign = _as_frame(assignment, folders, streaming=on_events is not None)
             encoded = frames.encode(assign)
@@ -203,7 +211,7 @@ class Sandbox:
             await asyncio.wait(self._background)
         if self._lease is not None:
             self._lease.release()
-        await asyncio.to_thread(staging.remove_tree, self.folder)
+        await asyncio.to_thread(self._own_folder.remove)
 
     # --- children ---------------------------------------------------------------------------------
 
@@ -266,6 +274,7 @@ class Sandbox:
             uids=self._lease.uids if self._lease else [],
             disabled=sorted(settings.disabled_layers),
             preload=list(settings.preload),
+            hidden=[str(self.folder), *(os.path.realpath(path) for path in settings.hidden)],
         )
         ours.settimeout(_START_TIMEOUT_SECONDS)
         try:
@@ -401,15 +410,40 @@ def _uses_uids(settings: SandboxSettings) -> bool:
     )
 
 
-def _make_folder(parent: Path | None) -> Path:
-    """A folder that operators of any uid can pass through but not list."""
-    if parent is not None:
+class _OwnFolder:
+    """The sandbox's folder; operators of any uid can pass through it but not list it.
+
+    It is locked while its sandbox lives, so that the next one can tell and remove what a killed one left.
+    """
+
+    def __init__(self, parent: Path | None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
         parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="traceplane-sandbox-", dir=parent)).resolve()
-    for path in (folder, folder / "runs", folder / "staging"):
-        path.mkdir(exist_ok=True)
-        path.chmod(0o711)
-    return folder
+        self.path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)).resolve()
+        for path in (self.path, self.path / "runs", self.path / "staging"):
+            path.mkdir(exist_ok=True)
+            path.chmod(0o711)
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove_abandoned(self) -> None:
+        for folder in self.path.parent.glob(f"{_FOLDER_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if folder != self.path and folder.lstat().st_uid == os.geteuid():
+                    _remove_unless_locked(folder)
+
+    def remove(self) -> None:
+        staging.remove_tree(self.path)
+        os.close(self._lock)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        staging.remove_tree(folder)
+    finally:
+        os.close(lock)
 
 
 def _as_frame(assignment: Assignment, folders: staging.TaskFolders, *, streaming: bool) -> Assign:

@@ -41,6 +41,7 @@ class ServerState:
 
     isolation: Isolation
     network: bool
+    hidden: tuple[str, ...]
     template: private_root.Template | None
     system_calls: seccomp.Filter | None
     spare_processes: int
@@ -104,6 +105,7 @@ class SlotServer:
                 system_calls=state.system_calls,
                 uid=self._uid,
                 network=state.network,
+                hidden=state.hidden,
             )
 
         try:

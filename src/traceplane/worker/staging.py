@@ -9,6 +9,7 @@ commit that follows makes them the only copy.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -23,17 +24,34 @@ from traceplane.worker.frames import FrameInvalid, WrittenFile, WrittenOutput
 _BLOCK = 512
 _INODE_COST = 4096
 """Counted for each entry, so that a flood of empty files is seen too."""
+_TOO_DEEP_TO_COUNT = 1 << 62
 
 
 class TempFolder:
-    """A private folder for one child, made while it still waits for its task."""
+    """A private folder for one child, made while it still waits for its task if that is possible."""
 
     def __init__(self, base: Path, uid: int | None) -> None:
         self._base = base
+        self._uid = uid
+        self._made = False
         self.path = base / "tmp"
-        base.mkdir()
-        base.chmod(0o711)
-        make_private(self.path, uid)
+        with contextlib.suppress(PlatformError):
+            self.make()
+
+    def make(self) -> None:
+        if self._made:
+            return
+        try:
+            self._base.mkdir(exist_ok=True)
+            self._base.chmod(0o711)
+            make_private(self.path, self._uid)
+        except OSError as error:
+            raise PlatformError(
+                "sandbox.folder_in_use",
+                f"a temporary folder cannot be made: {error.strerror}",
+                value=self.path,
+            ) from error
+        self._made = True
 
     def remove(self) -> None:
         remove_tree(self._base)
@@ -57,20 +75,20 @@ class TaskFolders:
         self._made: list[Path] = [temp.path]
 
     def make(self) -> None:
+        """The output folders; one that is there already must be empty."""
         for folder in self.outputs.values():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            self._make_output(folder)
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rmdir()
+                make_private(folder, self._uid)
+            except OSError as error:
+                raise PlatformError(
+                    "sandbox.folder_in_use",
+                    f"an output folder cannot be made: {error.strerror}",
+                    value=folder,
+                ) from error
             self._made.append(folder)
-
-    def _make_output(self, folder: Path) -> None:
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                folder.rmdir()  # one that was made empty for this attempt
-            make_private(folder, self._uid)
-        except OSError as error:
-            raise PlatformError(
-                "sandbox.folder_in_use", f"an output folder cannot be made: {error.strerror}", value=folder
-            ) from error
 
     def bytes_used(self) -> int:
         return sum(_bytes_below(str(folder)) for folder in self._made)
@@ -153,10 +171,13 @@ def _bytes_below(folder: str) -> int:
     total = 0
     pending = [folder]
     while pending:
-        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
                     total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK + _INODE_COST
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return _TOO_DEEP_TO_COUNT  # nobody nests so deep but to hide
     return total

@@ -64,7 +64,14 @@ def _prepare(configure: Configure) -> ServerState:
     gc.collect()
     gc.freeze()
     gc.disable()
-    return ServerState(isolation, configure.network, template, system_calls, spare_processes)
+    return ServerState(
+        isolation=isolation,
+        network=configure.network,
+        hidden=tuple(configure.hidden),
+        template=template,
+        system_calls=system_calls,
+        spare_processes=spare_processes,
+    )
 
 
 def _tidy_interpreter() -> None:
