@@ -82,6 +82,16 @@ jobs:
   max_attempts: {MAX_ATTEMPTS["bulk"]}
 """
 
+SAID = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        st.sampled_from(["alive", "alive", "alive", "event", "completed", "failed", "hopeless", "canceled"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+"""Which lease, counted from the youngest, and what its worker says."""
+
 FINISHED = {"completed", "dead", "canceled"}
 OUT = {"dispatched", "running"}
 EventKey = tuple[Any, str, str, str, str]
@@ -199,6 +209,7 @@ class TaskMachine(RuleBasedStateMachine):
     def begin(self, cursors: list[int]) -> None:
         self.world.empty()
         self.emit(False, cursors, "", "data")
+        self.bring_work(False, False, 3)
 
     # Rules: what comes in -------------------------------------------------------------------------
 
@@ -273,19 +284,7 @@ class TaskMachine(RuleBasedStateMachine):
                 self.claim(second, 4, both)
 
     @precondition(lambda self: self.leases)
-    @rule(
-        second=st.booleans(),
-        said=st.lists(
-            st.tuples(
-                st.integers(0, 12),
-                st.sampled_from(
-                    ["alive", "alive", "alive", "event", "completed", "failed", "hopeless", "canceled"]
-                ),
-            ),
-            min_size=1,
-            max_size=6,
-        ),
-    )
+    @rule(second=st.booleans(), said=SAID)
     def workers_speak(self, second: bool, said: list[tuple[int, str]]) -> None:
         """Those that hold a lease, those that held one, and those that say the same thing again."""
         heard = [
@@ -297,6 +296,15 @@ class TaskMachine(RuleBasedStateMachine):
             self.emit_while_running(second, held, number % 2)
         if reports := [(held, word) for held, word in heard if word not in ("alive", "event")]:
             self.report(second, reports)
+
+    @precondition(lambda self: self.leases)
+    @rule(second=st.booleans(), said=SAID)
+    def slow_workers_speak(self, second: bool, said: list[tuple[int, str]]) -> None:
+        """Their leases ran out and were given up, others took their places, and yet they live."""
+        self.time_passes(second, LEASE_SECONDS + 1, True, False)
+        self.what_always_holds()
+        self.bring_work(not second, False, 2)
+        self.workers_speak(second, said)
 
     def heartbeat(self, second: bool, beats: list[Held]) -> None:
         expected: dict[tuple[UUID, UUID], str] = {}

@@ -76,7 +76,7 @@ def shown(field: Field[Any]) -> str:
         return ""
     if default is None or default == ():
         return "unset"
-    if isinstance(default, frozenset):
+    if isinstance(default, frozenset | tuple):
         return ", ".join(f"`{item}`" for item in sorted(default))
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
