@@ -25,6 +25,7 @@ from traceplane.control_api import (
     DeployResponse,
     EmitRequest,
     EmitResponse,
+    ExplainResponse,
     ManualEvent,
     TaskIds,
 )
@@ -196,6 +197,9 @@ class ControlPlane:
     async def emit_events(self, events: Sequence[ManualEvent]) -> EmitResponse:
         return await self.api.emit(self._call(EmitRequest(list(events))))
 
+    async def explain(self, task_id: UUID) -> ExplainResponse:
+        return await self.api.explain(self._call(None, task_id=str(task_id)))
+
     async def cancel(self, *task_ids: UUID) -> dict[UUID, str]:
         changes = await self.api.cancel(self._call(TaskIds(list(task_ids))))
         return {UUID(task_id): state for task_id, state in changes.changed.items()}
@@ -204,8 +208,8 @@ class ControlPlane:
         changes = await self.api.retry(self._call(TaskIds(list(task_ids))))
         return {UUID(task_id): state for task_id, state in changes.changed.items()}
 
-    def _call(self, body: Any) -> Call[Any]:
-        return Call(body, {}, None, _Admin(self.settings.org), {}, receive=_nothing_more)
+    def _call(self, body: Any, **path_params: str) -> Call[Any]:
+        return Call(body, path_params, None, _Admin(self.settings.org), {}, receive=_nothing_more)
 
     # What workers do -------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ ROUTED_EVENTS = 10_000
 FEW_JOBS, MANY_JOBS = 10, 10_000
 TIMEOUT = 120
 """Seconds for one measurement of one contender, its start included."""
+SEED_TIMEOUT = 300
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Measurements:
                 measurement,
                 {"url": database, **options},
                 environment=each.environment,
-                timeout=TIMEOUT,
+                timeout=SEED_TIMEOUT if measurement == "seed" else TIMEOUT,
             )
         except contender.ContenderFailedError as reason:
             self.problems[each.key][measurement] = str(reason)
@@ -124,7 +125,7 @@ class Measurements:
 
     def note(self, each: Contender, measurement: str) -> str:
         return "; ".join(
-            f"{one.label}: {self.problems[one.key][measurement]}"
+            f"{one.label}, {measurement}: {self.problems[one.key][measurement]}"
             for one in ([OURS] if each is OURS else [OURS, each])
             if measurement in self.problems[one.key]
         )

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from tests.control_plane import ControlPlane, Held, completed, failed
+from tests.platform import until
 from traceplane.dispatcher.leasing import Claim
 from traceplane.postgres.database import SCHEMA
 from traceplane.task_api import EventOut, Scope
@@ -55,7 +56,10 @@ ROUNDS = 12
 
 @pytest.fixture
 async def planes(database_url: str) -> AsyncIterator[tuple[ControlPlane, ControlPlane]]:
-    async with ControlPlane.open(database_url) as a, ControlPlane.open(database_url, wake_ups=a.wake_ups) as b:
+    async with (
+        ControlPlane.open(database_url) as a,
+        ControlPlane.open(database_url, wake_ups=a.wake_ups) as b,
+    ):
         await a.deploy(DAG)
         yield a, b
     assert await deadlocks(database_url) == 0
@@ -64,12 +68,13 @@ async def planes(database_url: str) -> AsyncIterator[tuple[ControlPlane, Control
 async def deadlocks(url: str) -> int:
     """How many the server broke; it counts them when the sessions that met them are closed."""
     connection = await asyncpg.connect(url, server_settings={"search_path": SCHEMA})
+    others = "select count(*) = 0 from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     try:
-        while await connection.fetchval(
-            "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-        ):
-            await asyncio.sleep(0.01)
-        return await connection.fetchval("select deadlocks from pg_stat_database where datname = current_database()")
+        await until(lambda: connection.fetchval(others), what="all other sessions are closed")
+        found: int = await connection.fetchval(
+            "select deadlocks from pg_stat_database where datname = current_database()"
+        )
+        return found
     finally:
         await connection.close()
 
@@ -122,13 +127,19 @@ async def test_reports_heartbeats_events_and_cancellations_of_the_same_tasks(
             a.fail(*held),
             a.cancel(*ids[::3]),
             b.cancel(*ids[::-1][::3]),
-            a.emit_running(held[0], *(EventOut(0, Scope(cursor=round_ * 1000 + n), emission="x") for n in range(20))),
-            b.emit_running(back[0], *(EventOut(0, Scope(cursor=round_ * 1000 + 19 - n), emission="x") for n in range(20))),
+            a.emit_running(
+                held[0], *(EventOut(0, Scope(cursor=round_ * 1000 + n), emission="x") for n in range(20))
+            ),
+            b.emit_running(
+                back[0], *(EventOut(0, Scope(cursor=round_ * 1000 + 19 - n), emission="x") for n in range(20))
+            ),
         )
         await together(a.retry(*ids), b.retry(*ids[::-1]), a.cancel(*ids), b.cancel(*ids[::-1]))
 
 
-async def test_the_valve_against_reports_cancellations_and_retries(planes: tuple[ControlPlane, ControlPlane]) -> None:
+async def test_the_valve_against_reports_cancellations_and_retries(
+    planes: tuple[ControlPlane, ControlPlane],
+) -> None:
     a, b = planes
     for round_ in range(ROUNDS):
         held = await running(a, "left", round_ * TASKS)

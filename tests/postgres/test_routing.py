@@ -70,7 +70,9 @@ async def test_a_repeated_event_is_accepted_once(plane: ControlPlane) -> None:
     assert await plane.value("select count(*) from events") == 5
 
 
-async def test_a_second_word_on_a_scope_is_told_from_a_repetition_by_its_emission(plane: ControlPlane) -> None:
+async def test_a_second_word_on_a_scope_is_told_from_a_repetition_by_its_emission(
+    plane: ControlPlane,
+) -> None:
     await plane.deploy(SOURCE + COPY)
     assert await accepted(plane, 1) == (1, 0)
     assert await accepted(plane, 1, emission="fork-b") == (1, 0)
@@ -151,7 +153,9 @@ async def test_an_unrelated_job_hears_nothing(plane: ControlPlane) -> None:
     assert await plane.tasks("after") == []
 
 
-async def test_a_retired_job_gets_nothing_more_and_its_waiting_tasks_are_canceled(plane: ControlPlane) -> None:
+async def test_a_retired_job_gets_nothing_more_and_its_waiting_tasks_are_canceled(
+    plane: ControlPlane,
+) -> None:
     await plane.deploy(SOURCE + reader("stays", "in") + reader("goes", "in"))
     await plane.emit("in", [1])
     await plane.deploy(SOURCE + reader("stays", "in"))
@@ -259,7 +263,9 @@ async def test_a_wake_up_is_written_with_every_task_that_goes_out(plane: Control
     await plane.deploy(SOURCE + COPY)
     await plane.emit("in", range(10))
     rows = await plane.sql("select task_ids from outbox")
-    assert sorted(t for row in rows for t in row["task_ids"]) == sorted(await plane.tasks("copy", "dispatched"))
+    assert sorted(t for row in rows for t in row["task_ids"]) == sorted(
+        await plane.tasks("copy", "dispatched")
+    )
 
 
 # What is refused ------------------------------------------------------------------------------------

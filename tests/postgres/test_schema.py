@@ -122,7 +122,9 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(
     with pytest.raises(asyncpg.DivisionByZeroError):
         await migrate(empty_url)
     assert not [row for row in await described(empty_url) if "half_done" in row]
-    monkeypatch.setattr(migrating, "migrations", lambda: (*good, Migration("9999_broken", "create table whole (id int)")))
+    monkeypatch.setattr(
+        migrating, "migrations", lambda: (*good, Migration("9999_broken", "create table whole (id int)"))
+    )
     assert await migrate(empty_url) == ("9999_broken",)
 
 

@@ -290,7 +290,10 @@ class Crash:
 
     async def strike(self) -> None:
         """Waits for the process to die at the boundary; looks at what it left, and starts it again."""
-        assert await self.victim.died(30) == -signal.SIGKILL
+        try:
+            assert await self.victim.died(60) == -signal.SIGKILL
+        except TimeoutError:
+            raise AssertionError(f"{self.boundary} was never reached") from None
         label, side = self.boundary.split(".")
         label, visible = STEPS.get(self.boundary, (label, side == "after_commit"))
         left = await self.platform.value(
@@ -483,6 +486,7 @@ async def test_nothing_is_lost_or_doubled_when_a_process_dies_at(world: World, b
     for process in world.platform.processes.values():
         if not process.alive:
             await process.start()
+        process.running.send_signal(signal.SIGCONT)
     crash = Crash(world, boundary)
     async with watched(world.platform):
         scenario = SCENARIOS.get(boundary) or SCENARIOS.get(boundary.partition(".")[0], events_flow)

@@ -85,7 +85,6 @@ def one_job(dag: str, entrypoint: str = "basic:copy", **fields: Any) -> str:
         "inputs": [{"from": {"job": "numbers"}}],
         "outputs": [{"dataset": f"{dag}.out"}],
         "config": config,
-        "lease": "1s",
         "retry": {"base": "50ms"},
         **fields,
     }
@@ -135,11 +134,12 @@ class World:
         dead = [p for p in self.platform.processes.values() if not p.alive]
         for process in dead:
             await process.start()
-        await self.platform.ready(*(p.name for p in dead if not p.name.startswith("worker")) or ("gateway",))
+        if dead:
+            await self.platform.ready(*(p.name for p in dead))
 
-    async def worker_of(self, dag: str, *, attempt: int = 1) -> Process:
+    async def worker_of(self, dag: str) -> Process:
         """The worker that runs the DAG's one task, once one does."""
-        row = await until(lambda: self.task_row(dag, f"state = 'running' and attempt = {attempt}"))
+        row = await until(lambda: self.task_row(dag, "state = 'running'"), what=f"{dag} runs")
         pid = int(row["worker_id"].rpartition(":")[2])
         (found,) = [w for w in self.workers if w.running is not None and w.running.pid == pid]
         return found
@@ -310,7 +310,7 @@ async def test_concurrent_producers_of_which_only_one_is_seen(world: World) -> N
 
 async def test_concurrent_tasks_of_one_producer_are_all_seen(world: World) -> None:
     """Ten running tasks of one job emit at the same moment, through two dispatchers."""
-    await world.platform.deploy(one_job("emitters", runtime="held", lease="30s"))
+    await world.platform.deploy(one_job("emitters", runtime="held"))
     reader = {"inputs": [{"from": {"dataset": "emitters.out"}}], "runtime": "dispatcher", "operator": "pass"}
     await world.platform.deploy(one_job("listeners", **reader))
     await world.platform.emit("emitters.in", range(10))
@@ -414,7 +414,9 @@ async def test_a_side_effect_published_before_its_transaction_commits(world: Wor
 
 
 async def test_a_slot_leaked_by_a_canceled_run(world: World) -> None:
-    await world.platform.deploy(one_job("leak", "recovery:long_first", scaling={"max_concurrency": 1}))
+    await world.platform.deploy(
+        one_job("leak", "recovery:long_first", lease="1s", scaling={"max_concurrency": 1})
+    )
     await world.platform.emit("leak.in", [0])
     running = await until(lambda: world.task_row("leak", "state = 'running'"))
     await world.platform.emit("leak.in", [1])
@@ -425,7 +427,7 @@ async def test_a_slot_leaked_by_a_canceled_run(world: World) -> None:
 
 
 async def test_a_cpu_bound_operator_that_loses_its_heartbeat(world: World) -> None:
-    await world.platform.deploy(one_job("burn", "basic:burn_cpu", config={"seconds": 3.0}))
+    await world.platform.deploy(one_job("burn", "basic:burn_cpu", lease="2s", config={"seconds": 6.0}))
     await world.platform.emit("burn.in", [1])
     await settle(world.platform)
     (task,) = await world.tasks("burn")
@@ -433,7 +435,7 @@ async def test_a_cpu_bound_operator_that_loses_its_heartbeat(world: World) -> No
 
 
 async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(world: World) -> None:
-    await world.platform.deploy(one_job("away", "basic:slow", config={"seconds": 4.0}))
+    await world.platform.deploy(one_job("away", "basic:slow", lease="1s", config={"seconds": 4.0}))
     await world.platform.emit("away.in", [1])
     await until(lambda: world.task_row("away", "state = 'running'"))
     for name in ("dispatcher-1", "dispatcher-2"):
@@ -448,13 +450,13 @@ async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(
 
 async def test_a_stalled_worker_that_comes_back_changes_nothing(world: World) -> None:
     """It is silent for longer than its lease; another worker has done its task when it wakes up."""
-    await world.platform.deploy(one_job("stall", "basic:slow", config={"seconds": 1.0}))
+    await world.platform.deploy(one_job("stall", "basic:slow", lease="1s", config={"seconds": 1.0}))
     await world.platform.emit("stall.in", [1])
     stalled = await world.worker_of("stall")
     assert stalled.running is not None
     stalled.running.send_signal(signal.SIGSTOP)
     try:
-        await until(lambda: world.task_row("stall", "state = 'completed' and attempt = 2"))
+        await until(lambda: world.task_row("stall", "state = 'completed' and attempt > 1"))
         before = (await world.tasks("stall"), await world.commits("stall"))
         said_before = len(stalled.log.read_text())
     finally:
@@ -465,7 +467,8 @@ async def test_a_stalled_worker_that_comes_back_changes_nothing(world: World) ->
 
     await until(told_so, what="the stalled worker was told that it is stale")
     assert (await world.tasks("stall"), await world.commits("stall")) == before
-    assert "/2/" in before[1][0]["files"], "the files are those of the second attempt"
+    (commit,) = before[1]
+    assert f"/{commit['attempt']}/" in commit["files"], "the files are those of the later attempt"
     await settle(world.platform)
 
 
@@ -480,11 +483,10 @@ async def test_heartbeats_of_500_workers_contending_for_locks(
     await world.platform.deploy(one_job("churn", runtime="held", lease="60s"))
     await world.platform.emit("churn.in", range(300))
 
-    async def churn() -> int:
+    async def churn(client: DispatcherClient) -> int:
         done = 0
-        while done < 300:
-            some = await world.take(world.dispatchers[done % 2], 7)
-            assert set(await world.complete(world.dispatchers[(done + 1) % 2], some)) <= {"committed"}
+        while some := await world.take(client, 20, seconds=2):
+            assert set(await world.complete(client, some)) == {"committed"}
             done += len(some)
         return done
 
@@ -492,7 +494,7 @@ async def test_heartbeats_of_500_workers_contending_for_locks(
         (outcome,) = await client.heartbeat([h.token], [h.beat()])
         return outcome.outcome
 
-    churning = asyncio.create_task(churn())
+    churning = asyncio.gather(*(churn(client) for client in world.dispatchers * 2))
     started, rounds = time.monotonic(), 0
     while not churning.done() or rounds < 3:
         by = cycle(world.dispatchers)
@@ -500,7 +502,7 @@ async def test_heartbeats_of_500_workers_contending_for_locks(
         assert set(outcomes) == {"ok"}
         rounds += 1
     seconds = time.monotonic() - started
-    assert await churning == 300
+    assert sum(await churning) == 300
     after = {row["task_id"]: row["lease_expires_at"] for row in await world.tasks("beats")}
     assert all(after[task_id] > before[task_id] for task_id in before)
     assert set(await world.complete(world.dispatchers[0], held)) == {"committed"}
@@ -553,13 +555,14 @@ async def test_the_queue_table_under_a_long_open_snapshot(
 
 
 async def test_a_worker_killed_in_the_middle_of_a_task_is_replaced_by_another(world: World) -> None:
-    await world.platform.deploy(one_job("killed", "basic:slow", config={"seconds": 1.5}))
+    await world.platform.deploy(one_job("killed", "basic:slow", lease="1s", config={"seconds": 1.0}))
     async with watched(world.platform):
         await world.platform.emit("killed.in", [1])
         await (await world.worker_of("killed")).kill()
         await settle(world.platform)
     (task,) = await world.tasks("killed")
-    assert (task["state"], task["attempt"]) == ("completed", 2)
+    assert task["state"] == "completed"
+    assert task["attempt"] > 1
     assert await stored_rows(world.platform, "killed.out", 0, 9) == [{"position": 1}]
 
 
@@ -577,9 +580,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_its_task(world: World) -> 
 
 
 async def test_cancellation_of_queued_dispatched_and_running_tasks(world: World) -> None:
-    await world.platform.deploy(
-        one_job("cancel", runtime="held", lease="30s", scaling={"max_concurrency": 2})
-    )
+    await world.platform.deploy(one_job("cancel", runtime="held", scaling={"max_concurrency": 2}))
     await world.platform.emit("cancel.in", range(3))
     client = world.dispatchers[0]
     woken = await client.wake_receive(WakeReceiveRequest("held", 1, 10))
@@ -650,28 +651,27 @@ async def test_a_dispatcher_stopped_gracefully_while_calls_are_in_flight(
     await world.platform.emit("graceful.in", range(200))
     held = await take_all(world, 200)
     client, dispatcher = world.dispatchers[0], world.platform["dispatcher-1"]
-    answered = 0
+    answered: asyncio.Queue[None] = asyncio.Queue()
 
     async def report(h: Held) -> str:
-        nonlocal answered
+        await patiently(lambda: client.heartbeat([h.token], [h.beat()]))
+        answered.put_nowait(None)
         (outcome,) = await patiently(lambda: world.complete(client, [h]))
-        answered += 1
         return outcome
 
     async with watched(world.platform):
         reports = [asyncio.create_task(report(h)) for h in held]
-        while not answered:
-            await asyncio.sleep(0)
+        await answered.get()
         started = time.monotonic()
         assert await dispatcher.stop() == 0
         seconds = time.monotonic() - started
-        early = answered
+        early = len(await world.commits("graceful"))
         await dispatcher.start()
         assert Counter(await asyncio.gather(*reports)) == {"committed": 200}
     assert len(await world.commits("graceful")) == 200
     await settle(world.platform)
     with capsys.disabled():
-        print(f"\na dispatcher stopped in {seconds:.1f} s; {early} of 200 reports were answered by then")
+        print(f"\na dispatcher stopped in {seconds:.1f} s; {early} of 200 reports were in by then")
 
 
 async def test_two_dispatchers_on_one_database_process_each_event_once(world: World) -> None:
@@ -686,14 +686,13 @@ async def test_two_dispatchers_on_one_database_process_each_event_once(world: Wo
     tasks = await world.tasks("pair")
     assert Counter((t["state"], t["attempt"]) for t in tasks) == {("completed", 1): 200}
     assert sorted(row["range_start"] for row in await world.commits("pair")) == list(range(200))
-    assert len({t["worker_id"] for t in tasks}) == 2
 
 
 @pytest.mark.parametrize("call", ["complete", "events", "heartbeat"])
 async def test_a_call_that_got_no_answer_is_repeated_and_answered_the_same(world: World, call: str) -> None:
     """The dispatcher dies between its commit and its answer; the other one answers the repetition."""
     dag = f"repeat-{call}"
-    await world.platform.deploy(one_job(dag, runtime="held", lease="30s"))
+    await world.platform.deploy(one_job(dag, runtime="held"))
     await world.platform.emit(f"{dag}.in", [1])
     first, second = world.dispatchers
     (held,) = await world.take(second, 1)
@@ -715,8 +714,8 @@ async def test_a_call_that_got_no_answer_is_repeated_and_answered_the_same(world
         await make(first)
     assert await world.platform["dispatcher-1"].died() == -signal.SIGKILL
     told = (
-        "select event_id, range_start from events join tasks on task_id = producer_id join jobs using (job_id)"
-        " join dags d using (dag_id) where d.name = $1 order by 1"
+        "select e.event_id, e.range_start from events e join tasks t on t.task_id = e.producer_id"
+        " join jobs j using (job_id) join dags d using (dag_id) where d.name = $1 order by 1"
     )
     before = (await world.tasks(dag), await world.commits(dag), await world.platform.sql(told, dag))
     answer = await make(second)
@@ -739,7 +738,7 @@ async def test_a_restart_and_a_crash_of_postgres_in_the_middle_of_the_work(
     try:
         await migrate(server.state_url)
         async with Platform.start(server.state_url, folder / "home") as platform:
-            await platform.deploy(one_job("restarts", "basic:slow", config={"seconds": 0.1}))
+            await platform.deploy(one_job("restarts", "basic:slow", lease="2s", config={"seconds": 0.1}))
 
             async def some_done(count: int) -> bool:
                 return (await platform.states("work")).get("completed", 0) >= count

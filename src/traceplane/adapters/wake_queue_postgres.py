@@ -30,10 +30,13 @@ class PostgresWakeQueue:
         self._arrivals: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._looked_back_at: defaultdict[str, float] = defaultdict(float)
         self._seen: defaultdict[str, int] = defaultdict(int)
+        self._stopping = False
 
     async def listen(self, stop: asyncio.Event) -> None:
-        """Hears of messages that other processes sent; runs beside the receivers."""
+        """Hears of messages that other processes sent; runs beside the receivers, and lets them go at `stop`."""
         await self._database.listen([wake_messages.CHANNEL], lambda _, queue: self._arrived(queue), stop)
+        self._stopping = True
+        self._arrived("")
 
     def _arrived(self, queue: str) -> None:
         for name in [queue] if queue else list(self._arrivals):
@@ -61,7 +64,7 @@ class PostgresWakeQueue:
             arrival.clear()
             stored = await self._take(queue, limit, visibility_seconds)
             left = deadline - time.monotonic()
-            if stored or left <= 0:
+            if stored or left <= 0 or self._stopping:
                 if len(stored) == limit:
                     arrival.set()  # there may be more for the next receiver
                 return [Message(str(m.message_id), m.task_id, m.receives) for m in stored]

@@ -7,7 +7,7 @@ neither a lease nor a moment in which half of it is visible. No user code runs h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,9 @@ from traceplane.postgres.events import NewEvent
 from traceplane.runtime import Outcome
 
 _BATCH = 500
+_POSITIONS = 100_000
+"""Most positions that an aggregator takes in at once: one event with more of them is refused, several with more
+in sum are a matter of several passes. No event, however wide, keeps the others waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,17 @@ class Ran(Outcome):
     more: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What an operator made of a batch; tasks of the batch that it names nowhere wait for the next pass."""
+
+    events: list[NewEvent]
+    done: list[dict[str, Any]]
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    """Tasks that it can do nothing with."""
+    reason: str = ""
+
+
 class InProcess:
     def __init__(self, database: Database, *, work_created: Callable[[], None]) -> None:
         self._database = database
@@ -35,7 +49,7 @@ class InProcess:
 
     async def run_once(self) -> Ran:
         async with self._database.transaction("in_process") as tx:
-            completed = emitted = created = 0
+            completed = failed = emitted = created = 0
             more = False
             for job in await tasks.waiting_jobs(tx, in_process=True):
                 batch = await tasks.take_in_process(tx, job.job_id, _BATCH)
@@ -43,32 +57,34 @@ class InProcess:
                     continue
                 (definition,) = await registry.job_payloads(tx, [job.job_id])
                 try:
-                    drafts = await _OPERATORS[job.operator](tx, definition, batch)
+                    work = await _OPERATORS[job.operator](tx, definition, batch)
                 except (KeyError, ValueError, TypeError) as error:
                     # The definition is unusable; nothing was written by the operator before it noticed.
-                    await self._fail(tx, job.operator, batch, error)
+                    reason = f"{job.operator}: {type(error).__name__} {error}"
+                    await self._fail(tx, job.operator, batch, "operator.misconfigured", reason)
+                    failed += len(batch)
                     continue
-                accepted = await events.accept(tx, drafts)
-                await tasks.finish_in_process(tx, [t["task_id"] for t in batch])
-                completed += len(batch)
+                accepted = await events.accept(tx, work.events)
+                await tasks.finish_in_process(tx, [t["task_id"] for t in work.done])
+                if work.refused:
+                    await self._fail(tx, job.operator, work.refused, "operator.range_too_wide", work.reason)
+                completed += len(work.done)
+                failed += len(work.refused)
                 emitted += sum(1 for i in accepted.event_ids if i is not None)
                 created += accepted.tasks_created
-                more = more or len(batch) == _BATCH
+                more = more or len(batch) == _BATCH or len(work.done) + len(work.refused) < len(batch)
         if created:
             self._work_created()
-        return Ran(completed, 0, emitted, more or created > 0)
+        return Ran(completed, failed, emitted, more or created > 0)
 
     async def _fail(
-        self, tx: Transaction, operator: str, batch: list[dict[str, Any]], error: Exception
+        self, tx: Transaction, operator: str, batch: list[dict[str, Any]], code: str, reason: str
     ) -> None:
-        body = {"code": "operator.misconfigured", "message": f"{operator}: {type(error).__name__} {error}"}
-        telemetry.emit(
-            "in_process.failed", "warning", operator=operator, tasks=len(batch), message=body["message"]
-        )
-        await tasks.fail_in_process(tx, [t["task_id"] for t in batch], body)
+        telemetry.emit("in_process.failed", "warning", operator=operator, tasks=len(batch), message=reason)
+        await tasks.fail_in_process(tx, [t["task_id"] for t in batch], {"code": code, "message": reason})
 
 
-async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> list[NewEvent]:
+async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> _Work:
     """Positions fill aligned ranges of a fixed size; a full range becomes one partition event, once.
 
     The job itself is the producer, so a range completed again (after a crash, by a repeated event) is
@@ -79,6 +95,7 @@ async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str,
         raise ValueError("size must be at least 1")
     output = UUID(job["outputs"][0]["dataset_version"])
     job_id: UUID = job["job_id"]
+    batch, too_wide = _share(batch, size)
     arrived = [t for t in batch if t["kind"] == "data"]
     if arrived:
         await aggregator.add_positions(tx, job_id, [(t["range_start"], t["range_end"]) for t in arrived])
@@ -99,16 +116,33 @@ async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str,
                     emission=emission,
                     traceparent=task["traceparent"],
                 )
-    return list(drafts.values())
+    reason = f"an aggregator takes at most {_POSITIONS} positions at once, within 64 bits"
+    return _Work(list(drafts.values()), batch, too_wide, reason)
+
+
+def _share(batch: list[dict[str, Any]], size: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tasks to take in now, in order, and those that nobody could ever take in."""
+    share, too_wide, room = [], [], _POSITIONS
+    for task in batch:
+        ranges = _aligned(task["range_start"], task["range_end"], size)
+        positions = task["range_end"] - task["range_start"] + 1 if task["kind"] == "data" else len(ranges)
+        if positions > _POSITIONS or ranges[0] < -(2**63) or ranges[-1] + size > 2**63:
+            too_wide.append(task)
+        elif positions > room:
+            break
+        else:
+            share.append(task)
+            room -= positions
+    return share, too_wide
 
 
 def _aligned(start: int, end: int, size: int) -> range:
     return range(start // size * size, end + 1, size)
 
 
-async def _pass_on(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> list[NewEvent]:
+async def _pass_on(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> _Work:
     """Every event again on each output: a joint between datasets that needs no worker."""
-    return [
+    drafts = [
         NewEvent(
             producer_id=task["task_id"],
             generation_id=UUID(output["dataset_version"]),
@@ -121,6 +155,7 @@ async def _pass_on(tx: Transaction, job: dict[str, Any], batch: list[dict[str, A
         for task in batch
         for output in job["outputs"]
     ]
+    return _Work(drafts, batch)
 
 
 _OPERATORS = {"aggregator": _aggregate, "pass": _pass_on}

@@ -192,28 +192,39 @@ class Leasing:
     # Heartbeat -------------------------------------------------------------------------------------
 
     async def heartbeat(self, calls: Sequence[HeartbeatCall]) -> list[HeartbeatOutcome]:
-        async def once() -> list[HeartbeatOutcome]:
+        reaped: set[UUID] = set()
+
+        async def once() -> list[HeartbeatOutcome] | None:
             async with self._database.transaction("heartbeat") as tx:
-                return await self._heartbeat(tx, calls)
+                return await self._heartbeat(tx, calls, reaped)
 
-        return await again_if_concurrent(once)
+        while (outcomes := await again_if_concurrent(once)) is None:
+            pass
+        return outcomes
 
-    async def _heartbeat(self, tx: Transaction, calls: Sequence[HeartbeatCall]) -> list[HeartbeatOutcome]:
+    async def _heartbeat(
+        self, tx: Transaction, calls: Sequence[HeartbeatCall], reaped: set[UUID]
+    ) -> list[HeartbeatOutcome] | None:
+        """The outcomes; or None, with `reaped` grown, when tasks turn up that were given up and yet live.
+
+        They run on if there is room, and their jobs have to be locked before any task is.
+        """
+        if reaped:
+            await tasks.lock_jobs(tx, list(reaped))
         locked = await tasks.lock(tx, [c.beat.task_id for c in calls])
-        verdicts = [
-            judge_heartbeat(_facts(locked, c.beat.task_id), c.beat.attempt, c.beat.lease_token) for c in calls
+        judged = [
+            (c, judge_heartbeat(_facts(locked, c.beat.task_id), c.beat.attempt, c.beat.lease_token))
+            for c in calls
         ]
-        reaped = [
-            c.beat.task_id for c, v in zip(calls, verdicts, strict=True) if v is HeartbeatVerdict.REVIVE
-        ]
-        busy = await tasks.scopes_busy(tx, reaped) if reaped else set()
-        alive = {
-            c.beat.task_id: c.beat.progress
-            for c, v in zip(calls, verdicts, strict=True)
-            if v in (HeartbeatVerdict.OK, HeartbeatVerdict.REVIVE) and c.beat.task_id not in busy
-        }
+        alive = {c.beat.task_id: c.beat.progress for c, v in judged if v is HeartbeatVerdict.OK}
+        if found := {c.beat.task_id: c.beat.progress for c, v in judged if v is HeartbeatVerdict.REVIVE}:
+            if not reaped.issuperset(found):
+                reaped.update(found)
+                return None
+            revived = await tasks.revivable(tx, list(found))
+            alive |= {task_id: progress for task_id, progress in found.items() if task_id in revived}
         ends = await tasks.extend(tx, list(alive), list(alive.values())) if alive else {}
-        return [self._heartbeat_outcome(c, v, ends) for c, v in zip(calls, verdicts, strict=True)]
+        return [self._heartbeat_outcome(c, v, ends) for c, v in judged]
 
     def _heartbeat_outcome(
         self, call: HeartbeatCall, verdict: HeartbeatVerdict, ends: dict[UUID, datetime]
@@ -319,7 +330,7 @@ class Leasing:
         for position, (call, verdict) in zip(positions, judged, strict=True):
             task = locked.get(call.fence.task_id)
             outcomes[position] = CompletionOutcome(call.fence.task_id, _outcome(verdict, task))
-            self._count(call, verdict, task)
+        self._count(judged, locked)
         return accepted
 
     def _after_acceptance(self, accepted: events.Accepted) -> None:
@@ -330,24 +341,36 @@ class Leasing:
         if accepted.tasks_created:
             self._work_created()
 
-    def _count(self, call: CompletionCall, verdict: ReportVerdict, task: tasks.LockedTask | None) -> None:
-        job = self._job_names.get(task.job_id, "?") if task is not None else "?"
-        match verdict:
-            case ReportVerdict.COMPLETE:
-                telemetry.count("tasks_completed_total", job=job)
-                telemetry.observe("task_seconds", (task.seconds if task else None) or 0.0, job=job)
-            case ReportVerdict.RETRY | ReportVerdict.DIE:
+    def _count(
+        self,
+        judged: Sequence[tuple[CompletionCall, ReportVerdict]],
+        locked: dict[UUID, tasks.LockedTask],
+    ) -> None:
+        """Counts by job and verdict, once per group rather than once per task."""
+        counts: Counter[tuple[ReportVerdict, str]] = Counter()
+        for call, verdict in judged:
+            task = locked.get(call.fence.task_id)
+            job = self._job_names.get(task.job_id, "?") if task is not None else "?"
+            counts[verdict, job] += 1
+            if verdict is ReportVerdict.COMPLETE and task is not None:
+                telemetry.observe("task_seconds", task.seconds or 0.0, job=job)
+            elif verdict in (ReportVerdict.RETRY, ReportVerdict.DIE):
                 code = (call.error or {}).get("code", "unknown")
                 telemetry.count("tasks_failed_total", job=job, code=code)
                 if verdict is ReportVerdict.DIE:
-                    telemetry.count("tasks_dead_total", job=job)
                     telemetry.emit(
                         "task.dead", "warning", task_id=str(call.fence.task_id), job=job, code=code
                     )
-            case ReportVerdict.CANCEL:
-                telemetry.count("tasks_canceled_total")
-            case ReportVerdict.STALE:
-                telemetry.count("stale_calls_total", call="complete")
+        for (verdict, job), count in counts.items():
+            match verdict:
+                case ReportVerdict.COMPLETE:
+                    telemetry.count("tasks_completed_total", count, job=job)
+                case ReportVerdict.DIE:
+                    telemetry.count("tasks_dead_total", count, job=job)
+                case ReportVerdict.CANCEL:
+                    telemetry.count("tasks_canceled_total", count)
+                case ReportVerdict.STALE:
+                    telemetry.count("stale_calls_total", count, call="complete")
 
 
 def heartbeat_call(beat: Heartbeat, capabilities: Sequence[Capability]) -> HeartbeatCall:
@@ -373,6 +396,8 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
         error = msgspec.to_builtins(completion.error) if completion.error is not None else None
         retryable = completion.error.retryable if completion.error is not None else True
         return CompletionCall(fence, report, error, retryable)
+    if not completion.outputs and not completion.events:
+        return CompletionCall(fence, report)
     outputs = tuple(_output(completion, o, grants) for o in completion.outputs)
     implied = [EventOut(o.output_index, o.scope) for o in completion.outputs]
     named = tuple(
@@ -483,6 +508,8 @@ def _fence(call: Fence) -> tasks.Fence:
 
 def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
     """Positions in groups without a repeated task: one statement may change a row only once."""
+    if len(set(task_ids)) == len(task_ids):
+        return [list(range(len(task_ids)))]
     rounds: list[list[int]] = []
     seen: Counter[UUID] = Counter()
     for position, task_id in enumerate(task_ids):

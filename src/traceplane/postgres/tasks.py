@@ -115,8 +115,12 @@ async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTa
     }
 
 
-async def scopes_busy(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
-    return {r["task_id"] for r in await tx.rows(_SQL["scopes_busy"], task_ids)}
+async def lock_jobs(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["lock_jobs"], task_ids)
+
+
+async def revivable(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
+    return {r["task_id"] for r in await tx.rows(_SQL["revivable"], task_ids)}
 
 
 async def extend(

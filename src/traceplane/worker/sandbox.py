@@ -423,8 +423,10 @@ class _OwnFolder:
         for path in (self.path, self.path / "runs", self.path / "staging"):
             path.mkdir(exist_ok=True)
             path.chmod(0o711)
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        unlocked = self.path / "unlocked"
+        self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / "lock")  # nobody ever finds the lock file without its lock
 
     def remove_abandoned(self) -> None:
         for folder in self.path.parent.glob(f"{_FOLDER_PREFIX}*"):

@@ -59,6 +59,8 @@ class _Held:
     run: asyncio.Task[None] | None = None
     verdict: str | None = None
     """canceled | stale, once a heartbeat said so."""
+    ended: bool = False
+    """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
     next_beat: float = field(default_factory=time.monotonic)
 
 
@@ -154,6 +156,7 @@ class Wrapper:
                 attempt=task.attempt,
             ) as span:
                 completion = await self._attempt(held, span.traceparent)
+            held.ended = True
             if completion is not None:
                 await self._report(held, completion)
         except Exception as error:  # whatever happens to one task must not end the worker
@@ -340,7 +343,7 @@ class Wrapper:
     def _heed(self, held: _Held, outcome: HeartbeatOutcome) -> None:
         if outcome.token is not None:
             held.token = outcome.token
-        if outcome.outcome != "ok" and held.run is not None and held.task.task_id in self._held:
+        if outcome.outcome != "ok" and held.run is not None and held.verdict is None and not held.ended:
             held.verdict = "canceled" if outcome.outcome == "canceled" else "stale"
             telemetry.emit("worker.stopping_task", task_id=str(held.task.task_id), why=outcome.outcome)
             held.run.cancel()

@@ -38,11 +38,13 @@ def main(control_descriptor: int) -> NoReturn:
         file.write(_KILL_ME_FIRST)  # when memory runs out, an operator goes before the platform
     os.umask(0o022)  # folders of a private root must be passable for operators
     confinement.protect_this_process()
-    body, _ = receive(control)
-    configure = msgspec.json.decode(body, type=Configure)
-    state = _prepare(configure)
-    isolation = state.isolation
-    send(control, Hello(list(isolation.active), isolation.missing, isolation.landlock_abi))
+    try:
+        body, _ = receive(control)
+        state = _prepare(msgspec.json.decode(body, type=Configure))
+        isolation = state.isolation
+        send(control, Hello(list(isolation.active), isolation.missing, isolation.landlock_abi))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # the wrapper ended, or closed its sandbox, before this one was up
     _serve(control, state)
 
 

@@ -273,6 +273,8 @@ create index dataset_commits_by_scope on dataset_commits (generation_id, range_s
 create table generation_cursors (
   generation_id uuid primary key,
   position bigint not null,
+  -- The length of its longest commit: what overlaps a range starts no further before it than this.
+  widest bigint not null,
   updated_at timestamptz not null
 );
 

@@ -4,9 +4,9 @@
 -- Queue depth and age of every job that has a threshold. Counting stops a little above the threshold.
 select j.job_id, j.max_queue_depth, extract(epoch from j.max_queue_age)::float8 as max_queue_age_seconds,
   (select count(*) from (select 1 from tasks t where t.job_id = j.job_id and t.stage = 0
-     limit coalesce(j.max_queue_depth * 2, 0)) q)
+     limit coalesce(j.max_queue_depth::bigint * 2, 0)) q)
   + (select count(*) from (select 1 from tasks t where t.job_id = j.job_id and t.stage = 1
-     and t.state = 'dispatched' limit coalesce(j.max_queue_depth * 2, 0)) f) as depth,
+     and t.state = 'dispatched' limit coalesce(j.max_queue_depth::bigint * 2, 0)) f) as depth,
   coalesce((select extract(epoch from tp_now() - t.created_at)::float8 from tasks t
      where t.job_id = j.job_id and t.stage = 0 and j.max_queue_age is not null
      order by t.priority, t.ready_at limit 1), 0) as age_seconds,

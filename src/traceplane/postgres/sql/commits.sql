@@ -14,17 +14,21 @@ with produced as materialized (
   from produced
   on conflict (task_id, output_index, scope_key) do nothing
 )
-insert into generation_cursors (generation_id, position, updated_at)
-select generation_id, max(range_end), tp_now() from produced group by generation_id order by generation_id
+insert into generation_cursors (generation_id, position, widest, updated_at)
+select generation_id, max(range_end), least(max(range_end::numeric - range_start), 9223372036854775807)::bigint, tp_now()
+from produced group by generation_id order by generation_id
 on conflict (generation_id) do update
-set position = greatest(generation_cursors.position, excluded.position), updated_at = excluded.updated_at
+set position = greatest(generation_cursors.position, excluded.position),
+    widest = greatest(generation_cursors.widest, excluded.widest), updated_at = excluded.updated_at
 
 -- name: for_tasks
 -- The committed files that each task's inputs bring for the task's own scope.
 select t.task_id, i.input_index, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
-join dataset_commits c on c.generation_id = coalesce(g.data_generation_id, g.generation_id)
+join generation_cursors k on k.generation_id = coalesce(g.data_generation_id, g.generation_id)
+join dataset_commits c on c.generation_id = k.generation_id
+  and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
   and c.range_start <= t.range_end and c.range_end >= t.range_start
 order by t.task_id, i.input_index, c.commit_id
 

@@ -6,7 +6,7 @@ with due as materialized (
   select outbox_id from outbox where runtime = any($1::text[]) and ready_at <= tp_now()
   order by outbox_id limit $3 for update skip locked
 ), moved as (
-  delete from outbox o using due where o.outbox_id = due.outbox_id returning o.runtime, o.task_ids
+  delete from outbox o where o.outbox_id = any(array(select outbox_id from due)) returning o.runtime, o.task_ids
 ), sent as (
   insert into wake_messages (queue, task_id, visible_at)
   select l.queue, t.task_id, tp_now()

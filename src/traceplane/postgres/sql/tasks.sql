@@ -37,12 +37,34 @@ where t.task_id = any($1::uuid[])
 order by t.task_id
 for no key update of t
 
--- name: scopes_busy
--- Which of these tasks could not run now, since another task of their scope is out.
-select t.task_id from tasks t
-where t.task_id = any($1::uuid[])
-  and exists (select 1 from tasks r where r.job_id = t.job_id and r.scope_key = t.scope_key and r.stage = 1
-                and r.task_id <> t.task_id offset 0)
+-- name: lock_jobs
+-- The jobs of these tasks, locked before the tasks are, as the valve does it: nobody else fills their room.
+select j.job_id from jobs j
+where j.job_id = any(array(select t.job_id from tasks t where t.task_id = any($1::uuid[])))
+order by j.job_id
+for no key update
+
+-- name: revivable
+-- Which of these tasks, given up and yet alive, may run on: no other task of their scope is out, and their job
+-- has room for them. One that was dispatched again has its place already.
+with asked as materialized (
+  select t.task_id, t.job_id, t.stage, t.scope_key, j.max_concurrency,
+         exists (select 1 from tasks r where r.job_id = t.job_id and r.scope_key = t.scope_key and r.stage = 1
+                   and r.task_id <> t.task_id offset 0) as busy
+  from tasks t join jobs j using (job_id) where t.task_id = any($1::uuid[])
+), apart as (
+  select task_id, job_id, max_concurrency,
+         row_number() over (partition by job_id, coalesce(scope_key, task_id::text) order by task_id) as nth
+  from asked where stage <> 1 and not busy
+), in_line as (
+  select task_id, job_id, max_concurrency, row_number() over (partition by job_id order by task_id) as place
+  from apart where nth = 1
+)
+select task_id from asked where stage = 1
+union all
+select l.task_id from in_line l
+where l.max_concurrency is null
+   or l.place <= l.max_concurrency - (select count(*) from tasks f where f.job_id = l.job_id and f.stage = 1)
 
 -- name: extend
 -- Leases of living attempts; one that was reaped but not claimed again simply runs on.
@@ -79,10 +101,11 @@ order by t.task_id
 for share of t
 
 -- name: reap
--- Running tasks whose lease ran out: retried, or dead when their attempts are used up.
+-- Running tasks whose lease ran out: retried, or dead when their attempts are used up. Ordered by no column that
+-- has an index, or the whole table would be read in that order until enough are found.
 with expired as materialized (
   select task_id from tasks where stage = 1 and state = 'running' and lease_expires_at < tp_now()
-  order by task_id limit $1 for no key update skip locked
+  order by lease_expires_at limit $1 for no key update skip locked
 )
 update tasks t
 set state = case
@@ -103,7 +126,7 @@ returning t.task_id, t.job_id, t.state, t.attempt, t.worker_id
 with lost as materialized (
   select t.task_id from tasks t
   where t.stage = 1 and t.state = 'dispatched' and t.dispatched_at < tp_now() - $1::interval * power(2, least(t.resends, 6))
-  order by t.task_id limit $2 for no key update skip locked
+  order by t.dispatched_at limit $2 for no key update skip locked
 ), moved as (
   update tasks t set dispatched_at = tp_now(), resends = t.resends + 1
   from lost where t.task_id = lost.task_id

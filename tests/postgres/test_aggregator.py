@@ -1,0 +1,266 @@
+"""Positions become ranges, each once, and waiting for a full one holds nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from traceplane.task_api import Scope
+
+SOURCE = """
+version: 1
+dag: main
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
+"""
+
+
+def aggregator(name: str, reads: str, size: int, more: str = "") -> str:
+    return f"""
+- name: {name}
+  runtime: dispatcher
+  operator: aggregator
+  inputs: [{{from: {{dataset: {reads}}}}}]
+  outputs: [{{dataset: {name}.ranges}}]
+  config: {{size: {size}}}
+  {more}
+"""
+
+
+def worker(name: str, reads: str, more: str = "") -> str:
+    return f"""
+- name: {name}
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: {reads}}}}}]
+  outputs: [{{dataset: {name}.out}}]
+  config: {{entrypoint: "basic:copy"}}
+  {more}
+"""
+
+
+TENS = SOURCE + aggregator("tens", "in", 10) + worker("load", "tens.ranges")
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+async def ranges(plane: ControlPlane, job: str = "load") -> list[tuple[str, str]]:
+    """(partition, kind) of the tasks that the ranges made."""
+    rows = await plane.sql(
+        "select partition_key, kind::text from tasks join jobs using (job_id) where name = $1 order by task_id",
+        job,
+    )
+    return [(row["partition_key"], row["kind"]) for row in rows]
+
+
+async def test_a_full_range_is_emitted_once(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(9))
+    await plane.meter()
+    assert await ranges(plane) == []
+    await plane.emit("in", [9])
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+    assert await plane.states("tens") == {"completed": 10}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_order_repetition_and_lateness_change_nothing(plane: ControlPlane, seed: int) -> None:
+    await plane.deploy(TENS)
+    chance = random.Random(seed)
+    positions = [*range(30), *range(30)]
+    chance.shuffle(positions)
+    for start in range(0, len(positions), 7):
+        # Another word on the same position is another event, and yet the same position.
+        await plane.emit("in", positions[start : start + 7], emission=chance.choice(["", "again"]))
+        await plane.meter()
+    assert sorted(await ranges(plane)) == [("0-9", "data"), ("10-19", "data"), ("20-29", "data")]
+
+
+async def test_a_range_that_is_full_long_since_is_not_emitted_again(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(10))
+    await plane.meter()
+    await plane.emit("in", range(10), emission="again")
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+
+
+async def test_positions_below_zero_have_ranges_too(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(-15, 5))
+    await plane.meter()
+    assert await ranges(plane) == [("-10--1", "data")]
+
+
+async def test_ranges_are_input_too_whole_or_in_part(plane: ControlPlane) -> None:
+    twenties = aggregator("twenties", "fives.ranges", 20)
+    await plane.deploy(SOURCE + aggregator("fives", "in", 5) + twenties + worker("load", "twenties.ranges"))
+    await plane.emit("in", [*range(15), *range(16, 20)])
+    await plane.meter()
+    assert await ranges(plane) == []
+    await plane.emit("in", [15])
+    await plane.meter()
+    assert await ranges(plane) == [("0-19", "data")]
+    await plane.emit("in", [Scope(partition_key="x", start=20, end=62)])
+    await plane.meter()
+    assert await ranges(plane) == [("0-19", "data"), ("20-39", "data"), ("40-59", "data")]
+
+
+async def test_an_invalidation_passes_on_for_exactly_the_full_ranges_it_touches(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(25))
+    await plane.meter()
+    await plane.emit("in", [Scope(partition_key="5-24", start=5, end=24)], kind="invalidation")
+    await plane.meter()
+    assert await ranges(plane) == [
+        ("0-9", "data"),
+        ("10-19", "data"),
+        ("0-9", "invalidation"),
+        ("10-19", "invalidation"),
+    ]
+    # A second invalidation of the same scope is news again.
+    await plane.emit("in", [5], kind="invalidation", emission="fork-b")
+    await plane.emit("in", [5], kind="invalidation", emission="fork-c")
+    await plane.meter()
+    assert (await ranges(plane))[4:] == [("0-9", "invalidation")] * 2
+
+
+async def test_an_invalidation_fills_no_range(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(9))
+    await plane.emit("in", [9], kind="invalidation")
+    await plane.meter()
+    assert await ranges(plane) == []
+    await plane.emit("in", [9])
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+
+
+async def test_two_dispatchers_emit_a_range_once(database_url: str, plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    async with ControlPlane.open(database_url) as other:
+        for start in range(0, 100, 10):
+            await plane.emit("in", range(start, start + 10))
+            await asyncio.gather(*(p.in_process.run_once() for p in (plane, other, plane, other)))
+    assert len(await ranges(plane)) == 10
+    assert await plane.states("tens") == {"completed": 100}
+
+
+async def test_an_event_passed_on_by_the_dispatcher_keeps_scope_and_kind(plane: ControlPlane) -> None:
+    joint = (
+        aggregator("joint", "in", 1)
+        .replace("operator: aggregator", "operator: pass")
+        .replace("config: {size: 1}", "")
+    )
+    await plane.deploy(SOURCE + joint + worker("load", "joint.ranges"))
+    await plane.emit("in", [3])
+    await plane.emit("in", [Scope(partition_key="a", start=1, end=2)], kind="invalidation")
+    await plane.meter()
+    rows = await plane.sql(
+        "select scope_key, kind::text from tasks join jobs using (job_id) where name = 'load' order by 1"
+    )
+    assert [tuple(row) for row in rows] == [("c:3", "data"), ("p:a", "invalidation")]
+
+
+# What cannot be aggregated --------------------------------------------------------------------------
+
+
+EDGES = [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("position", EDGES)
+async def test_a_position_at_the_edge_of_what_can_be_counted_stops_nobody(
+    plane: ControlPlane, position: int
+) -> None:
+    await plane.deploy(TENS + worker("other", "in"))
+    await plane.emit("in", [position])
+    await plane.emit("in", range(10))
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+    rows = await plane.sql(
+        "select error from tasks join jobs using (job_id) where name = 'tens' and state <> 'completed'"
+    )
+    assert [row["error"]["code"] for row in rows] == ["operator.range_too_wide"]
+
+
+async def test_a_range_too_wide_to_be_counted_fails_alone(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", [Scope(partition_key="all", start=0, end=10**15)])
+    await plane.emit("in", range(10))
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+    for hours in range(1, 10):
+        await plane.set_clock(hours * 3600)
+        await plane.meter()
+    assert await plane.states("tens") == {"completed": 10, "dead": 1}
+
+
+async def test_many_wide_ranges_are_worked_off_a_share_at_a_time(plane: ControlPlane) -> None:
+    await plane.deploy(SOURCE + aggregator("hundreds", "in", 100_000) + worker("load", "hundreds.ranges"))
+    spans = [Scope(partition_key=str(n), start=n * 20_000, end=n * 20_000 + 19_999) for n in range(15)]
+    await plane.emit("in", spans)
+    ran = await plane.in_process.run_once()
+    assert 0 < ran.completed < 15
+    assert ran.more
+    await plane.meter()
+    assert [r for r, _ in await ranges(plane)] == ["0-99999", "100000-199999", "200000-299999"]
+
+
+# Backpressure ---------------------------------------------------------------------------------------
+
+
+async def test_an_aggregator_that_waits_for_a_full_range_never_holds_its_own_inputs(
+    plane: ControlPlane,
+) -> None:
+    """Ninety-nine of a hundred have come, the job behind and the aggregator itself have thresholds far below
+    that, and time passes: nothing is held, the hundredth gets through, and all of it flows on."""
+    await plane.deploy(
+        SOURCE
+        + worker("fetch", "in")
+        + aggregator("hundreds", "fetch.out", 100, "max_queue_depth: 5\n  max_queue_age: 10s")
+        + worker(
+            "load",
+            "hundreds.ranges",
+            "max_queue_depth: 1\n  max_queue_age: 10s\n  scaling: {max_concurrency: 1}",
+        )
+    )
+    await plane.set_clock(0)
+    await plane.emit("in", range(99))
+    assert await plane.run_all() == 99
+    await plane.set_clock(100_000)
+    await plane.backpressure.run_once()
+    assert await plane.holds() == {}
+    assert await plane.states() == {"completed": 198}
+    await plane.emit("in", [99])
+    assert await plane.run_all() == 2
+    assert await ranges(plane) == [("0-99", "data")]
+    assert await plane.states("load") == {"completed": 1}
+    await plane.backpressure.run_once()
+    assert await plane.holds() == {}
+
+
+async def test_a_job_behind_an_aggregator_holds_what_feeds_it_and_lets_go_again(plane: ControlPlane) -> None:
+    await plane.deploy(
+        SOURCE
+        + worker("fetch", "in")
+        + aggregator("fives", "fetch.out", 5)
+        + worker("load", "fives.ranges", "max_queue_depth: 2\n  scaling: {max_concurrency: 1}")
+    )
+    await plane.emit("in", range(20))
+    await plane.complete(*await plane.claim(await plane.send()))
+    await plane.meter()
+    await plane.backpressure.run_once()
+    assert await plane.holds() == {"numbers": 2, "fetch": 2, "fives": 2}
+    await plane.emit("in", range(20, 40))
+    assert await plane.meter() == 0
+    await plane.run_all()
+    assert await plane.states("load") == {"completed": 8}
