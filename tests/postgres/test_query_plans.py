@@ -399,7 +399,7 @@ def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) 
     no_sequential_scan(plan)
     conditions = plan.conditions("dataset_commits_by_scope")
     assert conditions
-    assert all("generation_id" in c and "range_start" in c for c in conditions)
+    assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
     assert plan.read("dataset_commits") <= 20
 
 

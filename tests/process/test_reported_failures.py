@@ -472,6 +472,44 @@ async def test_a_stalled_worker_that_comes_back_changes_nothing(world: World) ->
     await settle(world.platform)
 
 
+async def test_a_stale_attempt_changes_nothing(world: World) -> None:
+    """Its lease ran out and another holds the task, or has done it: whatever it says, it is told so."""
+    await world.platform.deploy(one_job("stale", runtime="held", lease="1s"))
+    await world.platform.emit("stale.in", [1])
+    client, other = world.dispatchers
+    (old,) = await world.take(client, 1)
+    (new,) = await take_all(world, 1)
+    assert new.task.task_id == old.task.task_id
+    assert new.task.attempt > old.task.attempt
+    told = "select count(*) from events join datasets using (dataset_uuid) where dataset_id = 'stale.out'"
+
+    async def seen() -> tuple[Any, ...]:
+        rows = [dict(row) | {"lease_expires_at": None} for row in await world.tasks("stale")]
+        return rows, await world.commits("stale"), await world.platform.value(told)
+
+    async def insist() -> None:
+        before = await seen()
+        emission = Emission(*old.fence, events=[EventOut(0, Scope(cursor=5))])
+        failure = Completion(*old.fence, status="failed")
+        assert [o.outcome for o in await client.heartbeat([old.token], [old.beat()])] == ["stale"]
+        assert [o.outcome for o in await client.events([old.token], [emission])] == ["stale"]
+        assert [o.outcome for o in await client.complete([old.token], [failure])] == ["stale"]
+        assert await world.complete(client, [old]) == ["stale"]
+        assert await seen() == before
+
+    async def stay_alive() -> None:
+        while True:
+            await other.heartbeat([new.token], [new.beat()])
+            await asyncio.sleep(0.2)
+
+    alive = asyncio.create_task(stay_alive())
+    await insist()
+    alive.cancel()
+    assert await world.complete(other, [new]) == ["committed"]
+    await insist()
+    await settle(world.platform)
+
+
 async def test_heartbeats_of_500_workers_contending_for_locks(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -428,7 +428,8 @@ def _output(completion: Completion, o: OutputManifest, grants: JobGrants) -> Out
         raise _not_granted(completion.task_id, what)
     prefix = write_prefix(grant, str(completion.task_id), completion.attempt)
     for file in o.files:
-        if not file.path.startswith(prefix) or ".." in file.path.split("/"):
+        steps = file.path.removeprefix(prefix).split("/")
+        if not file.path.startswith(prefix) or any(step in ("", ".", "..") for step in steps):
             raise _not_granted(completion.task_id, f"{file.path} lies outside of {prefix}")
     return OutputCommit(
         task_id=completion.task_id,

@@ -84,13 +84,23 @@ class Execution:
             self._decide(
                 "operator.timeout", f"the operator ran longer than {timeout:g} seconds and was killed"
             )
-            return await self._kill()
+            return await self._end()
         except asyncio.CancelledError:
-            ending = asyncio.create_task(self._kill())
-            while not ending.done():
-                with contextlib.suppress(asyncio.CancelledError):  # once more: the task still has to end
-                    await asyncio.shield(ending)
+            await self._end()
             raise
+
+    async def _end(self) -> Exited | None:
+        """Kill it and wait until nothing is left; a cancellation meanwhile is passed on only then."""
+        ending = asyncio.create_task(self._kill())
+        cancelled = False
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+        return ending.result()
 
     async def _kill(self) -> Exited | None:
         self._slot.kill(self._child, self._grace_seconds)
@@ -98,7 +108,7 @@ class Execution:
             async with asyncio.timeout(self._grace_seconds + _KILL_PATIENCE_SECONDS):
                 return await asyncio.shield(self._child.exited)
         except TimeoutError:
-            self._slot.close()  # it does not answer; a slot without a wrapper ends itself
+            self._slot.give_up()
             return None
 
     def _decide(self, code: str, message: str) -> None:

@@ -23,36 +23,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import itertools
 import logging
 import os
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.worker import confinement, frames, staging
 from traceplane.worker.assignment import Assignment, RunResult
 from traceplane.worker.confinement import Isolation, protect_this_process
 from traceplane.worker.execution import Execution, OnEvents
-from traceplane.worker.frames import Assign, Configure, Hello, OpenSlot
+from traceplane.worker.fork_server import ForkServer
+from traceplane.worker.frames import Assign, Configure
+from traceplane.worker.sandbox_folder import SandboxFolder
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.uid_lease import UidLease
 
 log = logging.getLogger(__name__)
 
-_FOLDER_PREFIX = "traceplane-sandbox-"
-_START_TIMEOUT_SECONDS = 60.0
-_CLOSE_TIMEOUT_SECONDS = 10.0
+_CHECK_TIMEOUT_SECONDS = 60.0
 _RESTARTS_ALLOWED = 5
 _STARTS_TRIED = 3
 """For a task whose slot vanished before the operator ran."""
@@ -91,20 +86,19 @@ class SandboxSettings:
 class Sandbox:
     """Made by `start`. Safe to use from many asyncio tasks of one loop."""
 
-    def __init__(self, settings: SandboxSettings, folder: _OwnFolder, lease: UidLease | None) -> None:
+    def __init__(self, settings: SandboxSettings, folder: SandboxFolder, lease: UidLease | None) -> None:
         self._settings = settings
         self._own_folder = folder
         self.folder = folder.path
         self._lease = lease
-        self._process: asyncio.subprocess.Process | None = None
-        self._control: socket.socket | None = None
+        self._server: ForkServer | None = None
         self._slots: dict[int, Slot] = {}
         self._ready: asyncio.Queue[Slot | None] = asyncio.Queue()
         self._background: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._removals: list[Callable[[], None]] = []
         self._numbers = itertools.count(1)
-        self._restarts: list[float] = []
+        self._deaths: list[float] = []
         self._unavailable: PlatformError | None = None
         self.isolation = Isolation((), {})
 
@@ -115,8 +109,8 @@ class Sandbox:
 
     @property
     def server_pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self._server is not None
+        return self._server.pid
 
     @classmethod
     async def start(cls, settings: SandboxSettings) -> Sandbox:
@@ -124,9 +118,9 @@ class Sandbox:
         if sys.platform != "linux" and not settings.allow_weak:
             raise _too_weak(f"operators can be isolated on Linux only, and this is {sys.platform}")
         protect_this_process()
-        folder = _OwnFolder(settings.folder)
         first, last = settings.uid_range
         lease = UidLease(first, last, settings.slots) if _uses_uids(settings) else None
+        folder = SandboxFolder(settings.folder)
         sandbox = cls(settings, folder, lease)
         try:
             await sandbox._start_server()
@@ -206,7 +200,8 @@ class Sandbox:
             await asyncio.gather(self._watcher, return_exceptions=True)
         await asyncio.gather(*(slot.end() for slot in list(self._slots.values())))
         self._slots.clear()
-        await self._stop_server()
+        if self._server is not None:
+            await self._server.stop()
         while self._background:
             await asyncio.wait(self._background)
         if self._lease is not None:
@@ -226,15 +221,12 @@ class Sandbox:
                 return slot, child
 
     def _open_slot(self, index: int) -> None:
-        assert self._control is not None
-        ours, theirs = socket.socketpair()
+        assert self._server is not None
         uid = self._lease.uids[index] if self._lease and self.isolation.has(confinement.UID_SLOTS) else None
-        frames.send(self._control, OpenSlot(index, uid), (theirs.fileno(),))
-        theirs.close()
         self._slots[index] = Slot(
             index,
             uid,
-            ours,
+            self._server.open_slot(index, uid),
             make_temp=functools.partial(self._make_temp, uid),
             on_ready=self._ready.put_nowait,
             on_lost=self._on_slot_lost,
@@ -252,78 +244,42 @@ class Sandbox:
     # --- the fork server --------------------------------------------------------------------------
 
     async def _start_server(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = (sys.executable, "-I", "-m", "traceplane.worker.zygote", str(theirs.fileno()))
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            env={},
-            cwd="/",
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        theirs.close()
-        self._control = ours
-        complaints = asyncio.create_task(_forward_complaints(self._process))
-        self._keep(complaints)
         settings = self._settings
         configure = Configure(
             folder=str(self.folder),
             network=settings.network == "full",
-            uids=self._lease.uids if self._lease else [],
+            uids=self.uids,
             disabled=sorted(settings.disabled_layers),
             preload=list(settings.preload),
             hidden=[str(self.folder), *(os.path.realpath(path) for path in settings.hidden)],
         )
-        ours.settimeout(_START_TIMEOUT_SECONDS)
-        try:
-            hello = await asyncio.to_thread(_introduce, ours, configure)
-        except (EOFError, OSError, msgspec.MsgspecError) as error:
-            await _wait_or_kill(self._process)
-            raise PlatformError(
-                "sandbox.not_started", "the fork server did not start", value=f"{await complaints}{error}"
-            ) from error
-        self.isolation = Isolation(tuple(hello.active), hello.missing, hello.landlock_abi)
+        self._server = await ForkServer.start(configure)
+        self.isolation = self._server.isolation
         self._refuse_weakness(self.isolation.weakness())
         for index in range(settings.slots):
             self._open_slot(index)
 
     async def _keep_server_running(self) -> None:
-        while self._unavailable is None:
-            assert self._process is not None
-            code = await self._process.wait()
-            await self._replace_server(code)
+        while self._unavailable is None and self._server is not None:
+            code = await self._server.wait()
+            log.error("sandbox.server_died", extra={"exit_code": code})
+            now = time.monotonic()
+            self._deaths = [t for t in self._deaths if now - t < _RESTART_WINDOW_SECONDS] + [now]
+            try:
+                if len(self._deaths) > _RESTARTS_ALLOWED:
+                    value = f"exit code {code}"
+                    raise PlatformError("sandbox.unavailable", "the fork server keeps dying", value=value)
+                await self._replace_server(self._server)
+            except PlatformError as error:
+                self._unavailable = error
+                self._ready.put_nowait(None)
 
-    async def _replace_server(self, code: int) -> None:
-        log.error("sandbox.server_died", extra={"exit_code": code})
-        now = time.monotonic()
-        self._restarts = [t for t in self._restarts if now - t < _RESTART_WINDOW_SECONDS] + [now]
-        try:
-            if len(self._restarts) > _RESTARTS_ALLOWED:
-                raise PlatformError(
-                    "sandbox.unavailable", "the fork server keeps dying", value=f"exit code {code}"
-                )
-            await self._forget_slots()
-            await self._start_server()
-        except PlatformError as error:
-            self._unavailable = error
-            self._ready.put_nowait(None)
-
-    async def _forget_slots(self) -> None:
-        """Slots end with their server; wait for it, so that their uids are free of processes."""
+    async def _replace_server(self, dead: ForkServer) -> None:
+        """Its slots end with it; wait for that, so that their uids are free of processes."""
         lost, self._slots = list(self._slots.values()), {}
         await asyncio.gather(*(slot.end() for slot in lost))
-        if self._control is not None:
-            self._control.close()
-
-    async def _stop_server(self) -> None:
-        if self._control is not None:
-            with contextlib.suppress(OSError):
-                self._control.shutdown(socket.SHUT_RDWR)  # also for a thread that may still be reading
-            self._control.close()
-        if self._process is not None:
-            await _wait_or_kill(self._process)
+        await dead.stop()
+        await self._start_server()
 
     async def _check_strength(self) -> None:
         canary = self.folder / "canary"
@@ -338,7 +294,7 @@ class Sandbox:
             entrypoint="traceplane.worker.selfcheck:look_around",
             payload={"config": {"forbidden": forbidden}},
         )
-        result = await self.run(check, timeout=_START_TIMEOUT_SECONDS)
+        result = await self.run(check, timeout=_CHECK_TIMEOUT_SECONDS)
         if result.error is None:
             return
         if result.error.code != "sandbox.breached":
@@ -410,44 +366,6 @@ def _uses_uids(settings: SandboxSettings) -> bool:
     )
 
 
-class _OwnFolder:
-    """The sandbox's folder; operators of any uid can pass through it but not list it.
-
-    It is locked while its sandbox lives, so that the next one can tell and remove what a killed one left.
-    """
-
-    def __init__(self, parent: Path | None) -> None:
-        parent = parent or Path(tempfile.gettempdir())
-        parent.mkdir(parents=True, exist_ok=True)
-        self.path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)).resolve()
-        for path in (self.path, self.path / "runs", self.path / "staging"):
-            path.mkdir(exist_ok=True)
-            path.chmod(0o711)
-        unlocked = self.path / "unlocked"
-        self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.path / "lock")  # nobody ever finds the lock file without its lock
-
-    def remove_abandoned(self) -> None:
-        for folder in self.path.parent.glob(f"{_FOLDER_PREFIX}*"):
-            with contextlib.suppress(OSError):
-                if folder != self.path and folder.lstat().st_uid == os.geteuid():
-                    _remove_unless_locked(folder)
-
-    def remove(self) -> None:
-        staging.remove_tree(self.path)
-        os.close(self._lock)
-
-
-def _remove_unless_locked(folder: Path) -> None:
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        staging.remove_tree(folder)
-    finally:
-        os.close(lock)
-
-
 def _as_frame(assignment: Assignment, folders: staging.TaskFolders, *, streaming: bool) -> Assign:
     payload = dict(assignment.payload)
     payload["inputs"] = [_with_real_paths(entry) for entry in payload.get("inputs") or ()]
@@ -468,30 +386,3 @@ def _as_frame(assignment: Assignment, folders: staging.TaskFolders, *, streaming
 def _with_real_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
     files = [file if isinstance(file, str) else file["path"] for file in entry.get("files") or ()]
     return {**entry, "files": [os.path.realpath(path) for path in files]}
-
-
-def _introduce(control: socket.socket, configure: Configure) -> Hello:
-    frames.send(control, configure)
-    body, _ = frames.receive(control)
-    return msgspec.json.decode(body, type=Hello)
-
-
-async def _forward_complaints(process: asyncio.subprocess.Process) -> str:
-    """Log what the fork server writes to its standard error; returns the end of it."""
-    assert process.stderr is not None
-    tail = ""
-    while data := await process.stderr.read(4096):
-        text = data.decode(errors="replace")
-        log.warning("sandbox.server_says", extra={"text": text})
-        tail = (tail + text)[-4000:]
-    return tail
-
-
-async def _wait_or_kill(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

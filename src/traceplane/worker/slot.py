@@ -203,6 +203,11 @@ class Slot:
                 await self._gone.wait()
         self.close()
 
+    def give_up(self) -> None:
+        """It does not answer; without a wrapper it ends itself as soon as it can."""
+        self.close()
+        self._on_lost(self)
+
     def close(self) -> None:
         """Let go; the slot then ends its task and itself."""
         self._gone.set()
@@ -220,8 +225,7 @@ class Slot:
         try:
             body, descriptors = frames.receive(self._control)
         except (EOFError, OSError):
-            self.close()
-            self._on_lost(self)
+            self.give_up()
             return
         match self._reports.decode(body):
             case Ready(pid):

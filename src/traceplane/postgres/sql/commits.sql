@@ -27,9 +27,13 @@ select t.task_id, i.input_index, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
 join generation_cursors k on k.generation_id = coalesce(g.data_generation_id, g.generation_id)
-join dataset_commits c on c.generation_id = k.generation_id
-  and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
-  and c.range_start <= t.range_end and c.range_end >= t.range_start
+cross join lateral (
+  select c.commit_id, c.files from dataset_commits c
+  where c.generation_id = k.generation_id
+    and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= t.range_end and c.range_end >= t.range_start
+  offset 0  -- a probe by index for each task
+) c
 order by t.task_id, i.input_index, c.commit_id
 
 -- name: summary

@@ -26,7 +26,7 @@ with incoming as materialized (
 ), consumers as materialized (
   select j.job_id, ji.generation_id, j.runtime, j.priority,
          case when j.runtime = 'dispatcher' or j.max_concurrency is not null or h.level is not null
-                or exists (select 1 from tasks q where q.job_id = j.job_id and q.stage = 0)
+                or exists (select 1 from tasks q where q.job_id = j.job_id and q.stage = 0 offset 0)
               then 0
               else j.dispatch_window
                    - (select count(*) from (select 1 from tasks f where f.job_id = j.job_id

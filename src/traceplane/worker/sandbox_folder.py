@@ -1,0 +1,51 @@
+"""The folder a sandbox works in, and what becomes of one whose worker was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from traceplane.worker.staging import remove_tree
+
+_PREFIX = "traceplane-sandbox-"
+
+
+class SandboxFolder:
+    """The sandbox's folder; operators of any uid can pass through it but not list it.
+
+    It is locked while its sandbox lives, so that the next one can tell and remove what a killed one left.
+    """
+
+    def __init__(self, parent: Path | None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        parent.mkdir(parents=True, exist_ok=True)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).resolve()
+        for path in (self.path, self.path / "runs", self.path / "staging"):
+            path.mkdir(exist_ok=True)
+            path.chmod(0o711)
+        unlocked = self.path / "unlocked"
+        self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / "lock")  # nobody ever finds the lock file without its lock
+
+    def remove_abandoned(self) -> None:
+        for folder in self.path.parent.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if folder != self.path and folder.lstat().st_uid == os.geteuid():
+                    _remove_unless_locked(folder)
+
+    def remove(self) -> None:
+        remove_tree(self.path)
+        os.close(self._lock)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(folder)
+    finally:
+        os.close(lock)

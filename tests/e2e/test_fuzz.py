@@ -1,0 +1,207 @@
+"""Both services against their own description: whatever is sent, right or wrong, no 5xx, and every answer is as
+`/openapi.json` says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.platform import Platform
+from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.task_api import ClaimRequest
+
+DAG = """
+version: 1
+dag: main
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: in}}]
+  outputs: [{dataset: mid}]
+  config: {entrypoint: "basic:copy"}
+  lease: 1h
+- name: tens
+  runtime: dispatcher
+  operator: aggregator
+  inputs: [{from: {dataset: in}}]
+  outputs: [{dataset: tens}]
+  config: {size: 10}
+"""
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+
+
+class World:
+    """A gateway and a dispatcher with something to do, and a worker's lease."""
+
+    def __init__(self, url: str, folder: Any) -> None:
+        self.loop = asyncio.Runner()
+        self._starting = Platform.start(url, folder, workers=0)
+        self.platform = self.loop.run(self._starting.__aenter__())
+        self.fence: dict[str, Any] = {}
+        self.token = ""
+        self.loop.run(self._prepare())
+
+    async def _prepare(self) -> None:
+        await self.platform.deploy(DAG)
+        await self.platform.emit("in", range(5))
+        ids: list[UUID] = [
+            row[0]
+            for row in await self.platform.sql(
+                "select task_id from tasks where state = 'dispatched' order by 1"
+            )
+        ]
+        client = self.platform.worker_client()
+        claim = await client.claim(ClaimRequest("w", "python", ids[:1]))
+        await client.close()
+        held = claim.tasks[0]
+        self.token = claim.tokens[0]
+        self.fence = {
+            "task_id": str(held.task_id),
+            "attempt": held.attempt,
+            "lease_token": str(held.lease_token),
+            "token": 0,
+        }
+
+    def close(self) -> None:
+        self.loop.run(self._starting.__aexit__(None, None, None))
+        self.loop.close()
+
+    def make_meaningful(self, case: schemathesis.Case) -> None:
+        """Puts known names where a random one would only ever meet "unknown": half of the time, and only where
+        the value was of the right kind anyway."""
+        body = case.body
+        if not isinstance(body, dict):
+            return
+        if isinstance(body.get("wait_seconds"), int | float):
+            body["wait_seconds"] = min(body["wait_seconds"], 0.01)
+        if isinstance(body.get("tokens"), list) and body["tokens"] and isinstance(body["tokens"][0], str):
+            body["tokens"][0] = self.token
+        for item in _items(body, "beats", "emissions", "completions"):
+            if all(
+                type(item.get(name)) is type(value) for name, value in self.fence.items() if name != "token"
+            ):
+                item.update(self.fence)
+        for event in _items(body, "events"):
+            if isinstance(event.get("dataset"), str) and len(event["dataset"]) % 2:
+                event["dataset"] = "in"
+
+
+def _items(body: dict[str, Any], *names: str) -> Iterator[dict[str, Any]]:
+    for name in names:
+        if isinstance(found := body.get(name), list):
+            yield from (item for item in found if isinstance(item, dict))
+
+
+@pytest.fixture(scope="module")
+def world(
+    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    url = create_database(postgres_server, "fuzz", template=template_database)
+    made = World(url, tmp_path_factory.mktemp("platform"))
+    yield made
+    made.close()
+    drop_database(postgres_server, "fuzz")
+
+
+GATEWAY = [
+    "POST /v1/plan",
+    "POST /v1/deploy",
+    "GET /v1/dags",
+    "POST /v1/events",
+    "GET /v1/tasks",
+    "GET /v1/tasks/{task_id}",
+    "GET /v1/tasks/{task_id}/explain",
+    "POST /v1/tasks/retry",
+    "POST /v1/tasks/cancel",
+    "GET /v1/status",
+]
+DISPATCHER = [
+    "POST /internal/task-claim",
+    "GET /internal/task-fetch",
+    "POST /internal/heartbeat",
+    "POST /internal/events",
+    "POST /internal/task-complete",
+    "POST /internal/wake-receive",
+    "POST /internal/wake-settle",
+    "GET /internal/jwks",
+]
+SERVICE = ["GET /healthz", "GET /readyz", "GET /metrics"]
+
+
+@pytest.fixture(scope="module")
+def gateway(world: World) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{world.platform.gateway_url}/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def dispatcher(world: World) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{world.platform.dispatcher_url}/openapi.json")
+
+
+def test_every_operation_is_tried(
+    gateway: schemathesis.BaseSchema, dispatcher: schemathesis.BaseSchema
+) -> None:
+    for schema, tried in ((gateway, GATEWAY), (dispatcher, DISPATCHER)):
+        assert sorted(o.ok().label for o in schema.get_all_operations()) == sorted([*tried, *SERVICE])
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
+@pytest.mark.parametrize("label", [*GATEWAY, *SERVICE])
+def test_the_gateway_keeps_to_its_description(
+    gateway: schemathesis.BaseSchema, world: World, label: str, mode: GenerationMode
+) -> None:
+    fuzz(gateway, label, mode, world, world.platform.user_token)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
+@pytest.mark.parametrize("label", [*DISPATCHER, *SERVICE])
+def test_the_dispatcher_keeps_to_its_description(
+    dispatcher: schemathesis.BaseSchema, world: World, label: str, mode: GenerationMode
+) -> None:
+    fuzz(dispatcher, label, mode, world, world.platform.worker_token)
+
+
+def fuzz(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode, world: World, token: str) -> None:
+    method, path = label.split()
+    operation = schema[path][method.lower()]
+    tried = 0
+
+    @settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def call(case: schemathesis.Case) -> None:
+        nonlocal tried
+        tried += 1
+        world.make_meaningful(case)
+        case.call_and_validate(headers={"authorization": f"Bearer {token}"}, checks=CHECKS, timeout=20)
+
+    try:
+        call()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE  # a call without parameters cannot be made wrong
+    else:
+        assert tried
