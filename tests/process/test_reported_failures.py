@@ -474,7 +474,7 @@ async def test_a_stalled_worker_that_comes_back_changes_nothing(world: World) ->
 
 async def test_a_stale_attempt_changes_nothing(world: World) -> None:
     """Its lease ran out and another holds the task, or has done it: whatever it says, it is told so."""
-    await world.platform.deploy(one_job("stale", runtime="held", lease="1s"))
+    await world.platform.deploy(one_job("stale", runtime="held", lease="2s"))
     await world.platform.emit("stale.in", [1])
     client, other = world.dispatchers
     (old,) = await world.take(client, 1)

@@ -22,6 +22,9 @@ class Backpressure:
         self._database = database
 
     async def run_once(self) -> Held:
+        async with self._database.glance() as tx:
+            if await backpressure.idle(tx):
+                return Held()
         async with self._database.transaction("backpressure") as tx:
             if not await backpressure.one_at_a_time(tx):
                 return Held()

@@ -63,10 +63,13 @@ class OutboxRelay:
         }
 
     async def run_once(self) -> Relayed:
-        moved = await self._local.take_over(self._local_queues, _ROWS) if self._local is not None else 0
         async with self._database.glance() as tx:
-            if not await outbox.any_due(tx):
-                return Relayed(moved)
+            due = await outbox.due_runtimes(tx)
+        moved = 0
+        if self._local is not None and not due.isdisjoint(self._local_queues):
+            moved = await self._local.take_over(self._local_queues, _ROWS)
+        if due <= self._local_queues.keys():
+            return Relayed(moved)
         relayed = await self._relay()
         return Relayed(moved + relayed.sent, relayed.postponed, relayed.more)
 

@@ -15,6 +15,10 @@ async def one_at_a_time(tx: Transaction) -> bool:
     return bool(await tx.value(_SQL["one_at_a_time"]))
 
 
+async def idle(tx: Transaction) -> bool:
+    return bool(await tx.value(_SQL["idle"]))
+
+
 async def figures(tx: Transaction) -> list[JobFigures]:
     return [
         JobFigures(

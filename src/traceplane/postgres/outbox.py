@@ -26,8 +26,8 @@ async def move_to_local_queue(tx: Transaction, queues: Mapping[str, str], limit:
     return {r["queue"]: r["messages"] for r in rows}
 
 
-async def any_due(tx: Transaction) -> bool:
-    return bool(await tx.value(_SQL["any_due"]))
+async def due_runtimes(tx: Transaction) -> set[str]:
+    return {r["runtime"] for r in await tx.rows(_SQL["due_runtimes"])}
 
 
 async def take(tx: Transaction, limit: int, *, other_than: Collection[str] = ()) -> list[OutboxRow]:

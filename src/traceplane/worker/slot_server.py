@@ -193,6 +193,8 @@ class SlotServer:
         return self._child == 0 and self._uid is not None
 
     def _kill_all(self) -> None:
+        if self._child and self._ended is None:
+            _signal(self._child, signal.SIGKILL)  # while it waits for a task it has not taken its uid yet
         if os.getpid() == 1:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)

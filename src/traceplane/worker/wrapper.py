@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -61,7 +61,7 @@ class _Held:
     """canceled | stale, once a heartbeat said so."""
     ended: bool = False
     """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
-    next_beat: float = field(default_factory=time.monotonic)
+    next_beat: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,7 @@ class Wrapper:
         for task in answer.tasks:
             token = answer.tokens[task.token]
             held = _Held(task, answer.jobs[str(task.job_id)], token, by_task[task.task_id])
+            held.next_beat = time.monotonic() + self._beat_interval(held)
             self._held[task.task_id] = held
             held.run = asyncio.create_task(self._run(held))
         # A wake-up that led to nothing is spent: whoever holds the task answers for it.
@@ -320,9 +321,12 @@ class Wrapper:
             now = time.monotonic()
             due = [held for held in self._held.values() if held.next_beat <= now]
             for held in due:
-                held.next_beat = now + min(self._runtime.heartbeat_seconds, held.job.lease_seconds / 3)
+                held.next_beat = now + self._beat_interval(held)
             if due:
                 await self._beat(due)
+
+    def _beat_interval(self, held: _Held) -> float:
+        return min(self._runtime.heartbeat_seconds, held.job.lease_seconds / 3)
 
     async def _beat(self, due: Sequence[_Held]) -> None:
         tokens = list(dict.fromkeys(held.token for held in due))

@@ -1,5 +1,10 @@
 -- The figures the valve decides by, and what it decided.
 
+-- name: idle
+-- Whether no job has a threshold and none is held: there is nothing to decide.
+select not exists (select 1 from jobs where routed and (max_queue_depth is not null or max_queue_age is not null))
+   and not exists (select 1 from job_pressure) and not exists (select 1 from job_holds)
+
 -- name: figures
 -- Queue depth and age of every job that has a threshold. Counting stops a little above the threshold.
 select j.job_id, j.max_queue_depth, extract(epoch from j.max_queue_age)::float8 as max_queue_age_seconds,

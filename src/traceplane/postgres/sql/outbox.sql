@@ -21,9 +21,9 @@ select outbox_id, runtime, task_ids, failures, extract(epoch from tp_now() - cre
 from outbox where runtime <> all($2::text[]) and ready_at <= tp_now()
 order by outbox_id limit $1 for update skip locked
 
--- name: any_due
--- Whether a row waits to be sent.
-select exists (select 1 from outbox where ready_at <= tp_now())
+-- name: due_runtimes
+-- Whose rows wait to be sent; most passes of the relay find none.
+select distinct runtime from outbox where ready_at <= tp_now()
 
 -- name: done
 -- Sent: the row has served.
