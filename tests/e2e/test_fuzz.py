@@ -188,7 +188,7 @@ def fuzz(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode, worl
     operation = schema[path][method.lower()]
     tried = 0
 
-    @settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def call(case: schemathesis.Case) -> None:
         nonlocal tried
