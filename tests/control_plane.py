@@ -282,11 +282,11 @@ class ControlPlane:
     # What tests look at ----------------------------------------------------------------------------
 
     async def sql(self, statement: str, *args: object) -> list[Any]:
-        async with self.database.transaction() as tx:
+        async with self.database.glance() as tx:
             return await tx.rows(statement, *args)
 
     async def value(self, statement: str, *args: object) -> Any:
-        async with self.database.transaction() as tx:
+        async with self.database.glance() as tx:
             return await tx.value(statement, *args)
 
     async def tasks(self, job: str, state: str | None = None) -> list[UUID]:

@@ -73,7 +73,7 @@ Progress = Callable[[str], None]
 
 
 class Measurements:
-    """Samples by contender and figure, and why a contender has none of a measurement."""
+    """Samples by contender and title, and why a contender has no figure under a title."""
 
     def __init__(self, server: PostgresServer, progress: Progress) -> None:
         self.server = server
@@ -94,8 +94,8 @@ class Measurements:
             self.problems[each.key] = dict.fromkeys(each.measurements, f"skipped: {reason}")
 
     def take(self, each: Contender, measurement: str, title: str, url: str = "", **options: object) -> None:
-        """One measurement, in a fresh database unless one is given. After a failure it is not tried again."""
-        if measurement in self.problems[each.key]:
+        """One measurement, in a fresh database unless one is given. After a failure, its title is not tried again."""
+        if title in self.problems[each.key]:
             return
         database = url or self.server.fresh_database()
         try:
@@ -108,7 +108,7 @@ class Measurements:
                 timeout=SEED_TIMEOUT if measurement == "seed" else TIMEOUT,
             )
         except contender.ContenderFailedError as reason:
-            self.problems[each.key][measurement] = str(reason)
+            self.problems[each.key][title] = str(reason)
             self.progress(f"{title}: {each.label}: {reason}")
         else:
             for figure, value in result.items():
@@ -119,15 +119,17 @@ class Measurements:
             if not url:
                 self.server.drop(database)
 
-    def median(self, each: Contender, figure: str) -> float | None:
-        values = self.samples[each.key][figure]
-        return median(values) if values else None
+    def median(self, each: Contender, title: str, figure: str) -> float | None:
+        """None if any round failed: a contender that fails now and then has no figure to be proud of."""
+        values = self.samples[each.key][f"{title} {figure}"]
+        return median(values) if values and title not in self.problems[each.key] else None
 
-    def note(self, each: Contender, measurement: str) -> str:
+    def note(self, each: Contender, *titles: str) -> str:
         return "; ".join(
-            f"{one.label}, {measurement}: {self.problems[one.key][measurement]}"
+            f"{one.label}, {title}: {self.problems[one.key][title]}"
             for one in ([OURS] if each is OURS else [OURS, each])
-            if measurement in self.problems[one.key]
+            for title in titles
+            if title in self.problems[one.key]
         )
 
 
@@ -137,14 +139,15 @@ def run(progress: Progress) -> list[results.Row]:
         measurements = Measurements(server, progress)
         for each in CONTENDERS:
             measurements.prepare(each)
-        began = time.monotonic()
+        began, rounds = time.monotonic(), 0
         for number in range(1, ROUNDS + 1):
             if number > 2 and (time.monotonic() - began) * number / (number - 1) > ROUNDS_BUDGET:
                 progress(f"no time for round {number}: the machine is busy, medians are of {number - 1}")
                 break
             progress(f"round {number} of {ROUNDS}")
             measure_round(measurements)
-        measure_growth(measurements)
+            rounds = number
+        measure_growth(measurements, rounds)
     results.OUT.mkdir(exist_ok=True)
     samples = {"samples": measurements.samples, "problems": measurements.problems}
     (results.OUT / f"{SUITE}-samples.json").write_text(json.dumps(samples, indent=1) + "\n")
@@ -159,16 +162,16 @@ def measure_round(measurements: Measurements) -> None:
                 measurements.take(each, measurement, measurement, tasks=tasks, rate=RATE)
 
 
-def measure_growth(measurements: Measurements) -> None:
+def measure_growth(measurements: Measurements, rounds: int) -> None:
     """Does it stay as fast when the tables and the DAGs are large? Small and large take turns."""
     full = measurements.server.fresh_database()
     measurements.take(OURS, "seed", "history", url=full, **HISTORY)
-    if "seed" not in measurements.problems[OURS.key]:
-        for _ in range(ROUNDS):
+    if "history" not in measurements.problems[OURS.key]:
+        for _ in range(rounds):
             measurements.take(OURS, "drain", "drain, empty tables", tasks=DRAIN_TASKS)
             measurements.take(OURS, "drain", "drain, full tables", url=full, tasks=DRAIN_TASKS)
     measurements.server.drop(full)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for jobs in (FEW_JOBS, MANY_JOBS):
             measurements.take(OURS, "routing", f"routing, {jobs} jobs", tasks=ROUTED_EVENTS, jobs=jobs)
 
@@ -178,43 +181,47 @@ def rows(measurements: Measurements) -> list[results.Row]:
     lower = partial(results.compare, suite=SUITE, better="lower")
     figure, note = measurements.median, measurements.note
 
-    throughput = partial(higher, name="throughput", unit="tasks/s", ours=figure(OURS, "drain per_second"))
+    throughput = partial(higher, name="throughput", unit="tasks/s", ours=figure(OURS, "drain", "per_second"))
     listed = [throughput(peer="target", theirs=5_000, bar=1.0, note=note(OURS, "drain"))]
     bars = {CELERY.key: 10.0, PROCRASTINATE.key: 10.0, PGQUEUER.key: 1.0}
     for each in PEERS:
-        theirs = figure(each, "drain per_second")
+        theirs = figure(each, "drain", "per_second")
         listed.append(
             throughput(peer=each.label, theirs=theirs, bar=bars.get(each.key), note=note(each, "drain"))
         )
 
     for name, target in (("p50", 15.0), ("p99", 60.0)):
-        started = partial(lower, name=f"latency {name}", unit="ms", ours=figure(OURS, f"latency {name}_ms"))
+        started = partial(
+            lower, name=f"latency {name}", unit="ms", ours=figure(OURS, "latency", f"{name}_ms")
+        )
         listed.append(started(peer="target", theirs=target, bar=1.0, note=note(OURS, "latency")))
         for each in PEERS:
             if "latency" in each.measurements:
-                theirs = figure(each, f"latency {name}_ms")
+                theirs = figure(each, "latency", f"{name}_ms")
                 listed.append(started(peer=each.label, theirs=theirs, note=note(each, "latency")))
 
+    full, empty = "drain, full tables", "drain, empty tables"
     listed.append(
         higher(
             name=f"throughput, {HISTORY['tasks']:,} finished, {HISTORY['waiting']:,} waiting",
             unit="tasks/s",
-            ours=figure(OURS, "drain, full tables per_second"),
+            ours=figure(OURS, full, "per_second"),
             peer="ours, empty tables",
-            theirs=figure(OURS, "drain, empty tables per_second"),
+            theirs=figure(OURS, empty, "per_second"),
             bar=0.8,
-            note=note(OURS, "seed"),
+            note=note(OURS, "history", full, empty),
         )
     )
+    many, few = f"routing, {MANY_JOBS} jobs", f"routing, {FEW_JOBS} jobs"
     listed.append(
         higher(
             name=f"routing, {MANY_JOBS:,} unrelated jobs",
             unit="events/s",
-            ours=figure(OURS, f"routing, {MANY_JOBS} jobs per_second"),
+            ours=figure(OURS, many, "per_second"),
             peer=f"ours, {FEW_JOBS} jobs",
-            theirs=figure(OURS, f"routing, {FEW_JOBS} jobs per_second"),
+            theirs=figure(OURS, few, "per_second"),
             bar=0.8,
-            note=note(OURS, "routing"),
+            note=note(OURS, many, few),
         )
     )
     return listed

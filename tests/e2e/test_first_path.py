@@ -29,7 +29,9 @@ jobs:
 """
 
 
-async def test_an_event_cascades_to_the_end_and_every_output_is_committed(database_url: str, tmp_path: Path) -> None:
+async def test_an_event_cascades_to_the_end_and_every_output_is_committed(
+    database_url: str, tmp_path: Path
+) -> None:
     async with Platform.start(database_url, tmp_path) as platform:
         assert (await platform.deploy(CHAIN)).changed
         assert not (await platform.deploy(CHAIN)).changed

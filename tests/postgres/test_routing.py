@@ -187,6 +187,31 @@ async def test_a_completion_wakes_what_reads_its_output(plane: ControlPlane) -> 
     assert len(await plane.send()) == 2
 
 
+async def test_a_task_is_handed_the_files_of_all_that_overlaps_its_scope(plane: ControlPlane) -> None:
+    """However far before it the overlapping commit starts, and at the ends of what can be counted too."""
+    await plane.deploy(SOURCE + COPY + reader("after", "mid"))
+    lowest, highest = -(2**63), 2**63 - 1
+    spans = {"wide": (0, 99), "tail": (95, 120), "low": (lowest, lowest + 5), "high": (highest - 5, highest)}
+    scopes = [Scope(partition_key=name, start=start, end=end) for name, (start, end) in spans.items()]
+    await plane.emit("in", [*scopes, 50, 97, 500, lowest, highest])
+    await plane.complete(*await plane.claim(await plane.send()))
+    found = {}
+    for held in await plane.claim(await plane.send()):
+        (files,) = held.task.input_files
+        found[str(held.task.scope.cursor or held.task.scope.partition_key)] = len(files)
+    assert found == {
+        "wide": 4,  # itself, 50, 97, and the tail that begins in it
+        "tail": 3,
+        "50": 2,
+        "97": 3,
+        "500": 1,
+        "low": 2,
+        "high": 2,
+        str(lowest): 2,
+        str(highest): 2,
+    }
+
+
 async def test_lineage_names_the_event_that_fed_each_task(plane: ControlPlane) -> None:
     await plane.deploy(SOURCE + COPY)
     await plane.emit("in", range(5))

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import py_compile
 import shutil
 import signal
 import socket
@@ -135,6 +136,8 @@ def inherited(secret_file: Path) -> Iterator[int]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox(lake: Path, inherited: int) -> AsyncIterator[Sandbox]:
     os.environ["TRACEPLANE_WORKER_TOKEN"] = SECRET
+    with contextlib.suppress(PermissionError):  # tasks cannot store it, and would compile it every time
+        py_compile.compile(str(CODE / "hostile_operators.py"))
     settings = SandboxSettings(
         slots=4,
         folder=lake / "sandbox",
@@ -820,7 +823,7 @@ async def test_a_daemon_does_not_outlive_its_task(sandbox: Sandbox, ending: str)
     marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
     config = {"marker": marker, "seconds": 0.2 if ending == "return" else 100}
     running = asyncio.create_task(
-        run(sandbox, "daemonize", config=config, timeout=2.0 if ending == "timeout" else 100)
+        run(sandbox, "daemonize", config=config, timeout=3.0 if ending == "timeout" else 100)
     )
     if ending != "return":  # then it is gone too soon to be seen
         await eventually(lambda: processes_with(marker))
