@@ -17,8 +17,8 @@ $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bootstrap.txt
-	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes locks/dev.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@$(BIN)/uv pip sync --quiet --system-certs --python $(BIN)/python --require-hashes locks/dev.txt
+	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
@@ -44,7 +44,7 @@ chaos: setup ## Minutes of random kills under load, then the counts
 	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos
 
 lock: setup ## Resolve the dependencies anew
-	@$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra aws --group dev --universal --generate-hashes --no-header -o locks/dev.txt
+	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --group dev --universal --generate-hashes --no-header -o locks/dev.txt
 
 clean: ## Remove what the commands made
 	@rm -rf $(VENV) .traceplane bench/out bench/.venvs
