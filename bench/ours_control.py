@@ -267,7 +267,8 @@ with numbers as materialized (
   select m.event_id, $1, n.task_id from made m join numbers n on n.n = -m.range_start
 )
 insert into tasks (task_id, job_id, state, priority, kind, range_start, range_end, attempt, reported_attempt,
-                   lease_token, lease_expires_at, worker_id, created_at, ready_at, dispatched_at, started_at, finished_at)
+                   lease_token, lease_expires_at, worker_id, created_at, ready_at, dispatched_at, started_at,
+                   finished_at)
 select task_id, $1, case when not waits then 'completed' when n = $4 + 1 then 'running' else 'queued' end::task_state,
        0, 'data', -n, -n, case when waits and n <> $4 + 1 then 0 else 1 end, case when waits then 0 else 1 end,
        gen_random_uuid(), now() + interval '1 day', 'seed', now(), now(), now(), now(),

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.postgres import aggregator, events, registry, tasks
-from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
 from traceplane.runtime import Outcome
 
@@ -48,6 +48,9 @@ class InProcess:
         self._work_created = work_created
 
     async def run_once(self) -> Ran:
+        return await again_if_concurrent(self._run)
+
+    async def _run(self) -> Ran:
         async with self._database.transaction("in_process") as tx:
             completed = failed = emitted = created = 0
             more = False

@@ -147,7 +147,7 @@ class Database:
                         crash_point(f"{label}.before_commit")
                 if doomed:
                     crash_point(f"{label}.after_commit")
-        except asyncpg.UniqueViolationError as error:
+        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError) as error:
             raise ConcurrentChange(
                 "postgres.concurrent_change",
                 "another process did the same thing at the same moment; nothing of this call was kept",
