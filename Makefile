@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SUITE ?= all
+QUICK := tests/unit tests/postgres tests/contract tests/e2e/test_first_path.py tests/e2e/test_tracing.py tests/e2e/test_readme.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench chaos lock clean
+.PHONY: help setup demo test processes check format bench chaos lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Create the virtual environment from the lock files
 
@@ -24,8 +25,11 @@ $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
 	@$(BIN)/python -m examples.demo
 
-test: check ## Run the whole test suite
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests
+test: check ## Run the tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(QUICK)
+
+processes: setup ## Run the tests that kill, confine and overload real processes
+	@$(BIN)/python -m pytest tests/process tests/property tests/e2e/test_bad_input.py tests/e2e/test_fuzz.py
 
 check: setup ## Format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .

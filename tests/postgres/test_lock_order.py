@@ -51,7 +51,7 @@ jobs:
   outputs: [{dataset: end}]
 """
 TASKS = 40
-ROUNDS = 12
+ROUNDS = 8
 
 
 @pytest.fixture

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
 import asyncpg
 import pyarrow.parquet as parquet
 
-from tests.platform import Platform, until
+from tests.platform import Platform
 from traceplane.postgres.database import SCHEMA
 
 HALF_DONE = """
@@ -50,6 +52,15 @@ where j.routed and j.activation = 'reactive'
 """
 """Accepted events that some dependent job has no task for."""
 
+LEFT = """
+select format('%s %s: %s, attempt %s', j.name, t.scope_key, t.state, t.attempt)
+from tasks t join jobs j using (job_id) where t.stage in (0, 1)
+union all
+select 'outbox ' || outbox_id from outbox
+limit 10
+"""
+"""What there is still to do."""
+
 DOUBLED = """
 select 'commit', task_id::text, scope_key from dataset_commits
 group by task_id, output_index, scope_key having count(*) > 1
@@ -69,7 +80,7 @@ async def watched(platform: Platform) -> AsyncIterator[None]:
         try:
             while not found:
                 found.extend(row[0] for row in await connection.fetch(HALF_DONE))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
         finally:
             connection.terminate()
 
@@ -86,21 +97,10 @@ async def watched(platform: Platform) -> AsyncIterator[None]:
 async def settle(platform: Platform, *, seconds: float = 60.0) -> Counter[str]:
     """Waits until nothing is left to do, checks that all of it was done once; the final states."""
 
-    async def nothing_left() -> bool:
-        left = await platform.sql(
-            "select j.name, t.state::text, t.attempt, t.range_start from tasks t join jobs j using (job_id)"
-            " where t.stage < 2 limit 5"
-        )
-        waiting = await platform.value("select count(*) from outbox")
-        still.clear()
-        still.extend([*map(tuple, left), f"outbox {waiting}"])
-        return not left and not waiting
-
-    still: list[object] = []
-    try:
-        await until(nothing_left, seconds=seconds)
-    except AssertionError as error:
-        raise AssertionError(f"stuck after {seconds} s: {still}") from error
+    deadline = time.monotonic() + seconds
+    while left := await platform.sql(LEFT):
+        assert time.monotonic() < deadline, f"stuck after {seconds} s: {[row[0] for row in left]}"
+        await asyncio.sleep(0.1)
     assert not await platform.sql(FORGOTTEN)
     assert not await platform.sql(HALF_DONE)
     assert not await platform.sql(DOUBLED)
@@ -120,15 +120,9 @@ async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -
     for commit in commits:
         found = [
             row
-            for file in _json(commit["files"])
+            for file in json.loads(commit["files"])
             for row in parquet.read_table(platform.folder / "objects" / file["path"]).to_pylist()
         ]
         assert len(found) == commit["row_count"]
         rows += found
     return sorted(rows, key=lambda row: row["position"])
-
-
-def _json(text: str) -> list[dict]:
-    import json
-
-    return json.loads(text)

@@ -161,6 +161,20 @@ def victim(inherited: int) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+async def run_until_it_left_something(sandbox: Sandbox, operator: str, **fields: Any) -> Run:
+    """Kill it after a short time, or after a longer one if it had not come that far on a busy machine."""
+    for seconds in (0.5, 2.0, 8.0):
+        attacked = await attack(sandbox, operator, timeout=seconds, **fields)
+        if attacked.result.leftovers:
+            return attacked
+    raise AssertionError("it left nothing behind")
+
+
+def unique_marker() -> str:
+    """An argument for `sleep` that no other process has."""
+    return f"1000.{os.getpid()}{time.monotonic_ns()}"
+
+
 def processes_with(marker: str) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -277,6 +291,19 @@ async def test_an_operator_reads_its_inputs_and_writes_its_outputs(sandbox: Sand
     assert second.result.events == ({"output_index": 0, "scope": scope, "kind": "data", "emission": "again"},)
     assert second.lines == ["info: doubled rows=1"]
     assert second.result.start_seconds is not None
+
+
+async def test_an_operator_reads_from_hundreds_of_files(sandbox: Sandbox, lake: Path) -> None:
+    one = await run(sandbox, "innocent", staging=lake / "many")
+    source = Path(one.result.outputs[0].files[0].path)
+    files = [source.with_name(f"copy-{n}.parquet") for n in range(500)]
+    for file in files:
+        os.link(source, file)
+    inputs = [{"name": "numbers", "files": [str(file) for file in files]}]
+    outputs = [{"name": "doubled"}, {"name": "count"}]
+    many = await run(sandbox, "double", payload={"inputs": inputs, "outputs": outputs})
+    assert many.code is None
+    assert [output.row_count for output in many.result.outputs] == [5_000, 1]
 
 
 @whatever_the_layers
@@ -749,9 +776,8 @@ async def test_a_fork_bomb_is_bounded_and_swept_up(sandbox: Sandbox) -> None:
 
 
 async def test_a_fork_bomb_that_never_rests_is_killed(sandbox: Sandbox) -> None:
-    bombed = await attack(sandbox, "relentless_fork_bomb", limits=Limits(processes=40), timeout=1.0)
+    bombed = await run_until_it_left_something(sandbox, "relentless_fork_bomb", limits=Limits(processes=40))
     assert bombed.code == "operator.timeout"
-    assert bombed.result.leftovers
 
 
 async def test_memory_is_bounded(sandbox: Sandbox) -> None:
@@ -818,29 +844,34 @@ async def test_a_task_is_first_told_politely(sandbox: Sandbox) -> None:
     assert lines == ['TELL {"waiting": true}', 'TELL {"leaving": true}']
 
 
-@pytest.mark.parametrize("ending", ["return", "timeout", "cancel"])
-async def test_a_daemon_does_not_outlive_its_task(sandbox: Sandbox, ending: str) -> None:
-    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
-    config = {"marker": marker, "seconds": 0.2 if ending == "return" else 100}
-    running = asyncio.create_task(
-        run(sandbox, "daemonize", config=config, timeout=3.0 if ending == "timeout" else 100)
-    )
-    if ending != "return":  # then it is gone too soon to be seen
-        await eventually(lambda: processes_with(marker))
-    if ending == "cancel":
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-    else:
-        ended = await running
-        assert ended.code == (None if ending == "return" else "operator.timeout")
-        assert ended.result.leftovers
+async def test_a_daemon_does_not_outlive_its_task(sandbox: Sandbox) -> None:
+    marker = unique_marker()
+    ended = await attack(sandbox, "daemonize", config={"marker": marker})
+    assert ended.code is None
+    assert ended.result.leftovers
+    assert processes_with(marker) == []
+
+
+async def test_a_daemon_does_not_outlive_a_timeout(sandbox: Sandbox) -> None:
+    marker = unique_marker()
+    ended = await run_until_it_left_something(sandbox, "daemonize", config={"marker": marker, "seconds": 100})
+    assert ended.code == "operator.timeout"
+    assert processes_with(marker) == []
+
+
+async def test_a_daemon_does_not_outlive_a_cancellation(sandbox: Sandbox) -> None:
+    marker = unique_marker()
+    running = asyncio.create_task(run(sandbox, "daemonize", config={"marker": marker, "seconds": 100}))
+    await eventually(lambda: processes_with(marker))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert processes_with(marker) == []
 
 
 @whatever_the_layers
 async def test_cancelling_twice_still_waits_for_the_end(sandbox: Sandbox) -> None:
-    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+    marker = unique_marker()
     running = asyncio.create_task(run(sandbox, "daemonize", config={"marker": marker, "seconds": 100}))
     await eventually(lambda: processes_with(marker))
     running.cancel()
@@ -1042,7 +1073,7 @@ async def test_a_refused_event_raises_in_the_source(sandbox: Sandbox) -> None:
 async def test_the_fork_server_is_replaced_when_it_dies() -> None:
     sandbox = await Sandbox.start(SandboxSettings(slots=2, disabled_layers=WITHOUT))
     try:
-        marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+        marker = unique_marker()
         running = asyncio.create_task(run(sandbox, "daemonize", config={"marker": marker, "seconds": 100}))
         await eventually(lambda: processes_with(marker))
         os.kill(sandbox.server_pid, signal.SIGKILL)
@@ -1056,7 +1087,7 @@ async def test_the_fork_server_is_replaced_when_it_dies() -> None:
 
 async def test_closing_ends_every_task_and_refuses_new_ones() -> None:
     sandbox = await Sandbox.start(SandboxSettings(slots=2, disabled_layers=WITHOUT))
-    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+    marker = unique_marker()
     running = asyncio.create_task(run(sandbox, "daemonize", config={"marker": marker, "seconds": 100}))
     await eventually(lambda: processes_with(marker))
     await sandbox.close()
@@ -1068,7 +1099,7 @@ async def test_closing_ends_every_task_and_refuses_new_ones() -> None:
 
 
 async def test_a_killed_wrapper_takes_its_tasks_along(lake: Path) -> None:
-    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+    marker = unique_marker()
     folder = lake / "killed"
     script = f"""
 import asyncio
@@ -1121,7 +1152,6 @@ WAYS = {
     "an unprivileged user without namespaces": ("user", "namespaces,network_namespace"),
     "an unprivileged user without Landlock": ("user", "landlock"),
     "root without namespaces": ("root", "namespaces,network_namespace"),
-    "root without Landlock": ("root", "landlock"),
 }
 
 

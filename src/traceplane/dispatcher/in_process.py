@@ -18,9 +18,10 @@ from traceplane.postgres.events import NewEvent
 from traceplane.runtime import Outcome
 
 _BATCH = 500
-_POSITIONS = 100_000
-"""Most positions that an aggregator takes in at once: one event with more of them is refused, several with more
-in sum are a matter of several passes. No event, however wide, keeps the others waiting."""
+_POSITIONS_OF_AN_EVENT = 100_000
+"""An aggregator refuses an event of more positions than this: it would keep all the others waiting."""
+_POSITIONS_OF_A_PASS = 20_000
+"""Events of more positions in sum are a matter of several passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +120,21 @@ async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str,
                     emission=emission,
                     traceparent=task["traceparent"],
                 )
-    reason = f"an aggregator takes at most {_POSITIONS} positions at once, within 64 bits"
+    reason = f"an aggregator takes events of at most {_POSITIONS_OF_AN_EVENT} positions, within 64 bits"
     return _Work(list(drafts.values()), batch, too_wide, reason)
 
 
 def _share(batch: list[dict[str, Any]], size: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The tasks to take in now, in order, and those that nobody could ever take in."""
-    share, too_wide, room = [], [], _POSITIONS
+    share: list[dict[str, Any]] = []
+    too_wide: list[dict[str, Any]] = []
+    room = _POSITIONS_OF_A_PASS
     for task in batch:
         ranges = _aligned(task["range_start"], task["range_end"], size)
         positions = task["range_end"] - task["range_start"] + 1 if task["kind"] == "data" else len(ranges)
-        if positions > _POSITIONS or ranges[0] < -(2**63) or ranges[-1] + size > 2**63:
+        if positions > _POSITIONS_OF_AN_EVENT or ranges[0] < -(2**63) or ranges[-1] + size > 2**63:
             too_wide.append(task)
-        elif positions > room:
+        elif share and positions > room:
             break
         else:
             share.append(task)

@@ -13,6 +13,7 @@ A child that cannot build its root fails before any user code is loaded.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -38,19 +39,20 @@ TEMP = "/tmp"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
-def interpreter_folders() -> list[str]:
-    """What Python itself and the platform's own package are loaded from, shortest first."""
+@functools.cache
+def interpreter_folders() -> tuple[str, ...]:
+    """What Python itself and the platform's own package are loaded from; asked first by the fork server."""
     package = Path(__file__).resolve().parents[1]
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, str(package)}
     real = {os.path.realpath(path) for path in found if path and os.path.exists(path)}
-    return outermost({*real, *(path for path in found if path and os.path.isdir(path))} - {"/"})
+    return tuple(outermost({*real, *(path for path in found if path and os.path.isdir(path))} - {"/"}))
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
     """The paths that lie below no other one."""
     kept: list[str] = []
-    for path in sorted(paths, key=lambda p: (p.count("/"), p)):
-        if not any(is_within(path, folder) for folder in kept):
+    for path in sorted(paths, key=lambda p: p.split("/")):  # what lies below a folder comes right after it
+        if not kept or not is_within(path, kept[-1]):
             kept.append(path)
     return kept
 

@@ -84,6 +84,7 @@ def _tidy_interpreter() -> None:
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    private_root.interpreter_folders()
     runner.rehearse()
 
 
