@@ -1,4 +1,4 @@
-"""A worker of the control suite: takes wake-ups, claims and completes over HTTP, and does nothing between.
+"""A worker of the control suite: takes tasks and completes them over HTTP, and does nothing between.
 
 It speaks the internal API as any worker does, in batches. The sandbox is left out, since every peer runs its
 task bodies inside the worker process too; the latency measurement runs the real worker.
@@ -14,13 +14,7 @@ import uvloop
 
 from bench.peers import measure
 from traceplane.errors import PlatformError
-from traceplane.task_api import (
-    ClaimRequest,
-    Completion,
-    DispatcherClient,
-    WakeReceiveRequest,
-    WakeSettleRequest,
-)
+from traceplane.task_api import Completion, DispatcherClient, TakeRequest
 
 LOOPS = 4
 BATCH = 250
@@ -29,21 +23,15 @@ BATCH = 250
 async def work(client: DispatcherClient, starts: measure.Starts, name: str) -> None:
     while True:
         try:
-            messages = await client.wake_receive(WakeReceiveRequest("python", limit=BATCH, wait_seconds=5))
-            if not messages:
-                continue
-            answer = await client.claim(ClaimRequest(name, "python", [m.task_id for m in messages]))
+            answer = await client.take(TakeRequest(name, "python", limit=BATCH, wait_seconds=5))
             for task in answer.tasks:
                 starts.mark(task.scope.cursor)
             done = [
                 Completion(t.task_id, t.attempt, t.lease_token, t.token, status="completed")
                 for t in answer.tasks
             ]
-            settle = WakeSettleRequest("python", delete=[m.receipt for m in messages])
             if done:
-                await asyncio.gather(client.complete(answer.tokens, done), client.wake_settle(settle))
-            else:
-                await client.wake_settle(settle)
+                await client.complete(answer.tokens, done)
         except PlatformError:
             await asyncio.sleep(0.05)  # the dispatcher is still starting
 

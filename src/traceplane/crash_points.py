@@ -23,7 +23,6 @@ TRANSACTIONS = (
     "source_monitor",
     "backpressure",
     "wake_receive",
-    "wake_settle",
     "deploy",
 )
 """Labelled transactions; each has a boundary before its commit and one after it, before anybody is told. Only

@@ -88,6 +88,15 @@ class ClaimRequest(Wire, frozen=True):
     task_ids: Annotated[list[UUID], _Batch]
 
 
+class TakeRequest(Wire, frozen=True):
+    """For workers of the local queue: whatever is ready, up to a limit, as soon as something is."""
+
+    worker_id: Text
+    runtime: Text
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)] = 10
+    wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=60)] = 20.0
+
+
 class InputRef(Wire, frozen=True):
     input_index: int
     name: str
@@ -275,39 +284,6 @@ class FetchResponse(Wire, frozen=True):
     token: str | None = None
 
 
-class WakeReceiveRequest(Wire, frozen=True):
-    queue: Text
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)] = 10
-    wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=60)] = 20.0
-    visibility_seconds: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 60.0
-
-
-class WakeUp(Wire, frozen=True):
-    receipt: str
-    task_id: UUID
-    receives: int = 1
-
-
-class WakeReceiveResponse(Wire, frozen=True):
-    messages: list[WakeUp]
-
-
-class WakeSettleRequest(Wire, frozen=True):
-    """What became of received wake-ups."""
-
-    queue: Text
-    delete: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] = []
-    extend: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] = []
-    release: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] = []
-    visibility_seconds: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 60.0
-
-
-class WakeSettleResponse(Wire, frozen=True):
-    deleted: int
-    extended: int
-    released: int
-
-
 class Jwks(Wire, frozen=True):
     keys: list[dict[str, str]]
 
@@ -398,6 +374,9 @@ class DispatcherClient:
     async def claim(self, request: ClaimRequest) -> ClaimResponse:
         return await self._caller.call("POST", "/internal/task-claim", ClaimResponse, request)
 
+    async def take(self, request: TakeRequest) -> ClaimResponse:
+        return await self._caller.call("POST", "/internal/task-take", ClaimResponse, request)
+
     async def heartbeat(self, tokens: list[str], beats: list[Heartbeat]) -> list[HeartbeatOutcome]:
         request = HeartbeatRequest(tokens, beats)
         return (await self._caller.call("POST", "/internal/heartbeat", HeartbeatResponse, request)).outcomes
@@ -419,11 +398,3 @@ class DispatcherClient:
             "lease_token": str(fence.lease_token),
         }
         return await self._caller.call("GET", "/internal/task-fetch", FetchResponse, query=query)
-
-    async def wake_receive(self, request: WakeReceiveRequest) -> list[WakeUp]:
-        return (
-            await self._caller.call("POST", "/internal/wake-receive", WakeReceiveResponse, request)
-        ).messages
-
-    async def wake_settle(self, request: WakeSettleRequest) -> WakeSettleResponse:
-        return await self._caller.call("POST", "/internal/wake-settle", WakeSettleResponse, request)

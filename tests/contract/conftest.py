@@ -1,54 +1,23 @@
-"""AWS as moto plays it, in a process of its own: the real wire protocol over a real socket."""
+"""AWS for the adapters' contract suites."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 from aiobotocore.session import AioSession, get_session
 
-REGION = "eu-central-1"
+from tests.aws import CREDENTIALS, aws_server
 
 
 @pytest.fixture(scope="session")
 def aws_endpoint() -> Iterator[str]:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        env={"PATH": os.defpath},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not _accepts(port):
-            assert server.poll() is None, "moto ended before it listened"
-            assert time.monotonic() < deadline, "moto does not listen"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    with aws_server() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")
 def aws_session() -> AioSession:
-    """Credentials of nobody, given explicitly: a developer's own are never used."""
     session = get_session()
-    session.set_credentials("testing", "testing")
+    session.set_credentials(CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
     return session

@@ -181,8 +181,7 @@ NOT_JSON = [
 NOT_AN_OBJECT = [b"null", b"[]", b"1", b'"x"', b"true", b"[" * 50_000 + b"]" * 50_000]
 POSTS_TO_GATEWAY = ["/v1/events", "/v1/plan", "/v1/deploy", "/v1/tasks/retry", "/v1/tasks/cancel"]
 POSTS_TO_DISPATCHER = [
-    f"/internal/{name}"
-    for name in ("task-claim", "heartbeat", "events", "task-complete", "wake-receive", "wake-settle")
+    f"/internal/{name}" for name in ("task-claim", "heartbeat", "events", "task-complete", "task-take")
 ]
 
 
@@ -449,8 +448,8 @@ async def test_worker_calls_are_for_workers(world: World) -> None:
         assert await world.dispatcher("/internal/task-claim", claim, token=token) == reason
         fetch = "/internal/task-fetch?" + "&".join(f"{k}={v}" for k, v in world.fence.items())
         assert await world.dispatcher(fetch, method="GET", token=token) == reason
-        for path in ("/internal/wake-receive", "/internal/wake-settle"):
-            assert await world.dispatcher(path, {"queue": "python"}, token=token) == reason
+        take = {"worker_id": "w", "runtime": "python"}
+        assert await world.dispatcher("/internal/task-take", take, token=token) == reason
 
 
 # Capability tokens ----------------------------------------------------------------------------------
@@ -658,19 +657,12 @@ async def test_other_worker_calls_that_cannot_be_are_refused(world: World) -> No
     assert await world.dispatcher("/internal/heartbeat", beat) == (400, "request.invalid")
     beat = {"tokens": [world.token], "beats": [{**world.fence, "progress": {"note": NUL}}]}
     assert await world.dispatcher("/internal/heartbeat", beat) == (400, "request.invalid")
-    for receive in (
-        {"limit": 0},
-        {"limit": 1001},
-        {"wait_seconds": 61},
-        {"visibility_seconds": 0},
-        {"queue": NUL},
-    ):
-        body = {"queue": "python", **receive}
-        assert await world.dispatcher("/internal/wake-receive", body) == (400, "request.invalid"), receive
-    for receipt in ("x", "-1", "1.5", "9" * 19, "٣", ""):
-        for what in ("delete", "extend", "release"):
-            body = {"queue": "python", what: [receipt]}
-            assert await world.dispatcher("/internal/wake-settle", body) == (400, "wake.bad_receipt"), receipt
+    for take in ({"limit": 0}, {"limit": 1001}, {"wait_seconds": 61}, {"wait_seconds": -1}, {"runtime": NUL}):
+        body = {"worker_id": "w", "runtime": "python", **take}
+        assert await world.dispatcher("/internal/task-take", body) == (400, "request.invalid"), take
+    for runtime in ("dispatcher", "no-such-runtime"):
+        body = {"worker_id": "w", "runtime": runtime}
+        assert await world.dispatcher("/internal/task-take", body) == (400, "runtime.no_local_queue")
     for claim in ({"worker_id": ""}, {"worker_id": NUL}, {"runtime": 5}, {"task_ids": ["x"]}):
         body = {"worker_id": "w", "runtime": "python", "task_ids": [str(uuid4())], **claim}
         assert await world.dispatcher("/internal/task-claim", body) == (400, "request.invalid"), claim

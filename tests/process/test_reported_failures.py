@@ -51,8 +51,7 @@ from traceplane.task_api import (
     JobPayload,
     OutputManifest,
     Scope,
-    WakeReceiveRequest,
-    WakeSettleRequest,
+    TakeRequest,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -184,11 +183,7 @@ class World:
 
     async def take(self, client: DispatcherClient, limit: int, *, seconds: float = 10) -> list[Held]:
         """Up to `limit` tasks of the runtime `held`, as a worker gets them."""
-        woken = await client.wake_receive(WakeReceiveRequest("held", limit, seconds))
-        if not woken:
-            return []
-        answer = await client.claim(ClaimRequest("test", "held", [w.task_id for w in woken]))
-        await client.wake_settle(WakeSettleRequest("held", delete=[w.receipt for w in woken]))
+        answer = await client.take(TakeRequest("test", "held", limit, seconds))
         return [Held(t, answer.jobs[str(t.job_id)], answer.tokens[t.token]) for t in answer.tasks]
 
     async def complete(self, client: DispatcherClient, held: list[Held]) -> list[str]:
@@ -621,10 +616,7 @@ async def test_cancellation_of_queued_dispatched_and_running_tasks(world: World)
     await world.platform.deploy(one_job("cancel", runtime="held", scaling={"max_concurrency": 2}))
     await world.platform.emit("cancel.in", range(3))
     client = world.dispatchers[0]
-    woken = await client.wake_receive(WakeReceiveRequest("held", 1, 10))
-    answer = await client.claim(ClaimRequest("test", "held", [woken[0].task_id]))
-    (task,) = answer.tasks
-    held = Held(task, answer.jobs[str(task.job_id)], answer.tokens[task.token])
+    (held,) = await world.take(client, 1)
     by_state = {row["state"]: row["task_id"] for row in await world.tasks("cancel")}
     assert set(by_state) == {"queued", "dispatched", "running"}
 
@@ -645,7 +637,6 @@ async def test_cancellation_of_queued_dispatched_and_running_tasks(world: World)
     assert await world.complete(client, [held]) == ["canceled"]
     assert await world.states("cancel") == {"canceled": 3}
     assert await world.commits("cancel") == []
-    await client.wake_settle(WakeSettleRequest("held", delete=[w.receipt for w in woken]))
     await settle(world.platform)
 
 

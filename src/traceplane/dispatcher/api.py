@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from traceplane import __version__
-from traceplane.adapters.wake_queue import WakeQueue
+from traceplane.adapters.wake_queue import Message
+from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leasing import (
     Claim,
@@ -37,26 +39,34 @@ from traceplane.task_api import (
     HeartbeatRequest,
     HeartbeatResponse,
     Jwks,
-    WakeReceiveRequest,
-    WakeReceiveResponse,
-    WakeSettleRequest,
-    WakeSettleResponse,
-    WakeUp,
+    TakeRequest,
 )
 
 WORKER = "worker"
 CAPABILITY = "capability"
 """Carried per item in the body, since one call may speak for many tasks."""
 
+_VISIBILITY_SECONDS = 30.0
+"""For the moment between receiving and claiming, in case the dispatcher dies in it."""
+
 
 class InternalApi:
+    """`queues` are the local queues of runtimes; none where the wake queue is elsewhere."""
+
     def __init__(
-        self, *, database: Database, authority: Authority, leasing: Leasing, wake_queue: WakeQueue
+        self,
+        *,
+        database: Database,
+        authority: Authority,
+        leasing: Leasing,
+        local_queue: PostgresWakeQueue,
+        queues: Mapping[str, str],
     ) -> None:
         self._database = database
         self._authority = authority
         self._leasing = leasing
-        self._wake_queue = wake_queue
+        self._local_queue = local_queue
+        self._queues = queues
         self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit("claim", leasing.claim, max_items=64)
         self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
             "heartbeat", leasing.heartbeat, concurrency=1
@@ -70,6 +80,8 @@ class InternalApi:
         routes = [
             Route("POST", "/internal/task-claim", ClaimRequest, ClaimResponse, self.claim, WORKER,
                   "Take leases on tasks."),
+            Route("POST", "/internal/task-take", TakeRequest, ClaimResponse, self.take, WORKER,
+                  "Wait for tasks of the local queue and take leases on them."),
             Route("GET", "/internal/task-fetch", None, FetchResponse, self.fetch, WORKER,
                   "A held task again.", query=FetchQuery),
             Route("POST", "/internal/heartbeat", HeartbeatRequest, HeartbeatResponse, self.heartbeat, CAPABILITY,
@@ -78,10 +90,6 @@ class InternalApi:
                   "Emit events of running tasks."),
             Route("POST", "/internal/task-complete", CompleteRequest, CompleteResponse, self.complete, CAPABILITY,
                   "Report the end of attempts; outputs, cursor and events commit together."),
-            Route("POST", "/internal/wake-receive", WakeReceiveRequest, WakeReceiveResponse, self.wake_receive,
-                  WORKER, "Wait for wake-ups of the local queue."),
-            Route("POST", "/internal/wake-settle", WakeSettleRequest, WakeSettleResponse, self.wake_settle,
-                  WORKER, "Delete, extend or give back wake-ups."),
             Route("GET", "/internal/jwks", None, Jwks, self.jwks, PUBLIC,
                   "The public keys of capability tokens."),
         ]  # fmt: skip
@@ -109,6 +117,46 @@ class InternalApi:
         claim = Claim(body.worker_id, body.runtime, tuple(dict.fromkeys(body.task_ids)))
         return (await self._claims.submit([claim]))[0]
 
+    async def take(self, call: Call[TakeRequest]) -> ClaimResponse:
+        """Receives, claims and settles wake-ups in one call; what is claimed needs its wake-up no more."""
+        body = call.body
+        queue = self._queues.get(body.runtime)
+        if queue is None:
+            raise InvalidInput(
+                "runtime.no_local_queue",
+                "this runtime has no queue in the dispatcher's database",
+                value=body.runtime,
+                next_step="start the worker with the dispatcher's `wake_queue` and `runtimes` settings",
+            )
+        messages = await self._receive(call, queue)
+        if not messages:
+            return ClaimResponse([], {}, [], [])
+        task_ids = tuple(dict.fromkeys(m.task_id for m in messages))
+        claim = Claim(body.worker_id, body.runtime, task_ids, queue, tuple(m.receipt for m in messages))
+        return (await self._claims.submit([claim]))[0]
+
+    async def _receive(self, call: Call[TakeRequest], queue: str) -> list[Message]:
+        receiving = asyncio.ensure_future(
+            self._local_queue.receive(
+                queue,
+                call.body.limit,
+                wait_seconds=call.body.wait_seconds,
+                visibility_seconds=_VISIBILITY_SECONDS,
+            )
+        )
+        hung_up = asyncio.ensure_future(call.hung_up())
+        try:
+            # A worker that died while it waited must not be handed tasks: they would wait out its lease.
+            await asyncio.wait((receiving, hung_up), return_when=asyncio.FIRST_COMPLETED)
+            messages = receiving.result() if receiving.done() else []
+            if messages and hung_up.done():
+                await self._local_queue.release(queue, [m.receipt for m in messages])
+                return []
+            return messages
+        finally:
+            receiving.cancel()
+            hung_up.cancel()
+
     async def fetch(self, call: Call[None]) -> FetchResponse:
         query: FetchQuery = call.query
         return await self._leasing.fetch(tasks.Fence(query.task_id, query.attempt, query.lease_token))
@@ -127,44 +175,6 @@ class InternalApi:
         capabilities = self._authority.capabilities(call.body.tokens)
         calls = [completion_call(completion, capabilities) for completion in call.body.completions]
         return CompleteResponse(list(await self._completions.submit(calls)))
-
-    async def wake_receive(self, call: Call[WakeReceiveRequest]) -> WakeReceiveResponse:
-        body = call.body
-        receiving = asyncio.ensure_future(
-            self._wake_queue.receive(
-                body.queue,
-                body.limit,
-                wait_seconds=body.wait_seconds,
-                visibility_seconds=body.visibility_seconds,
-            )
-        )
-        hung_up = asyncio.ensure_future(call.hung_up())
-        try:
-            # A worker that died while it waited must not be handed wake-ups: they would stay hidden.
-            await asyncio.wait((receiving, hung_up), return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                return WakeReceiveResponse([])
-            messages = receiving.result()
-        finally:
-            receiving.cancel()
-            hung_up.cancel()
-        return WakeReceiveResponse([WakeUp(m.receipt, m.task_id, m.receives) for m in messages])
-
-    async def wake_settle(self, call: Call[WakeSettleRequest]) -> WakeSettleResponse:
-        body = call.body
-        for receipt in (*body.delete, *body.extend, *body.release):
-            if not (receipt.isascii() and receipt.isdigit() and len(receipt) < 19):
-                raise InvalidInput("wake.bad_receipt", "this is not a receipt of this queue", value=receipt)
-        if body.delete:
-            await self._wake_queue.delete(body.queue, body.delete)
-        extended = (
-            await self._wake_queue.extend(body.queue, body.extend, body.visibility_seconds)
-            if body.extend
-            else 0
-        )
-        if body.release:
-            await self._wake_queue.release(body.queue, body.release)
-        return WakeSettleResponse(len(body.delete), extended, len(body.release))
 
     async def jwks(self, call: Call[None]) -> Jwks:
         return Jwks(**self._authority.jwks())

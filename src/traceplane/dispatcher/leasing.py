@@ -38,7 +38,7 @@ from traceplane.model.task import (
     judge_heartbeat,
     judge_report,
 )
-from traceplane.postgres import commits, events, registry, tasks
+from traceplane.postgres import commits, events, registry, tasks, wake_messages
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
@@ -73,6 +73,9 @@ class Claim:
     worker_id: str
     runtime: str
     task_ids: tuple[UUID, ...]
+    queue: str = ""
+    receipts: tuple[str, ...] = ()
+    """The local wake-ups that led here: spent, whatever becomes of the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class Leasing:
             given: defaultdict[int, list[tasks.Claimed]] = defaultdict(list)
             for number, claimed in await tasks.claim(tx, list(wanted.values())):
                 given[number].append(claimed)
+            for queue in sorted({c.queue for c in claims if c.receipts}):
+                spent = [int(receipt) for c in claims if c.queue == queue for receipt in c.receipts]
+                await wake_messages.delete(tx, queue, spent)
             return [await self._claim_answer(tx, c, given[number]) for number, c in enumerate(claims)]
 
     async def _claim_answer(

@@ -50,11 +50,16 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         closers.append(sqs_queue.close)
     invocations = Invocations(leasing, settings)
     local = postgres_queue if wake_queue is postgres_queue else None
+    queues = {
+        r.name: r.queue for r in settings.runtimes.values() if local is not None and r.queue is not None
+    }
     relay = OutboxRelay(database, wake_queue, settings.runtimes, invocations, local=local)
     valve = Valve(database)
     in_process = InProcess(database, work_created=work_created)
     backpressure = Backpressure(database)
-    api = InternalApi(database=database, authority=authority, leasing=leasing, wake_queue=postgres_queue)
+    api = InternalApi(
+        database=database, authority=authority, leasing=leasing, local_queue=postgres_queue, queues=queues
+    )
 
     async def meter() -> Outcome:
         async with database.glance() as tx:

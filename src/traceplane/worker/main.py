@@ -13,8 +13,8 @@ from traceplane.model.runtimes import Driver
 from traceplane.runtime import task_group
 from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
+from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
-from traceplane.worker.wake_source import DispatcherWakeSource, WakeSource
 from traceplane.worker.wrapper import Wrapper
 
 
@@ -37,11 +37,19 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         )
     code_paths = _code_paths(settings)
     client = DispatcherClient(settings.dispatcher_address, settings.worker_token)
-    wake_source: WakeSource = DispatcherWakeSource(client)
+    worker_id = f"{socket.gethostname()}:{os.getpid()}"
+    intake: Intake = LocalIntake(client, worker_id=worker_id, runtime=runtime)
     if settings.wake_queue == "sqs":
         from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
 
-        wake_source = SqsWakeQueue.from_settings(settings)
+        assert chosen.queue is not None
+        intake = QueueIntake(
+            client,
+            SqsWakeQueue.from_settings(settings),
+            queue=chosen.queue,
+            worker_id=worker_id,
+            runtime=runtime,
+        )
     sandbox = await Sandbox.start(
         SandboxSettings(
             slots=settings.worker_concurrency,
@@ -52,10 +60,9 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
     telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandbox.isolation.active))
     wrapper = Wrapper(
         client=client,
-        wake_source=wake_source,
+        intake=intake,
         sandbox=sandbox,
         runtime=chosen,
-        worker_id=f"{socket.gethostname()}:{os.getpid()}",
         slots=settings.worker_concurrency,
         object_store=settings.object_store_root.resolve(),
         code_paths=code_paths,
@@ -66,7 +73,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             grace=60.0,
             work=wrapper.take_work(stop),
             heartbeat=wrapper.heartbeat(stop),
-            visibility=wrapper.extend_visibility(stop),
+            intake=intake.run(stop),
         )
     finally:
         await sandbox.close()

@@ -14,14 +14,13 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
-from traceplane.adapters.wake_queue import Message
 from traceplane.crash_points import crash_point
 from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
 from traceplane.model.runtimes import Runtime
 from traceplane.task_api import (
     ClaimedTask,
-    ClaimRequest,
+    ClaimResponse,
     Completion,
     CompletionOutcome,
     DispatcherClient,
@@ -36,13 +35,11 @@ from traceplane.task_api import (
 )
 from traceplane.worker.assignment import Assignment, RunResult
 from traceplane.worker.frames import Limits
+from traceplane.worker.intake import Intake
 from traceplane.worker.sandbox import Sandbox
-from traceplane.worker.wake_source import WakeSource
 
 Answer = TypeVar("Answer")
 
-_VISIBILITY_SECONDS = 60.0
-_LONG_POLL_SECONDS = 20.0
 _COMPLETION_PATIENCE_SECONDS = 900.0
 _LOG_LINES_KEPT = 20
 _NOT_WORTH_A_RETRY = frozenset({"operator.no_entrypoint", "operator.output_unknown"})
@@ -55,7 +52,6 @@ class _Held:
     task: ClaimedTask
     job: JobPayload
     token: str
-    message: Message
     run: asyncio.Task[None] | None = None
     verdict: str | None = None
     """canceled | stale, once a heartbeat said so."""
@@ -75,21 +71,17 @@ class Wrapper:
         self,
         *,
         client: DispatcherClient,
-        wake_source: WakeSource,
+        intake: Intake,
         sandbox: Sandbox,
         runtime: Runtime,
-        worker_id: str,
         slots: int,
         object_store: Path,
         code_paths: tuple[Path, ...],
     ) -> None:
-        assert runtime.queue is not None
         self._client = client
-        self._wake_source = wake_source
+        self._intake = intake
         self._sandbox = sandbox
         self._runtime = runtime
-        self._queue = runtime.queue
-        self._worker_id = worker_id
         self._slots = slots
         self._object_store = object_store
         self._code_paths = code_paths
@@ -98,7 +90,6 @@ class Wrapper:
         self._completions: GroupCommit[_Finished, CompletionOutcome] = GroupCommit(
             "worker.complete", self._send_completions, concurrency=4
         )
-        self._settled: GroupCommit[str, None] = GroupCommit("worker.settle", self._delete_messages)
 
     # Waiting for work ------------------------------------------------------------------------------
 
@@ -111,9 +102,9 @@ class Wrapper:
                 await _unless(stop, self._freed.wait())
                 continue
             try:
-                messages = await _unless(stop, self._receive(free))
-                if messages:
-                    await self._claim(messages)
+                taken = await _unless(stop, self._intake.take(free))
+                if taken is not None:
+                    self._start(taken)
             except TraceplaneError as error:
                 telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
                 await _unless(stop, asyncio.sleep(0.5))
@@ -122,27 +113,13 @@ class Wrapper:
             telemetry.emit("worker.draining", tasks=len(running))
             await asyncio.wait(running)
 
-    async def _receive(self, limit: int) -> list[Message]:
-        return await self._wake_source.receive(
-            self._queue, limit, wait_seconds=_LONG_POLL_SECONDS, visibility_seconds=_VISIBILITY_SECONDS
-        )
-
-    async def _claim(self, messages: Sequence[Message]) -> None:
-        crash_point("worker.after_receive")
-        by_task = {m.task_id: m for m in messages}
-        answer = await self._client.claim(ClaimRequest(self._worker_id, self._runtime.name, list(by_task)))
+    def _start(self, taken: ClaimResponse) -> None:
         crash_point("worker.after_claim")
-        for task in answer.tasks:
-            token = answer.tokens[task.token]
-            held = _Held(task, answer.jobs[str(task.job_id)], token, by_task[task.task_id])
+        for task in taken.tasks:
+            held = _Held(task, taken.jobs[str(task.job_id)], taken.tokens[task.token])
             held.next_beat = time.monotonic() + self._beat_interval(held)
             self._held[task.task_id] = held
             held.run = asyncio.create_task(self._run(held))
-        # A wake-up that led to nothing is spent: whoever holds the task answers for it.
-        spent = [by_task[r.task_id].receipt for r in answer.refused]
-        spent += [m.receipt for m in messages if by_task[m.task_id] is not m]
-        if spent:
-            await self._settled.submit(spent)
 
     # Running a task --------------------------------------------------------------------------------
 
@@ -166,8 +143,7 @@ class Wrapper:
             self._held.pop(task.task_id, None)
             self._freed.set()
             with contextlib.suppress(TraceplaneError):
-                await self._settled.submit([held.message.receipt])
-            crash_point("worker.after_settle")
+                await self._intake.settle(task.task_id)
 
     async def _attempt(self, held: _Held, traceparent: str | None) -> Completion | None:
         """Runs the operator; None when the attempt is no longer ours to report."""
@@ -308,10 +284,6 @@ class Wrapper:
         completions = [msgspec.structs.replace(f.completion, token=position[f.token]) for f in finished]
         return await _patiently(lambda: self._client.complete(tokens, completions))
 
-    async def _delete_messages(self, receipts: Sequence[str]) -> list[None]:
-        await self._wake_source.delete(self._queue, receipts)
-        return [None] * len(receipts)
-
     # Staying alive ---------------------------------------------------------------------------------
 
     async def heartbeat(self, stop: asyncio.Event) -> None:
@@ -351,17 +323,6 @@ class Wrapper:
             held.verdict = "canceled" if outcome.outcome == "canceled" else "stale"
             telemetry.emit("worker.stopping_task", task_id=str(held.task.task_id), why=outcome.outcome)
             held.run.cancel()
-
-    async def extend_visibility(self, stop: asyncio.Event) -> None:
-        """Keeps the wake-ups of long tasks hidden, so that nobody is woken for a task that runs."""
-        while not (stop.is_set() and not self._held):
-            await _unless(stop, asyncio.sleep(_VISIBILITY_SECONDS / 3))
-            receipts = [held.message.receipt for held in self._held.values()]
-            if receipts:
-                with contextlib.suppress(TraceplaneError):
-                    await self._wake_source.extend(self._queue, receipts, _VISIBILITY_SECONDS)
-            if stop.is_set():
-                await asyncio.sleep(1.0)
 
 
 def _limits(runtime: Runtime) -> Limits:
