@@ -3,10 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SUITE ?= all
-QUICK := tests/unit tests/postgres tests/contract tests/e2e/test_first_path.py tests/e2e/test_tracing.py tests/e2e/test_readme.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test processes check format bench chaos lock clean
+.PHONY: help setup demo test check format bench chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,11 +24,8 @@ $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
 	@$(BIN)/python -m examples.demo
 
-test: check ## Run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(QUICK)
-
-processes: setup ## Run the tests that kill, confine and overload real processes
-	@$(BIN)/python -m pytest tests/process tests/property tests/e2e/test_bad_input.py tests/e2e/test_fuzz.py
+test: check ## Run all tests but the long ones of `make chaos`
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup ## Format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .
@@ -45,7 +41,7 @@ bench: setup ## Measure against peers, side by side: make bench SUITE=control
 	@$(BIN)/python -m bench.run $(SUITE)
 
 chaos: setup ## Minutes of random kills under load, then the counts
-	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos
+	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos tests/property
 
 lock: setup ## Resolve the dependencies anew
 	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --group dev --universal --generate-hashes --no-header -o locks/dev.txt

@@ -162,6 +162,8 @@ async def test_a_retired_job_gets_nothing_more_and_its_waiting_tasks_are_cancele
     await plane.emit("in", [2])
     assert await plane.states("goes") == {"canceled": 1}
     assert await plane.states("stays") == {"dispatched": 2}
+    assert await plane.retry(*await plane.tasks("goes")) == {}, "its job is no longer deployed"
+    assert await plane.states("goes") == {"canceled": 1}
 
 
 async def test_a_job_of_another_dag_reads_along(plane: ControlPlane) -> None:

@@ -192,9 +192,10 @@ async def test_a_body_that_only_looks_unstorable_is_taken(client: aiohttp.Client
 
 
 async def test_no_depth_of_nesting_is_an_internal_error(client: aiohttp.ClientSession) -> None:
-    # Somewhere below the interpreter's limit a body can be decoded, but is too deep for the handler.
+    # Somewhere below the interpreter's limit, which depends on its version, a body can be decoded, but is too
+    # deep for the handler.
     seen = set()
-    for depth in range(850, 1010, 2):
+    for depth in (*range(850, 1010, 2), 20_000):
         body = b'{"tasks": [], "config": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
         seen.add((await post(client, body)).status)
     assert seen == {200, 400}

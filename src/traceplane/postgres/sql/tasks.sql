@@ -267,10 +267,10 @@ from chosen c where t.task_id = c.task_id
 returning t.task_id, t.state
 
 -- name: retry
--- A dead or canceled task gets a fresh set of attempts under its own id.
+-- A dead or canceled task gets a fresh set of attempts under its own id, if its job is still deployed.
 with chosen as materialized (
-  select task_id from tasks where task_id = any($1::uuid[])
-    and state in ('dead', 'canceled') order by task_id for no key update
+  select t.task_id from tasks t join jobs j using (job_id) where t.task_id = any($1::uuid[])
+    and t.state in ('dead', 'canceled') and j.routed order by t.task_id for no key update of t
 )
 update tasks t set state = 'queued', cancel_requested = false, finished_at = null, ready_at = tp_now(),
   granted_attempts = t.attempt, lease_token = null
