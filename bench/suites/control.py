@@ -25,7 +25,7 @@ ROUNDS = 3
 ROUNDS_BUDGET = 360.0
 """Seconds; a busy machine gets two rounds instead of three, so that the suite ends within ten minutes."""
 RATE = 100
-LATENCY_SAMPLES = 600
+LATENCY_SAMPLES = 400
 DRAIN_TASKS = 40_000
 HISTORY = {"tasks": 1_000_000, "waiting": 100_000}
 ROUTED_EVENTS = 10_000
@@ -51,7 +51,9 @@ class Contender:
         return f"{self.key} {environments.pinned_version(self.peer)}" if self.peer else self.key
 
 
-OURS = Contender("Traceplane", "bench.ours_control", DRAIN_TASKS)
+OURS = Contender(
+    "Traceplane", "bench.ours_control", DRAIN_TASKS, measurements=("drain", "flow", "latency")
+)
 FLOOR_100 = Contender(
     "raw floor, batches of 100", "bench.peers.raw_peer", 40_000, environment={"BATCH": "100"}
 )
@@ -155,10 +157,10 @@ def run(progress: Progress) -> list[results.Row]:
 
 
 def measure_round(measurements: Measurements) -> None:
-    for measurement in ("drain", "latency"):
+    for measurement in ("drain", "flow", "latency"):
         for each in CONTENDERS:
             if measurement in each.measurements:
-                tasks = each.tasks if measurement == "drain" else LATENCY_SAMPLES
+                tasks = LATENCY_SAMPLES if measurement == "latency" else each.tasks
                 measurements.take(each, measurement, measurement, tasks=tasks, rate=RATE)
 
 
@@ -188,6 +190,14 @@ def rows(measurements: Measurements) -> list[results.Row]:
         theirs = figure(each, "drain", "per_second")
         listed.append(
             throughput(peer=each.label, theirs=theirs, bar=bars.get(each.key), note=note(each, "drain"))
+        )
+
+    flow = partial(higher, name="event to commit", unit="tasks/s", ours=figure(OURS, "flow", "per_second"))
+    listed.append(flow(peer="target", theirs=5_000, bar=1.0, note=note(OURS, "flow")))
+    for each in (CELERY, PROCRASTINATE):
+        theirs = figure(each, "drain", "per_second")
+        listed.append(
+            flow(peer=f"{each.label}, drain", theirs=theirs, bar=10.0, note=note(each, "flow", "drain"))
         )
 
     for name, target in (("p50", 15.0), ("p99", 60.0)):
