@@ -12,7 +12,8 @@ which then starts again. The depth is unbounded: when the given record ends, old
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,13 +70,16 @@ def nothing_older(number: int) -> str | None:
 
 
 class Record:
-    """Recent blocks, ascending and without a gap, and a way to older ones."""
+    """Recent blocks, ascending and without a gap, and a way to older ones. An empty one begins at `start`."""
 
-    def __init__(self, blocks: Sequence[Recorded], lookup: Lookup = nothing_older) -> None:
-        for before, after in zip(blocks, blocks[1:], strict=False):
+    def __init__(
+        self, blocks: Sequence[Recorded] = (), *, lookup: Lookup = nothing_older, start: int = 0
+    ) -> None:
+        for before, after in itertools.pairwise(blocks):
             if after.number != before.number + 1:
                 raise InvalidInput("chain.record_invalid", "the record has a gap", value=after.number)
         self.blocks = list(blocks)
+        self.start = start
         self._lookup = lookup
 
     @property
@@ -89,7 +93,7 @@ class Record:
         return self._lookup(number) if number >= 0 else None
 
     def apply(self, step: Step, keep: int) -> None:
-        """Follow a step, keeping the newest `keep` blocks. A reorg past them leaves the block it forked from."""
+        """Follow a step, keeping the newest `keep` blocks in memory."""
         match step:
             case NewBlocks():
                 self.blocks.extend(Recorded(step.first + i, one) for i, one in enumerate(step.hashes))
@@ -98,23 +102,22 @@ class Record:
                 base = step.first_changed - 1
                 base_hash = self.hash_at(base)
                 self.blocks = [block for block in self.blocks if block.number < step.first_changed]
-                if not self.blocks and base_hash is not None:
-                    self.blocks = [Recorded(base, base_hash)]
+                if not self.blocks:
+                    self.start = step.first_changed
+                    self.blocks = [] if base_hash is None else [Recorded(base, base_hash)]
 
 
-def decide(
-    record: Record, head: int, *, start: int = 0, most: int = 500
-) -> Generator[Sequence[int], Headers, Step]:
-    """What to do when the node's (confirmed) head has this number. Yields the heights whose headers it needs.
+def decide(record: Record, head: int, *, most: int = 500) -> Generator[Sequence[int], Headers, Step]:
+    """What to do when the node's (confirmed) head has this number, in NewBlocks steps of at most `most`.
 
-    `start` is where an empty record begins; `most` bounds the blocks of one NewBlocks step.
+    Yields the heights whose headers it needs, and is sent these headers.
     """
     recorded = record.head
-    first = start if recorded is None else recorded.number + 1
+    first = record.start if recorded is None else recorded.number + 1
     if recorded is not None and head < first:
         return (yield from _compare(record, recorded, head))
     if head < first:
-        return Idle(f"the first block, {start}, is not there yet")
+        return Idle(f"the first block, {first}, is not there yet")
     numbers = range(first, min(head, first + most - 1) + 1)
     headers = _present((yield numbers))
     if not headers or not _linked(headers):
@@ -146,7 +149,7 @@ def _walk_back(
     while True:
         below = record.hash_at(first_changed - 1)
         if below is None:
-            return Reorg(min(first_changed, old_head), old_head, new_head, record_exhausted=first_changed > 0)
+            return Reorg(first_changed, old_head, new_head, record_exhausted=first_changed > 0)
         if below == changed.parent_hash:
             return Reorg(first_changed, old_head, new_head)
         numbers = range(max(0, first_changed - stride), first_changed)
@@ -172,17 +175,15 @@ def _present(headers: Headers) -> list[Header]:
 
 
 def _linked(headers: Sequence[Header]) -> bool:
-    return all(after.parent_hash == before.hash for before, after in zip(headers, headers[1:], strict=False))
+    return all(after.parent_hash == before.hash for before, after in itertools.pairwise(headers))
 
 
-async def poll(
-    client: RpcClient, record: Record, *, start: int = 0, confirmations: int = 0, most: int = 500
-) -> Step:
+async def poll(client: RpcClient, record: Record, *, confirmations: int = 0, most: int = 500) -> Step:
     """One look at the node. The record is read, not changed: apply the step once it is safely stored."""
     head = await client.head() - confirmations
     if head < 0:
         return Idle("the chain is shorter than the confirmations wanted")
-    decision = decide(record, head, start=start, most=most)
+    decision = decide(record, head, most=most)
     try:
         numbers = next(decision)
         while True:
@@ -202,15 +203,15 @@ async def follow(
     confirmations: int = 0,
     most: int = 500,
     keep: int = 1024,
-) -> AsyncIterator[NewBlocks | Reorg]:
+) -> AsyncGenerator[NewBlocks | Reorg, None]:
     """Steps for ever. A step counts as recorded when the next one is asked for.
 
     A node that cannot be reached raises, after the client's retries: whoever holds the record starts again
     from it, and nothing is lost, since an outage of any length is only a longer step.
     """
-    record = Record(recorded, lookup)
+    record = Record(recorded, lookup=lookup, start=start)
     while True:
-        step = await poll(client, record, start=start, confirmations=confirmations, most=most)
+        step = await poll(client, record, confirmations=confirmations, most=most)
         if isinstance(step, Idle):
             await asyncio.sleep(interval_seconds)
             continue

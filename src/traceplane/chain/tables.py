@@ -200,7 +200,7 @@ def _numbers(name: str, texts: Iterable[str | None]) -> list[int | None]:
         numbers = [None if text is None else int(text, 16) for text in texts]
     except ValueError as error:
         raise RpcInvalid(f"the field {name} does not hold a hexadecimal number", value=error) from None
-    if any([number is not None and number < 0 for number in numbers]):
+    if any(number is not None and number < 0 for number in numbers):
         raise RpcInvalid(f"the field {name} holds a negative number")
     return numbers
 
