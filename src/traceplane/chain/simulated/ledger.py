@@ -71,7 +71,10 @@ class Ledger:
         if not 0 <= number <= self.head:
             return None
         parent = self.hash(number - 1) if number else bytes(32)
-        return self._built(_Identity(number, self._branch(number), parent))
+        block = self._built(_Identity(number, self._branch(number), parent))
+        if number == len(self._hashes):  # built in order, a chain is hashed once and not twice
+            self._append(block.hash)
+        return block
 
     def by_hash(self, block_hash: bytes) -> Block | None:
         """Also an abandoned block, as a node still serves it; but only one whose hash was ever computed."""
@@ -86,9 +89,12 @@ class Ledger:
         while len(hashes) <= number:
             at = len(hashes)
             parent = hashes[-1] if at else bytes(32)
-            hashes.append(self.world.header_hash(self._branch(at), at, parent))
-            self._numbers[hashes[-1]] = at
+            self._append(self.world.header_hash(self._branch(at), at, parent))
         return hashes[number]
+
+    def _append(self, block_hash: bytes) -> None:
+        self._numbers[block_hash] = len(self._hashes)
+        self._hashes.append(block_hash)
 
     def receipt(self, transaction_hash: str) -> bytes | None:
         """Found by an index that grows from the last hit on: who asks in order never waits for a scan."""

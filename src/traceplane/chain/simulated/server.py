@@ -261,10 +261,10 @@ async def serve(
         return await _respond(simulator, request)
 
     # A low-level server: one handler for every path, without the routing of an application.
-    runner = web.ServerRunner(web.Server(respond, access_log=None))
+    runner = web.ServerRunner(web.Server(respond, access_log=None), shutdown_timeout=1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, shutdown_timeout=1)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         simulator.url = f"http://{host}:{runner.addresses[0][1]}"
         yield simulator
