@@ -104,7 +104,7 @@ def transactions_batch(blocks: Sequence[Block]) -> pa.RecordBatch:
         _repeated(pa.array([block.hash for block in blocks], pa.string()), counts),
         _repeated(_int("timestamp", [block.timestamp for block in blocks]), counts),
         [one.hash for one in every],
-        _int("transactionIndex", [one.transaction_index for one in every]),
+        _few("transactionIndex", [one.transaction_index for one in every]),
         _int("nonce", [one.nonce for one in every]),
         [one.from_.lower() for one in every],
         [one.to and one.to.lower() for one in every],
@@ -113,7 +113,7 @@ def transactions_batch(blocks: Sequence[Block]) -> pa.RecordBatch:
         _int("gasPrice", [one.gas_price for one in every]),
         _int("maxFeePerGas", [one.max_fee_per_gas for one in every]),
         _int("maxPriorityFeePerGas", [one.max_priority_fee_per_gas for one in every]),
-        _int("type", [one.type for one in every]),
+        _few("type", [one.type for one in every]),
         [one.input for one in every],
     )
 
@@ -121,15 +121,15 @@ def transactions_batch(blocks: Sequence[Block]) -> pa.RecordBatch:
 def receipts_batch(receipts: Sequence[Receipt]) -> pa.RecordBatch:
     return _batch(
         RECEIPTS,
-        _int("blockNumber", [one.block_number for one in receipts]),
+        _few("blockNumber", [one.block_number for one in receipts]),
         [one.block_hash for one in receipts],
         [one.transaction_hash for one in receipts],
-        _int("transactionIndex", [one.transaction_index for one in receipts]),
-        _int("gasUsed", [one.gas_used for one in receipts]),
+        _few("transactionIndex", [one.transaction_index for one in receipts]),
+        _few("gasUsed", [one.gas_used for one in receipts]),
         _int("cumulativeGasUsed", [one.cumulative_gas_used for one in receipts]),
         _int("effectiveGasPrice", [one.effective_gas_price for one in receipts]),
         [one.contract_address and one.contract_address.lower() for one in receipts],
-        _int("status", [one.status for one in receipts]),
+        _few("status", [one.status for one in receipts]),
         [one.root for one in receipts],
     )
 
@@ -138,11 +138,11 @@ def logs_batch(logs: Sequence[Log]) -> pa.RecordBatch:
     topics = [one.topics for one in logs]
     return _batch(
         LOGS,
-        _int("blockNumber", [one.block_number for one in logs]),
+        _few("blockNumber", [one.block_number for one in logs]),
         [one.block_hash for one in logs],
         [one.transaction_hash for one in logs],
-        _int("transactionIndex", [one.transaction_index for one in logs]),
-        _int("logIndex", [one.log_index for one in logs]),
+        _few("transactionIndex", [one.transaction_index for one in logs]),
+        _few("logIndex", [one.log_index for one in logs]),
         [one.address.lower() for one in logs],
         *([one[i] if len(one) > i else None for one in topics] for i in range(4)),
         [one.data for one in logs],
@@ -200,7 +200,7 @@ def _numbers(name: str, texts: Iterable[str | None]) -> list[int | None]:
         numbers = [None if text is None else int(text, 16) for text in texts]
     except ValueError as error:
         raise RpcInvalid(f"the field {name} does not hold a hexadecimal number", value=error) from None
-    if any(number is not None and number < 0 for number in numbers):
+    if min(filter(None, numbers), default=0) < 0:
         raise RpcInvalid(f"the field {name} holds a negative number")
     return numbers
 
@@ -211,6 +211,13 @@ def _int(name: str, texts: Iterable[str | None]) -> pa.Array:
         return pa.array(_numbers(name, texts), pa.int64())
     except (OverflowError, pa.ArrowException) as error:
         raise RpcInvalid(f"the field {name} holds a number of more than 63 bits", value=error) from None
+
+
+def _few(name: str, texts: Sequence[str | None]) -> pa.Array:
+    """As `_int`, for a column that repeats a few values: each distinct text is converted once."""
+    distinct = list(set(texts))
+    known = dict(zip(distinct, _int(name, distinct).to_pylist(), strict=True))
+    return pa.array(list(map(known.__getitem__, texts)), pa.int64())
 
 
 def _wide(numbers: Sequence[int | None]) -> pa.Array:
