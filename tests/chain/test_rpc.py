@@ -167,6 +167,30 @@ async def test_a_dead_endpoint_is_rested_and_the_next_one_answers(node: Simulato
         assert (sick.requests, node.requests) == (1, 5)
 
 
+@pytest.mark.parametrize("fault", [Fault("rate_limit", seconds=3600), Fault("stall", seconds=3)])
+async def test_an_endpoint_that_makes_us_wait_is_left_for_a_quick_one(node: Simulator, fault: Fault) -> None:
+    async with (
+        serve(seed=3, blocks=40) as slow,
+        RpcClient(patient(slow.url, node.url, rest_seconds=60, timeout_seconds=0.3)) as client,
+    ):
+        slow.faults.arm(Fault(fault.kind, seconds=fault.seconds, requests=None))
+        began = time.monotonic()
+        assert await numbers_of(client, *range(1, 20)) == [*range(1, 20)]
+        assert time.monotonic() - began < 2
+        assert slow.requests == 1
+
+
+async def test_retry_after_as_a_date_is_understood(node: Simulator) -> None:
+    node.faults.arm(Fault("rate_limit", retry_date="Wed, 21 Oct 2015 07:28:00 GMT"))
+    async with RpcClient(patient(node.url)) as client:
+        assert await client.head() == 40
+        node.faults.arm(Fault("rate_limit", retry_date="Wed, 21 Oct 2115 07:28:00 GMT"))
+        with pytest.raises(RateLimited):
+            await client.head()
+        node.faults.arm(Fault("rate_limit", retry_date="whenever"))
+        assert await client.head() == 40
+
+
 async def test_a_lying_endpoint_is_left_for_an_honest_one(node: Simulator) -> None:
     async with serve(seed=3, blocks=40) as liar, RpcClient(patient(liar.url, node.url)) as client:
         liar.faults.arm(Fault("wrong_number", requests=None))

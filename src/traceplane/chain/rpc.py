@@ -106,7 +106,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 class _BatchRefused(Exception):
-    """The body or its answer was too large, or slow: fewer calls at once may work."""
+    """The body or its answer was too large, or the answer late: fewer calls at once may work."""
 
     def __init__(self, failure: RpcError | RpcRefused) -> None:
         self.failure = failure
@@ -203,15 +203,16 @@ class RpcClient:
     ) -> list[Any]:
         """Ask until every call has a believable answer, or nothing moved for `attempts` rounds."""
         results: dict[int, Any] = {}
+        candidates = [only] if only else self._endpoints
         at_once, fruitless = len(calls), 0
         while len(results) < len(calls):
             asked = [i for i in range(len(calls)) if i not in results][:at_once]
-            endpoint = only or self._awake()
+            endpoint = _awake(candidates)
             try:
                 found, failure = await self._ask(endpoint, [calls[i] for i in asked], decoder)
             except _BatchRefused as refused:
-                if len(asked) > 1:
-                    at_once = (len(asked) + 1) // 2
+                at_once = (len(asked) + 1) // 2
+                if len(asked) > 1 and not isinstance(refused.failure, RpcUnavailable):
                     continue
                 if isinstance(refused.failure, RpcRefused):
                     raise refused.failure from None
@@ -221,23 +222,23 @@ class RpcClient:
             results.update((asked[i], result) for i, result in found.items())
             if failure is not None:
                 fruitless = 0 if found else fruitless + 1
-                await self._recover(endpoint, failure, fruitless)
+                await self._recover(candidates, endpoint, failure, fruitless)
         return [results[i] for i in range(len(calls))]
 
-    def _awake(self) -> _Endpoint:
-        """The first endpoint that is not resting, or else the one that wakes up first."""
-        now = time.monotonic()
-        return min(self._endpoints, key=lambda endpoint: max(endpoint.resting_until, now))
-
-    async def _recover(self, endpoint: _Endpoint, failure: RpcError, fruitless: int) -> None:
+    async def _recover(
+        self, candidates: Sequence[_Endpoint], endpoint: _Endpoint, failure: RpcError, fruitless: int
+    ) -> None:
+        """Let the endpoint rest; go on at once if another is awake, else wait, else give up."""
         settings = self.settings
-        asked_to_wait = failure.retry_after if isinstance(failure, RateLimited) else None
-        if fruitless >= settings.attempts or (asked_to_wait or 0) > settings.longest_wait_seconds:
+        if fruitless >= settings.attempts:
             raise failure
+        asked_to_wait = failure.retry_after if isinstance(failure, RateLimited) else None
         now = time.monotonic()
         endpoint.resting_until = now + (settings.rest_seconds if asked_to_wait is None else asked_to_wait)
-        if any(other.resting_until <= now for other in self._endpoints):
+        if any(other.resting_until <= now for other in candidates if other is not endpoint):
             return
+        if (asked_to_wait or 0) > settings.longest_wait_seconds:
+            raise failure
         ceiling = min(settings.backoff_limit_seconds, settings.backoff_seconds * 2 ** max(0, fruitless - 1))
         # Jitter over the upper half: many tasks that failed together must not come back together.
         await asyncio.sleep((asked_to_wait or 0) + ceiling * random.uniform(0.5, 1))
@@ -308,6 +309,12 @@ class RpcClient:
                 large = f"the answer is larger than {limit} bytes"
                 raise _BatchRefused(RpcInvalid(large, endpoint=label, method=method))
         return b"".join(chunks)
+
+
+def _awake(endpoints: Sequence[_Endpoint]) -> _Endpoint:
+    """The first endpoint that is not resting, or else the one that wakes up first."""
+    now = time.monotonic()
+    return min(endpoints, key=lambda endpoint: max(endpoint.resting_until, now))
 
 
 def _header_call(number: int, *, may_be_null: bool = True) -> Call[Header]:

@@ -19,7 +19,7 @@ from traceplane.errors import InvalidInput
 KINDS = {
     # the whole HTTP answer
     "http_error": "answers with `status` (503)",
-    "rate_limit": "answers 429 with Retry-After `seconds` (0; absent if negative)",
+    "rate_limit": "answers 429 with Retry-After `seconds` (0; absent if negative) or `retry_date`",
     "stall": "answers after `seconds` (1)",
     "disconnect": "closes the connection without an answer",
     "truncate": "sends the first half of the body",
@@ -54,6 +54,7 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     methods: list[str] | None = None
     status: int = 503
     seconds: float | None = None
+    retry_date: str | None = None
     size: int = 1
     blocks: int = 5
     code: int = -32000

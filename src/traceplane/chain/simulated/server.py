@@ -223,7 +223,7 @@ async def _respond(simulator: Simulator, request: web.BaseRequest) -> web.Stream
             return web.Response(status=fault.status, text="simulated")
         case Fault(kind="rate_limit"):
             seconds = fault.seconds or 0
-            headers = {} if seconds < 0 else {"Retry-After": f"{seconds:g}"}
+            headers = {} if seconds < 0 else {"Retry-After": fault.retry_date or f"{seconds:g}"}
             return web.Response(status=429, text="slow down", headers=headers)
         case Fault(kind="stall"):
             await asyncio.sleep(1 if fault.seconds is None else fault.seconds)
