@@ -71,7 +71,7 @@ class Simulator:
         fault = self.faults.strike(faults.OF_RESULT, [request.method])
         if fault and fault.kind == "rpc_error":
             return _error(fault.code, fault.message)
-        method = _METHODS.get(request.method)
+        method = METHODS.get(request.method)
         if method is None or (fault and fault.kind == "method_missing"):
             return _error(-32601, f"the method {request.method} does not exist/is not available")
         try:
@@ -151,7 +151,7 @@ class Simulator:
         return int(text, 16)
 
 
-_METHODS: dict[str, Callable[..., bytes]] = {
+METHODS: dict[str, Callable[..., bytes]] = {
     "eth_chainId": Simulator.chain_id,
     "net_version": Simulator.version,
     "web3_clientVersion": Simulator.client_version,
