@@ -62,6 +62,7 @@ class Archive:
                 assert len(step.hashes) <= self.most
                 self.hashes.update(zip(range(step.first, step.last + 1), step.hashes, strict=True))
             self.record.apply(step, self.keep)
+            assert len(self.record.blocks) <= self.keep
 
     def check(self, step: Reorg, ledger: Ledger) -> None:
         truth = canonical(ledger)
@@ -172,6 +173,17 @@ def test_blocks_that_vanish_while_they_are_read_are_no_step() -> None:
     numbers = next(decision)
     with pytest.raises(StopIteration) as ended:
         decision.send([None for _ in numbers])
+    assert isinstance(ended.value.value, Idle)
+
+
+def test_new_blocks_of_two_forks_are_never_one_step() -> None:
+    ledger = Ledger(WORLD, 9)
+    decision = decide(Record(), 9)
+    before = [header(ledger, number) for number in next(decision)]
+    ledger.fork(5, 5)
+    mixed = [*before[:7], header(ledger, 7), header(ledger, 8), header(ledger, 9)]
+    with pytest.raises(StopIteration) as ended:
+        decision.send(mixed)
     assert isinstance(ended.value.value, Idle)
 
 

@@ -123,6 +123,13 @@ async def test_answers_that_never_come_are_an_error_but_the_others_are_kept(node
     assert node.calls["eth_getBlockByNumber"] <= 3 + 2 + 3
 
 
+async def test_rounds_that_bring_some_answers_do_not_count_as_failed(node: Simulator) -> None:
+    node.faults.arm(Fault("answer_limit", requests=None))
+    async with RpcClient(patient(node.url, attempts=2)) as client:
+        assert await numbers_of(client, 1, 2, 3, 4, 5, 6) == [1, 2, 3, 4, 5, 6]
+    assert node.requests == 6
+
+
 async def test_a_stalled_answer_is_given_up_and_asked_again(node: Simulator) -> None:
     node.faults.arm(Fault("stall", seconds=5))
     async with RpcClient(patient(node.url, timeout_seconds=0.2)) as client:

@@ -26,6 +26,7 @@ KINDS = {
     "not_json": "sends an HTML page with status 200",
     "refuse_batch": "refuses bodies of more than `size` (1) calls with one error object",
     "too_large": "answers 413 to bodies of more than `size` (1) calls",
+    "answer_limit": "answers the first `size` (1) calls of a batch, the others with error -32003",
     "drop_answer": "leaves the last answer of a batch out",
     "duplicate_id": "answers the last call of a batch under the first one's id",
     "unknown_id": "answers the last call under an id that nobody used",
@@ -103,7 +104,7 @@ class Faults:
 
 _BY_SIZE = frozenset({"refuse_batch", "too_large"})
 OF_CONNECTION = frozenset({"http_error", "rate_limit", "stall", "disconnect", "refuse_batch", "too_large"})
-OF_BODY = frozenset({"truncate", "not_json", "drop_answer", "duplicate_id", "unknown_id"})
+OF_BODY = frozenset({"answer_limit", "truncate", "not_json", "drop_answer", "duplicate_id", "unknown_id"})
 OF_RESULT = frozenset(KINDS) - OF_CONNECTION - OF_BODY
 
 

@@ -54,6 +54,9 @@ class Simulator:
         match body_fault:
             case Fault(kind="not_json"):
                 return b"<html><body>502 Bad Gateway</body></html>"
+            case Fault(kind="answer_limit"):
+                kept = answers[: body_fault.size]
+                answers = kept + [_error(-32003, "response too large")] * (len(answers) - len(kept))
             case Fault(kind="drop_answer"):
                 ids, answers = ids[:-1], answers[:-1]
             case Fault(kind="duplicate_id"):
