@@ -1,0 +1,92 @@
+"""What can go wrong with a node, in one tree.
+
+PlatformError
+└── RpcError                 asking again later, or somewhere else, may help
+    ├── RpcUnavailable       chain.rpc_unavailable     no answer, or the node says that it failed
+    ├── RateLimited          chain.rate_limited        asked too fast for longer than we are willing to wait
+    ├── RpcInvalid           chain.rpc_invalid         the answer cannot be read: JSON, ids, types, numbers
+    ├── RpcInconsistent      chain.rpc_inconsistent    readable, but contradicts itself or the question
+    ├── EndpointsDisagree    chain.endpoints_disagree  two endpoints name different hashes for one height
+    └── BeyondHead           chain.beyond_head         the block is not there yet
+UserError
+└── RpcRefused               chain.rpc_refused         the node will not: method, parameters, credentials
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from traceplane.errors import PlatformError, UserError
+
+
+def _sentence(message: str, method: str | None, endpoint: str | None) -> str:
+    asked = f"{method}: " if method else ""
+    return f"{asked}{message}" + (f" (endpoint {endpoint})" if endpoint else "")
+
+
+class RpcError(PlatformError):
+    """Names the endpoint (never with credentials), the method and the value at fault."""
+
+    stable_code: ClassVar[str] = "chain.rpc_unavailable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        endpoint: str | None = None,
+        method: str | None = None,
+        value: object = None,
+        next_step: str | None = None,
+    ) -> None:
+        sentence = _sentence(message, method, endpoint)
+        super().__init__(self.stable_code, sentence, value=value, next_step=next_step)
+        self.endpoint = endpoint
+        self.method = method
+
+
+class RpcUnavailable(RpcError):
+    pass
+
+
+class RateLimited(RpcError):
+    stable_code = "chain.rate_limited"
+
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, endpoint: str | None = None
+    ) -> None:
+        super().__init__(message, endpoint=endpoint, value=retry_after)
+        self.retry_after = retry_after
+
+
+class RpcInvalid(RpcError):
+    stable_code = "chain.rpc_invalid"
+
+
+class RpcInconsistent(RpcError):
+    stable_code = "chain.rpc_inconsistent"
+
+
+class EndpointsDisagree(RpcError):
+    stable_code = "chain.endpoints_disagree"
+
+
+class BeyondHead(RpcError):
+    stable_code = "chain.beyond_head"
+
+
+class RpcRefused(UserError):
+    """The same call would be refused again, so it is not repeated."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        endpoint: str | None = None,
+        method: str | None = None,
+        value: object = None,
+        method_missing: bool = False,
+    ) -> None:
+        super().__init__("chain.rpc_refused", _sentence(message, method, endpoint), value=value)
+        self.endpoint = endpoint
+        self.method = method
+        self.method_missing = method_missing

@@ -1,0 +1,277 @@
+"""A range of blocks → tables. Every chunk is checked as a whole before any of its rows is given out.
+
+Blocks and receipts are asked in batches, one chunk ahead of the one being converted. A chunk whose parts
+contradict one another (a reorg between two calls) is fetched again a few times. Between chunks the parent
+hashes are compared too, so that a range never mixes two forks: if the chain moves while a long range streams,
+the stream ends with `chain.rpc_inconsistent`, and the caller starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from traceplane.chain import tables as build
+from traceplane.chain.answers import (
+    AnyBlock,
+    Block,
+    Doubt,
+    Log,
+    Receipt,
+    SlimBlock,
+    doubt_block,
+    doubt_links,
+    doubt_logs,
+    doubt_receipts,
+    transaction_hashes,
+)
+from traceplane.chain.errors import BeyondHead, RpcInconsistent, RpcRefused
+from traceplane.chain.rpc import Call, RpcClient, RpcSettings
+from traceplane.errors import InvalidInput
+
+ALL_TABLES = tuple(build.SCHEMAS)
+CHUNK_BLOCKS = 200
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some consecutive blocks of a range, inclusive, with the hashes that they start from and end in."""
+
+    first: int
+    last: int
+    parent_hash: str
+    last_hash: str
+    tables: dict[str, pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    blocks: list[AnyBlock]
+    receipts: list[Receipt]
+    logs: list[Log]
+
+
+async def fetch_range(
+    client: RpcClient,
+    first: int,
+    last: int,
+    tables: Collection[str] = ALL_TABLES,
+    *,
+    cross_check: bool = False,
+) -> dict[str, pa.Table]:
+    """The tables of blocks first…last, both included, linked by parent hashes."""
+    parts: dict[str, list[pa.Table]] = {name: [] for name in tables}
+    async with aclosing(stream_range(client, first, last, tables, cross_check=cross_check)) as chunks:
+        async for chunk in chunks:
+            for name, table in chunk.tables.items():
+                parts[name].append(table)
+    return {name: pa.concat_tables(chunks) for name, chunks in parts.items()}
+
+
+async def stream_range(
+    client: RpcClient,
+    first: int,
+    last: int,
+    tables: Collection[str] = ALL_TABLES,
+    *,
+    chunk_blocks: int = CHUNK_BLOCKS,
+    cross_check: bool = False,
+) -> AsyncGenerator[Chunk, None]:
+    """Chunk after chunk, in order, with at most two of them in memory.
+
+    With `cross_check`, every endpoint is asked for the hash of each chunk's last block, which stands for all
+    blocks before it.
+    """
+    _check_request(first, last, tables, chunk_blocks)
+    if (head := await client.head()) < last:
+        raise BeyondHead(f"block {last} is not there yet", value=head, next_step="ask again later")
+    reader = _Reader(client, frozenset(tables))
+    starts = range(first, last + 1, chunk_blocks)
+    parent: str | None = None
+    ahead = asyncio.ensure_future(reader.read(first, min(last, first + chunk_blocks - 1)))
+    try:
+        for start in starts:
+            raw = await ahead
+            if start + chunk_blocks <= last:
+                following = start + chunk_blocks
+                ahead = asyncio.ensure_future(reader.read(following, min(last, following + chunk_blocks - 1)))
+                await asyncio.sleep(0)  # its requests leave before the conversion keeps the loop busy
+            _require(doubt_links(raw.blocks[:1], parent))
+            parent = raw.blocks[-1].hash
+            end = start + len(raw.blocks) - 1
+            if cross_check:
+                await client.confirm({end: parent})
+            yield Chunk(start, end, raw.blocks[0].parent_hash, parent, convert(raw, tables))
+    finally:
+        ahead.cancel()
+        await asyncio.gather(ahead, return_exceptions=True)
+
+
+def fetch_range_sync(
+    settings: RpcSettings,
+    first: int,
+    last: int,
+    tables: Collection[str] = ALL_TABLES,
+    *,
+    cross_check: bool = False,
+) -> dict[str, pa.Table]:
+    """For Spark tasks and operators, which are not async."""
+
+    async def run() -> dict[str, pa.Table]:
+        async with RpcClient(settings) as client:
+            return await fetch_range(client, first, last, tables, cross_check=cross_check)
+
+    return asyncio.run(run())
+
+
+def stream_range_sync(
+    settings: RpcSettings,
+    first: int,
+    last: int,
+    tables: Collection[str] = ALL_TABLES,
+    *,
+    chunk_blocks: int = CHUNK_BLOCKS,
+    cross_check: bool = False,
+) -> Iterator[Chunk]:
+    """As `stream_range`. The next chunk's requests are under way while the caller works on this one, but its
+    answers are read only when the caller comes back."""
+
+    async def chunks() -> AsyncGenerator[Chunk, None]:
+        async with RpcClient(settings) as client:
+            stream = stream_range(
+                client, first, last, tables, chunk_blocks=chunk_blocks, cross_check=cross_check
+            )
+            async with aclosing(stream) as opened:
+                async for chunk in opened:
+                    yield chunk
+
+    with asyncio.Runner() as runner:
+        stream = chunks()
+        try:
+            while True:
+                try:
+                    chunk = runner.run(_coroutine(stream.__anext__))
+                except StopAsyncIteration:
+                    return
+                yield chunk
+        finally:
+            runner.run(_coroutine(stream.aclose))
+
+
+def convert(raw: _Raw, tables: Collection[str]) -> dict[str, pa.Table]:
+    """The wanted tables of some checked answers."""
+    logs = (
+        pa.Table.from_batches([build.logs_batch(raw.logs)])
+        if {"logs", "token_transfers"} & set(tables)
+        else None
+    )
+    makers: dict[str, Callable[[], pa.Table]] = {
+        "blocks": lambda: pa.Table.from_batches([build.blocks_batch(raw.blocks)]),
+        "transactions": lambda: pa.Table.from_batches(
+            [build.transactions_batch([one for one in raw.blocks if isinstance(one, Block)])]
+        ),
+        "receipts": lambda: pa.Table.from_batches([build.receipts_batch(raw.receipts)]),
+        "logs": lambda: logs,
+        "token_transfers": lambda: build.token_transfers(logs),
+    }
+    return {name: makers[name]() for name in tables}
+
+
+class _Reader:
+    """Reads chunks of answers; remembers whether the node knows eth_getBlockReceipts."""
+
+    def __init__(self, client: RpcClient, tables: frozenset[str]) -> None:
+        self._client = client
+        self._full = "transactions" in tables
+        self._wants_receipts = "receipts" in tables
+        self._wants_logs = bool(tables & {"logs", "token_transfers"})
+        self._receipts_by_block = True
+
+    async def read(self, first: int, last: int) -> _Raw:
+        for remaining in reversed(range(_TRIES)):
+            try:
+                return await self._read_once(first, last)
+            except RpcInconsistent:
+                if not remaining:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _read_once(self, first: int, last: int) -> _Raw:
+        kind = Block if self._full else SlimBlock
+        calls: list[Call[AnyBlock]] = [
+            Call("eth_getBlockByNumber", (hex(number), self._full), partial(doubt_block, number))
+            for number in range(first, last + 1)
+        ]
+        blocks: list[AnyBlock] = await self._client.batch(calls, kind)
+        _require(doubt_links(blocks, None))
+        if not (self._wants_receipts or self._wants_logs):
+            return _Raw(blocks, [], [])
+        if self._receipts_by_block:
+            try:
+                return _with_receipts(blocks, await self._block_receipts(blocks))
+            except RpcRefused as refused:
+                if not refused.method_missing:
+                    raise
+                self._receipts_by_block = False
+        if self._wants_receipts:
+            return _with_receipts(blocks, await self._transaction_receipts(blocks))
+        return _Raw(blocks, [], await self._logs(blocks))
+
+    async def _block_receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
+        calls: list[Call[list[Receipt]]] = [
+            Call("eth_getBlockReceipts", (block.number,), partial(doubt_receipts, block)) for block in blocks
+        ]
+        return await self._client.batch(calls, list[Receipt])
+
+    async def _transaction_receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
+        hashes = [transaction_hashes(block) for block in blocks]
+        calls: list[Call[Receipt]] = [
+            Call("eth_getTransactionReceipt", (one,)) for block_hashes in hashes for one in block_hashes
+        ]
+        every = iter(await self._client.batch(calls, Receipt))
+        grouped = [[next(every) for _ in block_hashes] for block_hashes in hashes]
+        for block, receipts in zip(blocks, grouped, strict=True):
+            _require(doubt_receipts(block, receipts), "eth_getTransactionReceipt")
+        return grouped
+
+    async def _logs(self, blocks: Sequence[AnyBlock]) -> list[Log]:
+        """By block hash rather than by number, so that a reorg shows as an error and not as other logs."""
+        calls: list[Call[list[Log]]] = [
+            Call("eth_getLogs", ({"blockHash": block.hash},), partial(doubt_logs, block)) for block in blocks
+        ]
+        return [log for logs in await self._client.batch(calls, list[Log]) for log in logs]
+
+
+def _with_receipts(blocks: list[AnyBlock], grouped: Sequence[Sequence[Receipt]]) -> _Raw:
+    receipts = [one for group in grouped for one in group]
+    return _Raw(blocks, receipts, [log for one in receipts for log in one.logs])
+
+
+def _require(doubt: Doubt | None, method: str | None = None) -> None:
+    if doubt is not None:
+        raise RpcInconsistent(doubt.reason, method=method, value=doubt.value)
+
+
+def _check_request(first: int, last: int, tables: Collection[str], chunk_blocks: int) -> None:
+    if first < 0 or last < first:
+        raise InvalidInput(
+            "chain.range_invalid", "a range goes from 0 or more upwards", value=f"{first}-{last}"
+        )
+    if chunk_blocks < 1:
+        raise InvalidInput("chain.range_invalid", "a chunk holds at least one block", value=chunk_blocks)
+    unknown = sorted(set(tables) - set(ALL_TABLES))
+    if unknown or not tables:
+        raise InvalidInput(
+            "chain.table_unknown", f"the tables are {', '.join(ALL_TABLES)}", value=", ".join(unknown)
+        )
+
+
+async def _coroutine(make: Callable[[], Any]) -> Any:
+    return await make()
