@@ -51,9 +51,7 @@ class Contender:
         return f"{self.key} {environments.pinned_version(self.peer)}" if self.peer else self.key
 
 
-OURS = Contender(
-    "Traceplane", "bench.ours_control", DRAIN_TASKS, measurements=("drain", "flow", "latency")
-)
+OURS = Contender("Traceplane", "bench.ours_control", DRAIN_TASKS, measurements=("drain", "flow", "latency"))
 FLOOR_100 = Contender(
     "raw floor, batches of 100", "bench.peers.raw_peer", 40_000, environment={"BATCH": "100"}
 )
