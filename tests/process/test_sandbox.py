@@ -1105,6 +1105,13 @@ async def test_closing_ends_every_task_and_refuses_new_ones() -> None:
         await run(sandbox, "nothing")
 
 
+async def test_closing_does_not_wait_for_children_without_a_task(lake: Path) -> None:
+    idle = await Sandbox.start(SandboxSettings(slots=2, folder=lake / "idle", disabled_layers=WITHOUT))
+    began = time.monotonic()
+    await idle.close()
+    assert time.monotonic() - began < 4
+
+
 async def test_a_killed_wrapper_takes_its_tasks_along(lake: Path) -> None:
     marker = unique_marker()
     folder = lake / "killed"

@@ -12,14 +12,14 @@ from collections.abc import Hashable
 
 from traceplane.worker.slot import Child, Slot
 
-_OLDEST_SECONDS = 600.0
 _LONGEST_IDLE_SECONDS = 60.0
 
 _Turn = asyncio.Future[tuple[Slot, Child] | None]
 
 
 class IdleSlots:
-    def __init__(self) -> None:
+    def __init__(self, oldest_seconds: float) -> None:
+        self._oldest_seconds = oldest_seconds
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Slot, float] = {}
         """Since when; the longest idle one comes first."""
@@ -88,7 +88,7 @@ class IdleSlots:
             elif child.job is None:
                 fresh = slot, child
             elif child.job == job:
-                if child.is_fit(_OLDEST_SECONDS):
+                if child.is_fit(self._oldest_seconds):
                     return self._hand_over(slot, child)
                 self._empty(slot)
         return self._hand_over(*fresh) if fresh is not None else None

@@ -56,7 +56,6 @@ _RESTARTS_ALLOWED = 5
 _STARTS_TRIED = 3
 """For a task whose slot vanished before the operator ran."""
 _RESTART_WINDOW_SECONDS = 30.0
-_MOST_TASKS_OF_A_CHILD = 1000
 _LOOK_FOR_UNUSED_SECONDS = 15.0
 
 
@@ -78,6 +77,10 @@ class SandboxSettings:
     """Imported once by the fork server, so that operators get them for free."""
     grace_seconds: float = 0.5
     """Between the polite signal and the kill, on timeout and cancel."""
+    tasks_per_child: int = 1000
+    """How many tasks of one job a child may run, where it may run more than one."""
+    child_seconds: float = 600.0
+    """How old a child may be that is given another task."""
     disabled_layers: frozenset[str] = frozenset()
     """Layers of isolation not to use although they are there; see docs/concepts/sandbox.md."""
 
@@ -99,7 +102,7 @@ class Sandbox:
         self._lease = lease
         self._server: ForkServer | None = None
         self._slots: dict[int, Slot] = {}
-        self._idle = IdleSlots()
+        self._idle = IdleSlots(settings.child_seconds)
         self._background: set[asyncio.Task[Any]] = set()
         self._watchers: list[asyncio.Task[None]] = []
         self._removals: list[Callable[[], None]] = []
@@ -183,7 +186,7 @@ class Sandbox:
     ) -> RunResult:
         outputs = self._output_folders(assignment, real=job is not None)
         folders = staging.TaskFolders(child.temp, outputs, slot.uid)
-        keep = job is not None and child.tasks + 1 < _MOST_TASKS_OF_A_CHILD
+        keep = job is not None and child.tasks + 1 < self._settings.tasks_per_child
         try:
             child.temp.make()
             folders.make()

@@ -156,6 +156,7 @@ class TaskFolders:
             make_private(folder, self._uid)
         except FileNotFoundError:
             folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.parent.chmod(0o755)  # whatever the umask: a job's child reaches its outputs from above
             make_private(folder, self._uid)
         except FileExistsError:
             folder.rmdir()
