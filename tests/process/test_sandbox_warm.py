@@ -149,6 +149,10 @@ def _uid_of(pid: str) -> int:
     return int(fields["Uid"].split()[0])
 
 
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 async def eventually(condition: Any, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -356,7 +360,7 @@ async def test_a_child_that_is_no_longer_in_order_is_discarded(
     assert third.process != first.process
 
 
-@pytest.mark.parametrize("act", ["print_later", "speak_later", "end_later"])
+@pytest.mark.parametrize("act", ["print_later", "speak_later", "write_later", "end_later"])
 async def test_a_child_that_does_not_wait_in_silence_is_discarded(
     sandbox: Sandbox, lake: Path, act: str
 ) -> None:
@@ -368,6 +372,20 @@ async def test_a_child_that_does_not_wait_in_silence_is_discarded(
     assert second.code is None
     assert second.process != first.process
     assert [line.split()[0] for line in second.lines] == ["TELL"]
+
+
+async def test_nothing_of_a_child_runs_while_it_waits_for_long(sandbox: Sandbox, lake: Path) -> None:
+    of = job(lake, "frozen")
+    first = await run(sandbox, of, "spin_later")
+    (child,) = processes_of(sandbox.uids)
+    await eventually(lambda: state_of(child) == "T")
+    clock = (~child << 3) | 2
+    used = time.clock_gettime(clock)
+    await asyncio.sleep(0.3)
+    assert time.clock_gettime(clock) == used
+    second = await run(sandbox, of)
+    assert second.code is None
+    assert second.process == first.process
 
 
 async def test_a_canceled_task_takes_its_child_along(sandbox: Sandbox, lake: Path) -> None:

@@ -195,6 +195,18 @@ def end_later(task: OperatorTask) -> None:
     threading.Timer(0.1, os._exit, (0,)).start()
 
 
+def spin_later(task: OperatorTask) -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    threading.Thread(target=spin, daemon=True).start()
+
+
+def write_later(task: OperatorTask) -> None:
+    threading.Timer(0.1, (task.temp_dir / "late").write_text, ("left",)).start()
+
+
 def grow(task: OperatorTask) -> None:
     kept_open.append(b"x" * (400 << 20))
 
@@ -250,6 +262,8 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         speak_later,
         speak_garbage,
         end_later,
+        spin_later,
+        write_later,
         grow,
         hold,
         look_around,

@@ -83,7 +83,7 @@ SlotRequest = Kill | Inspect
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Carries two descriptors: the wrapper's end of the child's channel, and of its log pipe."""
+    """Carries the wrapper's ends of the child's channel and log pipe, and with namespaces its pidfd."""
 
     pid: int
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 
 from traceplane.worker.slot import Child, Slot
 
+_AWAKE_SECONDS = 1.0
 _LONGEST_IDLE_SECONDS = 60.0
 
 _Turn = asyncio.Future[tuple[Slot, Child] | None]
@@ -52,13 +53,17 @@ class IdleSlots:
         self._idle.pop(slot, None)
         self._being_emptied.discard(slot)
 
-    def end_unused(self) -> None:
-        """End used children that nobody needed for long: their memory is better used by others."""
+    def tend(self) -> None:
+        """Stop used children that have to wait, and end those that waited long: others can use their memory."""
         now = self._loop.time()
         for slot, since in list(self._idle.items()):
-            is_used = slot.waiting is not None and slot.waiting.job is not None
-            if is_used and now - since > _LONGEST_IDLE_SECONDS:
+            child = slot.waiting
+            if child is None or child.job is None:
+                continue
+            if now - since > _LONGEST_IDLE_SECONDS:
                 self._empty(slot)
+            elif now - since > _AWAKE_SECONDS:
+                child.freeze()
 
     def wake_all(self) -> None:
         for turn in self._waiting:

@@ -56,7 +56,7 @@ _RESTARTS_ALLOWED = 5
 _STARTS_TRIED = 3
 """For a task whose slot vanished before the operator ran."""
 _RESTART_WINDOW_SECONDS = 30.0
-_LOOK_FOR_UNUSED_SECONDS = 15.0
+_TEND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Sandbox:
             await sandbox._start_server()
             sandbox._watchers = [
                 asyncio.create_task(sandbox._keep_server_running()),
-                asyncio.create_task(sandbox._end_unused_children()),
+                asyncio.create_task(sandbox._tend_idle_children()),
             ]
             await sandbox._check_strength()
             await asyncio.to_thread(folder.remove_abandoned)
@@ -261,10 +261,10 @@ class Sandbox:
             if found is not None:
                 return found
 
-    async def _end_unused_children(self) -> None:
+    async def _tend_idle_children(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_FOR_UNUSED_SECONDS)
-            self._idle.end_unused()
+            await asyncio.sleep(_TEND_SECONDS)
+            self._idle.tend()
 
     def _open_slot(self, index: int) -> None:
         assert self._server is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -37,7 +38,9 @@ _PAUSE_SECONDS = 0.005
 class Child:
     """A process that waits for, or runs, a task."""
 
-    def __init__(self, pid: int, channel: socket.socket, log_fd: int, temp: TempFolder) -> None:
+    def __init__(
+        self, pid: int, channel: socket.socket, log_fd: int, handle: int | None, temp: TempFolder
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.pid = pid
         self.temp = temp
@@ -53,10 +56,33 @@ class Child:
         self._received = bytearray()
         self._log_fd = log_fd
         os.set_blocking(log_fd, False)
+        self._handle = handle
+        self._frozen = False
 
     def is_fit(self, oldest_seconds: float) -> bool:
-        """Whether it has waited as it should: it is not old, and has said nothing since its last task."""
-        return self._loop.time() - self._born < oldest_seconds and self.is_silent() and self._log_is_silent()
+        """Whether it has waited as it should: not for too long, in silence, and leaving no files."""
+        return (
+            self._loop.time() - self._born < oldest_seconds
+            and self.is_silent()
+            and self._log_is_silent()
+            and self.temp.is_empty()
+        )
+
+    def freeze(self) -> None:
+        """Let nothing of it run while it waits."""
+        if not self._frozen:
+            self._frozen = True
+            self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
 
     def is_silent(self) -> bool:
         """Whether nothing has arrived beyond the frames taken so far; an ended one is not silent."""
@@ -115,6 +141,9 @@ class Child:
         if self._log_fd >= 0:
             os.close(self._log_fd)
             self._log_fd = -1
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 class LogReader:
@@ -242,6 +271,8 @@ class Slot:
 
     def take(self) -> None:
         """The waiting child is the caller's from now on."""
+        if self.waiting is not None:
+            self.waiting.thaw()
         self.waiting, self._in_use = None, True
 
     def release(self) -> None:
@@ -314,8 +345,9 @@ class Slot:
             return
         match self._reports.decode(body):
             case Ready(pid):
-                channel = socket.socket(fileno=descriptors[0])
-                self._current = self.waiting = Child(pid, channel, descriptors[1], self._make_temp())
+                channel, log_fd = socket.socket(fileno=descriptors[0]), descriptors[1]
+                handle = descriptors[2] if len(descriptors) > 2 else None
+                self._current = self.waiting = Child(pid, channel, log_fd, handle, self._make_temp())
                 if not self._in_use:
                     self._on_ready(self)
             case Inspected() as report:

@@ -103,12 +103,14 @@ class SlotServer:
             self._become_child(theirs.fileno(), log_writer, parent)
         theirs.close()
         os.close(log_writer)
+        handle = [os.pidfd_open(self._child)] if self._state.isolation.has(NAMESPACES) else []
         try:
-            send(self._control, Ready(self._child), (ours.fileno(), log_reader))
+            send(self._control, Ready(self._child), (ours.fileno(), log_reader, *handle))
         except OSError:
             self._leave()
         ours.close()
-        os.close(log_reader)
+        for descriptor in (log_reader, *handle):
+            os.close(descriptor)
 
     def _become_child(self, channel: int, log: int, parent: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
