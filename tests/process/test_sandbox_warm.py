@@ -344,6 +344,7 @@ async def test_the_surroundings_are_restored_for_the_next_task(sandbox: Sandbox,
         ("start_process", None),
         ("start_orphan", None),
         ("grow", None),
+        ("speak_twice", "operator.result_invalid"),
     ],
 )
 async def test_a_child_that_is_no_longer_in_order_is_discarded(
@@ -427,6 +428,22 @@ async def test_a_killed_child_costs_no_task(sandbox: Sandbox, lake: Path) -> Non
         second = await run(sandbox, of)
         assert second.code is None
         assert second.process != first.process
+
+
+async def test_a_child_that_dies_as_its_task_arrives_costs_no_task(sandbox: Sandbox, lake: Path) -> None:
+    """Stopped, so that the task is sent to it, and then killed; what it wrote does not stand in the way."""
+    of = job(lake, "killed-late")
+    for acts in ((), ("write_rows",)):
+        first = await run(sandbox, of)
+        (child,) = processes_of(sandbox.uids)
+        os.kill(child, signal.SIGSTOP)
+        second = asyncio.create_task(run(sandbox, of, *acts))
+        await asyncio.sleep(0.2)
+        os.kill(child, signal.SIGKILL)
+        done = await second
+        assert done.code is None
+        assert done.process != first.process
+        assert sum(output.row_count for output in done.result.outputs) == len(acts)
 
 
 async def test_changed_code_takes_effect_at_the_next_task(sandbox: Sandbox, lake: Path) -> None:

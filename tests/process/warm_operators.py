@@ -191,6 +191,13 @@ def speak_garbage(task: OperatorTask) -> None:
     time.sleep(1000)
 
 
+def speak_twice(task: OperatorTask) -> None:
+    done = b'{"type":"Done","outputs":[],"events":[]}'
+    frame = struct.pack(">I", len(done)) + done
+    os.write(CHANNEL, frame + frame)
+    time.sleep(1000)
+
+
 def end_later(task: OperatorTask) -> None:
     threading.Timer(0.1, os._exit, (0,)).start()
 
@@ -261,6 +268,7 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         print_later,
         speak_later,
         speak_garbage,
+        speak_twice,
         end_later,
         spin_later,
         write_later,

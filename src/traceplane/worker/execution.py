@@ -169,7 +169,7 @@ class Execution:
             while (frame := await self._child.next_frame(self._assign.limits.result_bytes)) is not None:
                 await self._take(frame)
                 if self._assign.keep and isinstance(frame, frames.Done):
-                    if not self._child.is_silent():
+                    if self._child.has_more_to_say():
                         raise FrameInvalid("a frame after the result")
                     self._on_over()
                     return

@@ -106,6 +106,7 @@ class Sandbox:
         self._background: set[asyncio.Task[Any]] = set()
         self._watchers: list[asyncio.Task[None]] = []
         self._removals: list[Callable[[], None]] = []
+        self._removing: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
         self._deaths: list[float] = []
         self._unavailable: PlatformError | None = None
@@ -171,6 +172,8 @@ class Sandbox:
             if not _lost_before_start(result):
                 break
             wanted = None  # if one used child was no good, others may be so for the same reason
+            if self._removing is not None:
+                await asyncio.wait((self._removing,))  # the next try writes to the same folders
         return result
 
     async def _run_in(
@@ -381,7 +384,8 @@ class Sandbox:
             return
         self._removals.append(functools.partial(folders.remove, outputs=outputs))
         if len(self._removals) == 1:
-            self._keep(asyncio.create_task(self._remove_pending()))
+            self._removing = asyncio.create_task(self._remove_pending())
+            self._keep(self._removing)
 
     async def _remove_pending(self) -> None:
         while self._removals:

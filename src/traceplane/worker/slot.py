@@ -63,7 +63,8 @@ class Child:
         """Whether it has waited as it should: not for too long, in silence, and leaving no files."""
         return (
             self._loop.time() - self._born < oldest_seconds
-            and self.is_silent()
+            and not self._received
+            and self._peek() is None
             and self._log_is_silent()
             and self.temp.is_empty()
         )
@@ -84,17 +85,18 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
 
-    def is_silent(self) -> bool:
-        """Whether nothing has arrived beyond the frames taken so far; an ended one is not silent."""
-        if self._received:
-            return False
+    def has_more_to_say(self) -> bool:
+        """Whether something has arrived beyond the frames taken so far."""
+        return bool(self._received or self._peek())
+
+    def _peek(self) -> bytes | None:
+        """What has arrived in the channel; nothing at its end, None if there is only silence."""
         try:
-            self._channel.recv(1, socket.MSG_PEEK)
+            return self._channel.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            return True
+            return None
         except OSError:
-            return False
-        return False
+            return b""
 
     def _log_is_silent(self) -> bool:
         try:

@@ -236,6 +236,7 @@ class TaskFolders:
 
     def withdraw(self) -> None:
         """Put the outputs of a failed run out of the reach of the slot's next task."""
+        self._made = [folder for folder in self._made if not _remove_if_empty(folder)]
         for folder in self._made:
             with contextlib.suppress(OSError):
                 os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
