@@ -43,7 +43,8 @@ class Assignment:
     staging: Path | None = None
     """Unset: below the sandbox's own folder, gone when the sandbox closes."""
     reuse: Reuse | None = None
-    """Unset: a child of its own. Set: also where the machine cannot keep jobs apart well enough for more."""
+    """Unset: a child of its own. Set: one that may have run other tasks of the job, where the machine can
+    keep jobs apart well enough."""
 
 
 @dataclass(frozen=True)

@@ -379,8 +379,7 @@ def _limits(runtime: Runtime) -> Limits:
 
 
 def _reuse(job: JobPayload, object_store: Path) -> Reuse | None:
-    """A child may serve all tasks of one revision of a job: it reaches the generations the job reads, and
-    those it writes. None where operators could not pass through the folders."""
+    """What all tasks of one revision of a job may reach; None where operators cannot pass the folders."""
     readable = [object_store / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
     writable = [object_store / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
     if not all(_make_passable(folder) for folder in (*readable, *writable)):
