@@ -11,6 +11,20 @@ from traceplane.worker.frames import Failure, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reuse:
+    """Lets a child that has finished one task of a job run the next one of the same job.
+
+    The child is confined to what every task of the job may reach, so these are real paths, without
+    links, of folders that exist. What may be written is below folders of the wrapper's own.
+    """
+
+    key: str
+    """Organisation, job and revision: tasks with different keys never meet in one process."""
+    readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """One attempt of one task.
 
@@ -28,6 +42,9 @@ class Assignment:
     limits: Limits = field(default_factory=Limits)
     staging: Path | None = None
     """Unset: below the sandbox's own folder, gone when the sandbox closes."""
+    reuse: Reuse | None = None
+    """Unset: a child of its own. Set: one that may have run other tasks of the job, where the machine can
+    keep jobs apart well enough."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +85,9 @@ class RunResult:
     start_seconds: float | None = None
     """From the call of `run` to the operator's first line; None if it never got there."""
     run_seconds: float = 0.0
-    """From the call of `run` until no process of the task was left."""
+    """From the call of `run` until no process of the task was left, or only one that waits for the next."""
     cpu_seconds: float = 0.0
     max_rss_bytes: int = 0
+    """The most that was resident; of a child that lives on, what is resident at its end."""
     leftovers: bool = False
     """Whether processes outlived the operator and were killed."""

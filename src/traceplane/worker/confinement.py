@@ -40,7 +40,7 @@ _ADDRESS_SPACE_HEADROOM = 8 << 30
 """Allocators and thread stacks reserve far more than they use; the real limit is on data."""
 _READABLE_PROC = ("/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory")
 _READABLE_SYS = ("/sys/devices/system/cpu",)
-_NOBODY_ELSE = 0o077
+NOBODY_ELSE = 0o077
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Cell:
             )
         temp = self.temp_inside(paths)
         set_limits(limits, processes=limits.processes + spare_processes)
-        os.umask(_NOBODY_ELSE)
+        os.umask(NOBODY_ELSE)
         if self._uid is not None:
             take_uid(self._uid)
         if sys.platform == "linux":

@@ -3,6 +3,11 @@
 A run ends only when no process of it is left; then the verdict is, in this order: what the platform
 decided (timeout, too much disk, garbage on the channel), how the process died, what it reported.
 Cancelling waits for the same end and then passes the cancellation on.
+
+A child that may be kept for the next task of its job ends its run with its report instead. It is kept
+if the task went well and nothing speaks against it: it is alone in its slot, has not grown much, has
+stopped writing to its log, holds none of the outputs, and its temporary folder could be emptied. In
+all other cases it is ended, and the run ends when it has.
 """
 
 from __future__ import annotations
@@ -18,9 +23,9 @@ from typing import Any
 from traceplane.errors import TraceplaneError
 from traceplane.worker import frames
 from traceplane.worker.assignment import OutputResult, RunResult
-from traceplane.worker.frames import Assign, Exited, Failure, FrameInvalid
+from traceplane.worker.frames import Assign, Exited, Failure, FrameInvalid, Inspected
 from traceplane.worker.slot import Child, OnLog, Slot
-from traceplane.worker.staging import TaskFolders
+from traceplane.worker.staging import StillInUse, TaskFolders
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,7 @@ _DISK_CHECK_SECONDS = 0.5
 _KILL_PATIENCE_SECONDS = 15.0
 _NEARLY_ALL_MEMORY = 0.7
 _LONGEST_TEXT = 8_000
+_GROWN_TOO_MUCH_BYTES = 256 << 20
 
 
 class Execution:
@@ -58,40 +64,80 @@ class Execution:
         self._decided: Failure | None = None
         self._started_ns: int | None = None
         self._outcome: frames.Done | frames.Failed | None = None
+        self._declined = False
+        self._discarded = False
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.kept = False
+        """Whether the child lives on and may be given another task of its job."""
 
     async def run(self, timeout: float | None) -> RunResult:
-        listener = asyncio.create_task(self._listen())
-        watcher = asyncio.create_task(self._watch_disk())
         try:
-            exited = await self._until_exited(timeout)
-            if self._decided is None:
-                await listener
-            if exited is not None:
+            return await self._run(timeout)
+        finally:
+            self._log.stop()
+            if not self.kept:
+                if not self._child.exited.done():
+                    await self._end(0.0)
+                self._child.close()
+
+    async def _run(self, timeout: float | None) -> RunResult:
+        watched: list[asyncio.Task[None]] = [asyncio.create_task(self._listen())]
+        watching = asyncio.get_running_loop().call_later(
+            _DISK_CHECK_SECONDS, lambda: watched.append(asyncio.create_task(self._watch_disk()))
+        )
+        self._child.exited.add_done_callback(self._on_over)
+        try:
+            standing = await self._until_over(timeout)
+            if self._decided is None and not isinstance(standing, Inspected):
+                await watched[0]
+            if isinstance(standing, Exited):
                 await self._log.wait_ended()
         finally:
-            for task in (listener, watcher):
+            self._child.exited.remove_done_callback(self._on_over)
+            watching.cancel()
+            running = [task for task in watched if not task.done()]
+            for task in running:
                 task.cancel()
-            await asyncio.gather(listener, watcher, return_exceptions=True)
-            self._log.close()
-            self._child.close()
-        return await self._result(exited)
+            if running:
+                await asyncio.gather(*running, return_exceptions=True)
+        return await self._result(standing)
 
-    async def _until_exited(self, timeout: float | None) -> Exited | None:
+    def _on_over(self, _: object = None) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    async def _until_over(self, timeout: float | None) -> Exited | Inspected | None:
+        """How it ended, or how it stands if it may be kept; None if it was lost with its slot."""
         try:
             async with asyncio.timeout(timeout):
+                await self._over
+                if not self._child.exited.done():
+                    standing = await self._slot.inspect(self._child)
+                    if standing is not None and self._may_be_kept(standing):
+                        return standing
+                    self._discard()
                 return await asyncio.shield(self._child.exited)
         except TimeoutError:
             self._decide(
                 "operator.timeout", f"the operator ran longer than {timeout:g} seconds and was killed"
             )
-            return await self._end()
+            return await self._end(self._grace_seconds)
         except asyncio.CancelledError:
-            await self._end()
+            await self._end(self._grace_seconds)
             raise
 
-    async def _end(self) -> Exited | None:
+    def _may_be_kept(self, standing: Inspected) -> bool:
+        return standing.alone and standing.grown_bytes <= _GROWN_TOO_MUCH_BYTES and self._log.drain()
+
+    def _discard(self) -> None:
+        """End a child that has done its task; this says nothing about the task."""
+        if not self._child.exited.done():
+            self._discarded = True
+            self._slot.kill(self._child, 0.0)
+
+    async def _end(self, grace_seconds: float) -> Exited | None:
         """Kill it and wait until nothing is left; a cancellation meanwhile is passed on only then."""
-        ending = asyncio.create_task(self._kill())
+        ending = asyncio.create_task(self._kill(grace_seconds))
         cancelled = False
         while not ending.done():
             try:
@@ -102,10 +148,10 @@ class Execution:
             raise asyncio.CancelledError
         return ending.result()
 
-    async def _kill(self) -> Exited | None:
-        self._slot.kill(self._child, self._grace_seconds)
+    async def _kill(self, grace_seconds: float) -> Exited | None:
+        self._slot.kill(self._child, grace_seconds)
         try:
-            async with asyncio.timeout(self._grace_seconds + _KILL_PATIENCE_SECONDS):
+            async with asyncio.timeout(grace_seconds + _KILL_PATIENCE_SECONDS):
                 return await asyncio.shield(self._child.exited)
         except TimeoutError:
             self._slot.give_up()
@@ -122,6 +168,11 @@ class Execution:
             await self._child.send(self._encoded)
             while (frame := await self._child.next_frame(self._assign.limits.result_bytes)) is not None:
                 await self._take(frame)
+                if self._assign.keep and isinstance(frame, frames.Done):
+                    if self._child.has_more_to_say():
+                        raise FrameInvalid("a frame after the result")
+                    self._on_over()
+                    return
         except FrameInvalid as error:
             self._decide(
                 "operator.result_invalid",
@@ -141,6 +192,8 @@ class Execution:
         match frame:
             case frames.Started(monotonic_ns):
                 self._started_ns = monotonic_ns
+            case frames.Declined():
+                self._declined = self._started_ns is None
             case frames.Events(batch, events):
                 await self._accept(batch, events)
             case frames.Done(_, events):
@@ -173,7 +226,6 @@ class Execution:
     async def _watch_disk(self) -> None:
         limit = self._assign.limits.disk_bytes
         while limit is not None:
-            await asyncio.sleep(_DISK_CHECK_SECONDS)
             used = await asyncio.to_thread(self._folders.bytes_used)
             if used > limit:
                 self._decide(
@@ -181,17 +233,18 @@ class Execution:
                 )
                 self._slot.kill(self._child, 0.0)
                 return
+            await asyncio.sleep(_DISK_CHECK_SECONDS)
 
     # --- afterwards -------------------------------------------------------------------------------
 
-    async def _result(self, exited: Exited | None) -> RunResult:
+    async def _result(self, standing: Exited | Inspected | None) -> RunResult:
         outputs: tuple[OutputResult, ...] = ()
-        error = self._decided or self._why_ended(exited)
+        error = self._decided or self._why_ended(standing)
         if error is None:
             assert isinstance(self._outcome, frames.Done)
             try:
-                if self._folders.outputs:
-                    outputs = await asyncio.to_thread(self._folders.seal, self._outcome.outputs)
+                outputs = await self._take_outputs(self._outcome)
+                self.kept = await self._clear_temp() and not self._child.exited.done()
             except FrameInvalid as problem:
                 error = Failure(
                     code="operator.result_invalid", message=f"the result cannot be trusted: {problem}"
@@ -209,23 +262,49 @@ class Execution:
             log_tail=self._log.tail,
             start_seconds=self._start_seconds(),
             run_seconds=(time.monotonic_ns() - self._began_ns) / 1e9,
-            cpu_seconds=exited.cpu_seconds if exited else 0.0,
-            max_rss_bytes=exited.max_rss_bytes if exited else 0,
-            leftovers=exited.leftovers if exited else False,
+            cpu_seconds=self._cpu_seconds(standing),
+            max_rss_bytes=_resident_bytes(standing),
+            leftovers=isinstance(standing, Exited) and standing.leftovers,
         )
+
+    async def _take_outputs(self, done: frames.Done) -> tuple[OutputResult, ...]:
+        if self._folders.seal_empty(done.outputs):
+            return ()
+        if not self._child.exited.done():
+            try:
+                return await asyncio.to_thread(self._folders.seal, done.outputs, child_lives=True)
+            except StillInUse as reason:
+                log.info("sandbox.child_discarded", extra={"reason": str(reason)})
+                await self._end(0.0)
+        return await asyncio.to_thread(self._folders.seal, done.outputs)
+
+    async def _clear_temp(self) -> bool:
+        """Whether there is a child to keep and nothing in its temporary folder any more."""
+        if self._child.exited.done():
+            return False
+        temp = self._folders.temp_folder
+        return temp.is_empty() or await asyncio.to_thread(temp.clear)
+
+    def _cpu_seconds(self, standing: Exited | Inspected | None) -> float:
+        if standing is None:
+            return 0.0
+        before, self._child.cpu_seconds = self._child.cpu_seconds, standing.cpu_seconds
+        return max(0.0, standing.cpu_seconds - before)
 
     def _start_seconds(self) -> float | None:
         if self._started_ns is None or not self._began_ns <= self._started_ns <= time.monotonic_ns():
             return None
         return (self._started_ns - self._began_ns) / 1e9
 
-    def _why_ended(self, exited: Exited | None) -> Failure | None:
-        if exited is None:
+    def _why_ended(self, exited: Exited | Inspected | None) -> Failure | None:
+        if exited is None or self._declined or self._died_before_start():
             return Failure(
                 code="sandbox.lost",
                 message="the process that supervised this task ended unexpectedly, and the task with it",
                 hint="no result was lost by this; the task can be run again",
             )
+        if isinstance(exited, Inspected) or self._discarded:
+            return None
         if exited.signal is not None:
             return self._killed(exited, exited.signal)
         if isinstance(self._outcome, frames.Failed):
@@ -234,6 +313,10 @@ class Execution:
             message = f"the operator's process ended with exit code {exited.exit_code} and without a result"
             return Failure(code="operator.exited", message=message, exit_code=exited.exit_code)
         return None
+
+    def _died_before_start(self) -> bool:
+        """A used child may have died between two tasks; that is not this task's doing."""
+        return self._child.tasks > 0 and self._started_ns is None and self._outcome is None
 
     def _killed(self, exited: Exited, number: int) -> Failure:
         try:
@@ -250,6 +333,16 @@ class Execution:
             hint = "out of memory on this machine, perhaps: nothing in the platform killed it"
         message = f"the operator's process was killed by {name}"
         return Failure(code="operator.killed", message=message, signal=name, hint=hint)
+
+
+def _resident_bytes(standing: Exited | Inspected | None) -> int:
+    match standing:
+        case Exited():
+            return standing.max_rss_bytes
+        case Inspected():
+            return standing.resident_bytes
+        case None:
+            return 0
 
 
 def _as_told(error: Failure) -> Failure:

@@ -1,8 +1,8 @@
 """What travels between the wrapper, the fork server, its slots and the child that runs a task.
 
     wrapper ── Configure, OpenSlot ──► fork server ── Hello ──► wrapper
-    wrapper ── Kill ──► slot ── Ready (with the child's channel and log pipe), Exited ──► wrapper
-    wrapper ── Assign, Accepted, Refused ──► child ── Started, Events, Done, Failed ──► wrapper
+    wrapper ── Kill, Inspect ──► slot ── Ready (with the child's channel and log pipe), Inspected, Exited ──► wrapper
+    wrapper ── Assign, Accepted, Refused ──► child ── Started, Declined, Events, Done, Failed ──► wrapper
 
 A frame is a four-byte length and JSON. Whatever comes from the child is hostile until proven
 otherwise: it is bounded in size and decoded into exactly these types or not at all.
@@ -66,15 +66,24 @@ class Hello(msgspec.Struct, frozen=True):
     landlock_abi: int
 
 
-class Kill(msgspec.Struct, frozen=True):
+class Kill(msgspec.Struct, frozen=True, tag=True):
     """Ignored unless that child is the current one."""
 
     pid: int
     grace_seconds: float
 
 
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """What has become of that child, which says that it finished its task? Ignored if it has ended."""
+
+    pid: int
+
+
+SlotRequest = Kill | Inspect
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Carries two descriptors: the wrapper's end of the child's channel, and of its log pipe."""
+    """Carries the wrapper's ends of the child's channel and log pipe, and with namespaces its pidfd."""
 
     pid: int
 
@@ -91,7 +100,18 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """Whether processes outlived the operator and had to be killed."""
 
 
-SlotReport = Ready | Exited
+class Inspected(msgspec.Struct, frozen=True, tag=True):
+    pid: int
+    alone: bool
+    """Whether it is the only process of its slot."""
+    cpu_seconds: float
+    """Since it was forked."""
+    resident_bytes: int
+    grown_bytes: int
+    """By how much more is resident than in a child that has run nothing."""
+
+
+SlotReport = Ready | Inspected | Exited
 
 
 class Assign(msgspec.Struct, frozen=True):
@@ -100,11 +120,15 @@ class Assign(msgspec.Struct, frozen=True):
     entrypoint: str
     payload: dict[str, Any]
     code_paths: list[str]
-    input_files: list[str]
+    readable: list[str]
+    writable: list[str]
+    """Both count for the first task of a child; it stays confined to them."""
     output_folders: dict[str, str]
     temp: str
     limits: Limits
     streaming: bool
+    keep: bool
+    """After this task, wait for another one."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -161,6 +185,10 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     monotonic_ns: int
 
 
+class Declined(msgspec.Struct, frozen=True, tag=True):
+    """The task was not begun: the code that this child has loaded is no longer what lies on disk."""
+
+
 class Events(msgspec.Struct, frozen=True, tag=True):
     batch: Count
     events: list[EmittedEvent]
@@ -205,7 +233,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: Failure
 
 
-FromChild = Started | Events | Done | Failed
+FromChild = Started | Declined | Events | Done | Failed
 
 _from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 

@@ -1,5 +1,7 @@
 """Inside the sandbox: wait for a task, give up all power, run the operator, report.
 
+A child that is to be kept then waits for the next task of the same job; one whose task failed ends.
+
 The first half (`serve` up to `confine`) is the platform's and trusted; from the import of the
 entrypoint on, anything may happen in this process, and the wrapper believes nothing it says. Every
 way an operator can end has a stable code:
@@ -31,6 +33,7 @@ import msgspec
 from traceplane.sdk import EmitRefused, Event, OperatorError, OperatorTask
 from traceplane.worker import confinement, frames
 from traceplane.worker.frames import Assign, Failure
+from traceplane.worker.surroundings import LoadedCode, Surroundings
 
 EXIT_BROKEN = 70
 _CHANNEL = 3
@@ -53,7 +56,7 @@ def serve(
     spare_processes: int,
     parent: int,
 ) -> NoReturn:
-    """Run one task and end. `parent` is the slot's pid, or 0 where a namespace ties the two together."""
+    """Run the tasks that come, and end. `parent` is the slot's pid, or 0 where a namespace ties the two together."""
     os.setsid()
     connection = _arrange_descriptors(channel, log)
     problem: Exception | None = None
@@ -62,20 +65,29 @@ def serve(
         rehearse()
     except Exception as error:
         problem = error
-    try:
-        assignment = _receive(connection)
-    except EOFError:
-        os._exit(0)  # nobody needs this child any more
+    assignment = _receive(connection)
     try:
         if problem is not None:
             raise problem
-        task = _confine(cell, assignment, connection, spare_processes)
+        temp = _confine(cell, assignment, spare_processes)
     except BaseException as error:
         message = f"the sandbox could not be set up: {error}"
         _finish(connection, frames.Failed(Failure(code="sandbox.setup_failed", message=message)), 1 << 20)
     if parent and os.getppid() != parent:
         os._exit(EXIT_BROKEN)  # the slot died before its death could be signalled to us
-    _finish(connection, _outcome(assignment, task, connection), assignment.limits.result_bytes)
+    surroundings = Surroundings(temp, confinement.NOBODY_ELSE)
+    code = LoadedCode(assignment.code_paths, assignment.entrypoint)
+    while True:
+        outcome = _outcome(assignment, temp, connection, code)
+        if not assignment.keep or isinstance(outcome, frames.Failed):
+            _finish(connection, outcome, assignment.limits.result_bytes)
+        if not _report(connection, outcome, assignment.limits.result_bytes):
+            os._exit(0)
+        assignment = _receive(connection)
+        surroundings.restore()
+        if code.has_changed():
+            connection.sendall(frames.encode(frames.Declined()))
+            os._exit(0)
 
 
 def _arrange_descriptors(channel: int, log: int) -> socket.socket:
@@ -91,7 +103,10 @@ def _arrange_descriptors(channel: int, log: int) -> socket.socket:
 
 
 def _receive(connection: socket.socket) -> Assign:
-    body, _ = frames.receive(connection)
+    try:
+        body, _ = frames.receive(connection)
+    except EOFError:
+        os._exit(0)  # nobody needs this child any more
     return _assignments.decode(body)
 
 
@@ -101,7 +116,20 @@ def rehearse() -> None:
     In the fork server it fills the interpreter's caches; in a waiting child it has the pages copied that
     the task would have to wait for.
     """
-    sample = Assign("", 1, _REHEARSAL, {"scope": {"cursor": 1}}, [], [], {}, "/tmp", frames.Limits(), False)
+    sample = Assign(
+        task_id="",
+        attempt=1,
+        entrypoint=_REHEARSAL,
+        payload={"scope": {"cursor": 1}},
+        code_paths=[],
+        readable=[],
+        writable=[],
+        output_folders={},
+        temp="/tmp",
+        limits=frames.Limits(),
+        streaming=False,
+        keep=False,
+    )
     assignment = _assignments.decode(msgspec.json.encode(sample))
     task = OperatorTask(
         task_id=assignment.task_id, attempt=1, payload=assignment.payload, output_folders={}, temp_dir="/tmp"
@@ -111,12 +139,11 @@ def rehearse() -> None:
     frames.encode(frames.Done(_written(task), as_events(task.emitted)))
 
 
-def _confine(
-    cell: confinement.Cell, assignment: Assign, connection: socket.socket, spare_processes: int
-) -> OperatorTask:
+def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -> str:
+    """Returns the name that the temporary folder has from now on."""
     paths = confinement.Paths(
-        readable=(*assignment.code_paths, *assignment.input_files),
-        writable=tuple(assignment.output_folders.values()),
+        readable=(*assignment.code_paths, *assignment.readable),
+        writable=tuple(assignment.writable),
         temp=assignment.temp,
     )
     temp = cell.temp_inside(paths)
@@ -130,6 +157,10 @@ def _confine(
     sys.dont_write_bytecode = True
     sys.path[:0] = assignment.code_paths
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return temp
+
+
+def _as_task(assignment: Assign, temp: str, connection: socket.socket) -> OperatorTask:
     return OperatorTask(
         task_id=assignment.task_id,
         attempt=assignment.attempt,
@@ -141,11 +172,19 @@ def _confine(
 
 
 def _outcome(
-    assignment: Assign, task: OperatorTask, connection: socket.socket
+    assignment: Assign, temp: str, connection: socket.socket, loaded: LoadedCode
 ) -> frames.Done | frames.Failed:
     code_paths = tuple(assignment.code_paths)
+    began_ns = time.time_ns()
+    try:
+        task = _as_task(assignment, temp, connection)
+    except Exception as error:
+        message = f"the task cannot be handed to an operator: {error}"
+        return frames.Failed(Failure(code="sandbox.setup_failed", message=message))
     try:
         operator = _load(assignment.entrypoint)
+        if assignment.keep:
+            loaded.note(began_ns)
     except OperatorError as error:
         return frames.Failed(Failure(code=error.code, message=str(error)))
     except SystemExit as error:
@@ -155,6 +194,8 @@ def _outcome(
     try:
         connection.sendall(frames.encode(frames.Started(time.monotonic_ns())))
         task.write_returned(operator(task))
+        if assignment.keep:
+            loaded.note(began_ns)
         return frames.Done(_written(task), as_events(task.emitted))
     except SystemExit as error:
         return frames.Failed(_exited(error))
@@ -240,25 +281,31 @@ def _text_of(error: BaseException) -> str:
 def _finish(connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int) -> NoReturn:
     status = 0
     try:
-        data = _encode_outcome(outcome, limit)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        connection.sendall(data)
+        _report(connection, outcome, limit)
     except BaseException:
         status = EXIT_BROKEN
     os._exit(status)
 
 
-def _encode_outcome(outcome: frames.Done | frames.Failed, limit: int) -> bytes:
+def _report(connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int) -> bool:
+    """Send what came of the task; whether it could be sent as it is."""
+    data, fits = _encode_outcome(outcome, limit)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    connection.sendall(data)
+    return fits
+
+
+def _encode_outcome(outcome: frames.Done | frames.Failed, limit: int) -> tuple[bytes, bool]:
     try:
         data = frames.encode(outcome)
         problem = f"the result has {len(data)} bytes; the limit is {limit}" if len(data) > limit else None
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         problem = f"the result cannot be written as JSON: {error}"
     if problem is not None:
-        return frames.encode(frames.Failed(Failure(code="operator.result_invalid", message=problem)))
-    return data
+        return frames.encode(frames.Failed(Failure(code="operator.result_invalid", message=problem))), False
+    return data, True
 
 
 class EventStream:

@@ -5,12 +5,14 @@
     await sandbox.close()
 
 A fork server (`zygote`) holds a warm interpreter without secrets; each slot of it keeps one child
-forked and waiting, and every task gets a fresh child that confines itself (`confinement`) before it
-imports the operator. What holds on every machine this starts on:
+forked and waiting, which confines itself (`confinement`) when its task arrives and before it imports
+the operator. A task gets a fresh child, or one that has run a task of the same job if the assignment
+allows it (`Reuse`) and the machine keeps slots apart by uid and namespaces. What holds on every machine
+this starts on:
 
-- operator code sees none of the wrapper's memory, environment, descriptors or files, no other task's
-  files, and leaves nothing behind for the next task;
-- when `run` returns or is cancelled, no process of the task is left;
+- operator code sees none of the wrapper's memory, environment, descriptors or files, no files that its
+  job may not see or that another task is still writing, and leaves nothing behind for another job;
+- when `run` returns or is cancelled, no process of the task is left, but for the child if it was kept;
 - whatever the operator does ends in a `RunResult` with a stable code; `run` raises only if the
   sandbox itself is closed or cannot be restarted.
 
@@ -29,18 +31,20 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.worker import confinement, frames, staging
-from traceplane.worker.assignment import Assignment, RunResult
+from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.confinement import Isolation, protect_this_process
 from traceplane.worker.execution import Execution, OnEvents
 from traceplane.worker.fork_server import ForkServer
 from traceplane.worker.frames import Assign, Configure
+from traceplane.worker.idle_slots import IdleSlots
+from traceplane.worker.private_root import is_within
 from traceplane.worker.sandbox_folder import SandboxFolder
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.uid_lease import UidLease
@@ -52,6 +56,7 @@ _RESTARTS_ALLOWED = 5
 _STARTS_TRIED = 3
 """For a task whose slot vanished before the operator ran."""
 _RESTART_WINDOW_SECONDS = 30.0
+_TEND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,10 @@ class SandboxSettings:
     """Imported once by the fork server, so that operators get them for free."""
     grace_seconds: float = 0.5
     """Between the polite signal and the kill, on timeout and cancel."""
+    tasks_per_child: int = 1000
+    """How many tasks of one job a child may run, where it may run more than one."""
+    child_seconds: float = 600.0
+    """How old a child may be that is given another task."""
     disabled_layers: frozenset[str] = frozenset()
     """Layers of isolation not to use although they are there; see docs/concepts/sandbox.md."""
 
@@ -93,10 +102,11 @@ class Sandbox:
         self._lease = lease
         self._server: ForkServer | None = None
         self._slots: dict[int, Slot] = {}
-        self._ready: asyncio.Queue[Slot | None] = asyncio.Queue()
+        self._idle = IdleSlots(settings.child_seconds)
         self._background: set[asyncio.Task[Any]] = set()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
         self._removals: list[Callable[[], None]] = []
+        self._removing: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
         self._deaths: list[float] = []
         self._unavailable: PlatformError | None = None
@@ -124,7 +134,10 @@ class Sandbox:
         sandbox = cls(settings, folder, lease)
         try:
             await sandbox._start_server()
-            sandbox._watcher = asyncio.create_task(sandbox._keep_server_running())
+            sandbox._watchers = [
+                asyncio.create_task(sandbox._keep_server_running()),
+                asyncio.create_task(sandbox._tend_idle_children()),
+            ]
             await sandbox._check_strength()
             await asyncio.to_thread(folder.remove_abandoned)
         except BaseException:
@@ -146,31 +159,48 @@ class Sandbox:
         the operator's `emit` returns once the callback has.
         """
         began_ns = time.monotonic_ns()
+        job = self._job_to_reuse(assignment) if on_events is None else None
+        wanted = job
         for _ in range(_STARTS_TRIED):
-            result = await self._run_once(assignment, began_ns, on_log, on_events, timeout)
+            slot, child = await self._take_child(wanted)
+            try:
+                result = await self._run_in(
+                    slot, child, job, assignment, began_ns, on_log, on_events, timeout
+                )
+            finally:
+                slot.release()
             if not _lost_before_start(result):
                 break
+            wanted = None  # if one used child was no good, others may be so for the same reason
+            if self._removing is not None:
+                await asyncio.wait((self._removing,))  # the next try writes to the same folders
         return result
 
-    async def _run_once(
+    async def _run_in(
         self,
+        slot: Slot,
+        child: Child,
+        job: Hashable,
         assignment: Assignment,
         began_ns: int,
         on_log: OnLog | None,
         on_events: OnEvents | None,
         timeout: float | None,
     ) -> RunResult:
-        slot, child = await self._take_child()
-        folders = staging.TaskFolders(child.temp, self._output_folders(assignment), slot.uid)
+        outputs = self._output_folders(assignment, real=job is not None)
+        folders = staging.TaskFolders(child.temp, outputs, slot.uid)
+        keep = job is not None and child.tasks + 1 < self._settings.tasks_per_child
         try:
             child.temp.make()
             folders.make()
-            assign = _as_frame(assignment, folders, streaming=on_events is not None)
+            assign = _as_frame(
+                assignment, folders, streaming=on_events is not None, for_job=job is not None, keep=keep
+            )
             encoded = frames.encode(assign)
         except BaseException:
             slot.kill(child, 0.0)
             child.close()
-            self._remove_later(folders, outputs=True)
+            self._remove(folders, outputs=True)
             raise
         execution = Execution(
             slot,
@@ -183,21 +213,26 @@ class Sandbox:
             on_log=on_log,
             on_events=on_events,
         )
-        kept = False
+        went_well = False
         try:
             result = await execution.run(timeout)
-            kept = result.status == "ok"
+            went_well = result.status == "ok"
             return result
         finally:
-            self._remove_later(folders, outputs=not kept)
+            if execution.kept:
+                child.job = job
+                child.tasks += 1
+                slot.keep(child)
+            else:
+                self._remove(folders, outputs=not went_well)
 
     async def close(self) -> None:
         """End every task, slot and the fork server; a `run` still under way returns `sandbox.lost`."""
         self._unavailable = PlatformError("sandbox.closed", "the sandbox is closed")
-        self._ready.put_nowait(None)
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        self._idle.wake_all()
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(slot.end() for slot in list(self._slots.values())))
         self._slots.clear()
         if self._server is not None:
@@ -210,15 +245,29 @@ class Sandbox:
 
     # --- children ---------------------------------------------------------------------------------
 
-    async def _take_child(self) -> tuple[Slot, Child]:
+    def _job_to_reuse(self, assignment: Assignment) -> Hashable:
+        """All that a child which runs several tasks is confined to; None if each needs its own."""
+        reuse = assignment.reuse
+        if reuse is None or assignment.limits.cpu_seconds is not None:  # the kernel counts that by process
+            return None
+        if not self.isolation.has(confinement.UID_SLOTS) or not self.isolation.has(confinement.NAMESPACES):
+            return None
+        if not _lies_within(assignment.payload, reuse):
+            return None
+        return (reuse, assignment.entrypoint, assignment.code_paths, assignment.limits)
+
+    async def _take_child(self, job: Hashable) -> tuple[Slot, Child]:
         while True:
             if self._unavailable is not None:
                 raise self._unavailable
-            slot = await self._ready.get()
-            if slot is None:
-                self._ready.put_nowait(None)  # for the next one who waits
-            elif (child := slot.take()) is not None:
-                return slot, child
+            found = await self._idle.take(job)
+            if found is not None:
+                return found
+
+    async def _tend_idle_children(self) -> None:
+        while True:
+            await asyncio.sleep(_TEND_SECONDS)
+            self._idle.tend()
 
     def _open_slot(self, index: int) -> None:
         assert self._server is not None
@@ -228,11 +277,12 @@ class Sandbox:
             uid,
             self._server.open_slot(index, uid),
             make_temp=functools.partial(self._make_temp, uid),
-            on_ready=self._ready.put_nowait,
+            on_ready=self._idle.add,
             on_lost=self._on_slot_lost,
         )
 
     def _on_slot_lost(self, slot: Slot) -> None:
+        self._idle.forget(slot)
         if self._slots.get(slot.index) is not slot:
             return
         del self._slots[slot.index]
@@ -272,11 +322,13 @@ class Sandbox:
                 await self._replace_server(self._server)
             except PlatformError as error:
                 self._unavailable = error
-                self._ready.put_nowait(None)
+                self._idle.wake_all()
 
     async def _replace_server(self, dead: ForkServer) -> None:
         """Its slots end with it; wait for that, so that their uids are free of processes."""
         lost, self._slots = list(self._slots.values()), {}
+        for slot in lost:
+            self._idle.forget(slot)
         await asyncio.gather(*(slot.end() for slot in lost))
         await dead.stop()
         await self._start_server()
@@ -313,7 +365,7 @@ class Sandbox:
     def _make_temp(self, uid: int | None) -> staging.TempFolder:
         return staging.TempFolder(self.folder / "runs" / str(next(self._numbers)), uid)
 
-    def _output_folders(self, assignment: Assignment) -> dict[str, Path]:
+    def _output_folders(self, assignment: Assignment, *, real: bool) -> dict[str, Path]:
         entries = assignment.payload.get("outputs") or ()
         if not entries:
             return {}
@@ -321,16 +373,21 @@ class Sandbox:
         outputs: dict[str, Path] = {}
         for index, entry in enumerate(entries):
             folder = Path(entry.get("folder") or below / str(index))
-            outputs[entry["name"]] = folder.parent.resolve() / folder.name
+            outputs[entry["name"]] = folder if real else folder.parent.resolve() / folder.name
         return outputs
 
-    def _remove_later(self, folders: staging.TaskFolders, *, outputs: bool) -> None:
-        """In another thread, and for many runs at once when many have ended."""
+    def _remove(self, folders: staging.TaskFolders, *, outputs: bool) -> None:
+        """What takes time, in another thread, and for many runs at once when many have ended."""
+        if outputs:
+            folders.withdraw()
+        elif folders.temp_folder.remove_if_empty():
+            return
         self._removals.append(functools.partial(folders.remove, outputs=outputs))
         if len(self._removals) == 1:
-            self._keep(asyncio.create_task(self._remove()))
+            self._removing = asyncio.create_task(self._remove_pending())
+            self._keep(self._removing)
 
-    async def _remove(self) -> None:
+    async def _remove_pending(self) -> None:
         while self._removals:
             batch = list(self._removals)
             await asyncio.to_thread(_call_each, batch)
@@ -366,20 +423,45 @@ def _uses_uids(settings: SandboxSettings) -> bool:
     )
 
 
-def _as_frame(assignment: Assignment, folders: staging.TaskFolders, *, streaming: bool) -> Assign:
+def _as_frame(
+    assignment: Assignment, folders: staging.TaskFolders, *, streaming: bool, for_job: bool, keep: bool
+) -> Assign:
     payload = dict(assignment.payload)
-    payload["inputs"] = [_with_real_paths(entry) for entry in payload.get("inputs") or ()]
+    outputs = {name: str(folder) for name, folder in folders.outputs.items()}
+    if for_job and assignment.reuse is not None:
+        readable = [str(path) for path in assignment.reuse.readable]
+        writable = [str(path) for path in assignment.reuse.writable]
+    else:
+        payload["inputs"] = [_with_real_paths(entry) for entry in payload.get("inputs") or ()]
+        readable = [path for entry in payload["inputs"] for path in entry["files"]]
+        writable = list(outputs.values())
     return Assign(
         task_id=assignment.task_id,
         attempt=assignment.attempt,
         entrypoint=assignment.entrypoint,
         payload=payload,
         code_paths=[os.path.realpath(path) for path in assignment.code_paths],
-        input_files=[path for entry in payload["inputs"] for path in entry["files"]],
-        output_folders={name: str(folder) for name, folder in folders.outputs.items()},
+        readable=readable,
+        writable=writable,
+        output_folders=outputs,
         temp=str(folders.temp),
         limits=assignment.limits,
         streaming=streaming,
+        keep=keep,
+    )
+
+
+def _lies_within(payload: Mapping[str, Any], reuse: Reuse) -> bool:
+    """Whether the inputs and outputs of a task are among those of its job."""
+    readable = [str(folder) for folder in (*reuse.readable, *reuse.writable)]
+    writable = [str(folder) for folder in reuse.writable]
+    files = [file for entry in payload.get("inputs") or () for file in entry.get("files") or ()]
+    folders = [entry.get("folder") for entry in payload.get("outputs") or ()]
+    return all(
+        isinstance(file, str) and any(is_within(file, folder) for folder in readable) for file in files
+    ) and all(
+        isinstance(output, str) and any(is_within(os.path.dirname(output), folder) for folder in writable)
+        for output in folders
     )
 
 

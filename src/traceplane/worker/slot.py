@@ -1,7 +1,9 @@
 """The wrapper's side of one slot, of the child waiting in it, and of the child's log.
 
 A slot tells the wrapper when a child is ready and when it has ended. Both sides may vanish at any
-time: a slot that goes away ends its child with `None` in place of an `Exited`.
+time: a slot that goes away ends its child with `None` in place of an `Exited`. A slot is in use from
+`take` until `release`, and offers no child in between, not even a new one: the files of its last task
+must be out of reach first.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import msgspec
 
 from traceplane.worker import frames
-from traceplane.worker.frames import Exited, FromChild, Kill, Ready, SlotReport
+from traceplane.worker.frames import Exited, FromChild, Inspect, Inspected, Kill, Ready, SlotReport
 from traceplane.worker.staging import TempFolder
 
 OnLog = Callable[[str], None]
@@ -26,24 +29,87 @@ _END_TIMEOUT_SECONDS = 5.0
 _READ_SIZE = 65_536
 _LONGEST_LINE = 8_192
 _TAIL_BYTES = 16_384
+_READS_AT_THE_END = 32
+"""Far more than a pipe holds; whoever fills it faster is still writing."""
 _PAUSE_SECONDS = 0.005
 """Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
 
 
 class Child:
-    """A process that waits for, or runs, one task."""
+    """A process that waits for, or runs, a task."""
 
-    def __init__(self, pid: int, channel: socket.socket, log_fd: int, temp: TempFolder) -> None:
+    def __init__(
+        self, pid: int, channel: socket.socket, log_fd: int, handle: int | None, temp: TempFolder
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.pid = pid
         self.temp = temp
-        self.exited: asyncio.Future[Exited | None] = asyncio.get_running_loop().create_future()
+        self.job: Hashable = None
+        """What it was confined for, once it has run a task and may run others of the same."""
+        self.tasks = 0
+        self.cpu_seconds = 0.0
+        """Used by its earlier tasks."""
+        self.exited: asyncio.Future[Exited | None] = self._loop.create_future()
+        self._born = self._loop.time()
         self._channel = channel
         self._channel.setblocking(False)
+        self._received = bytearray()
         self._log_fd = log_fd
         os.set_blocking(log_fd, False)
+        self._handle = handle
+        self._frozen = False
+
+    def is_fit(self, oldest_seconds: float) -> bool:
+        """Whether it has waited as it should: not for too long, in silence, and leaving no files."""
+        return (
+            self._loop.time() - self._born < oldest_seconds
+            and not self._received
+            and self._peek() is None
+            and self._log_is_silent()
+            and self.temp.is_empty()
+        )
+
+    def freeze(self) -> None:
+        """Let nothing of it run while it waits."""
+        if not self._frozen:
+            self._frozen = True
+            self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def has_more_to_say(self) -> bool:
+        """Whether something has arrived beyond the frames taken so far."""
+        return bool(self._received or self._peek())
+
+    def _peek(self) -> bytes | None:
+        """What has arrived in the channel; nothing at its end, None if there is only silence."""
+        try:
+            return self._channel.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _log_is_silent(self) -> bool:
+        try:
+            os.read(self._log_fd, 1)
+        except BlockingIOError:
+            return True
+        return False
 
     async def send(self, frame: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._channel, frame)
+        with contextlib.suppress(BlockingIOError):  # it is short as a rule, and somebody waits for it
+            frame = frame[self._channel.send(frame) :]
+        if frame:
+            await self._loop.sock_sendall(self._channel, frame)
 
     async def next_frame(self, limit: int) -> FromChild | None:
         """The next message, or None at the end. Raises FrameInvalid."""
@@ -55,34 +121,38 @@ class Child:
 
     async def _receive(self, count: int) -> bytes:
         """`count` bytes; nothing if the stream ended before the first, FrameInvalid if in between."""
-        loop, missing = asyncio.get_running_loop(), count
-        parts: list[bytes] = []
-        while missing:
+        while (missing := count - len(self._received)) > 0:
             try:
-                part = await loop.sock_recv(self._channel, min(missing, _READ_SIZE))
+                part = await self._loop.sock_recv(self._channel, _READ_SIZE)
             except ConnectionError:
                 part = b""
             if not part:
-                if parts:
+                if self._received:
                     raise frames.FrameInvalid(f"a frame ends {missing} bytes early")
                 return b""
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+            self._received += part
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
 
     def read_log(self, on_log: OnLog | None, limit: int) -> LogReader:
-        fd, self._log_fd = self._log_fd, -1
-        return LogReader(fd, on_log, limit)
+        return LogReader(self._log_fd, on_log, limit)
 
     def close(self) -> None:
         self._channel.close()
         if self._log_fd >= 0:
             os.close(self._log_fd)
             self._log_fd = -1
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 class LogReader:
-    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail."""
+    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail.
+
+    The descriptor is the child's, and is read until the end or until `stop`.
+    """
 
     def __init__(self, fd: int, on_log: OnLog | None, limit: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -94,6 +164,7 @@ class LogReader:
         self._tail: deque[str] = deque()
         self._tail_bytes = 0
         self._ended = asyncio.Event()
+        self._stopped = False
         self._loop.add_reader(fd, self._on_readable)
 
     async def wait_ended(self) -> None:
@@ -104,21 +175,32 @@ class LogReader:
         note = f"[{self._dropped} bytes of log were not forwarded]\n" if self._dropped else ""
         return note + "\n".join(self._tail)
 
-    def _on_readable(self) -> None:
+    def drain(self) -> bool:
+        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
+        for _ in range(_READS_AT_THE_END):
+            if not self._read():
+                self._hand_on_partial()
+                return not self._ended.is_set()
+        return False
+
+    def _read(self) -> bool:
         try:
             data = os.read(self._fd, _READ_SIZE)
         except BlockingIOError:
-            return
-        if not data:
+            return False
+        if data:
+            self._take(data)
+        else:
             self._end()
-            return
-        self._take(data)
-        if self._left <= 0:
+        return bool(data)
+
+    def _on_readable(self) -> None:
+        if self._read() and self._left <= 0:
             self._loop.remove_reader(self._fd)
             self._loop.call_later(_PAUSE_SECONDS, self._resume)
 
     def _resume(self) -> None:
-        if not self._ended.is_set():
+        if not self._stopped:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def _take(self, data: bytes) -> None:
@@ -145,20 +227,23 @@ class LogReader:
                 self._on_log(line)
 
     def _end(self) -> None:
+        self._hand_on_partial()
+        self._ended.set()
+        self.stop()
+
+    def _hand_on_partial(self) -> None:
         if self._partial:
             self._hand_on(self._partial)
             self._partial = b""
-        self.close()
 
-    def close(self) -> None:
-        if not self._ended.is_set():
-            self._ended.set()
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
             self._loop.remove_reader(self._fd)
-            os.close(self._fd)
 
 
 class Slot:
-    """A place for one task at a time. `on_ready` and `on_lost` are told of every change."""
+    """A place for one task at a time. `on_ready` is told whenever a child waits in it."""
 
     def __init__(
         self,
@@ -177,17 +262,49 @@ class Slot:
         self._make_temp = make_temp
         self._on_ready = on_ready
         self._on_lost = on_lost
-        self._waiting: Child | None = None
+        self.waiting: Child | None = None
         self._current: Child | None = None
+        self._in_use = False
+        self._inspection: asyncio.Future[Inspected | None] | None = None
         self._reports: msgspec.json.Decoder[SlotReport] = msgspec.json.Decoder(SlotReport)
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_report)
 
-    def take(self) -> Child | None:
-        """The waiting child, if there is one; it is the caller's from now on."""
-        child, self._waiting = self._waiting, None
-        return child
+    def take(self) -> None:
+        """The waiting child is the caller's from now on."""
+        if self.waiting is not None:
+            self.waiting.thaw()
+        self.waiting, self._in_use = None, True
+
+    def release(self) -> None:
+        """The last task has left nothing within reach; the slot may be used again."""
+        self._in_use = False
+        if self.waiting is not None:
+            self._on_ready(self)
+
+    def keep(self, child: Child) -> None:
+        """Have a child wait for another task, if it still lives."""
+        if child.exited.done():
+            self._drop(child)
+        else:
+            self.waiting = child
+
+    def end_waiting(self) -> None:
+        if self.waiting is not None:
+            self.kill(self.waiting, 0.0)
+
+    async def inspect(self, child: Child) -> Inspected | None:
+        """How a child stands that says it has finished; None if it has ended."""
+        if child.exited.done():
+            return None
+        self._inspection = self._loop.create_future()
+        try:
+            with contextlib.suppress(OSError):  # a lost slot has ended the child itself
+                frames.send(self._control, Inspect(child.pid))
+            return await self._inspection
+        finally:
+            self._inspection = None
 
     def kill(self, child: Child, grace_seconds: float) -> None:
         if not child.exited.done():
@@ -215,11 +332,12 @@ class Slot:
             return
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
-        if self._waiting is not None:
-            self._waiting.close()
-            self._waiting = None
+        if self.waiting is not None:
+            self.waiting.close()
+            self.waiting = None
         if self._current is not None and not self._current.exited.done():
             self._current.exited.set_result(None)
+        self._end_inspection(None)
 
     def _on_report(self) -> None:
         try:
@@ -229,9 +347,14 @@ class Slot:
             return
         match self._reports.decode(body):
             case Ready(pid):
-                channel = socket.socket(fileno=descriptors[0])
-                self._current = self._waiting = Child(pid, channel, descriptors[1], self._make_temp())
-                self._on_ready(self)
+                channel, log_fd = socket.socket(fileno=descriptors[0]), descriptors[1]
+                handle = descriptors[2] if len(descriptors) > 2 else None
+                self._current = self.waiting = Child(pid, channel, log_fd, handle, self._make_temp())
+                if not self._in_use:
+                    self._on_ready(self)
+            case Inspected() as report:
+                if self._current is not None and self._current.pid == report.pid:
+                    self._end_inspection(report)
             case Exited() as report:
                 self._end_child(report)
 
@@ -239,9 +362,18 @@ class Slot:
         child = self._current
         if child is None or child.pid != report.pid:
             return
-        if self._waiting is child:  # it was killed from outside while idle; another one follows
-            self._waiting = None
-            child.close()
-            child.temp.remove()
+        if self.waiting is child:  # it was ended while it waited; another one follows
+            self._drop(child)
         if not child.exited.done():
             child.exited.set_result(report)
+        self._end_inspection(None)
+
+    def _drop(self, child: Child) -> None:
+        if self.waiting is child:
+            self.waiting = None
+        child.close()
+        child.temp.remove()
+
+    def _end_inspection(self, report: Inspected | None) -> None:
+        if self._inspection is not None and not self._inspection.done():
+            self._inspection.set_result(report)

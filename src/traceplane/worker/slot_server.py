@@ -1,13 +1,15 @@
-"""One slot of the fork server: runs tasks one after another, each in a fresh child.
+"""One slot of the fork server: runs tasks one after another, each in a fresh child or in one of its job.
 
-A slot always keeps one child forked and half confined, so that a task starts without a fork on its
-path. It never runs user code itself and stays out of reach of the code it starts: another uid, or
-process 1 of the pid namespace, or (at least) outside the child's Landlock domain.
+A slot always keeps one child: forked and half confined, so that a task starts without a fork on its
+path, or confined to a job and waiting for the next task of it. Which task goes where is the wrapper's
+decision; the slot tells it, when asked, whether a child is alone. It never runs user code itself and
+stays out of reach of the code it starts: another uid, or process 1 of the pid namespace, or (at least)
+outside the child's Landlock domain.
 
-After each task, however it ended, no process of it is left: `Exited` is sent only when the kernel
+After each child, however it ended, no process of it is left: `Exited` is sent only when the kernel
 says so. With a pid namespace the slot is process 1 in it and kills everyone else; with a uid of its
 own it kills everything of that uid; without either it adopts orphans (child subreaper) and stops,
-then kills, all descendants. When the wrapper or the fork server goes away, the slot ends its task
+then kills, all descendants. When the wrapper or the fork server goes away, the slot ends its child
 and itself.
 """
 
@@ -29,10 +31,25 @@ import msgspec
 
 from traceplane.worker import confinement, kernel, private_root, runner, seccomp
 from traceplane.worker.confinement import NAMESPACES, Isolation
-from traceplane.worker.frames import Exited, Kill, OpenSlot, Ready, receive, send
+from traceplane.worker.frames import (
+    Exited,
+    Inspect,
+    Inspected,
+    Kill,
+    OpenSlot,
+    Ready,
+    SlotRequest,
+    receive,
+    send,
+)
 
 _MEMORY_UNIT = 1024
 """Linux counts the largest resident size in KiB."""
+_PAGE_BYTES = resource.getpagesize()
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PROCESS_CLOCK = 2
+"""CPUCLOCK_SCHED, as clock_getcpuclockid(3) makes it."""
+_requests: msgspec.json.Decoder[SlotRequest] = msgspec.json.Decoder(SlotRequest)
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ class SlotServer:
         self._child = 0
         self._ended: tuple[int, Any] | None = None
         self._kill_at: float | None = None
+        self._own_resident = 0
 
     def serve(self) -> NoReturn:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -85,12 +103,14 @@ class SlotServer:
             self._become_child(theirs.fileno(), log_writer, parent)
         theirs.close()
         os.close(log_writer)
+        handle = [os.pidfd_open(self._child)] if self._state.isolation.has(NAMESPACES) else []
         try:
-            send(self._control, Ready(self._child), (ours.fileno(), log_reader))
+            send(self._control, Ready(self._child), (ours.fileno(), log_reader, *handle))
         except OSError:
             self._leave()
         ours.close()
-        os.close(log_reader)
+        for descriptor in (log_reader, *handle):
+            os.close(descriptor)
 
     def _become_child(self, channel: int, log: int, parent: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
@@ -129,10 +149,36 @@ class SlotServer:
             body, _ = receive(self._control)
         except (EOFError, OSError):
             self._leave()
-        request = msgspec.json.decode(body, type=Kill)
-        if request.pid == self._child and self._ended is None:
-            _signal(self._child, signal.SIGTERM)
-            self._kill_at = time.monotonic() + request.grace_seconds
+        request = _requests.decode(body)
+        if request.pid != self._child or self._ended is not None:
+            return
+        match request:
+            case Kill(_, grace_seconds):
+                _signal(self._child, signal.SIGTERM)
+                self._kill_at = time.monotonic() + grace_seconds
+            case Inspect():
+                self._inspect()
+
+    def _inspect(self) -> None:
+        assert self._root is not None, "only asked for where there are namespaces"
+        processes = self._root.at("/proc")
+        try:
+            found = {int(name) for name in os.listdir(processes) if name.isdigit()}
+            usage = _usage_of(self._child, processes)
+            self._own_resident = self._own_resident or _usage_of(os.getpid(), processes).resident_bytes
+        except OSError:  # it is ending, or there is no /proc to look at
+            found, usage = set(), _Usage(0.0, 0)
+        report = Inspected(
+            pid=self._child,
+            alone=found == {os.getpid(), self._child},
+            cpu_seconds=usage.cpu_seconds,
+            resident_bytes=usage.resident_bytes,
+            grown_bytes=usage.resident_bytes - self._own_resident,
+        )
+        try:
+            send(self._control, report)
+        except OSError:
+            self._leave()
 
     def _on_child_signal(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -202,6 +248,20 @@ class SlotServer:
             _in_child(lambda: _kill_everything_of(self._uid))
         else:
             _kill_descendants(os.getpid())
+
+
+@dataclass(frozen=True)
+class _Usage:
+    cpu_seconds: float
+    resident_bytes: int
+
+
+def _usage_of(pid: int, processes: str) -> _Usage:
+    with open(f"{processes}/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    of_its_children = (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND
+    clock = (~pid << 3) | _PROCESS_CLOCK  # finer than the ticks, and kept by the kernel for every process
+    return _Usage(time.clock_gettime(clock) + of_its_children, int(fields[21]) * _PAGE_BYTES)
 
 
 def _kill_everything_of(uid: int | None) -> None:

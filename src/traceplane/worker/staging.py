@@ -4,16 +4,24 @@ Operator code writes here and is not trusted: a reported file counts only if it 
 the reported size, with one name, directly in its output's folder, and written by the task's uid.
 Whatever else lies there is removed. Files are flushed to disk before they are reported, since the
 commit that follows makes them the only copy.
+
+Where the child lives on, waiting for its job's next task, its outputs are taken from it first: the
+folder, then each file, become the wrapper's, so that nothing can be opened for writing any more; and a
+file that is still open for writing is seen by the kernel's refusal of a lease on it. Whatever speaks
+against the child raises `StillInUse`, and the outputs are sealed once it is dead.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,16 +33,21 @@ _BLOCK = 512
 _INODE_COST = 4096
 """Counted for each entry, so that a flood of empty files is seen too."""
 _TOO_DEEP_TO_COUNT = 1 << 62
+_DEEPEST_BESIDE_OTHERS = 32
+_FOLDER_ITSELF = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class StillInUse(Exception):
+    """Outputs that the child may still change, or a child that cannot be trusted with another task."""
 
 
 class TempFolder:
     """A private folder for one child, made while it still waits for its task if that is possible."""
 
-    def __init__(self, base: Path, uid: int | None) -> None:
-        self._base = base
+    def __init__(self, path: Path, uid: int | None) -> None:
         self._uid = uid
         self._made = False
-        self.path = base / "tmp"
+        self.path = path
         with contextlib.suppress(PlatformError):
             self.make()
 
@@ -42,8 +55,6 @@ class TempFolder:
         if self._made:
             return
         try:
-            self._base.mkdir(exist_ok=True)
-            self._base.chmod(0o711)
             make_private(self.path, self._uid)
         except OSError as error:
             raise PlatformError(
@@ -53,35 +64,85 @@ class TempFolder:
             ) from error
         self._made = True
 
+    def is_empty(self) -> bool:
+        try:
+            return not self._entries()
+        except OSError:
+            return False
+
+    def clear(self) -> bool:
+        """Remove what a task left, beside the living child; whether nothing of it is there any more."""
+        try:
+            folder = os.open(self.path, _FOLDER_ITSELF)
+            try:
+                _remove_beside_others(folder, self._entries(), depth=0)
+            finally:
+                os.close(folder)
+            return self.is_empty()
+        except OSError:
+            return False
+
+    def _entries(self) -> list[str]:
+        """All but the wrapper's own: those are the mount points of what lies below /tmp outside as well."""
+        assert self._uid is not None, "else everything is the wrapper's own"
+        with os.scandir(self.path) as entries:
+            return [entry.name for entry in entries if entry.stat(follow_symlinks=False).st_uid == self._uid]
+
     def remove(self) -> None:
-        remove_tree(self._base)
+        remove_tree(self.path)
+
+    def remove_if_empty(self) -> bool:
+        return _remove_if_empty(self.path)
 
 
 def make_private(folder: Path, uid: int | None) -> None:
-    folder.mkdir()
-    folder.chmod(0o700)
+    os.mkdir(folder, 0o700)
     if uid is not None:
         os.chown(folder, uid, uid)
+
+
+def _remove_if_empty(folder: Path) -> bool:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _remove_beside_others(folder: int, names: Iterable[str], depth: int) -> None:
+    """Remove entries while somebody hostile may exchange them: follows no link, waits for no pipe."""
+    if depth > _DEEPEST_BESIDE_OTHERS:
+        raise OSError(errno.ELOOP, "too deep")
+    for name in names:
+        try:
+            os.unlink(name, dir_fd=folder)
+        except IsADirectoryError:
+            below = os.open(name, _FOLDER_ITSELF, dir_fd=folder)
+            try:
+                _remove_beside_others(below, os.listdir(below), depth + 1)
+            finally:
+                os.close(below)
+            os.rmdir(name, dir_fd=folder)
 
 
 class TaskFolders:
     """`outputs` maps the names of the outputs, in order, to where each is written."""
 
     def __init__(self, temp: TempFolder, outputs: dict[str, Path], uid: int | None) -> None:
-        self._temp = temp
+        self.temp_folder = temp
         self._uid = uid
         self.temp = temp.path
         self.outputs = outputs
-        self._made: list[Path] = [temp.path]
+        self._made: list[Path] = []
+        self._owners = {os.geteuid() if uid is None else uid}
 
     def make(self) -> None:
         """The output folders; one that is there already must be empty."""
         for folder in self.outputs.values():
             try:
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    folder.rmdir()
-                make_private(folder, self._uid)
+                self._make_output(folder)
             except OSError as error:
                 raise PlatformError(
                     "sandbox.folder_in_use",
@@ -90,11 +151,34 @@ class TaskFolders:
                 ) from error
             self._made.append(folder)
 
-    def bytes_used(self) -> int:
-        return sum(_bytes_below(str(folder)) for folder in self._made)
+    def _make_output(self, folder: Path) -> None:
+        try:
+            make_private(folder, self._uid)
+        except FileNotFoundError:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.parent.chmod(0o755)  # whatever the umask: a job's child reaches its outputs from above
+            make_private(folder, self._uid)
+        except FileExistsError:
+            folder.rmdir()
+            make_private(folder, self._uid)
 
-    def seal(self, written: Iterable[WrittenOutput]) -> tuple[OutputResult, ...]:
-        """Check and take over what the operator reports to have written. Raises FrameInvalid."""
+    def bytes_used(self) -> int:
+        return sum(_bytes_below(str(folder)) for folder in (self.temp, *self._made))
+
+    def seal_empty(self, written: Iterable[WrittenOutput]) -> bool:
+        """The same as `seal` for a task that wrote nothing, and quick; whether it was one."""
+        if any(True for _ in written):
+            return False
+        return all(_remove_if_empty(folder) for folder in self.outputs.values())
+
+    def seal(
+        self, written: Iterable[WrittenOutput], *, child_lives: bool = False
+    ) -> tuple[OutputResult, ...]:
+        """Check and take over what the operator reports to have written. Raises FrameInvalid.
+
+        An output without files leaves no folder. With a living child, raises StillInUse if the outputs
+        cannot be taken from it.
+        """
         names = list(self.outputs)
         reported = {output.name: output for output in written}
         unknown = reported.keys() - self.outputs.keys()
@@ -103,56 +187,93 @@ class TaskFolders:
         results = []
         for name, folder in self.outputs.items():
             output = reported.get(name)
-            files = self._seal_folder(folder, output.files if output else [])
+            files = self._seal_folder(folder, output.files if output else [], child_lives)
             if output is not None:
                 results.append(OutputResult(names.index(name), name, files, output.schema_hash or ""))
         return tuple(results)
 
-    def _seal_folder(self, folder: Path, files: list[WrittenFile]) -> tuple[OutputFile, ...]:
+    def _seal_folder(
+        self, folder: Path, files: list[WrittenFile], child_lives: bool
+    ) -> tuple[OutputFile, ...]:
+        if not files and _remove_if_empty(folder):
+            return ()
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            _remove_others(folder, {file.name for file in files})
+            _take_over(directory, 0o755)
+            others = _others(folder, {file.name for file in files})
+            if others and child_lives:
+                raise StillInUse("there are files that it does not report")
+            for path in others:
+                remove_tree(path)
             for file in files:
-                self._seal_file(directory, file)
-            os.fchown(directory, os.geteuid(), os.getegid())
-            os.fchmod(directory, 0o755)
+                self._seal_file(directory, file, child_lives)
             if files:
                 os.fsync(directory)
         finally:
             os.close(directory)
         return tuple(OutputFile(str(folder / file.name), file.rows, file.bytes) for file in files)
 
-    def _seal_file(self, directory: int, file: WrittenFile) -> None:
+    def _seal_file(self, directory: int, file: WrittenFile, child_lives: bool) -> None:
         try:
             fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         except OSError as error:
             raise FrameInvalid(f"it reports a file that cannot be opened: {file.name!r}") from error
         try:
             found = os.fstat(fd)
-            owner = os.geteuid() if self._uid is None else self._uid
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != owner:
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in self._owners:
                 raise FrameInvalid(f"it reports something that is not a plain file of its own: {file.name!r}")
-            if found.st_size != file.bytes:
-                raise FrameInvalid(f"{file.name!r} has {found.st_size} bytes, not the reported {file.bytes}")
+            if child_lives:
+                self._owners.add(os.geteuid())  # should it have to be sealed a second time
+            _take_over(fd, 0o444)
+            if child_lives and _may_be_written(fd):
+                raise StillInUse("a reported file is still open for writing")
+            size = os.fstat(fd).st_size
+            if size != file.bytes:
+                raise FrameInvalid(f"{file.name!r} has {size} bytes, not the reported {file.bytes}")
             os.fsync(fd)
-            os.fchown(fd, os.geteuid(), os.getegid())
-            os.fchmod(fd, 0o444)
         finally:
             os.close(fd)
 
-    def remove(self, *, outputs: bool) -> None:
-        """The temporary folder in any case; the outputs of a run that failed."""
-        self._temp.remove()
+    def withdraw(self) -> None:
+        """Put the outputs of a failed run out of the reach of the slot's next task."""
+        self._made = [folder for folder in self._made if not _remove_if_empty(folder)]
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
+
+    def remove(self, *, outputs: bool, temp: bool = True) -> None:
+        """The temporary folder of a child that is no more; the outputs of a run that failed."""
+        if temp:
+            self.temp_folder.remove()
         if outputs:
             for folder in self._made:
                 remove_tree(folder)
 
 
-def _remove_others(folder: Path, kept: set[str]) -> None:
+def _take_over(fd: int, mode: int) -> None:
+    os.fchown(fd, os.geteuid(), os.getegid())
+    os.fchmod(fd, mode)
+
+
+def _may_be_written(fd: int) -> bool:
+    """Whether anyone can still write to the file: by a descriptor, even one under way, or a mapping.
+
+    The kernel grants a read lease only on a file that nobody has open for writing.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # a broken lease is told by a signal; not a deadly one
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False
+
+
+def _others(folder: Path, kept: set[str]) -> list[Path]:
     with os.scandir(folder) as entries:
-        others = [entry.path for entry in entries if entry.name not in kept]
-    for path in others:
-        remove_tree(Path(path))
+        return [Path(entry.path) for entry in entries if entry.name not in kept]
 
 
 def remove_tree(path: Path) -> None:

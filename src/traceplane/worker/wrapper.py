@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from traceplane.task_api import (
     StagedFile,
     TaskError,
 )
-from traceplane.worker.assignment import Assignment, RunResult
+from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.frames import Limits
 from traceplane.worker.intake import Intake
 from traceplane.worker.sandbox import Sandbox
@@ -42,6 +43,7 @@ Answer = TypeVar("Answer")
 
 _COMPLETION_PATIENCE_SECONDS = 900.0
 _LOG_LINES_KEPT = 20
+_READABLE_BY_OTHERS = 0o005
 _NOT_WORTH_A_RETRY = frozenset({"operator.no_entrypoint", "operator.output_unknown"})
 
 
@@ -222,6 +224,7 @@ class Wrapper:
                 payload=payload,
                 code_paths=self._code_paths,
                 limits=_limits(self._runtime),
+                reuse=None if is_source else _reuse(job, self._object_store),
             ),
             on_log=on_log,
             on_events=on_events if is_source else None,
@@ -334,6 +337,26 @@ def _limits(runtime: Runtime) -> Limits:
         processes=limits.processes,
         file_bytes=limits.file_size_mb << 20,
     )
+
+
+def _reuse(job: JobPayload, object_store: Path) -> Reuse | None:
+    """What all tasks of one revision of a job may reach; None where operators cannot pass the folders."""
+    readable = [object_store / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
+    writable = [object_store / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
+    if not all(_make_passable(folder) for folder in (*readable, *writable)):
+        return None
+    revision = hashlib.sha256(msgspec.json.encode([job.operator, job.config], order="sorted")).hexdigest()
+    return Reuse(key=f"{job.org}/{job.job_id}/{revision}", readable=tuple(readable), writable=tuple(writable))
+
+
+def _make_passable(folder: Path) -> bool:
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        return folder.stat().st_mode & _READABLE_BY_OTHERS == _READABLE_BY_OTHERS
+    except OSError:
+        return False
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Answer]) -> Answer | None:
