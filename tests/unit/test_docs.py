@@ -176,7 +176,7 @@ def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str
 
 
 def internal_api() -> App:
-    leasing = Leasing(None, None, work_created=lambda: None)  # type: ignore[arg-type]
+    leasing = Leasing(None, None, work_created=lambda: None, slot_freed=lambda: None)  # type: ignore[arg-type]
     api = InternalApi(database=None, authority=None, leasing=leasing, local_queue=None, queues={})  # type: ignore[arg-type]
     return api.app(max_body_bytes=1024)
 

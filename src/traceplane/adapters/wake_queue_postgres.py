@@ -49,7 +49,7 @@ class PostgresWakeQueue:
 
     async def take_over(self, queues: Mapping[str, str], limit: int) -> int:
         """Moves wake-ups straight from the outbox (runtime -> queue) to here; answers how many."""
-        async with self._transaction("relay") as tx:
+        async with self._transaction("relay", single=True) as tx:
             moved = await outbox.move_to_local_queue(tx, queues, limit)
         for queue in moved:
             self._arrived(queue)
@@ -76,10 +76,11 @@ class PostgresWakeQueue:
         self, queue: str, limit: int, visibility_seconds: float
     ) -> list[wake_messages.StoredMessage]:
         visibility = timedelta(seconds=visibility_seconds)
-        async with self._transaction("wake_receive") as tx:
-            look_back = time.monotonic() - self._looked_back_at[queue] > self._POLL_SECONDS
-            if look_back:
+        look_back = time.monotonic() - self._looked_back_at[queue] > self._POLL_SECONDS
+        if look_back:
+            async with self._transaction() as tx:
                 await wake_messages.bury(tx, queue, MAX_RECEIVES)
+        async with self._transaction("wake_receive", single=True) as tx:
             after = 0 if look_back else max(0, self._seen[queue] - self._OVERLAP)
             taken = await wake_messages.receive(tx, queue, limit, visibility, MAX_RECEIVES, after)
         if look_back and len(taken) < limit:
@@ -107,9 +108,10 @@ class PostgresWakeQueue:
             return Depth(*await wake_messages.depth(tx, queue))
 
     @contextlib.asynccontextmanager
-    async def _transaction(self, label: str = "") -> AsyncIterator[Transaction]:
+    async def _transaction(self, label: str = "", *, single: bool = False) -> AsyncIterator[Transaction]:
+        open_one = self._database.statement if single else self._database.transaction
         try:
-            async with self._database.transaction(label) as tx:
+            async with open_one(label) as tx:
                 yield tx
         except DatabaseUnavailable as error:
             raise QueueUnavailable(

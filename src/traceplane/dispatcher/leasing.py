@@ -109,10 +109,20 @@ class _JobEntry:
 
 
 class Leasing:
-    def __init__(self, database: Database, authority: Authority, *, work_created: Callable[[], None]) -> None:
+    """`work_created` is called when tasks came to be, `slot_freed` when a task that waits may have its turn."""
+
+    def __init__(
+        self,
+        database: Database,
+        authority: Authority,
+        *,
+        work_created: Callable[[], None],
+        slot_freed: Callable[[], None],
+    ) -> None:
         self._database = database
         self._authority = authority
         self._work_created = work_created
+        self._slot_freed = slot_freed
         self._jobs: dict[tuple[UUID, int], _JobEntry] = {}
         self._job_names: dict[UUID, str] = {}
 
@@ -295,7 +305,7 @@ class Leasing:
 
         for accepted in await again_if_concurrent(once):
             self._after_acceptance(accepted)
-        self._work_created()  # a finished task frees a slot and a scope
+        self._slot_freed()  # and a scope
         return [outcomes[i] for i in range(len(calls))]
 
     async def _complete_round(

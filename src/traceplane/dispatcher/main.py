@@ -34,13 +34,20 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     database = await Database.connect(settings.state_url, connections=settings.database_connections)
     closers: list[Callable[[], Awaitable[None]]] = [database.close]
     work, relay_work = asyncio.Event(), asyncio.Event()
+    tasks_wait = True  # until a look at the queue says otherwise; whoever queues a task says so to everybody
 
     def work_created() -> None:
+        nonlocal tasks_wait
+        tasks_wait = True
         work.set()
         relay_work.set()
 
+    def slot_freed() -> None:
+        if tasks_wait:
+            work.set()
+
     authority = Authority(database, read_master_key(settings.master_key_file or settings.home / "master.key"))
-    leasing = Leasing(database, authority, work_created=work_created)
+    leasing = Leasing(database, authority, work_created=work_created, slot_freed=slot_freed)
     postgres_queue = PostgresWakeQueue(database)
     wake_queue: WakeQueue = postgres_queue
     if settings.wake_queue == "sqs":
@@ -62,8 +69,11 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     )
 
     async def meter() -> Outcome:
+        nonlocal tasks_wait
+        tasks_wait = False  # before the look: what comes during it says so again
         async with database.glance() as tx:
             waiting = await tasks.waiting_kinds(tx)
+        tasks_wait = tasks_wait or bool(waiting)
         if True in waiting and (await in_process.run_once()).more:
             work.set()
         metered = await valve.run_once() if False in waiting else Metered()

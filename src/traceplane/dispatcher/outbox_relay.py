@@ -61,8 +61,14 @@ class OutboxRelay:
             for name, runtime in runtimes.items()
             if local is not None and runtime.driver is Driver.QUEUE and runtime.queue is not None
         }
+        self._all_local = all(
+            name in self._local_queues or runtime.driver is Driver.IN_PROCESS
+            for name, runtime in runtimes.items()
+        )
 
     async def run_once(self) -> Relayed:
+        if self._local is not None and self._all_local:
+            return Relayed(await self._local.take_over(self._local_queues, _ROWS))
         async with self._database.glance() as tx:
             due = await outbox.due_runtimes(tx)
         moved = 0

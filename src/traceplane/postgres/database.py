@@ -157,9 +157,14 @@ class Database:
         except RETRYABLE as error:
             raise _unavailable(error) from error
 
+    def statement(self, label: str) -> contextlib.AbstractAsyncContextManager[Transaction]:
+        """A transaction of a single statement, which needs no round trips to begin and to commit; with a
+        crash point armed around it, an ordinary one."""
+        return self.transaction(label) if armed(label) else self.glance()
+
     @contextlib.asynccontextmanager
     async def glance(self) -> AsyncIterator[Transaction]:
-        """A connection without a transaction around it, for a single statement that only reads."""
+        """A connection without a transaction around it, for a single statement."""
         try:
             async with self._pool.acquire(timeout=10) as connection:
                 yield Transaction(connection)
