@@ -14,11 +14,12 @@ only when the platform commits the task; an operator that raises leaves nothing 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ class OperatorInput:
     """The committed files of this input for the task's scope."""
     where: Mapping[str, Any] = field(default_factory=dict)
     """Column must equal value; `OperatorTask.read` applies it."""
+    columns: tuple[Mapping[str, Any], ...] = ()
+    """Name, Arrow type and nullability of each column of the dataset, as far as they are known."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,17 @@ class OperatorTask:
         self.attempt = attempt
         self.scope: Scope | None = scope_from_dict(payload.get("scope"))
         self.kind: str = payload.get("kind", "data")
+        self.operator: str = payload.get("operator", "python")
         self.config: dict[str, Any] = dict(payload.get("config") or {})
+        self.platform: Mapping[str, Any] = payload.get("platform") or {}
+        """What the worker offers its operators, for example the address of its Spark."""
         self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
         self.outputs = {
             entry["name"]: OperatorOutput(entry["name"], index, Path(output_folders[entry["name"]]))
             for index, entry in enumerate(payload.get("outputs") or ())
         }
         self.temp_dir = Path(temp_dir)
+        self.progress: dict[str, int] = {}
         self.written: dict[str, Written] = {}
         self.emitted: list[Event] = []
         self._stream = stream
@@ -118,22 +125,36 @@ class OperatorTask:
 
     def write(self, name: str, rows: Any) -> None:
         """Add a Parquet file to an output. All writes to one output must have the same columns."""
+        table = as_table(rows)
+        with self.open_writer(name, table.schema) as write:
+            write(table)
+
+    @contextlib.contextmanager
+    def open_writer(self, name: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
+        """A Parquet file of an output that is written piece by piece."""
         import pyarrow.parquet as parquet
 
-        output = self._output(name)
-        table = as_table(rows)
         written = self.written.setdefault(name, Written())
-        found = schema_hash(table.schema)
-        if written.schema_hash not in (None, found):
+        path = self._output(name).folder / f"part-{len(written.files):05d}.parquet"
+        with parquet.ParquetWriter(path, schema) as writer:
+            yield writer.write_table
+        self.add_file(name, path)
+
+    def add_file(self, name: str, path: Path) -> None:
+        """Count in a Parquet file that lies in an output's folder."""
+        import pyarrow.parquet as parquet
+
+        self._output(name)
+        found = parquet.ParquetFile(path)
+        written = self.written.setdefault(name, Written())
+        hashed = schema_hash(found.schema_arrow)
+        if written.schema_hash not in (None, hashed):
             raise OperatorError(
                 "operator.schema_mixed",
-                f"output {name!r} was first written with other columns or types than {table.schema.names}",
+                f"output {name!r} was first written with other columns or types than {found.schema_arrow.names}",
             )
-        file_name = f"part-{len(written.files):05d}.parquet"
-        path = output.folder / file_name
-        parquet.write_table(table, path)
-        written.schema_hash = found
-        written.files.append(WrittenFile(file_name, table.num_rows, os.stat(path).st_size))
+        written.schema_hash = hashed
+        written.files.append(WrittenFile(path.name, found.metadata.num_rows, os.stat(path).st_size))
 
     def emit(
         self,
@@ -165,6 +186,10 @@ class OperatorTask:
         """One line of the task's log; plain `print` works as well."""
         pairs = "".join(f" {key}={value!r}" for key, value in fields.items())
         print(f"{level}: {message}{pairs}".replace("\n", "\\n"), file=sys.stdout, flush=True)
+
+    def report_progress(self, stages: int, tasks: int, done: int) -> None:
+        """How far the operator's Spark job is; shown with the task's heartbeats."""
+        self.progress = {"stages": stages, "tasks": tasks, "tasks_done": done}
 
     def write_returned(self, returned: Any) -> None:
         """What the operator's return value means: nothing, rows by output name, or the one output's rows."""
@@ -203,7 +228,8 @@ def _known(names: Mapping[str, object]) -> str:
 
 def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
     files = tuple(file if isinstance(file, str) else file["path"] for file in entry.get("files") or ())
-    return OperatorInput(entry["name"], files, dict(entry.get("where") or {}))
+    columns = tuple(entry.get("columns") or ())
+    return OperatorInput(entry["name"], files, dict(entry.get("where") or {}), columns)
 
 
 def as_table(rows: Any) -> pa.Table:

@@ -57,6 +57,10 @@ class Settings:
     worker_code_paths: tuple[Path, ...] = (Path("code"),)
     """Folders that operator code is imported from. Operators can read all of them, so `home` must not lie inside."""
     allow_weak_sandbox: bool = False
+    spark_master: str = "local[*]"
+    """What runs Spark jobs: this machine, or a cluster's `spark://host:port`, `yarn`, `k8s://...`."""
+    spark_memory_mb: int = 1024
+    """Heap of a worker's Spark server."""
     dispatch_window: int = 1000
     """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
     resend_after_seconds: float = 30.0

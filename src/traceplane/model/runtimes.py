@@ -44,7 +44,7 @@ class Runtime:
     """What the invoker calls: a URL, a command, or a function's name."""
     image: str | None = None
     capabilities: frozenset[str] = frozenset({"reactive"})
-    """reactive: runs tasks of events. source: runs always-on sources."""
+    """reactive: runs tasks of events. source: runs always-on sources. spark: its workers keep Spark running."""
     limits: Limits = field(default_factory=Limits)
     heartbeat_seconds: float = 10.0
     """A worker is heard of at least this often, and at least three times per lease."""
@@ -56,7 +56,19 @@ DEFAULT_RUNTIMES: Mapping[str, Runtime] = {
     "python": Runtime(
         "python", Driver.QUEUE, queue="python", capabilities=frozenset({"reactive", "source", "long_running"})
     ),
+    "spark": Runtime(
+        "spark",
+        Driver.QUEUE,
+        queue="spark",
+        capabilities=frozenset({"reactive", "long_running", "spark"}),
+        limits=Limits(processes=256, open_files=1024),
+    ),
 }
+
+SPARK = "spark"
+
+SPARK_OPERATORS = frozenset({"pyspark", "sql"})
+"""What tasks of a runtime with the capability `spark` can run."""
 
 DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source"})
 """What the dispatcher itself can run; `source` stands for a source that only receives events."""

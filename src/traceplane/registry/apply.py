@@ -16,7 +16,7 @@ from uuid import UUID
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
 from traceplane.model.dag import Dag, Job, SourceKind
-from traceplane.model.runtimes import DISPATCHER_OPERATORS, Runtime
+from traceplane.model.runtimes import DISPATCHER_OPERATORS, SPARK, SPARK_OPERATORS, Runtime
 from traceplane.postgres import registry, tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.events import notify_dispatchers
@@ -69,6 +69,13 @@ def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None
                 f"job {job.name}: the dispatcher cannot run this operator",
                 value=job.operator,
                 next_step=f"use one of {', '.join(sorted(DISPATCHER_OPERATORS))}, or another runtime",
+            )
+        if SPARK in runtimes[job.runtime].capabilities and job.operator not in SPARK_OPERATORS:
+            return InvalidInput(
+                "deploy.unknown_operator",
+                f"job {job.name}: there is no such Spark operator",
+                value=job.operator,
+                next_step=f"use one of {', '.join(sorted(SPARK_OPERATORS))}, or another runtime",
             )
         needed = "source" if job.source and job.source.kind is SourceKind.ALWAYS_ON else "reactive"
         if needed not in runtimes[job.runtime].capabilities:

@@ -40,6 +40,8 @@ class Assignment:
     payload: Mapping[str, Any] = field(default_factory=dict)
     code_paths: tuple[Path, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    shares_outputs: bool = False
+    """Whether the wrapper's Spark server writes to the output folders too."""
     staging: Path | None = None
     """Unset: below the sandbox's own folder, gone when the sandbox closes."""
     reuse: Reuse | None = None

@@ -9,13 +9,17 @@ from pathlib import Path
 
 from traceplane import telemetry
 from traceplane.errors import InvalidInput
-from traceplane.model.runtimes import Driver
+from traceplane.model.runtimes import SPARK, Driver
 from traceplane.runtime import task_group
 from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.worker.spark_server import SparkServer, SparkSettings
 from traceplane.worker.wrapper import Wrapper
+
+_PRELOAD = ("pyarrow.parquet",)
+_PRELOAD_SPARK = ("pyarrow.parquet", "traceplane.dataplane.task")
 
 
 async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python") -> None:
@@ -50,10 +54,12 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             worker_id=worker_id,
             runtime=runtime,
         )
+    spark = await _spark(settings, code_paths) if SPARK in chosen.capabilities else None
     sandbox = await Sandbox.start(
         SandboxSettings(
             slots=settings.worker_concurrency,
-            network="full" if chosen.network else "none",
+            network="full" if chosen.network or spark is not None else "none",
+            preload=_PRELOAD if spark is None else _PRELOAD_SPARK,
             allow_weak=settings.allow_weak_sandbox,
         )
     )
@@ -66,7 +72,9 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         slots=settings.worker_concurrency,
         object_store=settings.object_store_root.resolve(),
         code_paths=code_paths,
+        spark=spark,
     )
+    loops = {"spark": spark.keep_running(stop)} if spark is not None else {}
     try:
         await task_group(
             stop,
@@ -74,10 +82,26 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             work=wrapper.take_work(stop),
             heartbeat=wrapper.heartbeat(stop),
             intake=intake.run(stop),
+            **loops,
         )
     finally:
         await sandbox.close()
+        if spark is not None:
+            await spark.close()
         await client.close()
+
+
+async def _spark(settings: Settings, code_paths: tuple[Path, ...]) -> SparkServer:
+    return await SparkServer.start(
+        SparkSettings(
+            folder=settings.home.resolve() / "spark" / str(os.getpid()),
+            object_store=settings.object_store_root.resolve(),
+            code_paths=code_paths,
+            master=settings.spark_master,
+            memory_mb=settings.spark_memory_mb,
+            allow_weak=settings.allow_weak_sandbox,
+        )
+    )
 
 
 def _code_paths(settings: Settings) -> tuple[Path, ...]:

@@ -259,6 +259,8 @@ def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Fa
     file, line = (place.filename, place.lineno) if place else (None, None)
     if isinstance(error, SyntaxError) and error.filename:
         file, line = error.filename, error.lineno
+    if file is None and (told := getattr(error, "place", None)):
+        file, line = told
     text = "".join(traceback.format_list(users[-_MAX_FRAMES:]))
     return Failure(
         code=code,
@@ -273,7 +275,8 @@ def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Fa
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+        text = str(getattr(error, "people_read", None) or error)
+        return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except BaseException:  # the operator's own __str__ may raise
         return "(its message could not be read)"
 

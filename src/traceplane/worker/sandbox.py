@@ -188,7 +188,7 @@ class Sandbox:
         timeout: float | None,
     ) -> RunResult:
         outputs = self._output_folders(assignment, real=job is not None)
-        folders = staging.TaskFolders(child.temp, outputs, slot.uid)
+        folders = staging.TaskFolders(child.temp, outputs, slot.uid, shared=assignment.shares_outputs)
         keep = job is not None and child.tasks + 1 < self._settings.tasks_per_child
         try:
             child.temp.make()

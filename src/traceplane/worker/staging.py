@@ -95,10 +95,13 @@ class TempFolder:
         return _remove_if_empty(self.path)
 
 
-def make_private(folder: Path, uid: int | None) -> None:
+def make_private(folder: Path, uid: int | None, *, shared: bool = False) -> None:
+    """Shared with the wrapper's own group, which its Spark server belongs to."""
     os.mkdir(folder, 0o700)
     if uid is not None:
-        os.chown(folder, uid, uid)
+        os.chown(folder, uid, os.getegid() if shared else uid)
+        if shared:
+            os.chmod(folder, 0o770)
 
 
 def _remove_if_empty(folder: Path) -> bool:
@@ -130,13 +133,16 @@ def _remove_beside_others(folder: int, names: Iterable[str], depth: int) -> None
 class TaskFolders:
     """`outputs` maps the names of the outputs, in order, to where each is written."""
 
-    def __init__(self, temp: TempFolder, outputs: dict[str, Path], uid: int | None) -> None:
+    def __init__(
+        self, temp: TempFolder, outputs: dict[str, Path], uid: int | None, *, shared: bool = False
+    ) -> None:
         self.temp_folder = temp
         self._uid = uid
+        self._shared = shared
         self.temp = temp.path
         self.outputs = outputs
         self._made: list[Path] = []
-        self._owners = {os.geteuid() if uid is None else uid}
+        self._owners = {os.geteuid() if uid is None or shared else uid} | ({uid} if uid is not None else set())
 
     def make(self) -> None:
         """The output folders; one that is there already must be empty."""
@@ -153,14 +159,14 @@ class TaskFolders:
 
     def _make_output(self, folder: Path) -> None:
         try:
-            make_private(folder, self._uid)
+            make_private(folder, self._uid, shared=self._shared)
         except FileNotFoundError:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.parent.chmod(0o755)  # whatever the umask: a job's child reaches its outputs from above
-            make_private(folder, self._uid)
+            make_private(folder, self._uid, shared=self._shared)
         except FileExistsError:
             folder.rmdir()
-            make_private(folder, self._uid)
+            make_private(folder, self._uid, shared=self._shared)
 
     def bytes_used(self) -> int:
         return sum(_bytes_below(str(folder)) for folder in (self.temp, *self._made))

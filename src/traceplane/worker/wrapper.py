@@ -38,13 +38,23 @@ from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.frames import Limits
 from traceplane.worker.intake import Intake
 from traceplane.worker.sandbox import Sandbox
+from traceplane.worker.spark_server import SparkServer
 
 Answer = TypeVar("Answer")
 
 _COMPLETION_PATIENCE_SECONDS = 900.0
 _LOG_LINES_KEPT = 20
 _READABLE_BY_OTHERS = 0o005
-_NOT_WORTH_A_RETRY = frozenset({"operator.no_entrypoint", "operator.output_unknown"})
+_NOT_WORTH_A_RETRY = frozenset(
+    {
+        "operator.no_entrypoint",
+        "operator.output_unknown",
+        "operator.config_invalid",
+        "operator.unknown",
+        "operator.wrong_parameters",
+    }
+)
+_SPARK_TASK = "traceplane.dataplane.task:run"
 
 
 @dataclass(slots=True)
@@ -79,6 +89,7 @@ class Wrapper:
         slots: int,
         object_store: Path,
         code_paths: tuple[Path, ...],
+        spark: SparkServer | None = None,
     ) -> None:
         self._client = client
         self._intake = intake
@@ -87,6 +98,7 @@ class Wrapper:
         self._slots = slots
         self._object_store = object_store
         self._code_paths = code_paths
+        self._spark = spark
         self._held: dict[UUID, _Held] = {}
         self._freed = asyncio.Event()
         self._completions: GroupCommit[_Finished, CompletionOutcome] = GroupCommit(
@@ -189,11 +201,13 @@ class Wrapper:
     async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
         is_source = job.activation == "source"
-        entrypoint = job.config.get("entrypoint", "")
+        entrypoint = _SPARK_TASK if self._spark is not None else job.config.get("entrypoint", "")
         files = task.input_files or [[] for _ in job.inputs]
         payload = {
             "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
             "kind": task.kind,
+            "operator": job.operator,
+            "platform": {"spark_remote": self._spark.remote} if self._spark is not None else {},
             "config": job.config,
             "inputs": [
                 {
@@ -224,6 +238,7 @@ class Wrapper:
                 payload=payload,
                 code_paths=self._code_paths,
                 limits=_limits(self._runtime),
+                shares_outputs=self._spark is not None,
                 reuse=None if is_source else _reuse(job, self._object_store),
             ),
             on_log=on_log,

@@ -1,0 +1,107 @@
+"""The entrypoint of every Spark task: read, compute, write."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.dataframe import DataFrame
+from pyspark.sql.connect.session import SparkSession
+
+from traceplane.dataplane import datasets
+from traceplane.dataplane.failures import explained
+from traceplane.dataplane.session import session
+from traceplane.model.scope import Cursor, Scope
+from traceplane.sdk import OperatorError, OperatorTask
+
+Frames = dict[str, DataFrame]
+
+
+def run(task: OperatorTask) -> None:
+    operator = OPERATORS.get(task.operator)
+    if operator is None:
+        raise OperatorError(
+            "operator.unknown",
+            f"the runtime spark has no operator {task.operator!r}; it has {', '.join(sorted(OPERATORS))}",
+        )
+    function = load(str(task.config.get("entrypoint", ""))) if operator is pyspark else None
+    try:
+        spark = session(task.platform["spark_remote"], on_progress=task.report_progress)
+        inputs = {name: datasets.read(spark, source) for name, source in task.inputs.items()}
+        expected = datasets.input_bytes(task)
+        for name, rows in datasets.as_frames(task, operator(spark, task, inputs)).items():
+            if isinstance(rows, DataFrame):
+                datasets.write(task, name, rows, expected_bytes=expected)
+            elif rows is not None:
+                task.write(name, rows)
+    except PySparkException as error:
+        raise explained(error, function) from None
+
+
+def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
+    """`config.query`: one query, or one per output; inputs are tables by their names, `:start` and `:end` the scope."""
+    query = task.config.get("query")
+    queries = query if isinstance(query, Mapping) else {next(iter(task.outputs), ""): query}
+    if not all(isinstance(text, str) and text.strip() for text in queries.values()):
+        raise OperatorError("operator.config_invalid", "config.query must be SQL text, or SQL text by output")
+    for name, frame in inputs.items():
+        frame.createOrReplaceTempView(name)
+    arguments = _scope_arguments(task.scope)
+    return {name: spark.sql(text, args=arguments) for name, text in queries.items()}
+
+
+def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
+    """`config.entrypoint`: the user's function, given its inputs as DataFrames and what else it names."""
+    function = load(str(task.config.get("entrypoint", "")))
+    extras = {"scope": task.scope, "spark": spark, "config": task.config, "task": task}
+    return call(function, inputs, extras)
+
+
+def load(entrypoint: str) -> Callable[..., Any]:
+    module_name, _, name = entrypoint.partition(":")
+    if not module_name or not name:
+        raise OperatorError(
+            "operator.no_entrypoint", f"{entrypoint!r} is not of the form package.module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            message = f"there is no module {error.name!r} on the code paths"
+            raise OperatorError("operator.no_entrypoint", message) from error
+        raise
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise OperatorError("operator.no_entrypoint", f"module {module_name!r} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], inputs: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:
+    """Inputs go to parameters of their names, or else in order; `scope`, `spark`, `config` and `task` by name."""
+    parameters = list(inspect.signature(function).parameters.values())
+    named = {p.name for p in parameters}
+    arguments = {name: value for name, value in extras.items() if name in named and name not in inputs}
+    if set(inputs) <= named:
+        return function(**inputs, **arguments)
+    free = [p.name for p in parameters if p.name not in arguments and p.kind is not p.VAR_KEYWORD]
+    if len(free) != len(inputs):
+        raise OperatorError(
+            "operator.wrong_parameters",
+            f"{function.__qualname__}({', '.join(named)}) cannot take the inputs {', '.join(inputs) or 'none'}; "
+            "name its parameters like the inputs, besides scope, spark, config and task",
+        )
+    return function(**dict(zip(free, inputs.values(), strict=True)), **arguments)
+
+
+def _scope_arguments(scope: Scope | None) -> dict[str, Any]:
+    if scope is None:
+        return {}
+    if isinstance(scope, Cursor):
+        return {"start": scope.position, "end": scope.position, "partition": str(scope.position)}
+    return {"start": scope.start, "end": scope.end, "partition": scope.name}
+
+
+OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {"sql": sql, "pyspark": pyspark}

@@ -1,0 +1,109 @@
+"""Data jobs on Spark, end to end: exact inputs, staged outputs, one commit, errors in the user's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.platform import until
+from tests.spark.conftest import SparkPlatform
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def dag(name: str, *jobs: str) -> str:
+    source = f"""
+version: 1
+dag: {name}
+defaults: {{retry: {{base: 50ms}}, max_attempts: 2}}
+jobs:
+- {{name: {name}-ticks, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.in}}]}}
+- name: {name}-numbers
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: {name}.in}}}}]
+  outputs: [{{name: numbers, dataset: {name}.numbers}}]
+  config: {{entrypoint: "spark_jobs:numbers"}}
+"""
+    return source + "".join(jobs)
+
+
+def job(dag: str, name: str, config: str, *, operator: str = "pyspark", outputs: str = "", more: str = "") -> str:
+    return f"""
+- name: {dag}-{name}
+  runtime: spark
+  operator: {operator}
+  inputs: [{{name: numbers, from: {{dataset: {dag}.numbers}}}}]
+  outputs: [{outputs or f"{{name: {name}, dataset: {dag}.{name}}}"}]
+  config: {config}
+  {more}
+"""
+
+
+async def test_a_function_and_a_query_read_exactly_their_scope_and_commit_once(spark: SparkPlatform) -> None:
+    text = dag(
+        "both",
+        job("both", "doubled", '{entrypoint: "spark_jobs:doubled"}'),
+        job("both", "sums", '{query: "select :start as block, sum(n) as total, count(*) as rows from numbers"}',
+            operator="sql"),
+        job("both", "pairs", '{entrypoint: "spark_jobs:pairs"}',
+            outputs="{name: even, dataset: both.even}, {name: odd, dataset: both.odd}"),
+    )  # fmt: skip
+    await spark.platform.deploy(text)
+    await spark.platform.emit("both.in", range(5))
+    assert set(await spark.platform.settled(seconds=120)) == {"completed"}
+    doubled = await spark.rows("both.doubled")
+    assert sorted((r["block"], r["n"], r["twice"]) for r in doubled) == [
+        (n // 100, n, 2 * n) for n in range(500)
+    ]
+    assert sorted((r["block"], r["total"], r["rows"]) for r in await spark.rows("both.sums")) == [
+        (b, sum(range(b * 100, b * 100 + 100)), 100) for b in range(5)
+    ]
+    assert sorted(r["n"] for r in await spark.rows("both.even")) == list(range(0, 500, 2))
+    assert sorted(r["n"] for r in await spark.rows("both.odd")) == list(range(1, 500, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "says"),
+    [
+        ("raises", "operator.raised", "this operator always fails"),
+        ("no_such_column", "operator.raised", "nothing"),
+        ("not_a_frame", "operator.result_invalid", "int"),
+        ("is_not_there", "operator.no_entrypoint", "has no function 'is_not_there'"),
+    ],
+)
+async def test_an_operator_that_fails_says_so_in_the_users_own_terms(
+    spark: SparkPlatform, function: str, code: str, says: str
+) -> None:
+    name = function.replace("_", "")
+    await spark.platform.deploy(dag(name, job(name, "out", f'{{entrypoint: "spark_jobs:{function}"}}')))
+    await spark.platform.emit(f"{name}.in", [1])
+    error = await spark.error(f"{name}-out")
+    assert error["code"] == code
+    assert says in error["message"]
+    if code == "operator.raised":
+        assert error["file"].endswith("spark_jobs.py")
+    await spark.platform.settled(seconds=60)
+    assert await spark.rows(f"{name}.out") == []
+
+
+async def test_a_query_that_does_not_parse_is_the_users_error(spark: SparkPlatform) -> None:
+    await spark.platform.deploy(dag("typo", job("typo", "out", '{query: "selekt 1"}', operator="sql")))
+    await spark.platform.emit("typo.in", [1])
+    error = await spark.error("typo-out")
+    assert error["code"] == "operator.raised"
+    assert "selekt" in error["message"]
+
+
+async def test_spark_reads_no_platform_secrets_for_user_code(spark: SparkPlatform) -> None:
+    secret = spark.platform.folder / "master.key"
+    await until(lambda: _exists(secret), what="the master key")
+    config = f'{{entrypoint: "spark_jobs:steals", path: "{secret}"}}'
+    await spark.platform.deploy(dag("thief", job("thief", "out", config)))
+    await spark.platform.emit("thief.in", [1])
+    error = await spark.error("thief-out")
+    assert error["code"] == "operator.raised"
+    assert await spark.rows("thief.out") == []
+
+
+async def _exists(path: object) -> bool:
+    return path.exists()  # type: ignore[attr-defined]
