@@ -217,11 +217,30 @@ class EventsResponse(Wire, frozen=True):
     outcomes: list[EmissionOutcome]
 
 
+Scalar = Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None
+ColumnName = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class ColumnStatistics(Wire, frozen=True):
+    """What a file holds of one column. A bound that is left out says nothing."""
+
+    min: Scalar = None
+    max: Scalar = None
+    null_count: Count | None = None
+
+
 class StagedFile(Wire, frozen=True):
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     rows: Count
     bytes: Count
-    statistics: dict[str, Any] | None = None
+    statistics: dict[ColumnName, ColumnStatistics] | None = None
+
+
+class ColumnSchema(Wire, frozen=True):
+    name: ColumnName
+    type: Text
+    """As Arrow spells it: int64, string, decimal128(38, 0)."""
+    nullable: bool = True
 
 
 class OutputManifest(Wire, frozen=True):
@@ -233,6 +252,8 @@ class OutputManifest(Wire, frozen=True):
     row_count: Count = 0
     bytes: Count = 0
     schema_hash: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    schema: Annotated[list[ColumnSchema], msgspec.Meta(max_length=10_000)] | None = None
+    """The columns of the files; left out, they are not checked against those of earlier commits."""
 
 
 class TaskError(Wire, frozen=True):

@@ -397,10 +397,35 @@ def test_the_relay_reads_the_oldest_of_the_outbox(filled: Filled) -> None:
 def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) -> None:
     plan = filled.run("commits", "for_tasks", filled.ids("metered", "running", 20))
     no_sequential_scan(plan)
-    conditions = plan.conditions("dataset_commits_by_scope")
+    conditions = plan.conditions("dataset_commits_live")
     assert conditions
     assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
     assert plan.read("dataset_commits") <= 20
+
+
+def test_what_a_commit_replaces_is_found_among_the_live_commits_of_its_scope(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    plan = filled.run(
+        "commits",
+        "supersede",
+        "'{1000001, 1000002}'",
+        "array[gen_random_uuid(), gen_random_uuid()]",
+        f"'{{{generation}, {generation}}}'",
+        "'{400005, 400100}'",
+        "'{400005, 400109}'",
+    )
+    no_sequential_scan(plan)
+    conditions = plan.conditions("dataset_commits_live")
+    assert conditions
+    assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
+    assert plan.read("dataset_commits") <= 11 + 11
+
+
+def test_schemas_are_found_by_generation(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    plan = filled.run("generation_schemas", "load", f"'{{{generation}}}'")
+    no_sequential_scan(plan)
+    assert plan.read("generations") <= 1
 
 
 def test_full_ranges_are_counted_by_job_and_position(filled: Filled) -> None:

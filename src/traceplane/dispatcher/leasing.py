@@ -28,7 +28,9 @@ from traceplane.auth.capability import (
 )
 from traceplane.crash_points import crash_point
 from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.schema_check import refuse_misfits
 from traceplane.errors import Forbidden
+from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.task import (
     HeartbeatVerdict,
     Report,
@@ -98,7 +100,10 @@ class CompletionCall:
     error: dict[str, Any] | None = None
     retryable: bool = True
     outputs: tuple[OutputCommit, ...] = ()
+    implied: tuple[NewEvent, ...] = ()
+    """The event of each output; an invalidation if the output turns out to replace something."""
     events: tuple[NewEvent, ...] = ()
+    """Those that the operator named itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +321,7 @@ class Leasing:
             )
             for c in calls
         ]
-        judged = list(zip(calls, verdicts, strict=True))
+        judged = await self._without_misfits(tx, list(zip(calls, verdicts, strict=True)), locked)
         completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
         if completed:
             await tasks.mark_completed(tx, [c.fence.task_id for c in completed])
@@ -330,14 +335,50 @@ class Leasing:
                 [c.error for c, _ in failed],
             )
         crash_point("complete.after_fence")
-        await commits.record(tx, [output for c in completed for output in c.outputs])
+        outputs = [
+            replace(output, replaces=locked[c.fence.task_id].replaces)
+            for c in completed
+            for output in c.outputs
+        ]
+        replaced = iter(await commits.record(tx, outputs))
         crash_point("complete.after_outputs")
-        accepted = await events.accept(tx, [event for c in completed for event in c.events])
+        drafts: list[NewEvent] = []
+        for c in completed:
+            drafts += (replace(e, kind="invalidation") if next(replaced) else e for e in c.implied)
+            drafts += c.events
+        accepted = await events.accept(tx, drafts)
         for position, (call, verdict) in zip(positions, judged, strict=True):
             task = locked.get(call.fence.task_id)
             outcomes[position] = CompletionOutcome(call.fence.task_id, _outcome(verdict, task))
         self._count(judged, locked)
         return accepted
+
+    async def _without_misfits(
+        self,
+        tx: Transaction,
+        judged: list[tuple[CompletionCall, ReportVerdict]],
+        locked: dict[UUID, tasks.LockedTask],
+    ) -> list[tuple[CompletionCall, ReportVerdict]]:
+        """Reports whose outputs do not fit the schema of their dataset count as failures, for good."""
+        completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
+        misfits = await refuse_misfits(tx, {c.fence.task_id: c.outputs for c in completed})
+        if not misfits:
+            return judged
+        return [
+            (
+                CompletionCall(c.fence, Report.FAILED, misfits[c.fence.task_id], retryable=False),
+                judge_report(
+                    locked[c.fence.task_id].facts,
+                    c.fence.attempt,
+                    c.fence.lease_token,
+                    Report.FAILED,
+                    retryable=False,
+                ),
+            )
+            if v is ReportVerdict.COMPLETE and c.fence.task_id in misfits
+            else (c, v)
+            for c, v in judged
+        ]
 
     def _after_acceptance(self, accepted: events.Accepted) -> None:
         if accepted.event_ids:
@@ -405,12 +446,12 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
     if not completion.outputs and not completion.events:
         return CompletionCall(fence, report)
     outputs = tuple(_output(completion, o, grants) for o in completion.outputs)
-    implied = [EventOut(o.output_index, o.scope) for o in completion.outputs]
-    named = tuple(
+    drafts = [
         _new_event(completion.task_id, grants, e, completion.traceparent)
-        for e in (*implied, *completion.events)
-    )
-    return CompletionCall(fence, report, outputs=outputs, events=named)
+        for e in (*(EventOut(o.output_index, o.scope) for o in completion.outputs), *completion.events)
+    ]
+    implied, named = tuple(drafts[: len(outputs)]), tuple(drafts[len(outputs) :])
+    return CompletionCall(fence, report, outputs=outputs, implied=implied, events=named)
 
 
 def _granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capability, JobGrants]:
@@ -448,6 +489,9 @@ def _output(completion: Completion, o: OutputManifest, grants: JobGrants) -> Out
         row_count=o.row_count,
         bytes=o.bytes,
         schema_hash=o.schema_hash,
+        schema=None
+        if o.schema is None
+        else tuple(SchemaColumn(c.name, c.type, c.nullable) for c in o.schema),
     )
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.dataset_schema import Schema
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("commits")
@@ -26,12 +27,16 @@ class OutputCommit:
     row_count: int
     bytes: int
     schema_hash: str
+    schema: Schema | None = None
+    replaces: bool = True
+    """Whether it takes the place of what was committed within its scope, or is added to it."""
 
 
-async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> None:
+async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]:
+    """Commits the outputs; for each, whether it took the place of an earlier commit."""
     if not outputs:
-        return
-    await tx.rows(
+        return []
+    row = await tx.row(
         _SQL["record"],
         [o.task_id for o in outputs],
         [o.output_index for o in outputs],
@@ -43,7 +48,22 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> None:
         [o.row_count for o in outputs],
         [o.bytes for o in outputs],
         [o.schema_hash for o in outputs],
+        [None if o.schema is None else msgspec.json.encode(o.schema).decode() for o in outputs],
     )
+    assert row is not None
+    drawn, kept = row["drawn"], set(row["kept"] or ())
+    newer = [(i, o) for i, o in zip(drawn, outputs, strict=True) if i in kept and o.replaces]
+    # A statement of its own: what others committed while this transaction waited for the cursors is seen only now.
+    rows = await tx.rows(
+        _SQL["supersede"],
+        [commit_id for commit_id, _ in newer],
+        [o.task_id for _, o in newer],
+        [o.generation_id for _, o in newer],
+        [o.start for _, o in newer],
+        [o.end for _, o in newer],
+    ) if newer else []  # fmt: skip
+    placed = {r["superseded_by"] for r in rows}
+    return [commit_id in placed for commit_id in drawn]
 
 
 async def input_files(

@@ -48,6 +48,9 @@ class LockedTask:
     traceparent: str | None
     seconds: float | None
     """Since the attempt started."""
+    replaces: bool
+    """Whether what it commits takes the place of what was there, or is added to it."""
+    backfill: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTa
             r["job_id"],
             r["traceparent"],
             r["seconds"],
+            r["replaces"],
+            r["backfill"],
         )
         for r in await tx.rows(_SQL["lock"], task_ids)
     }

@@ -31,7 +31,7 @@ where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3
 -- Tasks as they are, kept so until the transaction ends; what becomes of them is decided in model.task.
 select t.task_id, t.job_id, t.state, t.attempt, t.lease_token, t.reported_attempt, t.cancel_requested,
        t.attempt >= j.max_attempts + t.granted_attempts as attempts_used_up, j.activation = 'source' as endless,
-       t.traceparent, extract(epoch from tp_now() - t.started_at)::float8 as seconds
+       j.definition->>'update_strategy' is distinct from 'append' as replaces, t.backfill, t.traceparent, extract(epoch from tp_now() - t.started_at)::float8 as seconds
 from tasks t join jobs j using (job_id)
 where t.task_id = any($1::uuid[])
 order by t.task_id
