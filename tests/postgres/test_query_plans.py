@@ -403,6 +403,22 @@ def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) 
     assert plan.read("dataset_commits") <= 20
 
 
+def test_what_an_output_holds_is_found_by_generation_and_range(filled: Filled) -> None:
+    plan = filled.run("commits", "own_files", filled.ids("copy", "running", 20))
+    no_sequential_scan(plan)
+    conditions = plan.conditions("dataset_commits_live")
+    assert conditions
+    assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
+
+
+def test_a_sources_last_words_are_read_from_the_highest_cursor_down(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'in'")
+    plan = filled.run("events", "latest_by_cursor", f"'{generation}'", "50")
+    no_sequential_scan(plan)
+    assert plan.indexes == {"events_by_cursor"}
+    assert plan.read("events") <= 51
+
+
 def test_what_a_commit_replaces_is_found_among_the_live_commits_of_its_scope(filled: Filled) -> None:
     generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
     plan = filled.run(

@@ -21,13 +21,13 @@ from traceplane import telemetry
 from traceplane.auth.capability import (
     Capability,
     JobGrants,
-    ReadGrant,
     TaskGrant,
     WriteGrant,
     write_prefix,
 )
 from traceplane.crash_points import crash_point
 from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.claimed_data import ClaimedData, JobEntry, gather, job_entry
 from traceplane.dispatcher.schema_check import refuse_misfits
 from traceplane.errors import Forbidden
 from traceplane.model.dataset_schema import SchemaColumn
@@ -56,10 +56,8 @@ from traceplane.task_api import (
     FetchResponse,
     Heartbeat,
     HeartbeatOutcome,
-    InputRef,
     JobPayload,
     OutputManifest,
-    OutputRef,
     Refusal,
     Scope,
 )
@@ -106,19 +104,12 @@ class CompletionCall:
     """Those that the operator named itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class _JobEntry:
-    payload: JobPayload
-    grants: JobGrants
-    reads_files: bool
-
-
 class Leasing:
     def __init__(self, database: Database, authority: Authority, *, work_created: Callable[[], None]) -> None:
         self._database = database
         self._authority = authority
         self._work_created = work_created
-        self._jobs: dict[tuple[UUID, int], _JobEntry] = {}
+        self._jobs: dict[tuple[UUID, int], JobEntry] = {}
         self._job_names: dict[UUID, str] = {}
 
     # Claim -----------------------------------------------------------------------------------------
@@ -142,8 +133,7 @@ class Leasing:
         self, tx: Transaction, claim: Claim, claimed: Sequence[tasks.Claimed]
     ) -> ClaimResponse:
         entries = await self._job_entries(tx, {(c.job_id, c.revision) for c in claimed})
-        reading = [c.task_id for c in claimed if entries[c.job_id].reads_files]
-        files = await commits.input_files(tx, reading) if reading else {}
+        data = await gather(tx, claimed, entries)
         given = {c.task_id for c in claimed}
         missing = [task_id for task_id in claim.task_ids if task_id not in given]
         reasons = await tasks.why_not_claimed(tx, missing, claim.runtime) if missing else {}
@@ -152,14 +142,14 @@ class Leasing:
         groups = _token_groups([entry.payload for entry in entries.values()])
         token_of = {job_id: number for number, group in enumerate(groups) for job_id in group}
         return ClaimResponse(
-            tasks=[_claimed_task(c, entries[c.job_id], files, token_of[c.job_id]) for c in claimed],
+            tasks=[_claimed_task(c, entries[c.job_id], data, token_of[c.job_id]) for c in claimed],
             jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
             refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
             tokens=[self._mint(group, claimed, entries) for group in groups],
         )
 
     def _mint(
-        self, jobs: Sequence[UUID], claimed: Sequence[tasks.Claimed], entries: dict[UUID, _JobEntry]
+        self, jobs: Sequence[UUID], claimed: Sequence[tasks.Claimed], entries: dict[UUID, JobEntry]
     ) -> str:
         """One capability for the tasks of these jobs, good for longer than the longest may run."""
         position = {job_id: number for number, job_id in enumerate(jobs)}
@@ -175,13 +165,13 @@ class Leasing:
             )
         )
 
-    async def _job_entries(self, tx: Transaction, wanted: set[tuple[UUID, int]]) -> dict[UUID, _JobEntry]:
+    async def _job_entries(self, tx: Transaction, wanted: set[tuple[UUID, int]]) -> dict[UUID, JobEntry]:
         found = {key[0]: self._jobs[key] for key in wanted if key in self._jobs}
         unknown = [job_id for job_id, _ in wanted if job_id not in found]
         if unknown:
             # A deploy may have come in between: the entry is then of a later revision than the one asked for.
             for row in await registry.job_payloads(tx, unknown):
-                found[row["job_id"]] = self._jobs[row["job_id"], row["revision"]] = _job_entry(row)
+                found[row["job_id"]] = self._jobs[row["job_id"], row["revision"]] = job_entry(row)
                 self._job_names[row["job_id"]] = row["name"]
         return found
 
@@ -194,11 +184,11 @@ class Leasing:
             claimed, state, cancel_requested = found
             entries = await self._job_entries(tx, {(claimed.job_id, claimed.revision)})
             entry = entries[claimed.job_id]
-            files = await commits.input_files(tx, [claimed.task_id]) if entry.reads_files else {}
+            data = await gather(tx, [claimed], entries)
         if cancel_requested or state == "canceled":
             return FetchResponse("canceled", state)
         token = self._mint([claimed.job_id], [claimed], entries)
-        return FetchResponse("ok", state, _claimed_task(claimed, entry, files, 0), entry.payload, token)
+        return FetchResponse("ok", state, _claimed_task(claimed, entry, data, 0), entry.payload, token)
 
     # Heartbeat -------------------------------------------------------------------------------------
 
@@ -571,7 +561,7 @@ def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
     return rounds
 
 
-def _with_span(c: tasks.Claimed, entry: _JobEntry) -> tasks.Claimed:
+def _with_span(c: tasks.Claimed, entry: JobEntry) -> tasks.Claimed:
     """The task's time in the queue as a span, between its event's and its attempt's."""
     if c.traceparent is None:
         return c
@@ -596,9 +586,7 @@ def _token_groups(jobs: Sequence[JobPayload]) -> list[list[UUID]]:
     return groups
 
 
-def _claimed_task(
-    claimed: tasks.Claimed, entry: _JobEntry, files: dict[tuple[UUID, int], list[dict[str, Any]]], token: int
-) -> ClaimedTask:
+def _claimed_task(claimed: tasks.Claimed, entry: JobEntry, data: ClaimedData, token: int) -> ClaimedTask:
     job, c = entry.payload, _with_span(claimed, entry)
     return ClaimedTask(
         task_id=c.task_id,
@@ -609,9 +597,10 @@ def _claimed_task(
         kind=c.kind,
         write_prefixes=[write_prefix(g, str(c.task_id), c.attempt) for g in entry.grants.writes],
         scope=_scope(c.partition_key, c.range_start, c.range_end),
-        input_files=[files.get((c.task_id, i.input_index), []) for i in job.inputs]
-        if entry.reads_files
-        else [],
+        input_files=data.input_files.get(c.task_id, []),
+        input_schemas=data.input_schemas.get(c.task_id, []),
+        output_files=data.output_files.get(c.task_id, []),
+        resume=data.resume.get(c.task_id, []),
         traceparent=c.traceparent,
         token=token,
     )
@@ -623,32 +612,3 @@ def _scope(partition_key: str | None, start: int | None, end: int | None) -> Sco
     if partition_key is None:
         return Scope(cursor=start)
     return Scope(partition_key=partition_key, start=start, end=end)
-
-
-def _job_entry(row: dict[str, Any]) -> _JobEntry:
-    definition = row["definition"]
-    inputs = [msgspec.convert(i, InputRef) for i in row["inputs"]]
-    payload = JobPayload(
-        job_id=row["job_id"],
-        org=row["org"],
-        dag=row["dag"],
-        name=row["name"],
-        runtime=row["runtime"],
-        operator=row["operator"],
-        activation=row["activation"],
-        config=definition["config"],
-        update_strategy=definition["update_strategy"],
-        unique_key=definition["unique_key"],
-        timeout_seconds=row["timeout_seconds"],
-        lease_seconds=row["lease_seconds"],
-        max_attempts=row["max_attempts"],
-        inputs=inputs,
-        outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
-    )
-    grants = JobGrants(
-        reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
-        writes=tuple(
-            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
-        ),
-    )
-    return _JobEntry(payload, grants, row["reads_files"])

@@ -69,10 +69,20 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
 async def input_files(
     tx: Transaction, task_ids: Sequence[UUID]
 ) -> dict[tuple[UUID, int], list[dict[str, Any]]]:
-    """Per task and input, the committed files that overlap the task's scope."""
+    """Per task and input, the live files that overlap the task's scope."""
     files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
     for row in await tx.rows(_SQL["for_tasks"], task_ids):
         files.setdefault((row["task_id"], row["input_index"]), []).extend(row["files"])
+    return files
+
+
+async def output_files(
+    tx: Transaction, task_ids: Sequence[UUID]
+) -> dict[tuple[UUID, int], list[dict[str, Any]]]:
+    """Per task and output, the live files that overlap the task's scope."""
+    files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
+    for row in await tx.rows(_SQL["own_files"], task_ids):
+        files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])
     return files
 
 

@@ -67,6 +67,20 @@ cross join lateral (
 ) c
 order by t.task_id, i.input_index, c.commit_id
 
+-- name: own_files
+-- The live files of each task's scope that its own job committed before.
+select t.task_id, o.output_index, c.files
+from unnest($1::uuid[]) as w (task_id)
+join tasks t using (task_id) join job_outputs o using (job_id) join generation_cursors k using (generation_id)
+cross join lateral (
+  select c.commit_id, c.files from dataset_commits c
+  where c.generation_id = k.generation_id and c.superseded_by is null
+    and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= t.range_end and c.range_end >= t.range_start
+  offset 0  -- a probe by index for each task
+) c
+order by t.task_id, o.output_index, c.commit_id
+
 -- name: summary
 -- Rows and bytes that readers see, per dataset.
 select d.dataset_id, count(c.commit_id) as commits, coalesce(sum(c.row_count), 0)::bigint as rows,

@@ -67,6 +67,12 @@ select (select array_agg(event_id order by ord) from incoming) as drawn,
 -- Tells dispatchers that another process left work in the outbox or the queue.
 select pg_notify('traceplane_work', '')
 
+-- name: latest_by_cursor
+-- The last word on each of the highest cursors of a generation.
+select distinct on (range_start) range_start, emission, kind::text as kind
+from events where generation_id = $1::uuid and partition_key is null
+order by range_start desc, event_id desc limit $2
+
 -- name: recent
 -- The newest events, for people.
 select e.event_id, d.dataset_id, e.generation_id, e.kind, e.partition_key, e.range_start, e.range_end,

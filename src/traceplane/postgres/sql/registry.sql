@@ -101,6 +101,8 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
     from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
     where i.job_id = j.job_id), '[]') as inputs,
+  coalesce((select array_agg(coalesce(g.data_generation_id, g.generation_id) order by i.input_index)
+    from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id), '{}') as row_generations,
   exists (select 1 from job_inputs i join generations g using (generation_id)
     join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
     join jobs pj on pj.job_id = x.job_id
