@@ -288,6 +288,7 @@ def test_an_event_seen_before_is_found_by_its_unique_key(filled: Filled) -> None
         ("retry", "copy", "dead", []),
         ("finish_in_process", "tens", "queued", []),
         ("fail_in_process", "tens", "queued", ["'{}'"]),
+        ("keep_progress", "tens", "queued", ["array_fill('{}'::jsonb, array[20])"]),
     ],
 )
 def test_a_call_about_tasks_finds_them_by_id(
@@ -449,3 +450,10 @@ def test_full_ranges_are_counted_by_job_and_position(filled: Filled) -> None:
     plan = filled.run("aggregator", "full_ranges", f"'{job}'", "'{10, 20, 30}'", "10")
     no_sequential_scan(plan)
     assert plan.read("aggregator_positions") <= 30
+
+
+def test_whether_events_tell_of_commits_is_found_by_task(filled: Filled) -> None:
+    plan = filled.run("aggregator", "told_of_commits", filled.ids("tens", "queued", 20))
+    no_sequential_scan(plan)
+    assert plan.read("events") <= 20
+    assert plan.read("dataset_commits") <= 20

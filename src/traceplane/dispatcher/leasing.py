@@ -261,9 +261,14 @@ class Leasing:
         async def once() -> tuple[list[str], events.Accepted]:
             async with self._database.transaction("events") as tx:
                 current = await tasks.hold_fences(tx, [c.fence for c in calls])
-                outcomes = [current.get(c.fence, "stale") for c in calls]
-                live = [c for c, outcome in zip(calls, outcomes, strict=True) if outcome == "ok"]
-                return outcomes, await events.accept(tx, [event for c in live for event in c.events])
+                found = [current.get(c.fence, ("stale", False)) for c in calls]
+                drafts = [
+                    replace(event, backfill=True) if backfill else event
+                    for c, (outcome, backfill) in zip(calls, found, strict=True)
+                    if outcome == "ok"
+                    for event in c.events
+                ]
+                return [outcome for outcome, _ in found], await events.accept(tx, drafts)
 
         outcomes, accepted = await again_if_concurrent(once)
         self._after_acceptance(accepted)
@@ -334,8 +339,9 @@ class Leasing:
         crash_point("complete.after_outputs")
         drafts: list[NewEvent] = []
         for c in completed:
-            drafts += (replace(e, kind="invalidation") if next(replaced) else e for e in c.implied)
-            drafts += c.events
+            told = [replace(e, kind="invalidation") if next(replaced) else e for e in c.implied]
+            told += c.events
+            drafts += [replace(e, backfill=True) for e in told] if locked[c.fence.task_id].backfill else told
         accepted = await events.accept(tx, drafts)
         for position, (call, verdict) in zip(positions, judged, strict=True):
             task = locked.get(call.fence.task_id)

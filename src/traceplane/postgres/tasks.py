@@ -150,11 +150,15 @@ async def mark_failed(
     await tx.rows(_SQL["mark_failed"], task_ids, dead, errors)
 
 
-async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, str]:
-    """ok | canceled for each current and running attempt; a fence that is missing is stale."""
+async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, tuple[str, bool]]:
+    """ok | canceled for each current and running attempt, and whether it is backfill; one that is missing is
+    stale."""
     rows = await tx.rows(_SQL["hold_fences"], [f.task_id for f in fences])
     return {
-        Fence(r["task_id"], r["attempt"], r["lease_token"]): "canceled" if r["cancel_requested"] else "ok"
+        Fence(r["task_id"], r["attempt"], r["lease_token"]): (
+            "canceled" if r["cancel_requested"] else "ok",
+            r["backfill"],
+        )
         for r in rows
     }
 
@@ -188,6 +192,10 @@ async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[dic
 
 async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["finish_in_process"], task_ids)
+
+
+async def keep_progress(tx: Transaction, progress: dict[UUID, dict[str, Any]]) -> None:
+    await tx.rows(_SQL["keep_progress"], list(progress), list(progress.values()))
 
 
 async def fail_in_process(tx: Transaction, task_ids: Sequence[UUID], error: dict[str, Any]) -> None:

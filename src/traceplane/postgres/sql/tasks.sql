@@ -94,7 +94,7 @@ where t.task_id = u.task_id and j.job_id = t.job_id
 
 -- name: hold_fences
 -- Which of these attempts are current and running; keeps them so until the transaction ends.
-select t.task_id, t.attempt, t.lease_token, t.cancel_requested
+select t.task_id, t.attempt, t.lease_token, t.cancel_requested, t.backfill
 from tasks t
 where t.task_id = any($1::uuid[]) and t.state = 'running'
 order by t.task_id
@@ -201,7 +201,7 @@ select count(*) from moved
 
 -- name: take_in_process
 -- Queued tasks of one dispatcher-run job, locked until they are finished in this same transaction.
-select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent
+select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent, t.backfill, t.progress
 from tasks t left join job_holds h using (job_id)
 where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
   and (coalesce(h.level, 0) = 0 or t.priority = 0)
@@ -214,6 +214,11 @@ update tasks set state = 'completed', attempt = attempt + 1, reported_attempt = 
                  lease_token = gen_random_uuid(), lease_expires_at = tp_now(),
                  worker_id = 'dispatcher', started_at = tp_now(), finished_at = tp_now()
 where task_id = any($1::uuid[])
+
+-- name: keep_progress
+-- How far the dispatcher got with tasks that it goes on with in its next pass.
+update tasks t set progress = u.progress
+from unnest($1::uuid[], $2::jsonb[]) as u (task_id, progress) where t.task_id = u.task_id
 
 -- name: fail_in_process
 -- A dispatcher-run job raised: its tasks wait for their next attempt, or die.
