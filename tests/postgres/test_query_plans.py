@@ -457,3 +457,26 @@ def test_whether_events_tell_of_commits_is_found_by_task(filled: Filled) -> None
     no_sequential_scan(plan)
     assert plan.read("events") <= 20
     assert plan.read("dataset_commits") <= 20
+
+
+def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Filled) -> None:
+    job = filled.value("select job_id from jobs where name = 'copy'")
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    count = 50
+    numbers = "'{" + ",".join(str(400_001 + n) for n in range(count)) + "}'"
+    plan = filled.run(
+        "tasks",
+        "backfill",
+        f"'{job}'",
+        f"'{generation}'",
+        f"array_fill(null::text, array[{count}])",
+        numbers,
+        numbers,
+        "'missing'",
+        "true",
+    )
+    no_sequential_scan(plan)
+    assert {"tasks_waiting", "tasks_in_flight", "tasks_dead", "dataset_commits_live"} <= plan.indexes
+    assert all("scope_key" in c for c in plan.conditions("tasks_in_flight"))
+    assert plan.read("tasks") <= 1000 + 2 * count  # the dead of the job
+    assert plan.read("dataset_commits") <= 2 * count

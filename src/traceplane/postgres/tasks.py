@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from traceplane.errors import ConcurrentChange
+from traceplane.model.scope import Partition, Scope
 from traceplane.model.task import TaskFacts, TaskState
 from traceplane.postgres.database import Transaction, statements
 
@@ -207,6 +209,33 @@ async def start_sources(tx: Transaction) -> tuple[int, int]:
     row = await tx.row(_SQL["start_sources"])
     assert row is not None
     return row["started"], row["restarted"]
+
+
+async def lock_routed_job(tx: Transaction, job_id: UUID) -> None:
+    if await tx.row(_SQL["lock_routed_job"], job_id) is None:
+        raise ConcurrentChange(
+            "postgres.concurrent_change",
+            "a deploy replaced the job at the same moment; nothing of this call was kept",
+            next_step="repeat the call",
+        )
+
+
+async def backfill(
+    tx: Transaction, job_id: UUID, generation_id: UUID, scopes: Sequence[Scope], *, wanted: str, create: bool
+) -> dict[str, int]:
+    """How the scopes stood: `created` (or to be), `unfinished`, `missing` and `failed`."""
+    row = await tx.row(
+        _SQL["backfill"],
+        job_id,
+        generation_id,
+        [s.name if isinstance(s, Partition) else None for s in scopes],
+        [s.start for s in scopes],
+        [s.end for s in scopes],
+        wanted,
+        create,
+    )
+    assert row is not None
+    return dict(row)
 
 
 async def cancel(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:

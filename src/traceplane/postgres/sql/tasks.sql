@@ -246,6 +246,48 @@ with missing as (
 )
 select (select count(*) from missing) as started, (select count(*) from revived) as restarted
 
+-- name: lock_routed_job
+-- A deployed job, locked as the valve does it: nobody else makes tasks for it by hand meanwhile.
+select job_id from jobs where job_id = $1 and routed for no key update
+
+-- name: backfill
+-- Tasks for those of a job's scopes that lack what is asked for, and how the scopes stood. One with a task under way
+-- gets no second one. A task that died counts as failed until something is committed for its scope.
+with asked as materialized (
+  select a.*, coalesce('p:' || a.partition_key, 'c:' || a.range_start::text) as scope_key
+  from unnest($3::text[], $4::bigint[], $5::bigint[]) with ordinality as a (partition_key, range_start, range_end, ord)
+), waiting as materialized (
+  select distinct scope_key from tasks where job_id = $1 and stage = 0
+), dead as materialized (
+  select scope_key, max(finished_at) as finished_at from tasks where job_id = $1 and stage = 3 group by scope_key
+), standing as materialized (
+  select a.*, coalesce(c.covered, false) as covered,
+         w.scope_key is not null or exists (select 1 from tasks f where f.job_id = $1 and f.scope_key = a.scope_key
+                                              and f.stage = 1 offset 0) as unfinished,
+         d.scope_key is not null and coalesce(c.committed_at < d.finished_at, true) as died
+  from asked a left join waiting w using (scope_key) left join dead d using (scope_key)
+  left join lateral (
+    select range_agg(numrange(c.range_start, c.range_end::numeric + 1))
+             @> numrange(a.range_start, a.range_end::numeric + 1) as covered,
+           max(c.committed_at) as committed_at
+    from generation_cursors k join dataset_commits c using (generation_id)
+    where k.generation_id = $2 and c.superseded_by is null
+      and c.range_start >= greatest(a.range_start::numeric - k.widest, -9223372036854775808)::bigint
+      and c.range_start <= a.range_end and c.range_end >= a.range_start
+  ) c on true
+), chosen as materialized (
+  select * from standing
+  where not unfinished and case $6::text when 'missing' then not covered when 'failed' then died else true end
+), made as (
+  insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start, range_end,
+                     created_at, ready_at)
+  select uuid7(), $1, 'queued', 1, true, 'data', partition_key, range_start, range_end, tp_now(), tp_now()
+  from chosen where $7::boolean order by ord
+)
+select (select count(*) from chosen) as created, count(*) filter (where unfinished) as unfinished,
+       count(*) filter (where not covered) as missing, count(*) filter (where died and not unfinished) as failed
+from standing
+
 -- name: cancel
 -- Waiting tasks are canceled at once, running ones are told at their next heartbeat.
 with chosen as materialized (
