@@ -480,3 +480,20 @@ def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Fi
     assert all("scope_key" in c for c in plan.conditions("tasks_in_flight"))
     assert plan.read("tasks") <= 1000 + 2 * count  # the dead of the job
     assert plan.read("dataset_commits") <= 2 * count
+
+
+def test_garbage_is_found_among_replaced_commits_only(filled: Filled) -> None:
+    plan = filled.run("commits", "superseded", "interval '1 hour'", "null", "0", "100")
+    no_sequential_scan(plan)
+    assert plan.indexes == {"dataset_commits_superseded"}
+    plan = filled.run("commits", "files_of_tasks", filled.ids("copy", "completed", 20), "null")
+    no_sequential_scan(plan)
+    assert plan.indexes == {"dataset_commits_once"}
+
+
+@pytest.mark.parametrize("close", ["true", "false"])
+def test_attempts_that_are_over_are_found_by_task(filled: Filled, close: str) -> None:
+    ids = filled.ids("copy", "dead", 20)
+    plan = filled.run("tasks", "attempts_over", ids, "array_fill(1, array[20])", "interval '1 hour'", close)
+    no_sequential_scan(plan)
+    assert plan.read("tasks") <= 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,14 @@ class OutputCommit:
     schema: Schema | None = None
     replaces: bool = True
     """Whether it takes the place of what was committed within its scope, or is added to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    commit_id: int
+    task_id: UUID
+    paths: tuple[str, ...]
+    at: datetime
 
 
 async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]:
@@ -84,6 +93,27 @@ async def output_files(
     for row in await tx.rows(_SQL["own_files"], task_ids):
         files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])
     return files
+
+
+async def superseded(
+    tx: Transaction, grace: timedelta, after: Superseded | None, limit: int
+) -> list[Superseded]:
+    """Commits that gave way to others before the grace period, from the one that follows `after`."""
+    at, commit_id = (after.at, after.commit_id) if after is not None else (None, 0)
+    return [
+        Superseded(r["commit_id"], r["task_id"], tuple(f["path"] for f in r["files"]), r["superseded_at"])
+        for r in await tx.rows(_SQL["superseded"], grace, at, commit_id, limit)
+    ]
+
+
+async def paths(tx: Transaction, task_ids: Sequence[UUID], *, grace: timedelta | None = None) -> set[str]:
+    """The files that commits of these tasks name; with `grace`, without those that gave way before it."""
+    rows = await tx.rows(_SQL["files_of_tasks"], task_ids, grace)
+    return {f["path"] for r in rows for f in r["files"]}
+
+
+async def forget(tx: Transaction, commit_ids: Sequence[int]) -> None:
+    await tx.rows(_SQL["forget"], commit_ids)
 
 
 async def summary(tx: Transaction) -> list[dict[str, Any]]:

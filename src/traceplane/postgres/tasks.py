@@ -238,6 +238,16 @@ async def backfill(
     return dict(row)
 
 
+async def attempts_over(
+    tx: Transaction, attempts: Sequence[tuple[UUID, int]], grace: timedelta, *, close: bool
+) -> set[tuple[UUID, int]]:
+    """Attempts that can no longer commit; those of dead tasks are closed for late reports if `close`."""
+    rows = await tx.rows(
+        _SQL["attempts_over"], [task_id for task_id, _ in attempts], [n for _, n in attempts], grace, close
+    )
+    return {(r["task_id"], r["attempt"]) for r in rows}
+
+
 async def cancel(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
     return {r["task_id"]: r["state"] for r in await tx.rows(_SQL["cancel"], task_ids)}
 

@@ -81,6 +81,23 @@ cross join lateral (
 ) c
 order by t.task_id, o.output_index, c.commit_id
 
+-- name: superseded
+-- Commits that gave way to others longer ago than a while, a page of them, the longest ago first.
+select commit_id, task_id, files, superseded_at from dataset_commits
+where superseded_by is not null and superseded_at < tp_now() - $1::interval
+  and (superseded_at, commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
+order by superseded_at, commit_id limit $4
+
+-- name: files_of_tasks
+-- What the commits of these tasks hold, without those that gave way longer ago than a while, if one is given. The paths
+-- of an attempt's files name its task, so no other task's commits hold them.
+select files from dataset_commits
+where task_id = any($1::uuid[]) and coalesce(superseded_at >= tp_now() - $2::interval, true)
+
+-- name: forget
+-- Commits whose files are gone.
+delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
+
 -- name: summary
 -- Rows and bytes that readers see, per dataset.
 select d.dataset_id, count(c.commit_id) as commits, coalesce(sum(c.row_count), 0)::bigint as rows,

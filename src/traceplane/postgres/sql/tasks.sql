@@ -288,6 +288,26 @@ select (select count(*) from chosen) as created, count(*) filter (where unfinish
        count(*) filter (where not covered) as missing, count(*) filter (where died and not unfinished) as failed
 from standing
 
+-- name: attempts_over
+-- Of these attempts, those that can no longer commit since longer than a while: overtaken by another, reported, or of
+-- a task that ended. Of a task given up while its worker was silent the attempt could still be reported late; with
+-- $4 it is closed first, so that what is deleted is never committed.
+with asked as materialized (
+  select t.task_id, a.attempt, t.state = 'dead' and t.reported_attempt < t.attempt and a.attempt = t.attempt as open
+  from unnest($1::uuid[], $2::int[]) as a (task_id, attempt) join tasks t using (task_id)
+  where case when a.attempt < t.attempt then t.started_at
+             when a.attempt = t.attempt and t.state in ('completed', 'canceled', 'dead') then t.finished_at
+             when a.attempt = t.reported_attempt and t.state = 'queued' then t.started_at
+        end < tp_now() - $3::interval
+), locked as materialized (
+  select t.task_id from tasks t where t.task_id in (select task_id from asked where open) and $4::boolean
+    and t.state = 'dead' order by t.task_id for no key update
+), closed as (
+  update tasks t set reported_attempt = t.attempt from locked l where t.task_id = l.task_id and t.state = 'dead'
+  returning t.task_id
+)
+select task_id, attempt from asked where not open or not $4::boolean or task_id in (select task_id from closed)
+
 -- name: cancel
 -- Waiting tasks are canceled at once, running ones are told at their next heartbeat.
 with chosen as materialized (
