@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from traceplane.task_api import MAX_BATCH, Scope, Text, Wire
+from traceplane.task_api import MAX_BATCH, Position, Scope, Text, Wire
 
 
 class DeployRequest(Wire, frozen=True):
@@ -72,6 +72,33 @@ class EmitRequest(Wire, frozen=True):
 class EmitResponse(Wire, frozen=True):
     accepted: int
     duplicates: int
+
+
+class BackfillRequest(Wire, frozen=True):
+    dataset: Text
+    start: Position
+    end: Position
+    """Belongs to the range."""
+    only: Literal["missing", "failed", "all"] = "missing"
+    """Scopes without a live commit; those whose last task is dead; or all of them."""
+    partition_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    """Positions of one task; unset: one for each cursor, or the ranges that the job is fed with."""
+    dry_run: bool = False
+    """Only tell how the scopes stand."""
+
+
+class BackfillResponse(Wire, frozen=True):
+    dataset: str
+    job: str
+    scopes: int
+    created: int
+    """Tasks that were made; or would be, for a dry run."""
+    unfinished: int
+    """Scopes with a task under way."""
+    missing: int
+    """Scopes without a live commit."""
+    failed: int
+    """Scopes whose last task is dead."""
 
 
 class TaskQuery(Wire, frozen=True):

@@ -34,6 +34,8 @@ AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=43_200)]
 Traceparent = Annotated[str, msgspec.Meta(pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 _Batch = msgspec.Meta(min_length=1, max_length=MAX_BATCH)
+Scalar = Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None
+ColumnName = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -136,6 +138,13 @@ class JobPayload(Wire, frozen=True):
     outputs: list[OutputRef]
 
 
+class ColumnSchema(Wire, frozen=True):
+    name: ColumnName
+    type: Text
+    """As Arrow spells it: int64, string, decimal128(38, 0)."""
+    nullable: bool = True
+
+
 class ClaimedTask(Wire, frozen=True):
     task_id: UUID
     attempt: int
@@ -147,7 +156,13 @@ class ClaimedTask(Wire, frozen=True):
     """Per output, where this attempt may stage files."""
     scope: Scope | None = None
     input_files: list[list[dict[str, Any]]] = []
-    """Per input, the committed files for the task's scope."""
+    """Per input, the live files for the task's scope, without those that cannot hold what `where` asks for."""
+    input_schemas: list[list[ColumnSchema] | None] = []
+    """Per input, every column that a file of it may have; None where that is not known."""
+    output_files: list[list[dict[str, Any]]] = []
+    """Of an `append` job, per output: the live files of the task's scope, to drop duplicates by."""
+    resume: list[tuple[int, str, str]] = []
+    """Of a source: its newest cursors, the highest first, with emission and kind of the last event about each."""
     traceparent: str | None = None
     token: int = 0
 
@@ -217,11 +232,19 @@ class EventsResponse(Wire, frozen=True):
     outcomes: list[EmissionOutcome]
 
 
+class ColumnStatistics(Wire, frozen=True):
+    """What a file holds of one column. A bound that is left out says nothing."""
+
+    min: Scalar = None
+    max: Scalar = None
+    null_count: Count | None = None
+
+
 class StagedFile(Wire, frozen=True):
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     rows: Count
     bytes: Count
-    statistics: dict[str, Any] | None = None
+    statistics: dict[ColumnName, ColumnStatistics] | None = None
 
 
 class OutputManifest(Wire, frozen=True):
@@ -233,6 +256,8 @@ class OutputManifest(Wire, frozen=True):
     row_count: Count = 0
     bytes: Count = 0
     schema_hash: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    schema: Annotated[list[ColumnSchema], msgspec.Meta(max_length=10_000)] | None = None
+    """The columns of the files; left out, they are not checked against those of earlier commits."""
 
 
 class TaskError(Wire, frozen=True):

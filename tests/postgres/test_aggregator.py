@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.control_plane import ControlPlane
+from traceplane.errors import ConcurrentChange
 from traceplane.task_api import Scope
 
 SOURCE = """
@@ -79,18 +80,118 @@ async def test_order_repetition_and_lateness_change_nothing(plane: ControlPlane,
     positions = [*range(30), *range(30)]
     chance.shuffle(positions)
     for start in range(0, len(positions), 7):
-        # Another word on the same position is another event, and yet the same position.
-        await plane.emit("in", positions[start : start + 7], emission=chance.choice(["", "again"]))
+        await plane.emit("in", positions[start : start + 7])
         await plane.meter()
     assert sorted(await ranges(plane)) == [("0-9", "data"), ("10-19", "data"), ("20-29", "data")]
 
 
-async def test_a_range_that_is_full_long_since_is_not_emitted_again(plane: ControlPlane) -> None:
+async def test_news_about_a_full_range_is_an_invalidation_of_exactly_that_range(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(25))
+    await plane.meter()
+    await plane.emit("in", [13, 24], emission="fork-b")  # 24 lies in a range that still waits
+    await plane.meter()
+    assert (await ranges(plane))[2:] == [("10-19", "invalidation")]
+    await plane.emit("in", [13], emission="fork-b")  # a repetition
+    await plane.meter()
+    assert len(await ranges(plane)) == 3
+    await plane.emit("in", [13], emission="fork-c")
+    await plane.meter()
+    assert (await ranges(plane))[3:] == [("10-19", "invalidation")]
+    await plane.emit("in", range(25, 30))
+    await plane.meter()
+    assert (await ranges(plane))[4:] == [("20-29", "data")]
+
+
+async def test_much_news_about_a_range_in_one_pass_is_one_event(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(20))
+    await plane.meter()
+    await plane.emit("in", range(10), emission="fork-b")
+    await plane.emit("in", [3, 4], kind="invalidation", emission="fork-b")
+    await plane.emit("in", [Scope(partition_key="8-11", start=8, end=11)], kind="invalidation")
+    await plane.in_process.run_once()
+    assert (await ranges(plane))[2:] == [("0-9", "invalidation"), ("10-19", "invalidation")]
+
+
+async def test_news_about_a_range_before_it_is_full_is_no_event_of_its_own(plane: ControlPlane) -> None:
+    await plane.deploy(TENS)
+    await plane.emit("in", range(9))
+    await plane.emit("in", [3], emission="fork-b")
+    await plane.emit("in", [4], kind="invalidation")
+    await plane.meter()
+    assert await ranges(plane) == []
+    await plane.emit("in", [9])
+    await plane.emit("in", [5], emission="fork-b")
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+
+
+async def test_a_pass_that_is_rolled_back_and_repeated_says_it_once(plane: ControlPlane) -> None:
     await plane.deploy(TENS)
     await plane.emit("in", range(10))
     await plane.meter()
-    await plane.emit("in", range(10), emission="again")
+    await plane.emit("in", [5], emission="fork-b")
+    finish = "create or replace function fail() returns trigger language plpgsql as 'begin raise unique_violation; end'"
+    async with plane.database.transaction() as tx:
+        await tx.run(finish)
+        await tx.run(
+            "create trigger fail before update on tasks for each row when (new.state = 'completed')"
+            " execute function fail()"
+        )
+    with pytest.raises(ConcurrentChange):
+        await plane.in_process.run_once()
+    assert len(await ranges(plane)) == 1
+    async with plane.database.transaction() as tx:
+        await tx.run("drop trigger fail on tasks")
     await plane.meter()
+    await plane.meter()
+    assert (await ranges(plane))[1:] == [("0-9", "invalidation")]
+
+
+async def test_a_rewritten_position_recomputes_its_range_through_the_aggregator(plane: ControlPlane) -> None:
+    """From the source's second word to the leaf: the position, its range, and nothing else."""
+    await plane.deploy(
+        SOURCE + worker("fetch", "in") + aggregator("tens", "fetch.out", 10) + worker("load", "tens.ranges")
+    )
+    await plane.emit("in", range(30))
+    assert await plane.run_all() == 33
+    await plane.emit("in", [13, 17], emission="fork-b")
+    assert await plane.run_all() == 3
+    assert (await ranges(plane))[3:] == [("10-19", "invalidation")]
+    rows = await plane.sql(
+        "select scope_key, e.kind::text from events e join datasets using (dataset_uuid)"
+        " where dataset_id = 'load.out' order by event_id"
+    )
+    assert [tuple(r) for r in rows][3:] == [("p:10-19", "invalidation")]
+    live = "select count(*) from dataset_commits where superseded_by is null and generation_id ="
+    assert (
+        await plane.value(
+            f"{live} (select current_generation_id from datasets where dataset_id = 'fetch.out')"
+        )
+        == 30
+    )
+    assert (
+        await plane.value(
+            f"{live} (select current_generation_id from datasets where dataset_id = 'load.out')"
+        )
+        == 3
+    )
+
+
+async def test_a_commit_that_rewrote_a_part_of_its_scope_fills_the_rest(plane: ControlPlane) -> None:
+    """Its one event is an invalidation, and yet it is the first word on most of its positions."""
+    await plane.deploy(
+        SOURCE + worker("fetch", "in") + aggregator("tens", "fetch.out", 10) + worker("load", "tens.ranges")
+    )
+    await plane.emit("in", [5])
+    await plane.run_all()
+    await plane.emit("in", [Scope(partition_key="0-12", start=0, end=12)])
+    await plane.run_all()
+    kinds = await plane.sql(
+        "select distinct kind::text from tasks join jobs using (job_id) where name = 'tens'"
+    )
+    assert {row["kind"] for row in kinds} == {"data", "invalidation"}
     assert await ranges(plane) == [("0-9", "data")]
 
 
@@ -131,7 +232,7 @@ async def test_an_invalidation_passes_on_for_exactly_the_full_ranges_it_touches(
     await plane.emit("in", [5], kind="invalidation", emission="fork-b")
     await plane.emit("in", [5], kind="invalidation", emission="fork-c")
     await plane.meter()
-    assert (await ranges(plane))[4:] == [("0-9", "invalidation")] * 2
+    assert (await ranges(plane))[4:] == [("0-9", "invalidation")]
 
 
 async def test_an_invalidation_fills_no_range(plane: ControlPlane) -> None:
@@ -169,6 +270,77 @@ async def test_an_event_passed_on_by_the_dispatcher_keeps_scope_and_kind(plane: 
         "select scope_key, kind::text from tasks join jobs using (job_id) where name = 'load' order by 1"
     )
     assert [tuple(row) for row in rows] == [("c:3", "data"), ("p:a", "invalidation")]
+
+
+# Splitting ------------------------------------------------------------------------------------------
+
+
+def splitter(name: str, reads: str) -> str:
+    return (
+        aggregator(name, reads, 1)
+        .replace("operator: aggregator", "operator: splitter")
+        .replace("config: {size: 1}", "")
+        .replace(f"{name}.ranges", f"{name}.cursors")
+    )
+
+
+SPLIT = SOURCE + splitter("split", "in") + worker("load", "split.cursors")
+
+
+async def cursors(plane: ControlPlane) -> list[tuple[int, str]]:
+    rows = await plane.sql(
+        "select range_start, partition_key, kind::text from tasks join jobs using (job_id)"
+        " where name = 'load' order by task_id"
+    )
+    assert all(row["partition_key"] is None for row in rows)
+    return [(row["range_start"], row["kind"]) for row in rows]
+
+
+async def test_a_partition_is_split_into_its_positions(plane: ControlPlane) -> None:
+    await plane.deploy(SPLIT)
+    await plane.emit("in", [Scope(partition_key="3-6", start=3, end=6), 9])
+    await plane.emit("in", [Scope(partition_key="4-5", start=4, end=5)], kind="invalidation")
+    await plane.meter()
+    assert sorted(await cursors(plane)) == [
+        (3, "data"), (4, "data"), (4, "invalidation"), (5, "data"), (5, "invalidation"), (6, "data"), (9, "data"),
+    ]  # fmt: skip
+    assert await plane.states("split") == {"completed": 3}
+
+
+async def test_a_wide_partition_is_split_over_several_passes_and_no_position_twice(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(SPLIT)
+    await plane.emit("in", [Scope(partition_key="wide", start=0, end=4_999), 7_000])
+    ran = await plane.in_process.run_once()
+    assert (ran.completed, ran.emitted, ran.more) == (0, 2_000, True)
+    ran = await plane.in_process.run_once()
+    assert (ran.completed, ran.emitted, ran.more) == (0, 2_000, True)
+    await plane.meter()
+    assert sorted(n for n, _ in await cursors(plane)) == [*range(5_000), 7_000]
+    assert await plane.states("split") == {"completed": 2}
+
+
+async def test_positions_of_a_split_partition_read_the_rows_of_the_partition(plane: ControlPlane) -> None:
+    await plane.deploy(
+        SOURCE + worker("fetch", "in") + splitter("split", "fetch.out") + worker("load", "split.cursors")
+    )
+    await plane.emit("in", [Scope(partition_key="3-4", start=3, end=4)])
+    await plane.complete(*await plane.claim(await plane.send()))
+    await plane.meter()
+    held = await plane.claim(await plane.send())
+    assert [len(h.task.input_files[0]) for h in held] == [1, 1]
+
+
+async def test_a_partition_too_wide_to_be_split_fails_alone(plane: ControlPlane) -> None:
+    await plane.deploy(SPLIT)
+    await plane.emit("in", [Scope(partition_key="all", start=0, end=10**15), 1])
+    await plane.meter()
+    assert await cursors(plane) == [(1, "data")]
+    rows = await plane.sql(
+        "select error from tasks join jobs using (job_id) where name = 'split' and error is not null"
+    )
+    assert [row["error"]["code"] for row in rows] == ["operator.range_too_wide"]
 
 
 # What cannot be aggregated --------------------------------------------------------------------------

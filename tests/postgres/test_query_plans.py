@@ -288,6 +288,7 @@ def test_an_event_seen_before_is_found_by_its_unique_key(filled: Filled) -> None
         ("retry", "copy", "dead", []),
         ("finish_in_process", "tens", "queued", []),
         ("fail_in_process", "tens", "queued", ["'{}'"]),
+        ("keep_progress", "tens", "queued", ["array_fill('{}'::jsonb, array[20])"]),
     ],
 )
 def test_a_call_about_tasks_finds_them_by_id(
@@ -397,10 +398,51 @@ def test_the_relay_reads_the_oldest_of_the_outbox(filled: Filled) -> None:
 def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) -> None:
     plan = filled.run("commits", "for_tasks", filled.ids("metered", "running", 20))
     no_sequential_scan(plan)
-    conditions = plan.conditions("dataset_commits_by_scope")
+    conditions = plan.conditions("dataset_commits_live")
     assert conditions
     assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
     assert plan.read("dataset_commits") <= 20
+
+
+def test_what_an_output_holds_is_found_by_generation_and_range(filled: Filled) -> None:
+    plan = filled.run("commits", "own_files", filled.ids("copy", "running", 20))
+    no_sequential_scan(plan)
+    conditions = plan.conditions("dataset_commits_live")
+    assert conditions
+    assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
+
+
+def test_a_sources_last_words_are_read_from_the_highest_cursor_down(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'in'")
+    plan = filled.run("events", "latest_by_cursor", f"'{generation}'", "50")
+    no_sequential_scan(plan)
+    assert plan.indexes == {"events_by_cursor"}
+    assert plan.read("events") <= 51
+
+
+def test_what_a_commit_replaces_is_found_among_the_live_commits_of_its_scope(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    plan = filled.run(
+        "commits",
+        "supersede",
+        "'{1000001, 1000002}'",
+        "array[gen_random_uuid(), gen_random_uuid()]",
+        f"'{{{generation}, {generation}}}'",
+        "'{400005, 400100}'",
+        "'{400005, 400109}'",
+    )
+    no_sequential_scan(plan)
+    conditions = plan.conditions("dataset_commits_live")
+    assert conditions
+    assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
+    assert plan.read("dataset_commits") <= 11 + 11
+
+
+def test_schemas_are_found_by_generation(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    plan = filled.run("generation_schemas", "load", f"'{{{generation}}}'")
+    no_sequential_scan(plan)
+    assert plan.read("generations") <= 1
 
 
 def test_full_ranges_are_counted_by_job_and_position(filled: Filled) -> None:
@@ -408,3 +450,50 @@ def test_full_ranges_are_counted_by_job_and_position(filled: Filled) -> None:
     plan = filled.run("aggregator", "full_ranges", f"'{job}'", "'{10, 20, 30}'", "10")
     no_sequential_scan(plan)
     assert plan.read("aggregator_positions") <= 30
+
+
+def test_whether_events_tell_of_commits_is_found_by_task(filled: Filled) -> None:
+    plan = filled.run("aggregator", "told_of_commits", filled.ids("tens", "queued", 20))
+    no_sequential_scan(plan)
+    assert plan.read("events") <= 20
+    assert plan.read("dataset_commits") <= 20
+
+
+def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Filled) -> None:
+    job = filled.value("select job_id from jobs where name = 'copy'")
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    count = 50
+    numbers = "'{" + ",".join(str(400_001 + n) for n in range(count)) + "}'"
+    plan = filled.run(
+        "tasks",
+        "backfill",
+        f"'{job}'",
+        f"'{generation}'",
+        f"array_fill(null::text, array[{count}])",
+        numbers,
+        numbers,
+        "'missing'",
+        "true",
+    )
+    no_sequential_scan(plan)
+    assert {"tasks_waiting", "tasks_in_flight", "tasks_dead", "dataset_commits_live"} <= plan.indexes
+    assert all("scope_key" in c for c in plan.conditions("tasks_in_flight"))
+    assert plan.read("tasks") <= 1000 + 2 * count  # the dead of the job
+    assert plan.read("dataset_commits") <= 2 * count
+
+
+def test_garbage_is_found_among_replaced_commits_only(filled: Filled) -> None:
+    plan = filled.run("commits", "superseded", "interval '1 hour'", "null", "0", "100")
+    no_sequential_scan(plan)
+    assert plan.indexes == {"dataset_commits_superseded"}
+    plan = filled.run("commits", "files_of_tasks", filled.ids("copy", "completed", 20), "null")
+    no_sequential_scan(plan)
+    assert plan.indexes == {"dataset_commits_once"}
+
+
+@pytest.mark.parametrize("close", ["true", "false"])
+def test_attempts_that_are_over_are_found_by_task(filled: Filled, close: str) -> None:
+    ids = filled.ids("copy", "dead", 20)
+    plan = filled.run("tasks", "attempts_over", ids, "array_fill(1, array[20])", "interval '1 hour'", close)
+    no_sequential_scan(plan)
+    assert plan.read("tasks") <= 60

@@ -29,7 +29,7 @@ with work as (
   from work w
   left join dataset_commits c using (task_id, output_index, scope_key)
   left join events e on e.producer_id = w.task_id and e.generation_id = w.generation_id
-    and e.scope_key = w.scope_key and e.kind = 'data'
+    and e.scope_key = w.scope_key
 ), reached as (
   select generation_id, max(range_end) as position from dataset_commits group by generation_id
 )
@@ -111,7 +111,8 @@ async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -
     """The rows of the committed files within a range, as a reader would find them; sorted by position."""
     commits = await platform.sql(
         "select c.files, c.row_count from dataset_commits c join generations using (generation_id)"
-        " join datasets d using (dataset_uuid) where d.dataset_id = $1 and range_start between $2 and $3",
+        " join datasets d using (dataset_uuid) where d.dataset_id = $1 and range_start between $2 and $3"
+        " and superseded_by is null",
         dataset,
         first,
         last,

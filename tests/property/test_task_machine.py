@@ -172,7 +172,7 @@ class World:
         self.run(
             self.planes[0].sql(
                 "truncate events, tasks, task_inputs, outbox, dataset_commits, generation_cursors,"
-                " aggregator_positions, job_pressure, job_holds"
+                " generation_schemas, aggregator_positions, job_pressure, job_holds"
             )
         )
 
@@ -188,6 +188,8 @@ class TaskMachine(RuleBasedStateMachine):
         self.arrived: list[UUID] = []
         """Wake-ups in the hands of workers that have not claimed yet."""
         self.holds: dict[str, int] = {}
+        self.live: dict[tuple[str, str], UUID] = {}
+        """Whose commit is read, by dataset and scope."""
 
     # The two dispatchers, and what is picked ------------------------------------------------------
 
@@ -373,7 +375,10 @@ class TaskMachine(RuleBasedStateMachine):
         elif word == "completed":
             task.state, task.answer = "completed", "committed"
             task.effects += 1
-            self.events.add((task.task_id, WRITES[task.job], task.scope, "data", ""))
+            place = WRITES[task.job], task.scope
+            kind = "invalidation" if place in self.live else "data"
+            self.live[place] = task.task_id
+            self.events.add((task.task_id, *place, kind, ""))
         elif word == "hopeless" or task.attempt >= task.limit:
             task.state, task.answer = "dead", "dead"
         else:
@@ -565,6 +570,16 @@ class TaskMachine(RuleBasedStateMachine):
         self.the_tables_equal_the_model(rows)
         self.every_event_is_kept_and_feeds_each_reader_once(rows)
         self.no_job_has_more_out_than_it_may_and_no_scope_twice()
+        self.the_last_commit_of_a_scope_is_the_one_that_is_read()
+
+    def the_last_commit_of_a_scope_is_the_one_that_is_read(self) -> None:
+        rows = self.run(
+            self.plane(False).sql(
+                "select d.dataset_id, c.scope_key, c.task_id from dataset_commits c"
+                " join datasets d on d.current_generation_id = c.generation_id where superseded_by is null"
+            )
+        )
+        assert sorted(map(tuple, rows)) == sorted((*place, task_id) for place, task_id in self.live.items())
 
     def the_tables_equal_the_model(self, rows: dict[UUID, dict[str, Any]]) -> None:
         assert rows.keys() == self.tasks.keys()

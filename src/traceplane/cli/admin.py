@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
 
+from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.auth import store
 from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
+from traceplane.errors import InvalidInput
 from traceplane.postgres.database import Database, Transaction
 from traceplane.settings import Settings
 
@@ -117,4 +121,52 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
         click.echo(key.kid)
 
 
-COMMANDS: tuple[Any, ...] = (init, token, keys)
+@click.command()
+@click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
+@click.option(
+    "--grace", default="24h", show_default=True, metavar="DURATION", help="Age that garbage has at least."
+)
+@click.pass_obj
+def gc(settings: Settings, dry_run: bool, grace: str) -> None:
+    """Delete files that nobody can read any more: replaced ones, and leftovers of attempts."""
+    from traceplane.dispatcher.garbage import Collected, collect
+
+    age = _duration(grace)
+    chosen, _ = profile.start_postgres(settings)
+    assert chosen.state_url is not None
+    url = chosen.state_url
+
+    def found(path: str, size: int) -> None:
+        if dry_run:
+            click.echo(f"{size:>12}  {path}")
+
+    async def run() -> Collected:
+        database = await Database.connect(url, connections=1)
+        try:
+            objects = FolderObjectStore(settings.object_store_root)
+            return await collect(database, objects, grace=age, dry_run=dry_run, found=found)
+        finally:
+            await database.close()
+
+    done = asyncio.run(run())
+    click.echo(
+        f"{'would delete' if dry_run else 'deleted'} {done.files} files, {done.bytes} bytes, "
+        f"of {done.commits} replaced commits and {done.attempts} attempts"
+    )
+
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def _duration(text: str) -> timedelta:
+    if (match := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
+        raise InvalidInput(
+            "cli.bad_duration",
+            "a duration is a number with a unit",
+            value=text,
+            next_step="for example 30m, 24h or 7d",
+        )
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+COMMANDS: tuple[Any, ...] = (init, token, keys, gc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ import msgspec
 
 from traceplane.cli import profile
 from traceplane.control_api import (
+    BackfillRequest,
+    BackfillResponse,
     DagsResponse,
     DeployRequest,
     DeployResponse,
@@ -152,6 +155,73 @@ def _scopes(text: str) -> list[Scope]:
 
 
 @click.command()
+@click.argument("dataset")
+@click.option("--range", "range_", metavar="A:B", required=True, help="Positions from A to B, both included.")
+@click.option(
+    "--only-missing", "only", flag_value="missing", default="missing", help="Scopes without a commit."
+)
+@click.option("--only-failed", "only", flag_value="failed", help="Scopes whose last task is dead.")
+@click.option("--force", "only", flag_value="all", help="All scopes, those that are there too.")
+@click.option("--partition-size", type=click.IntRange(min=1), help="Positions of one task.")
+@click.option("--wait", is_flag=True, help="Show the progress until all of it is done.")
+@as_json
+@click.pass_obj
+def backfill(
+    settings: Settings,
+    dataset: str,
+    range_: str,
+    only: Any,
+    partition_size: int | None,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Compute a range of DATASET's history, behind current work. Given again, it goes on where it stands."""
+    start, end = _range(range_)
+    request = BackfillRequest(dataset, start, end, only, partition_size)
+    answer = call(settings, lambda c: c.call("POST", "/v1/backfill", BackfillResponse, request))
+    if not as_json:
+        click.echo(f"{answer.created} tasks of job {answer.job} for {answer.scopes} scopes")
+    if wait:
+        watch = msgspec.structs.replace(request, dry_run=True)
+        created = answer.created
+        while answer.unfinished:
+            if not as_json:
+                _progress(answer)
+            time.sleep(_LOOK_SECONDS)
+            answer = call(settings, lambda c: c.call("POST", "/v1/backfill", BackfillResponse, watch))
+        answer = msgspec.structs.replace(answer, created=created)
+        if not as_json:
+            _progress(answer)
+            click.echo()
+    if as_json:
+        _print_json(answer)
+    if wait and answer.failed:
+        raise SystemExit(1)
+
+
+_LOOK_SECONDS = 1.0
+
+
+def _progress(answer: BackfillResponse) -> None:
+    done = answer.scopes - answer.unfinished - answer.failed
+    line = f"{done} of {answer.scopes} done, {answer.unfinished} under way, {answer.failed} failed"
+    click.echo(f"\r{line:<60}", nl=False)
+
+
+def _range(text: str) -> tuple[int, int]:
+    try:
+        start, end = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise InvalidInput(
+            "cli.bad_range",
+            "a range is A:B, its first and last position",
+            value=text,
+            next_step="for example 1200:1299",
+        ) from None
+    return start, end
+
+
+@click.command()
 @click.option("--dag", help="Only this DAG's.")
 @click.option("--job", help="Only this job's.")
 @click.option(
@@ -257,4 +327,4 @@ def dags(settings: Settings, as_json: bool) -> None:
             click.echo(f"  {j.job} ({j.runtime}: {j.operator}{held})")
 
 
-COMMANDS: tuple[Any, ...] = (plan, deploy, emit, tasks, explain, retry, cancel, status, dags)
+COMMANDS: tuple[Any, ...] = (plan, deploy, emit, backfill, tasks, explain, retry, cancel, status, dags)

@@ -13,6 +13,7 @@ to leave the database goes through the outbox.
     reconciler     dispatched tasks whose wake-up was lost
     source_monitor one run for every always-on source
     in_process     jobs of the dispatcher's own runtime (aggregator, ...)
+    garbage        files that nobody can read any more; run by command
 
 If a dispatcher dies at any point, nothing is half done: either a transaction committed or it did not, and
 the loops of the next dispatcher (or of another one) carry on from the tables.

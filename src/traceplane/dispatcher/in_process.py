@@ -22,6 +22,8 @@ _POSITIONS_OF_AN_EVENT = 100_000
 """An aggregator refuses an event of more positions than this: it would keep all the others waiting."""
 _POSITIONS_OF_A_PASS = 20_000
 """Events of more positions in sum are a matter of several passes."""
+_EVENTS_OF_A_SPLIT = 2_000
+"""A splitter emits so many events in one pass; a wide partition takes several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class _Work:
     refused: list[dict[str, Any]] = field(default_factory=list)
     """Tasks that it can do nothing with."""
     reason: str = ""
+    begun: dict[UUID, dict[str, Any]] = field(default_factory=dict)
+    """Progress of tasks that go on in the next pass."""
 
 
 class InProcess:
@@ -70,6 +74,8 @@ class InProcess:
                     continue
                 accepted = await events.accept(tx, work.events)
                 await tasks.finish_in_process(tx, [t["task_id"] for t in work.done])
+                if work.begun:
+                    await tasks.keep_progress(tx, work.begun)
                 if work.refused:
                     await self._fail(tx, job.operator, work.refused, "operator.range_too_wide", work.reason)
                 completed += len(work.done)
@@ -91,47 +97,60 @@ class InProcess:
 async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> _Work:
     """Positions fill aligned ranges of a fixed size; a full range becomes one partition event, once.
 
-    The job itself is the producer, so a range completed again (after a crash, by a repeated event) is
-    recognized. An invalidation is passed on for every full range that it touches.
+    Whatever arrives later for a position of a full range, data or an invalidation, is news about that range: it
+    is emitted again, as an invalidation, once per pass however much arrived. An invalidation fills a range only
+    if it tells of a commit, which wrote the whole scope; said by itself it brings no data.
+
+    The job itself is the producer, and a repeated word is named after the first task that brought it; nothing
+    of a pass that was rolled back is left, so one that runs again says the same or more, and says it once.
     """
     size = int(job["definition"]["config"]["size"])
     if size < 1:
         raise ValueError("size must be at least 1")
     output = UUID(job["outputs"][0]["dataset_version"])
     job_id: UUID = job["job_id"]
-    batch, too_wide = _share(batch, size)
-    arrived = [t for t in batch if t["kind"] == "data"]
-    if arrived:
-        await aggregator.add_positions(tx, job_id, [(t["range_start"], t["range_end"]) for t in arrived])
-    drafts: dict[tuple[int, str, str], NewEvent] = {}
-    touched = {start: t for t in batch for start in _aligned(t["range_start"], t["range_end"], size)}
-    full = set(await aggregator.full_ranges(tx, job_id, sorted(touched), size))
+    doubtful = [t["task_id"] for t in batch if t["kind"] == "invalidation"]
+    written = await aggregator.told_of_commits(tx, doubtful) if doubtful else set()
+    fills = {t["task_id"] for t in batch if t["kind"] == "data"} | written
+    batch, too_wide = _share(batch, size, fills)
+    touching: dict[int, list[dict[str, Any]]] = {}
     for task in batch:
         for start in _aligned(task["range_start"], task["range_end"], size):
-            if start in full:
-                emission = f"task:{task['task_id']}" if task["kind"] == "invalidation" else ""
-                drafts[start, task["kind"], emission] = NewEvent(
-                    producer_id=job_id,
-                    generation_id=output,
-                    kind=task["kind"],
-                    partition_key=f"{start}-{start + size - 1}",
-                    start=start,
-                    end=start + size - 1,
-                    emission=emission,
-                    traceparent=task["traceparent"],
-                )
+            touching.setdefault(start, []).append(task)
+    full_before = set(await aggregator.full_ranges(tx, job_id, sorted(touching), size))
+    if arrived := [(t["range_start"], t["range_end"]) for t in batch if t["task_id"] in fills]:
+        await aggregator.add_positions(tx, job_id, arrived)
+    drafts = []
+    for start in await aggregator.full_ranges(tx, job_id, sorted(touching), size):
+        by = min(touching[start], key=lambda t: t["task_id"])
+        again = start in full_before
+        drafts.append(
+            NewEvent(
+                producer_id=job_id,
+                generation_id=output,
+                kind="invalidation" if again else "data",
+                partition_key=f"{start}-{start + size - 1}",
+                start=start,
+                end=start + size - 1,
+                emission=f"task:{by['task_id']}" if again else "",
+                backfill=all(t["backfill"] for t in touching[start]),
+                traceparent=by["traceparent"],
+            )
+        )
     reason = f"an aggregator takes events of at most {_POSITIONS_OF_AN_EVENT} positions, within 64 bits"
-    return _Work(list(drafts.values()), batch, too_wide, reason)
+    return _Work(drafts, batch, too_wide, reason)
 
 
-def _share(batch: list[dict[str, Any]], size: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _share(
+    batch: list[dict[str, Any]], size: int, fills: set[UUID]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The tasks to take in now, in order, and those that nobody could ever take in."""
     share: list[dict[str, Any]] = []
     too_wide: list[dict[str, Any]] = []
     room = _POSITIONS_OF_A_PASS
     for task in batch:
         ranges = _aligned(task["range_start"], task["range_end"], size)
-        positions = task["range_end"] - task["range_start"] + 1 if task["kind"] == "data" else len(ranges)
+        positions = _positions(task) if task["task_id"] in fills else len(ranges)
         if positions > _POSITIONS_OF_AN_EVENT or ranges[0] < -(2**63) or ranges[-1] + size > 2**63:
             too_wide.append(task)
         elif share and positions > room:
@@ -140,6 +159,10 @@ def _share(batch: list[dict[str, Any]], size: int) -> tuple[list[dict[str, Any]]
             share.append(task)
             room -= positions
     return share, too_wide
+
+
+def _positions(task: dict[str, Any]) -> int:
+    return int(task["range_end"] - task["range_start"] + 1)
 
 
 def _aligned(start: int, end: int, size: int) -> range:
@@ -156,6 +179,7 @@ async def _pass_on(tx: Transaction, job: dict[str, Any], batch: list[dict[str, A
             partition_key=task["partition_key"],
             start=task["range_start"],
             end=task["range_end"],
+            backfill=task["backfill"],
             traceparent=task["traceparent"],
         )
         for task in batch
@@ -164,4 +188,46 @@ async def _pass_on(tx: Transaction, job: dict[str, Any], batch: list[dict[str, A
     return _Work(drafts, batch)
 
 
-_OPERATORS = {"aggregator": _aggregate, "pass": _pass_on}
+async def _split(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> _Work:
+    """A partition becomes one cursor event for each of its positions, in order; the inverse of an aggregator.
+
+    A pass emits so many events and no more. A task that it got through in part keeps the position to go on at,
+    in the same transaction as the events before it.
+    """
+    drafts: list[NewEvent] = []
+    done: list[dict[str, Any]] = []
+    too_wide: list[dict[str, Any]] = []
+    begun: dict[UUID, dict[str, Any]] = {}
+    outputs = [UUID(output["dataset_version"]) for output in job["outputs"]]
+    for task in batch:
+        if _positions(task) > _POSITIONS_OF_AN_EVENT:
+            too_wide.append(task)
+            continue
+        room = (_EVENTS_OF_A_SPLIT - len(drafts)) // max(1, len(outputs))
+        if room <= 0:
+            break
+        first = (task["progress"] or {}).get("next_position", task["range_start"])
+        last = min(task["range_end"], first + room - 1)
+        drafts += (
+            NewEvent(
+                producer_id=task["task_id"],
+                generation_id=generation,
+                kind=task["kind"],
+                partition_key=None,
+                start=position,
+                end=position,
+                backfill=task["backfill"],
+                traceparent=task["traceparent"],
+            )
+            for position in range(first, last + 1)
+            for generation in outputs
+        )
+        if last == task["range_end"]:
+            done.append(task)
+        else:
+            begun[task["task_id"]] = {"next_position": last + 1}
+    reason = f"a splitter takes events of at most {_POSITIONS_OF_AN_EVENT} positions"
+    return _Work(drafts, done, too_wide, reason, begun)
+
+
+_OPERATORS = {"aggregator": _aggregate, "pass": _pass_on, "splitter": _split}

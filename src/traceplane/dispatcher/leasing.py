@@ -21,14 +21,16 @@ from traceplane import telemetry
 from traceplane.auth.capability import (
     Capability,
     JobGrants,
-    ReadGrant,
     TaskGrant,
     WriteGrant,
     write_prefix,
 )
 from traceplane.crash_points import crash_point
 from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.claimed_data import ClaimedData, JobEntry, gather, job_entry
+from traceplane.dispatcher.schema_check import refuse_misfits
 from traceplane.errors import Forbidden
+from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.task import (
     HeartbeatVerdict,
     Report,
@@ -54,10 +56,8 @@ from traceplane.task_api import (
     FetchResponse,
     Heartbeat,
     HeartbeatOutcome,
-    InputRef,
     JobPayload,
     OutputManifest,
-    OutputRef,
     Refusal,
     Scope,
 )
@@ -98,14 +98,10 @@ class CompletionCall:
     error: dict[str, Any] | None = None
     retryable: bool = True
     outputs: tuple[OutputCommit, ...] = ()
+    implied: tuple[NewEvent, ...] = ()
+    """The event of each output; an invalidation if the output turns out to replace something."""
     events: tuple[NewEvent, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _JobEntry:
-    payload: JobPayload
-    grants: JobGrants
-    reads_files: bool
+    """Those that the operator named itself."""
 
 
 class Leasing:
@@ -123,7 +119,7 @@ class Leasing:
         self._authority = authority
         self._work_created = work_created
         self._slot_freed = slot_freed
-        self._jobs: dict[tuple[UUID, int], _JobEntry] = {}
+        self._jobs: dict[tuple[UUID, int], JobEntry] = {}
         self._job_names: dict[UUID, str] = {}
 
     # Claim -----------------------------------------------------------------------------------------
@@ -147,8 +143,7 @@ class Leasing:
         self, tx: Transaction, claim: Claim, claimed: Sequence[tasks.Claimed]
     ) -> ClaimResponse:
         entries = await self._job_entries(tx, {(c.job_id, c.revision) for c in claimed})
-        reading = [c.task_id for c in claimed if entries[c.job_id].reads_files]
-        files = await commits.input_files(tx, reading) if reading else {}
+        data = await gather(tx, claimed, entries)
         given = {c.task_id for c in claimed}
         missing = [task_id for task_id in claim.task_ids if task_id not in given]
         reasons = await tasks.why_not_claimed(tx, missing, claim.runtime) if missing else {}
@@ -157,14 +152,14 @@ class Leasing:
         groups = _token_groups([entry.payload for entry in entries.values()])
         token_of = {job_id: number for number, group in enumerate(groups) for job_id in group}
         return ClaimResponse(
-            tasks=[_claimed_task(c, entries[c.job_id], files, token_of[c.job_id]) for c in claimed],
+            tasks=[_claimed_task(c, entries[c.job_id], data, token_of[c.job_id]) for c in claimed],
             jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
             refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
             tokens=[self._mint(group, claimed, entries) for group in groups],
         )
 
     def _mint(
-        self, jobs: Sequence[UUID], claimed: Sequence[tasks.Claimed], entries: dict[UUID, _JobEntry]
+        self, jobs: Sequence[UUID], claimed: Sequence[tasks.Claimed], entries: dict[UUID, JobEntry]
     ) -> str:
         """One capability for the tasks of these jobs, good for longer than the longest may run."""
         position = {job_id: number for number, job_id in enumerate(jobs)}
@@ -180,13 +175,13 @@ class Leasing:
             )
         )
 
-    async def _job_entries(self, tx: Transaction, wanted: set[tuple[UUID, int]]) -> dict[UUID, _JobEntry]:
+    async def _job_entries(self, tx: Transaction, wanted: set[tuple[UUID, int]]) -> dict[UUID, JobEntry]:
         found = {key[0]: self._jobs[key] for key in wanted if key in self._jobs}
         unknown = [job_id for job_id, _ in wanted if job_id not in found]
         if unknown:
             # A deploy may have come in between: the entry is then of a later revision than the one asked for.
             for row in await registry.job_payloads(tx, unknown):
-                found[row["job_id"]] = self._jobs[row["job_id"], row["revision"]] = _job_entry(row)
+                found[row["job_id"]] = self._jobs[row["job_id"], row["revision"]] = job_entry(row)
                 self._job_names[row["job_id"]] = row["name"]
         return found
 
@@ -199,11 +194,11 @@ class Leasing:
             claimed, state, cancel_requested = found
             entries = await self._job_entries(tx, {(claimed.job_id, claimed.revision)})
             entry = entries[claimed.job_id]
-            files = await commits.input_files(tx, [claimed.task_id]) if entry.reads_files else {}
+            data = await gather(tx, [claimed], entries)
         if cancel_requested or state == "canceled":
             return FetchResponse("canceled", state)
         token = self._mint([claimed.job_id], [claimed], entries)
-        return FetchResponse("ok", state, _claimed_task(claimed, entry, files, 0), entry.payload, token)
+        return FetchResponse("ok", state, _claimed_task(claimed, entry, data, 0), entry.payload, token)
 
     # Heartbeat -------------------------------------------------------------------------------------
 
@@ -276,9 +271,14 @@ class Leasing:
         async def once() -> tuple[list[str], events.Accepted]:
             async with self._database.transaction("events") as tx:
                 current = await tasks.hold_fences(tx, [c.fence for c in calls])
-                outcomes = [current.get(c.fence, "stale") for c in calls]
-                live = [c for c, outcome in zip(calls, outcomes, strict=True) if outcome == "ok"]
-                return outcomes, await events.accept(tx, [event for c in live for event in c.events])
+                found = [current.get(c.fence, ("stale", False)) for c in calls]
+                drafts = [
+                    replace(event, backfill=True) if backfill else event
+                    for c, (outcome, backfill) in zip(calls, found, strict=True)
+                    if outcome == "ok"
+                    for event in c.events
+                ]
+                return [outcome for outcome, _ in found], await events.accept(tx, drafts)
 
         outcomes, accepted = await again_if_concurrent(once)
         self._after_acceptance(accepted)
@@ -326,7 +326,7 @@ class Leasing:
             )
             for c in calls
         ]
-        judged = list(zip(calls, verdicts, strict=True))
+        judged = await self._without_misfits(tx, list(zip(calls, verdicts, strict=True)), locked)
         completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
         if completed:
             await tasks.mark_completed(tx, [c.fence.task_id for c in completed])
@@ -340,14 +340,51 @@ class Leasing:
                 [c.error for c, _ in failed],
             )
         crash_point("complete.after_fence")
-        await commits.record(tx, [output for c in completed for output in c.outputs])
+        outputs = [
+            replace(output, replaces=locked[c.fence.task_id].replaces)
+            for c in completed
+            for output in c.outputs
+        ]
+        replaced = iter(await commits.record(tx, outputs))
         crash_point("complete.after_outputs")
-        accepted = await events.accept(tx, [event for c in completed for event in c.events])
+        drafts: list[NewEvent] = []
+        for c in completed:
+            told = [replace(e, kind="invalidation") if next(replaced) else e for e in c.implied]
+            told += c.events
+            drafts += [replace(e, backfill=True) for e in told] if locked[c.fence.task_id].backfill else told
+        accepted = await events.accept(tx, drafts)
         for position, (call, verdict) in zip(positions, judged, strict=True):
             task = locked.get(call.fence.task_id)
             outcomes[position] = CompletionOutcome(call.fence.task_id, _outcome(verdict, task))
         self._count(judged, locked)
         return accepted
+
+    async def _without_misfits(
+        self,
+        tx: Transaction,
+        judged: list[tuple[CompletionCall, ReportVerdict]],
+        locked: dict[UUID, tasks.LockedTask],
+    ) -> list[tuple[CompletionCall, ReportVerdict]]:
+        """Reports whose outputs do not fit the schema of their dataset count as failures, for good."""
+        completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
+        misfits = await refuse_misfits(tx, {c.fence.task_id: c.outputs for c in completed})
+        if not misfits:
+            return judged
+        return [
+            (
+                CompletionCall(c.fence, Report.FAILED, misfits[c.fence.task_id], retryable=False),
+                judge_report(
+                    locked[c.fence.task_id].facts,
+                    c.fence.attempt,
+                    c.fence.lease_token,
+                    Report.FAILED,
+                    retryable=False,
+                ),
+            )
+            if v is ReportVerdict.COMPLETE and c.fence.task_id in misfits
+            else (c, v)
+            for c, v in judged
+        ]
 
     def _after_acceptance(self, accepted: events.Accepted) -> None:
         if accepted.event_ids:
@@ -415,12 +452,12 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
     if not completion.outputs and not completion.events:
         return CompletionCall(fence, report)
     outputs = tuple(_output(completion, o, grants) for o in completion.outputs)
-    implied = [EventOut(o.output_index, o.scope) for o in completion.outputs]
-    named = tuple(
+    drafts = [
         _new_event(completion.task_id, grants, e, completion.traceparent)
-        for e in (*implied, *completion.events)
-    )
-    return CompletionCall(fence, report, outputs=outputs, events=named)
+        for e in (*(EventOut(o.output_index, o.scope) for o in completion.outputs), *completion.events)
+    ]
+    implied, named = tuple(drafts[: len(outputs)]), tuple(drafts[len(outputs) :])
+    return CompletionCall(fence, report, outputs=outputs, implied=implied, events=named)
 
 
 def _granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capability, JobGrants]:
@@ -458,6 +495,9 @@ def _output(completion: Completion, o: OutputManifest, grants: JobGrants) -> Out
         row_count=o.row_count,
         bytes=o.bytes,
         schema_hash=o.schema_hash,
+        schema=None
+        if o.schema is None
+        else tuple(SchemaColumn(c.name, c.type, c.nullable) for c in o.schema),
     )
 
 
@@ -537,7 +577,7 @@ def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
     return rounds
 
 
-def _with_span(c: tasks.Claimed, entry: _JobEntry) -> tasks.Claimed:
+def _with_span(c: tasks.Claimed, entry: JobEntry) -> tasks.Claimed:
     """The task's time in the queue as a span, between its event's and its attempt's."""
     if c.traceparent is None:
         return c
@@ -562,9 +602,7 @@ def _token_groups(jobs: Sequence[JobPayload]) -> list[list[UUID]]:
     return groups
 
 
-def _claimed_task(
-    claimed: tasks.Claimed, entry: _JobEntry, files: dict[tuple[UUID, int], list[dict[str, Any]]], token: int
-) -> ClaimedTask:
+def _claimed_task(claimed: tasks.Claimed, entry: JobEntry, data: ClaimedData, token: int) -> ClaimedTask:
     job, c = entry.payload, _with_span(claimed, entry)
     return ClaimedTask(
         task_id=c.task_id,
@@ -575,9 +613,10 @@ def _claimed_task(
         kind=c.kind,
         write_prefixes=[write_prefix(g, str(c.task_id), c.attempt) for g in entry.grants.writes],
         scope=_scope(c.partition_key, c.range_start, c.range_end),
-        input_files=[files.get((c.task_id, i.input_index), []) for i in job.inputs]
-        if entry.reads_files
-        else [],
+        input_files=data.input_files.get(c.task_id, []),
+        input_schemas=data.input_schemas.get(c.task_id, []),
+        output_files=data.output_files.get(c.task_id, []),
+        resume=data.resume.get(c.task_id, []),
         traceparent=c.traceparent,
         token=token,
     )
@@ -589,32 +628,3 @@ def _scope(partition_key: str | None, start: int | None, end: int | None) -> Sco
     if partition_key is None:
         return Scope(cursor=start)
     return Scope(partition_key=partition_key, start=start, end=end)
-
-
-def _job_entry(row: dict[str, Any]) -> _JobEntry:
-    definition = row["definition"]
-    inputs = [msgspec.convert(i, InputRef) for i in row["inputs"]]
-    payload = JobPayload(
-        job_id=row["job_id"],
-        org=row["org"],
-        dag=row["dag"],
-        name=row["name"],
-        runtime=row["runtime"],
-        operator=row["operator"],
-        activation=row["activation"],
-        config=definition["config"],
-        update_strategy=definition["update_strategy"],
-        unique_key=definition["unique_key"],
-        timeout_seconds=row["timeout_seconds"],
-        lease_seconds=row["lease_seconds"],
-        max_attempts=row["max_attempts"],
-        inputs=inputs,
-        outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
-    )
-    grants = JobGrants(
-        reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
-        writes=tuple(
-            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
-        ),
-    )
-    return _JobEntry(payload, grants, row["reads_files"])

@@ -16,6 +16,8 @@ from traceplane.auth.access import bearer, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.store import load_token_book
 from traceplane.control_api import (
+    BackfillRequest,
+    BackfillResponse,
     DagsResponse,
     DagView,
     DatasetView,
@@ -38,6 +40,7 @@ from traceplane.control_api import (
     TaskView,
 )
 from traceplane.errors import InvalidInput, NotFound
+from traceplane.gateway.backfill import backfill
 from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, Route
 from traceplane.model.dag import Dag
@@ -74,6 +77,8 @@ class PublicApi:
             Route("GET", "/v1/dags", None, DagsResponse, self.dags, READER, "What is deployed."),
             Route("POST", "/v1/events", EmitRequest, EmitResponse, self.emit, WRITER,
                   "Emit events of source datasets."),
+            Route("POST", "/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
+                  "Compute a range of history."),
             Route("GET", "/v1/tasks", None, TasksResponse, self.list_tasks, READER, "Tasks, newest first.",
                   query=TaskQuery),
             Route("GET", "/v1/tasks/{task_id}", None, TaskDetail, self.task, READER, "One task with its lineage."),
@@ -175,6 +180,9 @@ class PublicApi:
         telemetry.count("events_accepted_total", sum(a.accepted for a in answers))
         telemetry.count("events_duplicate_total", sum(a.duplicates for a in answers))
         return answers
+
+    async def backfill(self, call: Call[BackfillRequest]) -> BackfillResponse:
+        return await backfill(self._database, call.principal.org, call.body)
 
     # Tasks -----------------------------------------------------------------------------------------
 

@@ -70,5 +70,8 @@ SPARK = "spark"
 SPARK_OPERATORS = frozenset({"pyspark", "sql"})
 """What tasks of a runtime with the capability `spark` can run."""
 
-DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source"})
+DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source", "splitter"})
 """What the dispatcher itself can run; `source` stands for a source that only receives events."""
+
+GROUPING_OPERATORS = frozenset({"aggregator", "splitter"})
+"""Those whose output has no rows of its own: it is read from what they group."""

@@ -16,3 +16,7 @@ async def add_positions(tx: Transaction, job_id: UUID, ranges: Sequence[tuple[in
 
 async def full_ranges(tx: Transaction, job_id: UUID, starts: Sequence[int], size: int) -> list[int]:
     return [r["range_start"] for r in await tx.rows(_SQL["full_ranges"], job_id, starts, size)]
+
+
+async def told_of_commits(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
+    return {r["task_id"] for r in await tx.rows(_SQL["told_of_commits"], task_ids)}

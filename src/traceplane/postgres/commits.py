@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from traceplane.model.dataset_schema import Schema
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("commits")
@@ -26,12 +28,24 @@ class OutputCommit:
     row_count: int
     bytes: int
     schema_hash: str
+    schema: Schema | None = None
+    replaces: bool = True
+    """Whether it takes the place of what was committed within its scope, or is added to it."""
 
 
-async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> None:
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    commit_id: int
+    task_id: UUID
+    paths: tuple[str, ...]
+    at: datetime
+
+
+async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]:
+    """Commits the outputs; for each, whether it took the place of an earlier commit."""
     if not outputs:
-        return
-    await tx.rows(
+        return []
+    row = await tx.row(
         _SQL["record"],
         [o.task_id for o in outputs],
         [o.output_index for o in outputs],
@@ -43,17 +57,63 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> None:
         [o.row_count for o in outputs],
         [o.bytes for o in outputs],
         [o.schema_hash for o in outputs],
+        [None if o.schema is None else msgspec.json.encode(o.schema).decode() for o in outputs],
     )
+    assert row is not None
+    drawn, kept = row["drawn"], set(row["kept"] or ())
+    newer = [(i, o) for i, o in zip(drawn, outputs, strict=True) if i in kept and o.replaces]
+    # A statement of its own: what others committed while this transaction waited for the cursors is seen only now.
+    rows = await tx.rows(
+        _SQL["supersede"],
+        [commit_id for commit_id, _ in newer],
+        [o.task_id for _, o in newer],
+        [o.generation_id for _, o in newer],
+        [o.start for _, o in newer],
+        [o.end for _, o in newer],
+    ) if newer else []  # fmt: skip
+    placed = {r["superseded_by"] for r in rows}
+    return [commit_id in placed for commit_id in drawn]
 
 
 async def input_files(
     tx: Transaction, task_ids: Sequence[UUID]
 ) -> dict[tuple[UUID, int], list[dict[str, Any]]]:
-    """Per task and input, the committed files that overlap the task's scope."""
+    """Per task and input, the live files that overlap the task's scope."""
     files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
     for row in await tx.rows(_SQL["for_tasks"], task_ids):
         files.setdefault((row["task_id"], row["input_index"]), []).extend(row["files"])
     return files
+
+
+async def output_files(
+    tx: Transaction, task_ids: Sequence[UUID]
+) -> dict[tuple[UUID, int], list[dict[str, Any]]]:
+    """Per task and output, the live files that overlap the task's scope."""
+    files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
+    for row in await tx.rows(_SQL["own_files"], task_ids):
+        files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])
+    return files
+
+
+async def superseded(
+    tx: Transaction, grace: timedelta, after: Superseded | None, limit: int
+) -> list[Superseded]:
+    """Commits that gave way to others before the grace period, from the one that follows `after`."""
+    at, commit_id = (after.at, after.commit_id) if after is not None else (None, 0)
+    return [
+        Superseded(r["commit_id"], r["task_id"], tuple(f["path"] for f in r["files"]), r["superseded_at"])
+        for r in await tx.rows(_SQL["superseded"], grace, at, commit_id, limit)
+    ]
+
+
+async def paths(tx: Transaction, task_ids: Sequence[UUID], *, grace: timedelta | None = None) -> set[str]:
+    """The files that commits of these tasks name; with `grace`, without those that gave way before it."""
+    rows = await tx.rows(_SQL["files_of_tasks"], task_ids, grace)
+    return {f["path"] for r in rows for f in r["files"]}
+
+
+async def forget(tx: Transaction, commit_ids: Sequence[int]) -> None:
+    await tx.rows(_SQL["forget"], commit_ids)
 
 
 async def summary(tx: Transaction) -> list[dict[str, Any]]:

@@ -64,5 +64,11 @@ async def notify_dispatchers(tx: Transaction) -> None:
     await tx.rows(_SQL["notify_dispatchers"])
 
 
+async def latest_by_cursor(tx: Transaction, generation_id: UUID, limit: int) -> list[tuple[int, str, str]]:
+    """(cursor, emission, kind), the highest cursor first."""
+    rows = await tx.rows(_SQL["latest_by_cursor"], generation_id, limit)
+    return [(r["range_start"], r["emission"], r["kind"]) for r in rows]
+
+
 async def recent(tx: Transaction, dataset_id: str | None, limit: int) -> list[dict[str, Any]]:
     return [dict(r) for r in await tx.rows(_SQL["recent"], dataset_id, limit)]

@@ -151,5 +151,11 @@ async def manual_targets(tx: Transaction, org: str, dataset_ids: Sequence[str]) 
     return {r["dataset_id"]: dict(r) for r in await tx.rows(_SQL["manual_target"], org, list(dataset_ids))}
 
 
+async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> dict[str, Any] | None:
+    """generation_id, job_id, job, activation, runtime and range_size; the job's are None if nothing produces it."""
+    row = await tx.row(_SQL["backfill_target"], org, dataset_id)
+    return dict(row) if row is not None else None
+
+
 async def overview(tx: Transaction, org: str) -> list[dict[str, Any]]:
     return [dict(r) for r in await tx.rows(_SQL["overview"], org)]

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from traceplane.errors import ConcurrentChange
+from traceplane.model.scope import Partition, Scope
 from traceplane.model.task import TaskFacts, TaskState
 from traceplane.postgres.database import Transaction, statements
 
@@ -48,6 +50,9 @@ class LockedTask:
     traceparent: str | None
     seconds: float | None
     """Since the attempt started."""
+    replaces: bool
+    """Whether what it commits takes the place of what was there, or is added to it."""
+    backfill: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTa
             r["job_id"],
             r["traceparent"],
             r["seconds"],
+            r["replaces"],
+            r["backfill"],
         )
         for r in await tx.rows(_SQL["lock"], task_ids)
     }
@@ -145,11 +152,15 @@ async def mark_failed(
     await tx.rows(_SQL["mark_failed"], task_ids, dead, errors)
 
 
-async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, str]:
-    """ok | canceled for each current and running attempt; a fence that is missing is stale."""
+async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, tuple[str, bool]]:
+    """ok | canceled for each current and running attempt, and whether it is backfill; one that is missing is
+    stale."""
     rows = await tx.rows(_SQL["hold_fences"], [f.task_id for f in fences])
     return {
-        Fence(r["task_id"], r["attempt"], r["lease_token"]): "canceled" if r["cancel_requested"] else "ok"
+        Fence(r["task_id"], r["attempt"], r["lease_token"]): (
+            "canceled" if r["cancel_requested"] else "ok",
+            r["backfill"],
+        )
         for r in rows
     }
 
@@ -185,6 +196,10 @@ async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["finish_in_process"], task_ids)
 
 
+async def keep_progress(tx: Transaction, progress: dict[UUID, dict[str, Any]]) -> None:
+    await tx.rows(_SQL["keep_progress"], list(progress), list(progress.values()))
+
+
 async def fail_in_process(tx: Transaction, task_ids: Sequence[UUID], error: dict[str, Any]) -> None:
     await tx.rows(_SQL["fail_in_process"], task_ids, error)
 
@@ -194,6 +209,43 @@ async def start_sources(tx: Transaction) -> tuple[int, int]:
     row = await tx.row(_SQL["start_sources"])
     assert row is not None
     return row["started"], row["restarted"]
+
+
+async def lock_routed_job(tx: Transaction, job_id: UUID) -> None:
+    if await tx.row(_SQL["lock_routed_job"], job_id) is None:
+        raise ConcurrentChange(
+            "postgres.concurrent_change",
+            "a deploy replaced the job at the same moment; nothing of this call was kept",
+            next_step="repeat the call",
+        )
+
+
+async def backfill(
+    tx: Transaction, job_id: UUID, generation_id: UUID, scopes: Sequence[Scope], *, wanted: str, create: bool
+) -> dict[str, int]:
+    """How the scopes stood: `created` (or to be), `unfinished`, `missing` and `failed`."""
+    row = await tx.row(
+        _SQL["backfill"],
+        job_id,
+        generation_id,
+        [s.name if isinstance(s, Partition) else None for s in scopes],
+        [s.start for s in scopes],
+        [s.end for s in scopes],
+        wanted,
+        create,
+    )
+    assert row is not None
+    return dict(row)
+
+
+async def attempts_over(
+    tx: Transaction, attempts: Sequence[tuple[UUID, int]], grace: timedelta, *, close: bool
+) -> set[tuple[UUID, int]]:
+    """Attempts that can no longer commit; those of dead tasks are closed for late reports if `close`."""
+    rows = await tx.rows(
+        _SQL["attempts_over"], [task_id for task_id, _ in attempts], [n for _, n in attempts], grace, close
+    )
+    return {(r["task_id"], r["attempt"]) for r in rows}
 
 
 async def cancel(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:

@@ -16,7 +16,13 @@ from uuid import UUID
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
 from traceplane.model.dag import Dag, Job, SourceKind
-from traceplane.model.runtimes import DISPATCHER_OPERATORS, SPARK, SPARK_OPERATORS, Runtime
+from traceplane.model.runtimes import (
+    DISPATCHER_OPERATORS,
+    GROUPING_OPERATORS,
+    SPARK,
+    SPARK_OPERATORS,
+    Runtime,
+)
 from traceplane.postgres import registry, tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.events import notify_dispatchers
@@ -179,8 +185,9 @@ class _Apply:
 
     async def _datasets(self, version_id: UUID) -> None:
         declared = {dataset.dataset_id: dataset for dataset in self.dag.datasets}
-        for job in self.dag.jobs:  # upstream first, so that what an aggregator reads is there before it
-            rows_of = self.generations[job.inputs[0].dataset_id][1] if job.operator == "aggregator" else None
+        for job in self.dag.jobs:  # upstream first, so that what it groups is there before it
+            groups = job.runtime == "dispatcher" and job.operator in GROUPING_OPERATORS
+            rows_of = self.generations[job.inputs[0].dataset_id][1] if groups else None
             for output in job.outputs:
                 dataset_uuid, generation_id = await registry.add_dataset(
                     self.tx, self.org_id, output.dataset_id, self.dag_id, asdict(declared[output.dataset_id])

@@ -14,3 +14,10 @@ select r.range_start from unnest($2::bigint[]) as r (range_start)
 where (select count(*) from aggregator_positions p
        where p.job_id = $1 and p.position between r.range_start and r.range_start + $3::bigint - 1) = $3::bigint
 order by r.range_start
+
+-- name: told_of_commits
+-- Of these tasks, those whose event tells of a commit: every position of its scope has been written.
+select i.task_id from task_inputs i join events e using (event_id)
+where i.task_id = any($1::uuid[])
+  and exists (select 1 from dataset_commits c where c.task_id = e.producer_id and c.generation_id = e.generation_id
+                and c.scope_key = e.scope_key offset 0)

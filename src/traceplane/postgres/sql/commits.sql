@@ -1,46 +1,108 @@
 -- What tasks produced.
 
 -- name: record
--- Outputs become part of their generation; a cursor never moves backwards.
+-- Outputs become part of their generation; a cursor never moves backwards. The cursor's row is what commits of one
+-- generation wait for: whoever has it sees all that was committed before.
 with produced as materialized (
-  select * from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bigint[], $6::bigint[], $7::text[],
-                       $8::bigint[], $9::bigint[], $10::text[])
-    as p (task_id, output_index, generation_id, partition_key, range_start, range_end, files, row_count, bytes, schema_hash)
+  select nextval('dataset_commits_commit_id_seq') as commit_id, p.*
+  from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bigint[], $6::bigint[], $7::text[],
+              $8::bigint[], $9::bigint[], $10::text[], $11::text[]) with ordinality
+    as p (task_id, output_index, generation_id, partition_key, range_start, range_end, files, row_count, bytes,
+          schema_hash, columns, ord)
 ), kept as (
-  insert into dataset_commits (task_id, output_index, generation_id, partition_key, range_start, range_end, files,
-                               row_count, bytes, schema_hash, committed_at)
-  select task_id, output_index, generation_id, partition_key, range_start, range_end, files::jsonb, row_count, bytes,
-         schema_hash, tp_now()
+  insert into dataset_commits (commit_id, task_id, output_index, generation_id, partition_key, range_start, range_end,
+                               files, row_count, bytes, schema_hash, columns, committed_at)
+  overriding system value
+  select commit_id, task_id, output_index, generation_id, partition_key, range_start, range_end, files::jsonb,
+         row_count, bytes, schema_hash, columns::jsonb, tp_now()
   from produced
   on conflict (task_id, output_index, scope_key) do nothing
+  returning commit_id
+), moved as (
+  insert into generation_cursors (generation_id, position, widest, updated_at)
+  select generation_id, max(range_end), least(max(range_end::numeric - range_start), 9223372036854775807)::bigint,
+         tp_now()
+  from produced group by generation_id order by generation_id
+  on conflict (generation_id) do update
+  set position = greatest(generation_cursors.position, excluded.position),
+      widest = greatest(generation_cursors.widest, excluded.widest), updated_at = excluded.updated_at
 )
-insert into generation_cursors (generation_id, position, widest, updated_at)
-select generation_id, max(range_end), least(max(range_end::numeric - range_start), 9223372036854775807)::bigint, tp_now()
-from produced group by generation_id order by generation_id
-on conflict (generation_id) do update
-set position = greatest(generation_cursors.position, excluded.position),
-    widest = greatest(generation_cursors.widest, excluded.widest), updated_at = excluded.updated_at
+select array_agg(p.commit_id order by p.ord) as drawn, (select array_agg(commit_id) from kept) as kept from produced p
+
+-- name: supersede
+-- Live commits within the scope of a newer one of another task give way to it; which of the newer ones took a place.
+with newer as materialized (
+  select * from unnest($1::bigint[], $2::uuid[], $3::uuid[], $4::bigint[], $5::bigint[])
+    as n (commit_id, task_id, generation_id, range_start, range_end)
+), gone as (
+  select c.commit_id, min(n.commit_id) as superseded_by
+  from newer n cross join lateral (
+    select c.commit_id from dataset_commits c
+    where c.generation_id = n.generation_id and c.superseded_by is null
+      and c.range_start between n.range_start and n.range_end and c.range_end <= n.range_end
+      and c.task_id <> n.task_id
+      -- Ids are drawn before the cursor is waited for. What is not of this call was committed before it, whatever its id.
+      and (c.commit_id < n.commit_id or c.commit_id <> all($1::bigint[]))
+    offset 0  -- a probe by index for each commit
+  ) c
+  group by c.commit_id
+), marked as (
+  update dataset_commits c set superseded_by = g.superseded_by, superseded_at = tp_now()
+  from gone g where c.commit_id = g.commit_id
+)
+select distinct superseded_by from gone
 
 -- name: for_tasks
--- The committed files that each task's inputs bring for the task's own scope.
+-- The live files that each task's inputs bring for the task's own scope.
 select t.task_id, i.input_index, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
 join generation_cursors k on k.generation_id = coalesce(g.data_generation_id, g.generation_id)
 cross join lateral (
   select c.commit_id, c.files from dataset_commits c
-  where c.generation_id = k.generation_id
+  where c.generation_id = k.generation_id and c.superseded_by is null
     and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= t.range_end and c.range_end >= t.range_start
   offset 0  -- a probe by index for each task
 ) c
 order by t.task_id, i.input_index, c.commit_id
 
+-- name: own_files
+-- The live files of each task's scope that its own job committed before.
+select t.task_id, o.output_index, c.files
+from unnest($1::uuid[]) as w (task_id)
+join tasks t using (task_id) join job_outputs o using (job_id) join generation_cursors k using (generation_id)
+cross join lateral (
+  select c.commit_id, c.files from dataset_commits c
+  where c.generation_id = k.generation_id and c.superseded_by is null
+    and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= t.range_end and c.range_end >= t.range_start
+  offset 0  -- a probe by index for each task
+) c
+order by t.task_id, o.output_index, c.commit_id
+
+-- name: superseded
+-- Commits that gave way to others longer ago than a while, a page of them, the longest ago first.
+select commit_id, task_id, files, superseded_at from dataset_commits
+where superseded_by is not null and superseded_at < tp_now() - $1::interval
+  and (superseded_at, commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
+order by superseded_at, commit_id limit $4
+
+-- name: files_of_tasks
+-- What the commits of these tasks hold, without those that gave way longer ago than a while, if one is given. The paths
+-- of an attempt's files name its task, so no other task's commits hold them.
+select files from dataset_commits
+where task_id = any($1::uuid[]) and coalesce(superseded_at >= tp_now() - $2::interval, true)
+
+-- name: forget
+-- Commits whose files are gone.
+delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
+
 -- name: summary
--- Rows and bytes committed per dataset.
+-- Rows and bytes that readers see, per dataset.
 select d.dataset_id, count(c.commit_id) as commits, coalesce(sum(c.row_count), 0)::bigint as rows,
        coalesce(sum(c.bytes), 0)::bigint as bytes, gc.position as cursor
 from datasets d
-left join dataset_commits c on c.generation_id = d.current_generation_id
+left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
 left join generation_cursors gc on gc.generation_id = d.current_generation_id
 group by d.dataset_id, gc.position order by d.dataset_id

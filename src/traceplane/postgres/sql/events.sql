@@ -37,7 +37,7 @@ with incoming as materialized (
   left join job_holds h on h.job_id = j.job_id
 ), drafts as materialized (
   select uuid7() as task_id, c.job_id, c.runtime, e.event_id, e.kind, e.partition_key, e.range_start,
-         e.range_end, e.traceparent,
+         e.range_end, e.traceparent, e.backfill,
          case when e.backfill then 1 else c.priority end as priority,
          row_number() over (partition by c.job_id order by e.event_id) <= c.free
            and row_number() over (partition by c.job_id, e.scope_key order by e.event_id) = 1
@@ -45,11 +45,11 @@ with incoming as materialized (
                              and b.stage = 1 offset 0) as at_once
   from inserted e join consumers c using (generation_id)
 ), created as (
-  insert into tasks (task_id, job_id, state, priority, kind, partition_key, range_start,
+  insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start,
                      range_end, traceparent, created_at, ready_at, dispatched_at)
   select task_id, job_id,
          case when at_once then 'dispatched' else 'queued' end::task_state,
-         priority, kind, partition_key, range_start, range_end, traceparent, tp_now(), tp_now(),
+         priority, backfill, kind, partition_key, range_start, range_end, traceparent, tp_now(), tp_now(),
          case when at_once then tp_now() end
   from drafts order by job_id, partition_key collate "C", range_start, event_id
 ), lineage as (
@@ -66,6 +66,12 @@ select (select array_agg(event_id order by ord) from incoming) as drawn,
 -- name: notify_dispatchers
 -- Tells dispatchers that another process left work in the outbox or the queue.
 select pg_notify('traceplane_work', '')
+
+-- name: latest_by_cursor
+-- The last word on each of the highest cursors of a generation.
+select distinct on (range_start) range_start, emission, kind::text as kind
+from events where generation_id = $1::uuid and partition_key is null
+order by range_start desc, event_id desc limit $2
 
 -- name: recent
 -- The newest events, for people.

@@ -101,6 +101,8 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
     from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
     where i.job_id = j.job_id), '[]') as inputs,
+  coalesce((select array_agg(coalesce(g.data_generation_id, g.generation_id) order by i.input_index)
+    from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id), '{}') as row_generations,
   exists (select 1 from job_inputs i join generations g using (generation_id)
     join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
     join jobs pj on pj.job_id = x.job_id
@@ -119,6 +121,27 @@ from datasets ds join orgs o using (org_id)
 left join job_outputs x on x.generation_id = ds.current_generation_id
 left join jobs j on j.job_id = x.job_id and j.routed
 where o.slug = $1 and ds.dataset_id = any($2::text[])
+
+-- name: backfill_target
+-- The job behind a dataset, and the size of the ranges it is fed with: those of the aggregator that stands nearest
+-- before its first input, if there is one and its ranges are not split again.
+with recursive target as (
+  select ds.current_generation_id as generation_id, j.job_id, j.name as job, j.activation, j.runtime
+  from datasets ds join orgs o using (org_id)
+  left join job_outputs x on x.generation_id = ds.current_generation_id
+  left join jobs j on j.job_id = x.job_id and j.routed
+  where o.slug = $1 and ds.dataset_id = $2
+  order by j.job_id limit 1
+), upstream as (
+  select t.job_id, 0 as depth, null::text as grouping, null::bigint as size from target t
+  union all
+  select p.job_id, u.depth + 1, case when p.runtime = 'dispatcher' then p.operator end,
+         case when p.runtime = 'dispatcher' and p.operator = 'aggregator' then (p.definition->'config'->>'size')::bigint end
+  from upstream u join job_inputs i on i.job_id = u.job_id and i.input_index = 0
+  join job_outputs x on x.generation_id = i.generation_id join jobs p on p.job_id = x.job_id and p.routed
+  where u.depth < 1000 and coalesce(u.grouping, 'pass') = 'pass'
+)
+select t.*, (select u.size from upstream u order by u.depth desc limit 1) as range_size from target t
 
 -- name: overview
 -- Deployed DAGs with their jobs.

@@ -31,7 +31,7 @@ where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3
 -- Tasks as they are, kept so until the transaction ends; what becomes of them is decided in model.task.
 select t.task_id, t.job_id, t.state, t.attempt, t.lease_token, t.reported_attempt, t.cancel_requested,
        t.attempt >= j.max_attempts + t.granted_attempts as attempts_used_up, j.activation = 'source' as endless,
-       t.traceparent, extract(epoch from tp_now() - t.started_at)::float8 as seconds
+       j.definition->>'update_strategy' is distinct from 'append' as replaces, t.backfill, t.traceparent, extract(epoch from tp_now() - t.started_at)::float8 as seconds
 from tasks t join jobs j using (job_id)
 where t.task_id = any($1::uuid[])
 order by t.task_id
@@ -94,7 +94,7 @@ where t.task_id = u.task_id and j.job_id = t.job_id
 
 -- name: hold_fences
 -- Which of these attempts are current and running; keeps them so until the transaction ends.
-select t.task_id, t.attempt, t.lease_token, t.cancel_requested
+select t.task_id, t.attempt, t.lease_token, t.cancel_requested, t.backfill
 from tasks t
 where t.task_id = any($1::uuid[]) and t.state = 'running'
 order by t.task_id
@@ -201,7 +201,7 @@ select count(*) from moved
 
 -- name: take_in_process
 -- Queued tasks of one dispatcher-run job, locked until they are finished in this same transaction.
-select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent
+select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent, t.backfill, t.progress
 from tasks t left join job_holds h using (job_id)
 where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
   and (coalesce(h.level, 0) = 0 or t.priority = 0)
@@ -214,6 +214,11 @@ update tasks set state = 'completed', attempt = attempt + 1, reported_attempt = 
                  lease_token = gen_random_uuid(), lease_expires_at = tp_now(),
                  worker_id = 'dispatcher', started_at = tp_now(), finished_at = tp_now()
 where task_id = any($1::uuid[])
+
+-- name: keep_progress
+-- How far the dispatcher got with tasks that it goes on with in its next pass.
+update tasks t set progress = u.progress
+from unnest($1::uuid[], $2::jsonb[]) as u (task_id, progress) where t.task_id = u.task_id
 
 -- name: fail_in_process
 -- A dispatcher-run job raised: its tasks wait for their next attempt, or die.
@@ -240,6 +245,68 @@ with missing as (
   returning t.task_id
 )
 select (select count(*) from missing) as started, (select count(*) from revived) as restarted
+
+-- name: lock_routed_job
+-- A deployed job, locked as the valve does it: nobody else makes tasks for it by hand meanwhile.
+select job_id from jobs where job_id = $1 and routed for no key update
+
+-- name: backfill
+-- Tasks for those of a job's scopes that lack what is asked for, and how the scopes stood. One with a task under way
+-- gets no second one. A task that died counts as failed until something is committed for its scope.
+with asked as materialized (
+  select a.*, coalesce('p:' || a.partition_key, 'c:' || a.range_start::text) as scope_key
+  from unnest($3::text[], $4::bigint[], $5::bigint[]) with ordinality as a (partition_key, range_start, range_end, ord)
+), waiting as materialized (
+  select distinct scope_key from tasks where job_id = $1 and stage = 0
+), dead as materialized (
+  select scope_key, max(finished_at) as finished_at from tasks where job_id = $1 and stage = 3 group by scope_key
+), standing as materialized (
+  select a.*, coalesce(c.covered, false) as covered,
+         w.scope_key is not null or exists (select 1 from tasks f where f.job_id = $1 and f.scope_key = a.scope_key
+                                              and f.stage = 1 offset 0) as unfinished,
+         d.scope_key is not null and coalesce(c.committed_at < d.finished_at, true) as died
+  from asked a left join waiting w using (scope_key) left join dead d using (scope_key)
+  left join lateral (
+    select range_agg(numrange(c.range_start, c.range_end::numeric + 1))
+             @> numrange(a.range_start, a.range_end::numeric + 1) as covered,
+           max(c.committed_at) as committed_at
+    from generation_cursors k join dataset_commits c using (generation_id)
+    where k.generation_id = $2 and c.superseded_by is null
+      and c.range_start >= greatest(a.range_start::numeric - k.widest, -9223372036854775808)::bigint
+      and c.range_start <= a.range_end and c.range_end >= a.range_start
+  ) c on true
+), chosen as materialized (
+  select * from standing
+  where not unfinished and case $6::text when 'missing' then not covered when 'failed' then died else true end
+), made as (
+  insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start, range_end,
+                     created_at, ready_at)
+  select uuid7(), $1, 'queued', 1, true, 'data', partition_key, range_start, range_end, tp_now(), tp_now()
+  from chosen where $7::boolean order by ord
+)
+select (select count(*) from chosen) as created, count(*) filter (where unfinished) as unfinished,
+       count(*) filter (where not covered) as missing, count(*) filter (where died and not unfinished) as failed
+from standing
+
+-- name: attempts_over
+-- Of these attempts, those that can no longer commit since longer than a while: overtaken by another, reported, or of
+-- a task that ended. Of a task given up while its worker was silent the attempt could still be reported late; with
+-- $4 it is closed first, so that what is deleted is never committed.
+with asked as materialized (
+  select t.task_id, a.attempt, t.state = 'dead' and t.reported_attempt < t.attempt and a.attempt = t.attempt as open
+  from unnest($1::uuid[], $2::int[]) as a (task_id, attempt) join tasks t using (task_id)
+  where case when a.attempt < t.attempt then t.started_at
+             when a.attempt = t.attempt and t.state in ('completed', 'canceled', 'dead') then t.finished_at
+             when a.attempt = t.reported_attempt and t.state = 'queued' then t.started_at
+        end < tp_now() - $3::interval
+), locked as materialized (
+  select t.task_id from tasks t where t.task_id in (select task_id from asked where open) and $4::boolean
+    and t.state = 'dead' order by t.task_id for no key update
+), closed as (
+  update tasks t set reported_attempt = t.attempt from locked l where t.task_id = l.task_id and t.state = 'dead'
+  returning t.task_id
+)
+select task_id, attempt from asked where not open or not $4::boolean or task_id in (select task_id from closed)
 
 -- name: cancel
 -- Waiting tasks are canceled at once, running ones are told at their next heartbeat.

@@ -1,0 +1,119 @@
+"""A folder of the file system as the object store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from traceplane.adapters.object_store import StagingPrefix, StoredFile
+from traceplane.errors import PlatformError
+
+_BATCH = 500
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class FolderObjectStore:
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+
+    async def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
+        found = self._prefixes()
+        while batch := await asyncio.to_thread(lambda: list(itertools.islice(found, _BATCH))):
+            yield batch
+
+    def _prefixes(self) -> Iterator[StagingPrefix]:
+        for dataset in _folders(self._root, _UUID):
+            for generation in _folders(dataset, _UUID):
+                for task in _folders(generation / "staging", _UUID):
+                    for attempt in _folders(task, re.compile(r"[1-9][0-9]{0,9}")):
+                        path = attempt.relative_to(self._root).as_posix() + "/"
+                        yield StagingPrefix(path, UUID(task.name), int(attempt.name))
+
+    async def files_below(self, prefix: str) -> list[StoredFile]:
+        return await asyncio.to_thread(self._files_below, prefix)
+
+    def _files_below(self, prefix: str) -> list[StoredFile]:
+        return [
+            StoredFile(
+                (Path(folder) / name).relative_to(self._root).as_posix(), _size(Path(folder) / name) or 0
+            )
+            for folder, _, names in os.walk(self._inside(prefix))
+            for name in sorted(names)
+        ]
+
+    async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
+        found = await asyncio.to_thread(lambda: [(path, _size(self._inside(path))) for path in paths])
+        return [StoredFile(path, size) for path, size in found if size is not None]
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        await asyncio.to_thread(self._delete, paths)
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            file = self._inside(path)
+            try:
+                file.unlink(missing_ok=True)
+            except NotADirectoryError:
+                continue
+            except OSError as error:
+                raise _cannot_delete(file, error) from error
+            self._prune(file.parent)
+
+    async def delete_empty(self, prefix: str) -> None:
+        await asyncio.to_thread(self._delete_empty, self._inside(prefix))
+
+    def _delete_empty(self, folder: Path) -> None:
+        for below, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(below)
+        self._prune(folder.parent)
+
+    def _prune(self, folder: Path) -> None:
+        """Removes empty folders upwards as far as that of the generation's staging, which attempts share."""
+        while folder.name != "staging" and folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+    def _inside(self, path: str) -> Path:
+        """The place of a path; one that leads out of the store is refused, whoever wrote it down."""
+        place = Path(os.path.normpath(self._root / path))
+        if self._root not in place.parents or self._root not in place.parent.resolve().parents:
+            raise PlatformError("object_store.outside", "a path leads out of the object store", value=path)
+        return place
+
+
+def _folders(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(
+                e.name for e in entries if names.fullmatch(e.name) and e.is_dir(follow_symlinks=False)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in found:
+        yield folder / name
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _cannot_delete(path: Path, error: OSError) -> PlatformError:
+    return PlatformError(
+        "object_store.cannot_delete",
+        f"a file cannot be deleted: {error.strerror}",
+        value=str(path),
+        next_step="check who owns the object store's folder, and run the command as that user",
+    )

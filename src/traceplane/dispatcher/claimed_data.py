@@ -1,0 +1,130 @@
+"""What a claimed task is handed of the catalog: its inputs' files and schemas, what its output holds already,
+and where a source stood.
+
+What is static under one revision of a job is kept with the job (`JobEntry`); what commits may change is read
+anew for each claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
+from traceplane.model.pruning import may_hold
+from traceplane.postgres import commits, events, generation_schemas
+from traceplane.postgres.database import Transaction
+from traceplane.postgres.tasks import Claimed
+from traceplane.task_api import ColumnSchema, InputRef, JobPayload, OutputRef
+
+_RESUMED_CURSORS = 2048
+
+Files = list[dict[str, Any]]
+Word = tuple[int, str, str]
+"""A cursor, and the emission and kind of the last event about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEntry:
+    payload: JobPayload
+    grants: JobGrants
+    reads_files: bool
+    row_generations: tuple[UUID, ...]
+    """Per input, the generation whose files are read: an aggregator's ranges are read from what it aggregates."""
+
+    @property
+    def appends(self) -> bool:
+        return self.payload.update_strategy == "append" and self.payload.activation == "reactive"
+
+
+def job_entry(row: dict[str, Any]) -> JobEntry:
+    definition = row["definition"]
+    inputs = [msgspec.convert(i, InputRef) for i in row["inputs"]]
+    payload = JobPayload(
+        job_id=row["job_id"],
+        org=row["org"],
+        dag=row["dag"],
+        name=row["name"],
+        runtime=row["runtime"],
+        operator=row["operator"],
+        activation=row["activation"],
+        config=definition["config"],
+        update_strategy=definition["update_strategy"],
+        unique_key=definition["unique_key"],
+        timeout_seconds=row["timeout_seconds"],
+        lease_seconds=row["lease_seconds"],
+        max_attempts=row["max_attempts"],
+        inputs=inputs,
+        outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
+    )
+    grants = JobGrants(
+        reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
+        writes=tuple(
+            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
+        ),
+    )
+    return JobEntry(payload, grants, row["reads_files"], tuple(row["row_generations"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedData:
+    """The lists that go into a ClaimedTask, by task; a task that is missing has none."""
+
+    input_files: dict[UUID, list[Files]] = field(default_factory=dict)
+    input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
+    output_files: dict[UUID, list[Files]] = field(default_factory=dict)
+    resume: dict[UUID, list[Word]] = field(default_factory=dict)
+
+
+async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
+    data = ClaimedData()
+    if reading := [c for c in claimed if jobs[c.job_id].reads_files]:
+        await _inputs(tx, reading, jobs, data)
+    if appending := [c for c in claimed if jobs[c.job_id].appends]:
+        found = await commits.output_files(tx, [c.task_id for c in appending])
+        for c in appending:
+            outputs = jobs[c.job_id].payload.outputs
+            data.output_files[c.task_id] = [
+                [_handed(f) for f in found.get((c.task_id, o.output_index), [])] for o in outputs
+            ]
+    for c in claimed:
+        job = jobs[c.job_id].payload
+        if job.activation == "source" and job.outputs:
+            generation = job.outputs[0].dataset_version
+            data.resume[c.task_id] = await events.latest_by_cursor(tx, generation, _RESUMED_CURSORS)
+    return data
+
+
+async def _inputs(
+    tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
+) -> None:
+    found = await commits.input_files(tx, [c.task_id for c in reading])
+    wanted = {generation for c in reading for generation in jobs[c.job_id].row_generations}
+    known = await generation_schemas.load(tx, sorted(wanted))
+    schemas = {
+        generation: [ColumnSchema(c.name, c.type, c.nullable) for c in stored.schema]
+        for generation, stored in known.items()
+        if stored.schema is not None
+    }
+    types = {generation: {c.name: c.type for c in columns} for generation, columns in schemas.items()}
+    for c in reading:
+        entry = jobs[c.job_id]
+        sides = list(zip(entry.payload.inputs, entry.row_generations, strict=True))
+        data.input_schemas[c.task_id] = [schemas.get(generation) for _, generation in sides]
+        data.input_files[c.task_id] = [
+            [
+                _handed(f)
+                for f in found.get((c.task_id, i.input_index), [])
+                if not i.where or may_hold(f, i.where, types.get(generation, {}))
+            ]
+            for i, generation in sides
+        ]
+
+
+def _handed(file: dict[str, Any]) -> dict[str, Any]:
+    """A file as workers get it: its statistics have served."""
+    return {key: value for key, value in file.items() if key != "statistics"}

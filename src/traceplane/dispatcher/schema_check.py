@@ -1,0 +1,56 @@
+"""Whether what tasks produced fits what their datasets hold; asked before anything of it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from traceplane.model.dataset_schema import Incompatible, Schema, merge
+from traceplane.postgres import generation_schemas
+from traceplane.postgres.commits import OutputCommit
+from traceplane.postgres.database import Transaction
+
+
+async def refuse_misfits(
+    tx: Transaction, produced: Mapping[UUID, Sequence[OutputCommit]]
+) -> dict[UUID, dict[str, Any]]:
+    """The error of each task whose outputs do not fit; the schemas of the others are merged and kept."""
+    wanted = {o.generation_id for outputs in produced.values() for o in outputs if o.schema is not None}
+    if not wanted:
+        return {}
+    stored = await generation_schemas.load(tx, sorted(wanted))
+    merged = {generation: known.schema for generation, known in stored.items()}
+    errors: dict[UUID, dict[str, Any]] = {}
+    for task_id, outputs in produced.items():
+        trial = dict(merged)
+        for output in outputs:
+            if output.schema is None:
+                continue
+            match merge(trial[output.generation_id], output.schema):
+                case Incompatible() as misfit:
+                    errors[task_id] = _error(stored[output.generation_id].dataset_id, misfit)
+                    break
+                case schema:
+                    trial[output.generation_id] = schema
+        else:
+            merged = trial
+    changed: dict[UUID, tuple[Schema, int]] = {
+        generation: (schema, stored[generation].revision)
+        for generation, schema in merged.items()
+        if schema is not None and schema != stored[generation].schema
+    }
+    if changed:
+        await generation_schemas.save(tx, changed)
+    return errors
+
+
+def _error(dataset_id: str, misfit: Incompatible) -> dict[str, Any]:
+    return {
+        "code": "commit.schema_incompatible",
+        "message": f"dataset {dataset_id}, column {misfit.column}: {misfit.known} in what is committed, "
+        f"{misfit.found} in this output",
+        "value": misfit.column,
+        "next_step": "write the column as it was and retry the task, or deploy the job under another dataset id",
+        "retryable": False,
+    }

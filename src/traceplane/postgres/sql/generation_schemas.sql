@@ -1,0 +1,18 @@
+-- What the files of each generation have in common.
+
+-- name: load
+-- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet.
+select g.generation_id, d.dataset_id, s.columns, s.revision
+from generations g join datasets d using (dataset_uuid) left join generation_schemas s using (generation_id)
+where g.generation_id = any($1::uuid[])
+
+-- name: save
+-- Merged schemas in place of those they were made from; one that changed meanwhile is not touched.
+insert into generation_schemas (generation_id, columns, revision, updated_at)
+select generation_id, columns::jsonb, revision, tp_now()
+from unnest($1::uuid[], $2::text[], $3::int[]) as s (generation_id, columns, revision)
+order by generation_id
+on conflict (generation_id) do update
+set columns = excluded.columns, revision = excluded.revision, updated_at = excluded.updated_at
+where generation_schemas.revision = excluded.revision - 1
+returning generation_id

@@ -1,0 +1,432 @@
+"""What becomes of a commit: read, replaced by a later one of its scope, or refused for what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.control_plane import ControlPlane, Held, completed
+from traceplane.dispatcher.source_monitor import SourceMonitor
+from traceplane.postgres.tasks import Fence
+from traceplane.task_api import ColumnSchema, ColumnStatistics, EventOut, Scope, StagedFile
+
+SOURCE = """
+version: 1
+dag: main
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
+"""
+
+
+def job(name: str, reads: str, writes: str, more: str = "") -> str:
+    return f"""
+- name: {name}
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: {reads}}}}}]
+  outputs: [{{dataset: {writes}}}]
+  config: {{entrypoint: "basic:copy"}}
+  {more}
+"""
+
+
+COPY = SOURCE + job("copy", "in", "mid") + job("after", "mid", "end")
+APPEND = COPY.replace(
+    'config: {entrypoint: "basic:copy"}',
+    'config: {entrypoint: "basic:copy"}\n  update_strategy: append\n  unique_key: [position]',
+    1,
+)
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+def span(start: int, end: int) -> Scope:
+    return Scope(partition_key=f"{start}-{end}", start=start, end=end)
+
+
+async def held_for(plane: ControlPlane, *scopes: int | Scope, **fields: Any) -> list[Held]:
+    """The tasks of the job `copy` for new events of these scopes, in their order."""
+    await plane.emit("in", scopes, **fields)
+    await plane.meter()
+    sent, mine = await plane.send(), set(await plane.tasks("copy"))
+    plane.wake_ups.sent += [task_id for task_id in sent if task_id not in mine]
+    return sorted(await plane.claim([i for i in sent if i in mine]), key=lambda h: h.task_id)
+
+
+async def commit(plane: ControlPlane, *scopes: int | Scope, **fields: Any) -> None:
+    await plane.complete(*await held_for(plane, *scopes, **fields))
+
+
+async def readers(plane: ControlPlane) -> list[tuple[str, str, int]]:
+    """(scope, kind, files) of the tasks of `after`, which are claimed and completed."""
+    await plane.meter()
+    held = sorted(await plane.claim(await plane.send()), key=lambda h: h.task_id)
+    found = [
+        (str(h.task.scope.partition_key or h.task.scope.cursor), h.task.kind, len(h.task.input_files[0]))
+        for h in held
+        if h.task.scope is not None
+    ]
+    await plane.complete(*held)
+    return found
+
+
+async def live(plane: ControlPlane, dataset: str = "mid") -> list[str]:
+    rows = await plane.sql(
+        "select c.scope_key from dataset_commits c join datasets d on d.current_generation_id = c.generation_id"
+        " where d.dataset_id = $1 and superseded_by is null order by commit_id",
+        dataset,
+    )
+    return [row["scope_key"] for row in rows]
+
+
+# Replace --------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_takes_the_place_of_the_earlier_one_of_its_scope(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    assert await readers(plane) == [("5", "data", 1)]
+    await commit(plane, 5, emission="again")
+    assert await readers(plane) == [("5", "invalidation", 1)]
+    assert await live(plane) == ["c:5"]
+    rows = await plane.sql(
+        "select superseded_by, superseded_at from dataset_commits order by commit_id limit 1"
+    )
+    newest = await plane.value("select max(commit_id) from dataset_commits join generations using (generation_id)"
+                               " join datasets using (dataset_uuid) where dataset_id = 'mid'")  # fmt: skip
+    assert rows[0]["superseded_by"] == newest
+    assert rows[0]["superseded_at"] is not None
+
+
+async def test_each_output_has_one_event_and_its_kind_tells_whether_something_was_rewritten(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    await commit(plane, 5, emission="again")
+    rows = await plane.sql(
+        "select e.kind::text from events e join datasets using (dataset_uuid) where dataset_id = 'mid'"
+        " order by event_id"
+    )
+    assert [row["kind"] for row in rows] == ["data", "invalidation"]
+
+
+async def test_what_lies_within_the_scope_is_replaced_and_what_only_touches_it_is_not(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, span(3, 7), span(8, 12), 4, 5, 9, 10)
+    await commit(plane, span(5, 10))
+    assert await live(plane) == ["p:3-7", "p:8-12", "c:4", "p:5-10"]
+    await commit(plane, span(0, 20))
+    assert await live(plane) == ["p:0-20"]
+    assert (await readers(plane))[-1] == ("0-20", "invalidation", 1)
+
+
+async def test_the_same_scope_under_another_name_is_replaced_too(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    await commit(plane, Scope(partition_key="five", start=5, end=5))
+    assert await live(plane) == ["p:five"]
+
+
+async def test_of_two_commits_of_one_call_the_later_takes_the_place_of_the_earlier(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(COPY)
+    (first,) = await held_for(plane, 5)
+    second, third = await held_for(plane, span(0, 9), 7)
+    assert await plane.complete(first, second, third) == ["committed"] * 3
+    assert await live(plane) == ["p:0-9", "c:7"]
+    kinds = {scope: kind for scope, kind, _ in await readers(plane)}
+    assert kinds == {"5": "data", "0-9": "invalidation", "7": "data"}
+
+
+async def test_an_append_adds_to_its_scope(plane: ControlPlane) -> None:
+    await plane.deploy(APPEND)
+    await commit(plane, 5)
+    await commit(plane, 5, emission="again")
+    await commit(plane, span(0, 9))
+    assert await live(plane) == ["c:5", "c:5", "p:0-9"]
+    assert [kind for _, kind, _ in await readers(plane)] == ["data", "data"]  # one scope is out once
+    assert [kind for _, kind, _ in await readers(plane)] == ["data"]
+
+
+async def test_a_jobs_own_events_stay_as_they_are(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    (held,) = await held_for(plane, 5, emission="again")
+    await plane.report(
+        (held, completed(held, EventOut(0, Scope(cursor=8)), EventOut(0, Scope(cursor=9), "invalidation")))
+    )
+    rows = await plane.sql(
+        "select scope_key, e.kind::text from events e join datasets using (dataset_uuid)"
+        " where dataset_id = 'mid' order by event_id"
+    )
+    assert [tuple(r) for r in rows] == [
+        ("c:5", "data"),
+        ("c:5", "invalidation"),
+        ("c:8", "data"),
+        ("c:9", "invalidation"),
+    ]
+
+
+async def test_one_output_reported_twice_for_a_scope_replaces_nothing(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    (held,) = await held_for(plane, 5)
+    await plane.report((held, completed(held, outputs=held.outputs() * 2)))
+    assert await live(plane) == ["c:5"]
+
+
+async def test_status_counts_what_readers_see(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    await commit(plane, 5, emission="again")
+    status = await plane.api.status(plane._call(None))
+    assert {d.dataset: (d.commits, d.rows) for d in status.datasets}["mid"] == (1, 1)
+
+
+async def test_a_repeated_report_replaces_nothing(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    (first,) = await held_for(plane, 5)
+    await plane.complete(first)
+    await commit(plane, 5, emission="again")
+    before = await plane.sql("select * from dataset_commits order by commit_id")
+    assert await plane.complete(first) == ["committed"]
+    assert await plane.sql("select * from dataset_commits order by commit_id") == before
+
+
+async def test_two_dispatchers_that_commit_overlapping_scopes_leave_one_of_each(
+    database_url: str, plane: ControlPlane
+) -> None:
+    """Whichever comes first: a narrow commit is replaced by a wide one that comes later, and never lost."""
+    await plane.deploy(COPY)
+    async with ControlPlane.open(database_url) as other:
+        await other.authority.refresh()
+        for turn in range(12):
+            base = turn * 100
+            narrow = await held_for(plane, *range(base, base + 10))
+            (wide,) = await held_for(plane, span(base, base + 9))
+            await asyncio.gather(plane.complete(*narrow), other.complete(wide))
+            left = set(await live(plane))
+            told = await plane.value("select e.kind::text from events e where producer_id = $1", wide.task_id)
+            # The wide one came last and is alone, or it came first and the narrow ones stand beside it.
+            narrow_left = left & {f"c:{n}" for n in range(base, base + 10)}
+            assert f"p:{base}-{base + 9}" in left
+            assert len(narrow_left) == (0 if told == "invalidation" else 10)
+            await plane.run_all()
+
+
+# Schemas --------------------------------------------------------------------------------------------
+
+
+def with_schema(held: Held, **columns: str) -> tuple[Held, Any]:
+    """A report whose files have these columns; `a="int64!"` is never null."""
+    listed = [ColumnSchema(n, t.removesuffix("!"), not t.endswith("!")) for n, t in columns.items()]
+    outputs = [msgspec.structs.replace(o, schema=listed) for o in held.outputs()]
+    return held, completed(held, outputs=outputs)
+
+
+async def merged(plane: ControlPlane, dataset: str = "mid") -> dict[str, str]:
+    columns = await plane.value(
+        "select columns from generation_schemas join datasets on current_generation_id = generation_id"
+        " where dataset_id = $1",
+        dataset,
+    )
+    return {c["name"]: c["type"] + ("" if c["nullable"] else "!") for c in columns or ()}
+
+
+async def test_a_generation_knows_the_columns_of_all_its_commits(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    first, second, third = await held_for(plane, 1, 2, 3)
+    assert await plane.report(with_schema(first, a="int32!", b="float")) == ["committed"]
+    assert await plane.report(with_schema(second, a="int64!", c="string!"), (third, completed(third))) == [
+        "committed",
+        "committed",
+    ]
+    assert await merged(plane) == {"a": "int64!", "b": "float", "c": "string"}
+    rows = await plane.sql("select columns from dataset_commits order by commit_id")
+    assert [row["columns"] and [c["name"] for c in row["columns"]] for row in rows] == [
+        ["a", "b"],
+        ["a", "c"],
+        None,
+    ]
+
+
+async def test_an_output_that_does_not_fit_is_refused_for_good_and_nothing_of_it_is_kept(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(COPY)
+    first, bad, good = await held_for(plane, 1, 2, 3)
+    await plane.report(with_schema(first, a="int64", b="string!"))
+    reports = with_schema(bad, a="string", b="string!", c="int64"), with_schema(good, a="int64", b="string!")
+    assert await plane.report(*reports) == ["dead", "committed"]
+    assert await plane.report(*reports) == ["dead", "committed"]
+    assert await live(plane) == ["c:1", "c:3"]
+    assert await merged(plane) == {"a": "int64", "b": "string!"}
+    rows = await plane.sql("select state::text, error from tasks where task_id = $1", bad.task_id)
+    assert rows[0]["state"] == "dead"
+    assert rows[0]["error"]["code"] == "commit.schema_incompatible"
+    for word in ("mid", "column a", "int64", "string"):
+        assert word in rows[0]["error"]["message"]
+    assert rows[0]["error"]["next_step"]
+    assert [scope for scope, _, _ in await readers(plane)] == ["1", "3"]
+    # By hand it gets another chance.
+    assert await plane.retry(bad.task_id) == {bad.task_id: "queued"}
+    await plane.meter()
+    (again,) = await plane.claim(await plane.send())
+    assert await plane.report(with_schema(again, a="int64", b="string!")) == ["committed"]
+
+
+async def test_two_dispatchers_that_extend_a_schema_at_once_both_count(
+    database_url: str, plane: ControlPlane
+) -> None:
+    await plane.deploy(COPY)
+    async with ControlPlane.open(database_url) as other:
+        await other.authority.refresh()
+        for turn in range(10):
+            one, two = await held_for(plane, 2 * turn, 2 * turn + 1)
+            answers = await asyncio.gather(
+                plane.report(with_schema(one, **{f"one{turn}": "int64", "both": "int32"})),
+                other.report(with_schema(two, **{f"two{turn}": "int64", "both": "int64"})),
+            )
+            assert answers == [["committed"], ["committed"]]
+            await plane.run_all()
+    names = {f"{side}{turn}" for side in ("one", "two") for turn in range(10)}
+    assert await merged(plane) == {"both": "int64"} | dict.fromkeys(names, "int64")
+
+
+# What a claim is handed -----------------------------------------------------------------------------
+
+
+async def test_a_task_is_handed_the_merged_schema_of_each_input(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    first, second = await held_for(plane, 1, 2)
+    await plane.complete(first)
+    (unknowing,) = await plane.claim(await plane.send())
+    assert unknowing.task.input_schemas == [None]
+    await plane.report(with_schema(second, a="int64!"))
+    (knowing,) = await plane.claim(await plane.send())
+    assert knowing.task.input_schemas == [[ColumnSchema("a", "int64", False)]]
+    # A later commit shows in a later claim: nothing of it is cached with the job.
+    (third,) = await held_for(plane, 3)
+    await plane.report(with_schema(third, a="int64!", b="string"))
+    (later,) = await plane.claim(await plane.send())
+    assert later.task.input_schemas == [[ColumnSchema("a", "int64", False), ColumnSchema("b", "string")]]
+    fetched = await plane.leasing.fetch(Fence(later.task_id, later.task.attempt, later.task.lease_token))
+    assert fetched.task is not None
+    assert fetched.task.input_schemas == later.task.input_schemas
+
+
+async def test_ranges_bring_the_schema_of_what_they_aggregate(plane: ControlPlane) -> None:
+    await plane.deploy(
+        SOURCE
+        + job("copy", "in", "mid")
+        + job("after", "mid", "end", "execution_strategy: Bulk\n  batch: {size: 2}")
+    )
+    first, second = await held_for(plane, 0, 1)
+    await plane.report(with_schema(first, a="int64"), with_schema(second, a="int64"))
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    assert held.task.input_schemas == [[ColumnSchema("a", "int64")]]
+    assert len(held.task.input_files[0]) == 2
+
+
+async def test_files_that_cannot_hold_what_an_input_asks_for_are_left_out(plane: ControlPlane) -> None:
+    await plane.deploy(
+        SOURCE
+        + job("copy", "in", "mid")
+        + job("after", "mid", "end").replace("dataset: mid}}]", "dataset: mid}, where: {token: usdt}}]")
+    )
+    (held,) = await held_for(plane, 1)
+    prefix = held.task.write_prefixes[0]
+    files = [
+        StagedFile(f"{prefix}{n}.parquet", 1, 10, {"token": ColumnStatistics(low, high, 0)} if low else None)
+        for n, (low, high) in enumerate([("a", "b"), ("t", "v"), ("x", "z"), (None, None)])
+    ]
+    columns = [ColumnSchema("token", "string")]
+    (output,) = held.outputs()
+    output = msgspec.structs.replace(output, files=files, schema=columns)
+    assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
+    (reader,) = await plane.claim(await plane.send())
+    handed = reader.task.input_files[0]
+    assert [f["path"].rpartition("/")[2] for f in handed] == ["1.parquet", "3.parquet"]
+    assert all(set(f) == {"path", "rows", "bytes"} for f in handed)
+
+
+async def test_an_append_is_handed_what_its_output_holds_of_its_scope(plane: ControlPlane) -> None:
+    await plane.deploy(APPEND)
+    (first,) = await held_for(plane, 5)
+    assert first.task.output_files == [[]]
+    await plane.complete(first)
+    await commit(plane, 7)
+    again, wide = await held_for(plane, 5, span(0, 9), emission="again")
+    assert again.task.output_files == [
+        [{"path": f"{first.task.write_prefixes[0]}part-0.parquet", "rows": 1, "bytes": 10}]
+    ]
+    assert len(wide.task.output_files[0]) == 2
+
+
+async def test_a_replacing_job_is_handed_nothing_of_its_output(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    (again,) = await held_for(plane, 5, emission="again")
+    assert again.task.output_files == []
+
+
+FOLLOW = """
+version: 1
+dag: main
+jobs:
+- {name: follow, activation: source, source: {kind: always_on}, runtime: python, operator: python,
+   config: {entrypoint: "basic:copy"}, outputs: [{dataset: blocks}, {dataset: more}]}
+"""
+
+
+async def test_a_source_that_starts_again_is_told_its_last_word_on_its_newest_cursors(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(FOLLOW)
+    await plane.set_clock(0)
+    await SourceMonitor(plane.database).run_once()
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    assert held.task.resume == []
+    for n in range(100, 105):
+        await plane.emit_running(held, EventOut(0, Scope(cursor=n), emission=f"a{n}"))
+    await plane.emit_running(held, EventOut(0, Scope(cursor=104), "invalidation", emission="a104"))
+    await plane.emit_running(held, EventOut(0, Scope(cursor=103), emission="b103"))
+    await plane.emit_running(held, EventOut(0, span(1, 200)), EventOut(1, Scope(cursor=900)))
+    await plane.set_clock(1000)
+    await plane.reaper.run_once()
+    await plane.set_clock(2000)
+    await plane.meter()
+    (again,) = await plane.claim(await plane.send())
+    assert again.task_id == held.task_id
+    assert again.task.resume == [
+        (104, "a104", "invalidation"),
+        (103, "b103", "data"),
+        (102, "a102", "data"),
+        (101, "a101", "data"),
+        (100, "a100", "data"),
+    ]
+
+
+async def test_a_source_is_told_of_so_many_cursors_and_no_more(plane: ControlPlane) -> None:
+    await plane.deploy(FOLLOW)
+    await SourceMonitor(plane.database).run_once()
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    for start in range(0, 3000, 1000):
+        await plane.emit_running(held, *(EventOut(0, Scope(cursor=n)) for n in range(start, start + 1000)))
+    fetched = await plane.leasing.fetch(Fence(held.task_id, held.task.attempt, held.task.lease_token))
+    assert fetched.task is not None
+    assert [cursor for cursor, _, _ in fetched.task.resume] == list(range(2999, 2999 - 2048, -1))

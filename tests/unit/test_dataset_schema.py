@@ -1,0 +1,62 @@
+"""What a file may look like beside those that were committed before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from traceplane.model.dataset_schema import Incompatible, Schema, SchemaColumn, merge
+
+
+def schema(**columns: str) -> Schema:
+    """`a="int64!"` is a column that is never null."""
+    return tuple(SchemaColumn(n, t.removesuffix("!"), not t.endswith("!")) for n, t in columns.items())
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "merged"),
+    [
+        (None, schema(a="int64!", b="string"), schema(a="int64!", b="string")),
+        (schema(a="int64!"), schema(a="int64!"), schema(a="int64!")),
+        (schema(a="int64"), schema(b="string"), schema(a="int64", b="string")),
+        (schema(a="int64"), schema(a="int64", b="string!"), schema(a="int64", b="string")),
+        (schema(a="int64", b="string"), schema(b="string"), schema(a="int64", b="string")),
+        (schema(a="int64", b="string"), schema(b="string", a="int64"), schema(a="int64", b="string")),
+        (schema(a="int64"), schema(a="int64!"), schema(a="int64")),
+        (schema(a="int32"), schema(a="int64"), schema(a="int64")),
+        (schema(a="int64"), schema(a="int32"), schema(a="int64")),
+        (schema(a="float!"), schema(a="double!"), schema(a="double!")),
+        (schema(a="double"), schema(a="float"), schema(a="double")),
+        (schema(a="int64"), (), schema(a="int64")),
+        ((), schema(a="int64!"), schema(a="int64")),
+    ],
+)
+def test_a_schema_that_fits_extends_what_is_known(known: Schema | None, new: Schema, merged: Schema) -> None:
+    assert merge(known, new) == merged
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "misfit"),
+    [
+        (schema(a="int64"), schema(a="string"), Incompatible("a", "int64", "string")),
+        (schema(a="int64"), schema(a="double"), Incompatible("a", "int64", "double")),
+        (schema(a="int32"), schema(a="double"), Incompatible("a", "int32", "double")),
+        (schema(a="int64!", b="string"), schema(b="string"), Incompatible("a", "int64 not null", "missing")),
+        (schema(a="int64!"), schema(a="int64"), Incompatible("a", "int64 not null", "int64")),
+        (None, (*schema(a="int64"), *schema(a="int64")), Incompatible("a", "int64", "int64 once more")),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_named_by_its_column(
+    known: Schema | None, new: Schema, misfit: Incompatible
+) -> None:
+    assert merge(known, new) == misfit
+
+
+def test_what_fits_still_fits_when_others_extended_the_schema_meanwhile() -> None:
+    """A commit that changes nothing takes no lock: it may be checked against a schema that is about to grow."""
+    known = schema(a="int32", b="float")
+    for other in (schema(a="int64"), schema(c="string!"), schema(a="int64", b="double", c="string")):
+        grown = merge(known, other)
+        assert isinstance(grown, tuple)
+        for mine in (known, schema(a="int32"), schema(b="float"), ()):
+            assert merge(known, mine) == known
+            assert merge(grown, mine) == grown

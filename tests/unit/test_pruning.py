@@ -1,0 +1,66 @@
+"""A file is left out only if it is certain that it holds no row of the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from traceplane.model.pruning import may_hold
+
+TYPES = {"n": "int64", "x": "double", "r": "float", "s": "string", "b": "bool", "d": "date32[day]"}
+
+
+def file(rows: int = 10, **statistics: dict[str, Any]) -> dict[str, Any]:
+    return {"path": "p", "rows": rows, "bytes": 1, "statistics": statistics}
+
+
+@pytest.mark.parametrize(
+    ("statistics", "where"),
+    [
+        ({"n": {"min": 3, "max": 7}}, {"n": 2}),
+        ({"n": {"min": 3, "max": 7}}, {"n": 8}),
+        ({"n": {"min": 3}}, {"n": 2}),
+        ({"n": {"max": 7}}, {"n": 7.5}),
+        ({"x": {"min": 0.5, "max": 0.75}}, {"x": 1}),
+        ({"s": {"min": "b", "max": "d"}}, {"s": "a"}),
+        ({"s": {"min": "b", "max": "d"}}, {"s": "é"}),
+        ({"b": {"min": False, "max": False}}, {"b": True}),
+        ({"n": {"null_count": 10}}, {"n": 1}),
+        ({"d": {"null_count": 10}}, {"d": "2026-01-01"}),
+        ({"n": {"min": 3, "max": 7}, "s": {"min": "a", "max": "z"}}, {"s": "q", "n": 9}),
+    ],
+)
+def test_a_file_that_cannot_hold_the_value_is_left_out(
+    statistics: dict[str, Any], where: dict[str, Any]
+) -> None:
+    assert not may_hold(file(**statistics), where, TYPES)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "where"),
+    [
+        ({}, {"n": 1}),
+        ({"n": {}}, {"n": 1}),
+        ({"n": {"min": 3, "max": 7}}, {}),
+        ({"n": {"min": 3, "max": 7}}, {"n": 3}),
+        ({"n": {"min": 3, "max": 7}}, {"n": 7}),
+        ({"n": {"min": 3, "max": 7}}, {"m": 1}),
+        ({"n": {"min": 3, "max": 7}}, {"n": None}),
+        ({"n": {"min": 3, "max": 7}}, {"n": "1"}),
+        ({"n": {"min": 3, "max": 7}}, {"n": True}),
+        ({"n": {"min": 3, "max": 7}}, {"n": [1]}),
+        ({"n": {"min": "3", "max": "7"}}, {"n": 1}),
+        ({"n": {"null_count": 9}}, {"n": 1}),
+        ({"r": {"min": 0.10000000149011612}}, {"r": 0.1}),
+        ({"d": {"min": "2026-01-02T00:00:00"}}, {"d": "2026-01-02"}),
+        ({"unknown": {"min": 3, "max": 7}}, {"unknown": 1}),
+    ],
+)
+def test_a_file_that_may_hold_the_value_stays(statistics: dict[str, Any], where: dict[str, Any]) -> None:
+    assert may_hold(file(**statistics), where, TYPES)
+
+
+def test_a_file_without_statistics_stays() -> None:
+    assert may_hold({"path": "p", "rows": 1, "bytes": 1}, {"n": 1}, TYPES)
+    assert may_hold({"path": "p", "rows": 1, "bytes": 1, "statistics": None}, {"n": 1}, TYPES)
