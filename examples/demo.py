@@ -197,7 +197,7 @@ async def main(folder: Path) -> bool:
     logs = (folder / "processes.log").open("w")
     running = asyncio.create_task(
         supervisor.supervise(
-            supervisor.children(prepared, workers=2),
+            supervisor.children(prepared, workers=2, spark=False),
             stop,
             started=demo.pids.__setitem__,
             output=logs.fileno(),

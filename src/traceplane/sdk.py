@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceplane import parquet_facts
 from traceplane.model.scope import Cursor, Partition, Scope
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class OperatorOutput:
     name: str
     index: int
     folder: Path
+    existing: tuple[str, ...] = ()
+    """Of an `append` job: the files that the task's scope has already."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class WrittenFile:
     name: str
     rows: int
     bytes: int
+    statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -77,6 +81,7 @@ class Written:
 
     files: list[WrittenFile] = field(default_factory=list)
     schema_hash: str | None = None
+    columns: list[dict[str, Any]] = field(default_factory=list)
 
 
 class OperatorTask:
@@ -98,11 +103,20 @@ class OperatorTask:
         self.kind: str = payload.get("kind", "data")
         self.operator: str = payload.get("operator", "python")
         self.config: dict[str, Any] = dict(payload.get("config") or {})
+        self.unique_key: tuple[str, ...] = tuple(payload.get("unique_key") or ())
+        """Of an `append` job: what tells its rows apart; a row that is there already is not written again."""
+        self.resume: list[tuple[int, str, str]] = [tuple(r) for r in payload.get("resume") or ()]
+        """Of a source: its newest cursors, the highest first, with emission and kind of the last event about each."""
         self.platform: Mapping[str, Any] = payload.get("platform") or {}
         """What the worker offers its operators, for example the address of its Spark."""
         self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
         self.outputs = {
-            entry["name"]: OperatorOutput(entry["name"], index, Path(output_folders[entry["name"]]))
+            entry["name"]: OperatorOutput(
+                entry["name"],
+                index,
+                Path(output_folders[entry["name"]]),
+                tuple(entry.get("existing") or ()),
+            )
             for index, entry in enumerate(payload.get("outputs") or ())
         }
         self.temp_dir = Path(temp_dir)
@@ -126,8 +140,27 @@ class OperatorTask:
     def write(self, name: str, rows: Any) -> None:
         """Add a Parquet file to an output. All writes to one output must have the same columns."""
         table = as_table(rows)
+        if self.unique_key:
+            table = self._without_duplicates(name, table)
         with self.open_writer(name, table.schema) as write:
             write(table)
+
+    def _without_duplicates(self, name: str, table: pa.Table) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        keys = list(self.unique_key)
+        if missing := [key for key in keys if key not in table.column_names]:
+            raise OperatorError(
+                "operator.result_invalid",
+                f"output {name!r} lacks columns of its unique_key: {', '.join(missing)}",
+            )
+        numbered = table.append_column("__row", pa.array(range(table.num_rows), pa.int64()))
+        first = numbered.group_by(keys).aggregate([("__row", "min")])
+        if existing := self._output(name).existing:
+            known = parquet.read_table(list(existing), columns=keys)
+            first = first.join(known, keys, join_type="left anti")
+        return table.take(first.column("__row_min").combine_chunks().sort())
 
     @contextlib.contextmanager
     def open_writer(self, name: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
@@ -154,7 +187,9 @@ class OperatorTask:
                 f"output {name!r} was first written with other columns or types than {found.schema_arrow.names}",
             )
         written.schema_hash = hashed
-        written.files.append(WrittenFile(path.name, found.metadata.num_rows, os.stat(path).st_size))
+        written.columns = parquet_facts.columns(found.schema_arrow)
+        facts = parquet_facts.statistics(found.metadata)
+        written.files.append(WrittenFile(path.name, found.metadata.num_rows, os.stat(path).st_size, facts))
 
     def emit(
         self,

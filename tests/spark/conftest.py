@@ -33,7 +33,9 @@ class SparkPlatform:
 
     async def error(self, job: str) -> dict:
         """The last error of a job's task."""
-        found = "select t.error from tasks t join jobs j using (job_id) where j.name = $1 and t.error is not null"
+        found = (
+            "select t.error from tasks t join jobs j using (job_id) where j.name = $1 and t.error is not null"
+        )
         rows = await until(lambda: self.platform.sql(found, job), what=f"an error of {job}")
         return json.loads(rows[0]["error"])
 

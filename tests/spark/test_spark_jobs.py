@@ -27,7 +27,9 @@ jobs:
     return source + "".join(jobs)
 
 
-def job(dag: str, name: str, config: str, *, operator: str = "pyspark", outputs: str = "", more: str = "") -> str:
+def job(
+    dag: str, name: str, config: str, *, operator: str = "pyspark", outputs: str = "", more: str = ""
+) -> str:
     return f"""
 - name: {dag}-{name}
   runtime: spark

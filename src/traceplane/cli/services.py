@@ -32,10 +32,11 @@ def _with_database(settings: Settings) -> Settings:
 
 @click.command()
 @click.option("--workers", default=1, show_default=True, help="Worker processes to run.")
+@click.option("--spark/--no-spark", default=True, show_default=True, help="Run a Spark worker too.")
 @click.option("--code", "code", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Folder that operator code is imported from (default: ./code).")  # fmt: skip
 @click.pass_obj
-def up(settings: Settings, workers: int, code: tuple[Path, ...]) -> None:
+def up(settings: Settings, workers: int, spark: bool, code: tuple[Path, ...]) -> None:
     """Run everything in one terminal: embedded Postgres, dispatcher, gateway, workers."""
     chosen = replace(settings, worker_code_paths=code or settings.worker_code_paths)
     _configure(chosen, "up")
@@ -48,7 +49,7 @@ def up(settings: Settings, workers: int, code: tuple[Path, ...]) -> None:
     click.echo("Stop with Ctrl-C.", err=True)
 
     async def main(stop: asyncio.Event) -> None:
-        await supervisor.supervise(supervisor.children(prepared, workers=workers), stop)
+        await supervisor.supervise(supervisor.children(prepared, workers=workers, spark=spark), stop)
 
     try:
         run_process(main, grace=60.0)

@@ -34,6 +34,8 @@ def type_of(name: str) -> pa.DataType | None:
         element = type_of(match[1].removesuffix(" not null"))
         return None if element is None else pa.list_(element)
     try:
-        return pa.type_for_alias({"halffloat": "float16", "float": "float32", "double": "float64"}.get(name, name))
+        return pa.type_for_alias(
+            {"halffloat": "float16", "float": "float32", "double": "float64"}.get(name, name)
+        )
     except ValueError:
         return None

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
-from pyspark.sql import functions
-from pyspark.sql.connect.dataframe import DataFrame
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -29,7 +28,7 @@ def read(spark: SparkSession, source: OperatorInput) -> DataFrame:
     schema = _schema(source)
     if not source.files:
         return spark.createDataFrame([], schema)
-    frame = spark.read.schema(schema).parquet(*source.files)
+    frame: DataFrame = spark.read.schema(schema).parquet(*source.files)
     for column, value in source.where.items():
         frame = frame.filter(functions.col(column) == functions.lit(value))
     return frame
@@ -53,11 +52,22 @@ def input_bytes(task: OperatorTask) -> int:
 
 
 def write(task: OperatorTask, name: str, frame: DataFrame, *, expected_bytes: int) -> None:
-    """Stage a DataFrame as an output."""
+    """Stage a DataFrame as an output; of an `append` job, the rows that are not there yet."""
+    if task.unique_key:
+        frame = _without_duplicates(task, name, frame)
     if expected_bytes <= SMALL_INPUT_BYTES:
         _write_here(task, name, frame)
     else:
         _write_by_spark(task, name, frame, expected_bytes)
+
+
+def _without_duplicates(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:
+    keys = list(task.unique_key)
+    frame = frame.dropDuplicates(keys)
+    if existing := task.outputs[name].existing:
+        known = frame.sparkSession.read.schema(frame.select(keys).schema).parquet(*existing)
+        frame = frame.join(known, keys, "left_anti")
+    return frame
 
 
 def _write_here(task: OperatorTask, name: str, frame: DataFrame) -> None:
@@ -72,10 +82,10 @@ def _write_here(task: OperatorTask, name: str, frame: DataFrame) -> None:
 
 def _arrow_batches(frame: DataFrame) -> Iterator[Any]:
     """The result's Arrow schema, then its rows in tables as the server sends them."""
-    client = frame.sparkSession.client
-    plan = frame._plan.to_proto(client)
+    remote: Any = frame  # the public toArrow() would hold the whole result in memory
+    client = remote.sparkSession.client
     schema: pa.Schema | None = None
-    for part in client.to_table_as_iterator(plan, frame._plan.observations):
+    for part in client.to_table_as_iterator(remote._plan.to_proto(client), remote._plan.observations):
         if isinstance(part, StructType):
             continue
         if schema is None:

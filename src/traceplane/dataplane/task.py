@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql.connect.dataframe import DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
 from traceplane.dataplane import datasets
@@ -50,7 +50,7 @@ def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     for name, frame in inputs.items():
         frame.createOrReplaceTempView(name)
     arguments = _scope_arguments(task.scope)
-    return {name: spark.sql(text, args=arguments) for name, text in queries.items()}
+    return {name: spark.sql(str(text), args=arguments) for name, text in queries.items()}
 
 
 def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:

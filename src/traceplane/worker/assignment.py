@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from traceplane.worker.frames import Failure, Limits
+from traceplane.worker.frames import ColumnBounds, Failure, Limits, WrittenColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class OutputFile:
     path: str
     rows: int
     bytes: int
+    statistics: dict[str, ColumnBounds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class OutputResult:
     name: str
     files: tuple[OutputFile, ...]
     schema_hash: str
+    columns: tuple[WrittenColumn, ...] = ()
 
     @property
     def row_count(self) -> int:

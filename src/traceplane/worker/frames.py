@@ -194,16 +194,30 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     events: list[EmittedEvent]
 
 
+class ColumnBounds(msgspec.Struct, frozen=True):
+    min: Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None = None
+    max: Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None = None
+    null_count: Count | None = None
+
+
 class WrittenFile(msgspec.Struct, frozen=True):
     name: FileName
     rows: Count
     bytes: Count
+    statistics: dict[Name, ColumnBounds] = {}
+
+
+class WrittenColumn(msgspec.Struct, frozen=True):
+    name: Name
+    type: Name
+    nullable: bool = True
 
 
 class WrittenOutput(msgspec.Struct, frozen=True):
     name: str
     files: list[WrittenFile]
     schema_hash: Digest | None
+    columns: list[WrittenColumn] = []
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -230,8 +230,17 @@ def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
     return [
         frames.WrittenOutput(
             name,
-            [frames.WrittenFile(file.name, file.rows, file.bytes) for file in written.files],
+            [
+                frames.WrittenFile(
+                    file.name,
+                    file.rows,
+                    file.bytes,
+                    {column: frames.ColumnBounds(**bounds) for column, bounds in file.statistics.items()},
+                )
+                for file in written.files
+            ],
             written.schema_hash,
+            [frames.WrittenColumn(**column) for column in written.columns],
         )
         for name, written in task.written.items()
     ]

@@ -434,6 +434,9 @@ def _as_frame(
     else:
         payload["inputs"] = [_with_real_paths(entry) for entry in payload.get("inputs") or ()]
         readable = [path for entry in payload["inputs"] for path in entry["files"]]
+        readable += [
+            os.path.realpath(f) for entry in payload.get("outputs") or () for f in entry.get("existing") or ()
+        ]
         writable = list(outputs.values())
     return Assign(
         task_id=assignment.task_id,

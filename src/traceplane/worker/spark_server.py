@@ -134,7 +134,7 @@ class SparkServer:
     async def _launch(self) -> None:
         settings = self._settings
         self._port = self._port or _free_port()
-        log = settings.folder / "spark.log"
+        log = settings.folder / "server.log"
         launch = {
             "command": self._command(),
             "environment": self._environment(),
@@ -142,7 +142,8 @@ class SparkServer:
             "writable": [str(settings.folder.resolve()), str(settings.object_store.resolve())],
             "allow_weak": settings.allow_weak,
         }
-        with open(log, "ab") as output:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
@@ -154,6 +155,8 @@ class SparkServer:
                 start_new_session=True,
                 env={},
             )
+        finally:
+            os.close(output)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(launch).encode())
         self._process.stdin.close()
@@ -180,7 +183,6 @@ class SparkServer:
         temp.mkdir(exist_ok=True)
         conf = {
             **_CONF,
-            "spark.master": settings.master,
             "spark.connect.grpc.binding.port": str(self._port),
             "spark.local.dir": str(temp),
             "spark.sql.warehouse.dir": str(temp / "warehouse"),
@@ -195,6 +197,7 @@ class SparkServer:
             f"-Xmx{settings.memory_mb}m",
             *options,
             *opens,
+            f"-Dspark.master={settings.master}",
             *(f"-D{key}={value}" for key, value in conf.items()),
             "-cp",
             str(jars),

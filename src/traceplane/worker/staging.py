@@ -142,7 +142,9 @@ class TaskFolders:
         self.temp = temp.path
         self.outputs = outputs
         self._made: list[Path] = []
-        self._owners = {os.geteuid() if uid is None or shared else uid} | ({uid} if uid is not None else set())
+        self._owners = {os.geteuid() if uid is None or shared else uid} | (
+            {uid} if uid is not None else set()
+        )
 
     def make(self) -> None:
         """The output folders; one that is there already must be empty."""
@@ -195,7 +197,10 @@ class TaskFolders:
             output = reported.get(name)
             files = self._seal_folder(folder, output.files if output else [], child_lives)
             if output is not None:
-                results.append(OutputResult(names.index(name), name, files, output.schema_hash or ""))
+                columns = tuple(output.columns)
+                results.append(
+                    OutputResult(names.index(name), name, files, output.schema_hash or "", columns)
+                )
         return tuple(results)
 
     def _seal_folder(
@@ -217,7 +222,9 @@ class TaskFolders:
                 os.fsync(directory)
         finally:
             os.close(directory)
-        return tuple(OutputFile(str(folder / file.name), file.rows, file.bytes) for file in files)
+        return tuple(
+            OutputFile(str(folder / file.name), file.rows, file.bytes, file.statistics) for file in files
+        )
 
     def _seal_file(self, directory: int, file: WrittenFile, child_lives: bool) -> None:
         try:

@@ -22,6 +22,8 @@ from traceplane.model.runtimes import Runtime
 from traceplane.task_api import (
     ClaimedTask,
     ClaimResponse,
+    ColumnSchema,
+    ColumnStatistics,
     Completion,
     CompletionOutcome,
     DispatcherClient,
@@ -203,23 +205,28 @@ class Wrapper:
         is_source = job.activation == "source"
         entrypoint = _SPARK_TASK if self._spark is not None else job.config.get("entrypoint", "")
         files = task.input_files or [[] for _ in job.inputs]
+        schemas = task.input_schemas or [None for _ in job.inputs]
+        existing = task.output_files or [[] for _ in job.outputs]
         payload = {
             "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
             "kind": task.kind,
             "operator": job.operator,
             "platform": {"spark_remote": self._spark.remote} if self._spark is not None else {},
             "config": job.config,
+            "unique_key": job.unique_key if job.update_strategy == "append" else [],
+            "resume": task.resume,
             "inputs": [
                 {
                     "name": i.name,
                     "where": i.where,
-                    "files": [str(self._object_store / f["path"]) for f in found],
+                    "files": self._paths(found),
+                    "columns": msgspec.to_builtins(columns or []),
                 }
-                for i, found in zip(job.inputs, files, strict=True)
+                for i, found, columns in zip(job.inputs, files, schemas, strict=True)
             ],
             "outputs": [
-                {"name": o.name, "folder": str(self._object_store / prefix)}
-                for o, prefix in zip(job.outputs, task.write_prefixes, strict=True)
+                {"name": o.name, "folder": str(self._object_store / prefix), "existing": self._paths(found)}
+                for o, prefix, found in zip(job.outputs, task.write_prefixes, existing, strict=True)
             ],
         }
 
@@ -246,6 +253,9 @@ class Wrapper:
             timeout=None if is_source else job.timeout_seconds,
         )
 
+    def _paths(self, files: Sequence[dict[str, Any]]) -> list[str]:
+        return [str(self._object_store / f["path"]) for f in files]
+
     async def _emit(self, held: _Held, events: list[EventOut], traceparent: str | None) -> str:
         task = held.task
         emission = Emission(
@@ -268,10 +278,19 @@ class Wrapper:
             dataset_uuid=ref.dataset_uuid,
             dataset_version=ref.dataset_version,
             scope=scope,
-            files=[StagedFile(prefix + Path(f.path).name, f.rows, f.bytes) for f in found.files],
+            files=[
+                StagedFile(
+                    prefix + Path(f.path).name,
+                    f.rows,
+                    f.bytes,
+                    {name: ColumnStatistics(b.min, b.max, b.null_count) for name, b in f.statistics.items()},
+                )
+                for f in found.files
+            ],
             row_count=found.row_count,
             bytes=found.bytes,
             schema_hash=found.schema_hash,
+            schema=[ColumnSchema(c.name, c.type, c.nullable) for c in found.columns] or None,
         )
 
     def _completion(self, held: _Held, status: Any, traceparent: str | None, **fields: Any) -> Completion:

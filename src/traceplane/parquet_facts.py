@@ -1,0 +1,52 @@
+"""What a manifest tells of a Parquet file: its columns, and the bounds of their values."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+_MOST_COLUMNS = 64
+_LONGEST_TEXT = 200
+_LARGEST = 2**63 - 1
+
+
+def columns(schema: pa.Schema) -> list[dict[str, Any]]:
+    return [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in schema]
+
+
+def statistics(metadata: parquet.FileMetaData) -> dict[str, dict[str, Any]]:
+    """Bounds and null counts of plain columns over all row groups; a column without bounds is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for index in range(min(metadata.num_columns, _MOST_COLUMNS)):
+        groups = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
+        told = [group.statistics for group in groups]
+        if "." in groups[0].path_in_schema if groups else True:
+            continue  # part of a nested column
+        if any(s is None or not s.has_min_max for s in told):
+            continue
+        low, high = _scalar(min(s.min for s in told)), _scalar(max(s.max for s in told))
+        if low is not None and high is not None:
+            nulls = sum(s.null_count or 0 for s in told)
+            found[groups[0].path_in_schema] = {"min": low, "max": high, "null_count": nulls}
+    return found
+
+
+def _scalar(value: Any) -> str | int | float | bool | None:
+    match value:
+        case bool():
+            return value
+        case int():
+            return value if abs(value) <= _LARGEST else None
+        case float():
+            return value if math.isfinite(value) else None
+        case str():
+            return value if len(value) <= _LONGEST_TEXT and "\0" not in value else None
+        case datetime() | date():
+            return value.isoformat()
+        case _:
+            return None
