@@ -76,8 +76,8 @@ class Stand:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "traceplane.cli.main", *words]
 
-    async def send(self, first: int, last: int) -> None:
-        events = [ManualEvent(f"{self.dag}.in", Scope(cursor=n)) for n in range(first, last)]
+    async def send(self, first: int, last: int, dataset: str = "in") -> None:
+        events = [ManualEvent(f"{self.dag}.{dataset}", Scope(cursor=n)) for n in range(first, last)]
         await self.caller.call("POST", "/v1/events", EmitResponse, EmitRequest(events))
 
     async def send_all(self, tasks: int) -> None:
@@ -107,7 +107,7 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def stand(url: str, *, outputs: str = "") -> AsyncIterator[Stand]:
+async def stand(url: str, *, dag: str = DAG, **fields: object) -> AsyncIterator[Stand]:
     """Schema, tokens, a gateway, and a freshly deployed DAG."""
     await migrate(url)
     database = await Database.connect(url, connections=1)
@@ -138,7 +138,7 @@ async def stand(url: str, *, outputs: str = "") -> AsyncIterator[Stand]:
         try:
             with environment(values), measure.worker_processes(made.command("gateway")):
                 await answers(caller)
-                text = DAG.format(name=name, outputs=outputs)
+                text = dag.format(name=name, **{"outputs": "", **fields})
                 await caller.call("POST", "/v1/deploy", DeployResponse, DeployRequest(text))
                 yield made
         finally:

@@ -96,6 +96,7 @@ class OperatorTask:
         output_folders: Mapping[str, str],
         temp_dir: str,
         stream: Stream | None = None,
+        on_progress: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self.task_id = task_id
         self.attempt = attempt
@@ -120,7 +121,7 @@ class OperatorTask:
             for index, entry in enumerate(payload.get("outputs") or ())
         }
         self.temp_dir = Path(temp_dir)
-        self.progress: dict[str, int] = {}
+        self._on_progress = on_progress
         self.written: dict[str, Written] = {}
         self.emitted: list[Event] = []
         self._stream = stream
@@ -224,7 +225,8 @@ class OperatorTask:
 
     def report_progress(self, stages: int, tasks: int, done: int) -> None:
         """How far the operator's Spark job is; shown with the task's heartbeats."""
-        self.progress = {"stages": stages, "tasks": tasks, "tasks_done": done}
+        if self._on_progress is not None:
+            self._on_progress(stages, tasks, done)
 
     def write_returned(self, returned: Any) -> None:
         """What the operator's return value means: nothing, rows by output name, or the one output's rows."""

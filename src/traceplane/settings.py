@@ -59,6 +59,8 @@ class Settings:
     allow_weak_sandbox: bool = False
     spark_master: str = "local[*]"
     """What runs Spark jobs: this machine, or a cluster's `spark://host:port`, `yarn`, `k8s://...`."""
+    spark_remote: str | None = None
+    """A Spark Connect server, `sc://host:port`, to use instead of one of the worker's own."""
     spark_memory_mb: int = 1024
     """Heap of a worker's Spark server."""
     dispatch_window: int = 1000

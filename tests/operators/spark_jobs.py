@@ -48,3 +48,14 @@ def not_a_frame(numbers: DataFrame) -> int:
 def steals(numbers: DataFrame, spark, config) -> DataFrame:
     """Whatever Spark can be made to read of what it must not."""
     return spark.read.text(config["path"]).selectExpr("length(value) as n")
+
+
+def takes_seconds(numbers: DataFrame, config) -> DataFrame:
+    seconds = config["seconds"]
+
+    def slow(batches):
+        for batch in batches:
+            time.sleep(seconds)
+            yield batch
+
+    return numbers.mapInArrow(slow, numbers.schema)

@@ -30,6 +30,7 @@ from traceplane.worker.staging import StillInUse, TaskFolders
 log = logging.getLogger(__name__)
 
 OnEvents = Callable[[list[dict[str, Any]]], Awaitable[None]]
+OnProgress = Callable[[dict[str, Any]], None]
 
 _DISK_CHECK_SECONDS = 0.5
 _KILL_PATIENCE_SECONDS = 15.0
@@ -51,6 +52,7 @@ class Execution:
         grace_seconds: float,
         on_log: OnLog | None,
         on_events: OnEvents | None,
+        on_progress: OnProgress | None,
     ) -> None:
         self._slot = slot
         self._child = child
@@ -60,6 +62,7 @@ class Execution:
         self._began_ns = began_ns
         self._grace_seconds = grace_seconds
         self._on_events = on_events
+        self._on_progress = on_progress
         self._log = child.read_log(on_log, assign.limits.log_bytes)
         self._decided: Failure | None = None
         self._started_ns: int | None = None
@@ -192,6 +195,9 @@ class Execution:
         match frame:
             case frames.Started(monotonic_ns):
                 self._started_ns = monotonic_ns
+            case frames.Progress(stages, tasks, tasks_done):
+                if self._on_progress is not None:
+                    self._on_progress({"stages": stages, "tasks": tasks, "tasks_done": tasks_done})
             case frames.Declined():
                 self._declined = self._started_ns is None
             case frames.Events(batch, events):

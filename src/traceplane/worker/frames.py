@@ -185,6 +185,14 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     monotonic_ns: int
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """How far a Spark job of the operator is."""
+
+    stages: Count
+    tasks: Count
+    tasks_done: Count
+
+
 class Declined(msgspec.Struct, frozen=True, tag=True):
     """The task was not begun: the code that this child has loaded is no longer what lies on disk."""
 
@@ -247,7 +255,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: Failure
 
 
-FromChild = Started | Declined | Events | Done | Failed
+FromChild = Started | Progress | Declined | Events | Done | Failed
 
 _from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 

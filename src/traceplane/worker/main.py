@@ -15,7 +15,7 @@ from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
-from traceplane.worker.spark_server import SparkServer, SparkSettings
+from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
 from traceplane.worker.wrapper import Wrapper
 
 _PRELOAD = ("pyarrow.parquet",)
@@ -91,7 +91,9 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         await client.close()
 
 
-async def _spark(settings: Settings, code_paths: tuple[Path, ...]) -> SparkServer:
+async def _spark(settings: Settings, code_paths: tuple[Path, ...]) -> SparkServer | RemoteSpark:
+    if settings.spark_remote is not None:
+        return RemoteSpark(settings.spark_remote)
     return await SparkServer.start(
         SparkSettings(
             folder=settings.home.resolve() / "spark" / str(os.getpid()),

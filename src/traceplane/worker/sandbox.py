@@ -40,7 +40,7 @@ from traceplane.errors import InvalidInput, PlatformError
 from traceplane.worker import confinement, frames, staging
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.confinement import Isolation, protect_this_process
-from traceplane.worker.execution import Execution, OnEvents
+from traceplane.worker.execution import Execution, OnEvents, OnProgress
 from traceplane.worker.fork_server import ForkServer
 from traceplane.worker.frames import Assign, Configure
 from traceplane.worker.idle_slots import IdleSlots
@@ -151,6 +151,7 @@ class Sandbox:
         *,
         on_log: OnLog | None = None,
         on_events: OnEvents | None = None,
+        on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> RunResult:
         """Run one task; the timeout begins when a slot is free.
@@ -165,7 +166,7 @@ class Sandbox:
             slot, child = await self._take_child(wanted)
             try:
                 result = await self._run_in(
-                    slot, child, job, assignment, began_ns, on_log, on_events, timeout
+                    slot, child, job, assignment, began_ns, on_log, on_events, on_progress, timeout
                 )
             finally:
                 slot.release()
@@ -185,6 +186,7 @@ class Sandbox:
         began_ns: int,
         on_log: OnLog | None,
         on_events: OnEvents | None,
+        on_progress: OnProgress | None,
         timeout: float | None,
     ) -> RunResult:
         outputs = self._output_folders(assignment, real=job is not None)
@@ -212,6 +214,7 @@ class Sandbox:
             grace_seconds=self._settings.grace_seconds,
             on_log=on_log,
             on_events=on_events,
+            on_progress=on_progress,
         )
         went_well = False
         try:

@@ -6,7 +6,7 @@ store and its own temporary folder, has no capabilities and an environment witho
 worker share the server, and with it its view of the object store; tasks that must not see each other's data
 belong on different workers.
 
-An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within a few
+An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some ten
 seconds by the server itself.
 """
 
@@ -53,7 +53,7 @@ _CONF = {
     # Tasks of several jobs at once: each gets its share of the cores.
     "spark.scheduler.mode": "FAIR",
     # A client that is gone does not come back: stop what it asked for.
-    "spark.connect.execute.manager.detachedTimeout": "2s",
+    "spark.connect.execute.manager.detachedTimeout": "10s",
     "spark.connect.execute.manager.maintenanceInterval": "1s",
     "spark.connect.session.manager.defaultSessionTimeout": "30m",
     "spark.connect.progress.reportInterval": "500ms",
@@ -72,6 +72,19 @@ _CONF = {
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
+
+
+@dataclass(frozen=True)
+class RemoteSpark:
+    """A Spark Connect server that somebody else runs; it must reach the object store under the same paths."""
+
+    remote: str
+
+    async def keep_running(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+
+    async def close(self) -> None:
+        pass
 
 
 class SparkServer:

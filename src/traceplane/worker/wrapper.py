@@ -40,7 +40,7 @@ from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.frames import Limits
 from traceplane.worker.intake import Intake
 from traceplane.worker.sandbox import Sandbox
-from traceplane.worker.spark_server import SparkServer
+from traceplane.worker.spark_server import RemoteSpark, SparkServer
 
 Answer = TypeVar("Answer")
 
@@ -72,6 +72,7 @@ class _Held:
     ended: bool = False
     """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
     next_beat: float = 0.0
+    progress: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Wrapper:
         slots: int,
         object_store: Path,
         code_paths: tuple[Path, ...],
-        spark: SparkServer | None = None,
+        spark: SparkServer | RemoteSpark | None = None,
     ) -> None:
         self._client = client
         self._intake = intake
@@ -250,6 +251,7 @@ class Wrapper:
             ),
             on_log=on_log,
             on_events=on_events if is_source else None,
+            on_progress=lambda told: setattr(held, "progress", told),
             timeout=None if is_source else job.timeout_seconds,
         )
 
@@ -341,7 +343,10 @@ class Wrapper:
         tokens = list(dict.fromkeys(held.token for held in due))
         position = {token: i for i, token in enumerate(tokens)}
         beats = [
-            Heartbeat(h.task.task_id, h.task.attempt, h.task.lease_token, position[h.token]) for h in due
+            Heartbeat(
+                h.task.task_id, h.task.attempt, h.task.lease_token, position[h.token], progress=h.progress
+            )
+            for h in due
         ]
         try:
             outcomes = await self._client.heartbeat(tokens, beats)
