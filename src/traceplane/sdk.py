@@ -93,6 +93,12 @@ class OperatorTask:
         self.attempt = attempt
         self.scope: Scope | None = scope_from_dict(payload.get("scope"))
         self.kind: str = payload.get("kind", "data")
+        self.emission: str = payload.get("emission", "")
+        """Of a built-in operator that asks for it: the emission of the event that the task is for."""
+        self.resume: tuple[tuple[int, str, str], ...] = tuple(
+            (cursor, emission, kind) for cursor, emission, kind in payload.get("resume") or ()
+        )
+        """Of a source: the last word on each of its newest cursors, the highest first: (cursor, emission, kind)."""
         self.config: dict[str, Any] = dict(payload.get("config") or {})
         self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
         self.outputs = {

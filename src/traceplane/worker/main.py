@@ -9,13 +9,21 @@ from pathlib import Path
 
 from traceplane import telemetry
 from traceplane.errors import InvalidInput
-from traceplane.model.runtimes import Driver
+from traceplane.model.runtimes import PYTHON_OPERATORS, Driver
 from traceplane.runtime import task_group
 from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
 from traceplane.worker.wrapper import Wrapper
+
+# pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
+_PRELOAD = (
+    "pyarrow.parquet",
+    "pandas",
+    "pyarrow.pandas_compat",
+    *(code.partition(":")[0] for code in PYTHON_OPERATORS.values()),
+)
 
 
 async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python") -> None:
@@ -55,6 +63,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             slots=settings.worker_concurrency,
             network="full" if chosen.network else "none",
             allow_weak=settings.allow_weak_sandbox,
+            preload=_PRELOAD,
         )
     )
     telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandbox.isolation.active))

@@ -17,7 +17,7 @@ from traceplane import telemetry
 from traceplane.crash_points import crash_point
 from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
-from traceplane.model.runtimes import Runtime
+from traceplane.model.runtimes import PYTHON_OPERATORS, Runtime
 from traceplane.task_api import (
     ClaimedTask,
     ClaimResponse,
@@ -42,7 +42,15 @@ Answer = TypeVar("Answer")
 
 _COMPLETION_PATIENCE_SECONDS = 900.0
 _LOG_LINES_KEPT = 20
-_NOT_WORTH_A_RETRY = frozenset({"operator.no_entrypoint", "operator.output_unknown"})
+_NOT_WORTH_A_RETRY = frozenset(
+    {
+        "chain.range_invalid",
+        "chain.rpc_refused",
+        "operator.misconfigured",
+        "operator.no_entrypoint",
+        "operator.output_unknown",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -187,11 +195,13 @@ class Wrapper:
     async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
         is_source = job.activation == "source"
-        entrypoint = job.config.get("entrypoint", "")
+        entrypoint = PYTHON_OPERATORS.get(job.operator) or job.config.get("entrypoint", "")
         files = task.input_files or [[] for _ in job.inputs]
         payload = {
             "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
             "kind": task.kind,
+            "emission": task.emission,
+            "resume": task.resume,
             "config": job.config,
             "inputs": [
                 {
