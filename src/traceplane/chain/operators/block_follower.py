@@ -45,7 +45,7 @@ class Follower:
         """Whether what was said of heights above the record is known to be of an abandoned fork."""
 
     async def run(self) -> None:
-        record = await self._resume()
+        record = await self.resume()
         head = record.head.number if record.head else None
         self._task.log("following", recorded_head=head, start=record.start)
         while True:
@@ -83,7 +83,7 @@ class Follower:
             for word in group:
                 self._words.said(word, REMEMBERED)
 
-    async def _resume(self) -> Record:
+    async def resume(self) -> Record:
         """The recorded blocks that follow one another, so that a walk back from them misses nothing."""
         oldest, blocks = self._words.oldest, self._words.blocks()
         lowest_change = self._words.lowest_change
