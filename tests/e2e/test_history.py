@@ -1,0 +1,75 @@
+"""History by command line, on real processes: computed, computed again, and what was replaced deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from tests.e2e.test_first_path import CHAIN
+from tests.platform import Platform
+
+
+async def traceplane(platform: Platform, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    environment = {
+        **platform.environment,
+        "TRACEPLANE_USER_TOKEN": platform.user_token,
+        "TRACEPLANE_STATE_URL": platform.url,
+        "TRACEPLANE_DATA_URL": platform.url,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "traceplane.cli.main",
+        *arguments,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+def stored(platform: Platform) -> int:
+    return sum(1 for path in (platform.folder / "objects").rglob("*.parquet"))
+
+
+async def test_a_range_is_computed_then_computed_again_and_what_was_replaced_is_deleted(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with Platform.start(database_url, tmp_path) as platform:
+        await platform.deploy(CHAIN)
+        code, out, err = await traceplane(platform, "backfill", "mid", "--range", "0:9", "--wait")
+        assert (code, err) == (0, ""), err
+        assert out.startswith("10 tasks of job copy for 10 scopes")
+        assert "10 of 10 done, 0 under way, 0 failed" in out
+        assert await platform.settled() == {"completed": 20}
+        assert stored(platform) == 20
+
+        arguments = ("backfill", "mid", "--range", "5:14", "--force", "--json")
+        code, out, _ = await traceplane(platform, *arguments)
+        assert (code, json.loads(out)["created"]) == (0, 10)
+        assert await platform.settled() == {"completed": 40}
+        assert stored(platform) == 40
+
+        code, out, _ = await traceplane(platform, "gc", "--dry-run", "--grace", "0s")
+        assert code == 0
+        assert out.count(".parquet\n") == 10
+        assert "would delete 10 files" in out
+        assert (await traceplane(platform, "gc"))[1].startswith("deleted 0 files")
+        code, out, _ = await traceplane(platform, "gc", "--grace", "0s")
+        assert (code, out.split(",")[0]) == (0, "deleted 10 files")
+        assert stored(platform) == 30
+
+        for wrong, told in (
+            (("backfill", "mid", "--range", "5"), "cli.bad_range"),
+            (("backfill", "mid", "--range", "5:1"), "backfill.bad_range"),
+            (("backfill", "nothing", "--range", "0:1"), "dataset.unknown"),
+            (("backfill", "in", "--range", "0:1"), "backfill.source_dataset"),
+            (("gc", "--grace", "soon"), "cli.bad_duration"),
+        ):
+            code, _, err = await traceplane(platform, *wrong)
+            assert (code, err.partition(":")[0]) == (2, told)
+            assert err.count("\n") == 1
