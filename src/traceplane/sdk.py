@@ -102,12 +102,16 @@ class OperatorTask:
         self.attempt = attempt
         self.scope: Scope | None = scope_from_dict(payload.get("scope"))
         self.kind: str = payload.get("kind", "data")
+        self.emission: str = payload.get("emission", "")
+        """Of a built-in operator that asks for it: the emission of the event that the task is for."""
         self.operator: str = payload.get("operator", "python")
         self.config: dict[str, Any] = dict(payload.get("config") or {})
         self.unique_key: tuple[str, ...] = tuple(payload.get("unique_key") or ())
         """Of an `append` job: what tells its rows apart; a row that is there already is not written again."""
-        self.resume: list[tuple[int, str, str]] = [tuple(r) for r in payload.get("resume") or ()]
-        """Of a source: its newest cursors, the highest first, with emission and kind of the last event about each."""
+        self.resume: tuple[tuple[int, str, str], ...] = tuple(
+            (cursor, emission, kind) for cursor, emission, kind in payload.get("resume") or ()
+        )
+        """Of a source: the last word on each of its newest cursors, the highest first: (cursor, emission, kind)."""
         self.platform: Mapping[str, Any] = payload.get("platform") or {}
         """What the worker offers its operators, for example the address of its Spark."""
         self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}

@@ -161,6 +161,8 @@ class ClaimedTask(Wire, frozen=True):
     """Per input, every column that a file of it may have; None where that is not known."""
     output_files: list[list[dict[str, Any]]] = []
     """Of an `append` job, per output: the live files of the task's scope, to drop duplicates by."""
+    emission: str = ""
+    """Of an operator that asks for it: the emission of the event that the task is for."""
     resume: list[tuple[int, str, str]] = []
     """Of a source: its newest cursors, the highest first, with emission and kind of the last event about each."""
     traceparent: str | None = None

@@ -371,6 +371,8 @@ async def test_a_query_that_cannot_be_is_refused(world: World, query: str) -> No
         ),
         ({"text": DAG.replace("dag: main", "dag: thief")}, (409, "deploy.dataset_owned")),
         ({"text": DAG, "expect_version": 7}, (409, "deploy.version_moved")),
+        ({"text": DAG.replace("operator: python", "operator: cobol")}, (400, "deploy.unknown_operator")),
+        ({"text": DAG.replace("operator: python", "operator: range_ingest")}, (400, "deploy.config_invalid")),
     ],
 )
 async def test_a_deploy_that_cannot_be_is_refused(

@@ -22,6 +22,7 @@ from traceplane.chain.rpc import RpcClient
 from traceplane.errors import InvalidInput
 
 _LONGEST_STRIDE = 256
+UNCHANGED = "unchanged"
 
 
 class Recorded(NamedTuple):
@@ -119,8 +120,8 @@ def decide(record: Record, head: int, *, most: int = 500) -> Generator[Sequence[
     if head < first:
         return Idle(f"the first block, {first}, is not there yet")
     numbers = range(first, min(head, first + most - 1) + 1)
-    headers = _present((yield numbers))
-    if not headers or not _linked(headers):
+    headers = present((yield numbers))
+    if not headers or not linked(headers):
         return Idle("the chain moved while its new blocks were read")
     if recorded is not None and headers[0].parent_hash != recorded.hash:
         return (yield from _walk_back(record, recorded.number, head, headers[0]))
@@ -137,7 +138,7 @@ def _compare(record: Record, recorded: Recorded, head: int) -> Generator[Sequenc
     if header is None:
         return Idle("the head went back while it was read")
     if header.hash == known:
-        return Idle("unchanged" if head == recorded.number else f"the node is behind, at {head}")
+        return Idle(UNCHANGED if head == recorded.number else f"the node is behind, at {head}")
     return (yield from _walk_back(record, recorded.number, head, header))
 
 
@@ -153,8 +154,8 @@ def _walk_back(
         if below == changed.parent_hash:
             return Reorg(first_changed, old_head, new_head)
         numbers = range(max(0, first_changed - stride), first_changed)
-        headers = _present((yield numbers))
-        if len(headers) < len(numbers) or not _linked([*headers, changed]):
+        headers = present((yield numbers))
+        if len(headers) < len(numbers) or not linked([*headers, changed]):
             return Idle("the chain moved during the walk back")
         for header in reversed(headers):
             known = record.hash_at(int(header.number, 16))
@@ -164,17 +165,17 @@ def _walk_back(
         stride = min(stride * 2, _LONGEST_STRIDE)
 
 
-def _present(headers: Headers) -> list[Header]:
+def present(headers: Headers) -> list[Header]:
     """The headers before the first that the node does not have (any more)."""
-    present = []
+    found = []
     for header in headers:
         if header is None:
             break
-        present.append(header)
-    return present
+        found.append(header)
+    return found
 
 
-def _linked(headers: Sequence[Header]) -> bool:
+def linked(headers: Sequence[Header]) -> bool:
     return all(after.parent_hash == before.hash for before, after in itertools.pairwise(headers))
 
 

@@ -169,6 +169,11 @@ class RpcClient:
         if self._session is not None:
             await self._session.close()
 
+    @property
+    def labels(self) -> str:
+        """The endpoints as errors name them, without credentials."""
+        return ", ".join(endpoint.label for endpoint in self._endpoints)
+
     async def head(self) -> int:
         [number] = await self.batch([Call("eth_blockNumber", doubt=_doubt_number)], str)
         return int(number, 16)

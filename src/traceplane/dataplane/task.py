@@ -46,7 +46,7 @@ def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     query = task.config.get("query")
     queries = query if isinstance(query, Mapping) else {next(iter(task.outputs), ""): query}
     if not all(isinstance(text, str) and text.strip() for text in queries.values()):
-        raise OperatorError("operator.config_invalid", "config.query must be SQL text, or SQL text by output")
+        raise OperatorError("operator.misconfigured", "config.query must be SQL text, or SQL text by output")
     for name, frame in inputs.items():
         frame.createOrReplaceTempView(name)
     arguments = _scope_arguments(task.scope)

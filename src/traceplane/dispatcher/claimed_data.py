@@ -16,6 +16,7 @@ import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
 from traceplane.model.pruning import may_hold
+from traceplane.model.runtimes import TOLD_OF_EMISSIONS
 from traceplane.postgres import commits, events, generation_schemas
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
@@ -77,6 +78,7 @@ class ClaimedData:
     input_files: dict[UUID, list[Files]] = field(default_factory=dict)
     input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
     output_files: dict[UUID, list[Files]] = field(default_factory=dict)
+    emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
 
 
@@ -91,6 +93,8 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
             data.output_files[c.task_id] = [
                 [_handed(f) for f in found.get((c.task_id, o.output_index), [])] for o in outputs
             ]
+    if told := [c.task_id for c in claimed if jobs[c.job_id].payload.operator in TOLD_OF_EMISSIONS]:
+        data.emissions.update(await events.emissions_of_tasks(tx, told))
     for c in claimed:
         job = jobs[c.job_id].payload
         if job.activation == "source" and job.outputs:

@@ -616,6 +616,7 @@ def _claimed_task(claimed: tasks.Claimed, entry: JobEntry, data: ClaimedData, to
         input_files=data.input_files.get(c.task_id, []),
         input_schemas=data.input_schemas.get(c.task_id, []),
         output_files=data.output_files.get(c.task_id, []),
+        emission=data.emissions.get(c.task_id, ""),
         resume=data.resume.get(c.task_id, []),
         traceparent=c.traceparent,
         token=token,

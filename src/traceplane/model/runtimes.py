@@ -73,5 +73,15 @@ SPARK_OPERATORS = frozenset({"pyspark", "sql"})
 DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source", "splitter"})
 """What the dispatcher itself can run; `source` stands for a source that only receives events."""
 
+PYTHON_OPERATORS: Mapping[str, str] = {
+    "block_follower": "traceplane.chain.operators.block_follower:run",
+    "integrity_check": "traceplane.chain.operators.integrity_check:run",
+    "range_ingest": "traceplane.chain.operators.range_ingest:run",
+}
+"""Built-in operators that workers run in their sandbox, and their code; `python` names its own in `config`."""
+
+TOLD_OF_EMISSIONS = frozenset({"range_ingest"})
+"""Built-in operators that are handed the emission of the event that their task is for."""
+
 GROUPING_OPERATORS = frozenset({"aggregator", "splitter"})
 """Those whose output has no rows of its own: it is read from what they group."""

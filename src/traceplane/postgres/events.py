@@ -70,5 +70,10 @@ async def latest_by_cursor(tx: Transaction, generation_id: UUID, limit: int) -> 
     return [(r["range_start"], r["emission"], r["kind"]) for r in rows]
 
 
+async def emissions_of_tasks(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """What the event behind each task is told apart by; a task that no event made has none."""
+    return {r["task_id"]: r["emission"] for r in await tx.rows(_SQL["emissions_of_tasks"], task_ids)}
+
+
 async def recent(tx: Transaction, dataset_id: str | None, limit: int) -> list[dict[str, Any]]:
     return [dict(r) for r in await tx.rows(_SQL["recent"], dataset_id, limit)]

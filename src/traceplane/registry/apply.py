@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
+from traceplane.chain.operators import config as chain_config
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
 from traceplane.model.dag import Dag, Job, SourceKind
 from traceplane.model.runtimes import (
     DISPATCHER_OPERATORS,
     GROUPING_OPERATORS,
+    PYTHON_OPERATORS,
     SPARK,
     SPARK_OPERATORS,
     Runtime,
@@ -83,6 +85,8 @@ def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None
                 value=job.operator,
                 next_step=f"use one of {', '.join(sorted(SPARK_OPERATORS))}, or another runtime",
             )
+        if job.runtime == "python" and (refusal := _refused_code(job)):
+            return refusal
         needed = "source" if job.source and job.source.kind is SourceKind.ALWAYS_ON else "reactive"
         if needed not in runtimes[job.runtime].capabilities:
             able = sorted(name for name, runtime in runtimes.items() if needed in runtime.capabilities)
@@ -92,6 +96,29 @@ def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None
                 value=job.runtime,
                 next_step=f"use one of {', '.join(able)}, or give the runtime the capability {needed!r}",
             )
+    return None
+
+
+def _refused_code(job: Job) -> UserError | None:
+    """Of a job that Python workers run: an operator they do not have, or a config that cannot work."""
+    if job.operator == "python":
+        return None
+    if job.operator not in PYTHON_OPERATORS:
+        return InvalidInput(
+            "deploy.unknown_operator",
+            f"job {job.name}: Python workers do not have this operator",
+            value=job.operator,
+            next_step=f"use python with config.entrypoint, or one of {', '.join(sorted(PYTHON_OPERATORS))}",
+        )
+    try:
+        chain_config.check(job)
+    except UserError as error:
+        return InvalidInput(
+            "deploy.config_invalid",
+            f"job {job.name}: {error.message}",
+            value=error.value,
+            next_step=f"correct the job; see the page of {job.operator} in the docs",
+        )
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from traceplane import telemetry
 from traceplane.errors import InvalidInput
-from traceplane.model.runtimes import SPARK, Driver
+from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver
 from traceplane.runtime import task_group
 from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
@@ -18,8 +18,14 @@ from traceplane.worker.sandbox import Sandbox, SandboxSettings
 from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
 from traceplane.worker.wrapper import Wrapper
 
-_PRELOAD = ("pyarrow.parquet",)
-_PRELOAD_SPARK = ("pyarrow.parquet", "traceplane.dataplane.task")
+# pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
+_PRELOAD = (
+    "pyarrow.parquet",
+    "pandas",
+    "pyarrow.pandas_compat",
+    *(code.partition(":")[0] for code in PYTHON_OPERATORS.values()),
+)
+_PRELOAD_SPARK = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "traceplane.dataplane.task")
 
 
 async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python") -> None:

@@ -201,7 +201,7 @@ def _outcome(
     except SystemExit as error:
         return frames.Failed(_exited(error))
     except OperatorError as error:
-        code = error.code if error.code.startswith(("operator.", "sandbox.")) else "operator.raised"
+        code = error.code if error.code.startswith(("chain.", "operator.", "sandbox.")) else "operator.raised"
         return frames.Failed(describe(code, error, code_paths))
     except BaseException as error:
         return frames.Failed(describe("operator.raised", error, code_paths))

@@ -18,7 +18,7 @@ from traceplane import telemetry
 from traceplane.crash_points import crash_point
 from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
-from traceplane.model.runtimes import Runtime
+from traceplane.model.runtimes import PYTHON_OPERATORS, Runtime
 from traceplane.task_api import (
     ClaimedTask,
     ClaimResponse,
@@ -49,9 +49,11 @@ _LOG_LINES_KEPT = 20
 _READABLE_BY_OTHERS = 0o005
 _NOT_WORTH_A_RETRY = frozenset(
     {
+        "chain.range_invalid",
+        "chain.rpc_refused",
+        "operator.misconfigured",
         "operator.no_entrypoint",
         "operator.output_unknown",
-        "operator.config_invalid",
         "operator.unknown",
         "operator.wrong_parameters",
     }
@@ -204,13 +206,15 @@ class Wrapper:
     async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
         is_source = job.activation == "source"
-        entrypoint = _SPARK_TASK if self._spark is not None else job.config.get("entrypoint", "")
+        builtin = _SPARK_TASK if self._spark is not None else PYTHON_OPERATORS.get(job.operator)
+        entrypoint = builtin or job.config.get("entrypoint", "")
         files = task.input_files or [[] for _ in job.inputs]
         schemas = task.input_schemas or [None for _ in job.inputs]
         existing = task.output_files or [[] for _ in job.outputs]
         payload = {
             "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
             "kind": task.kind,
+            "emission": task.emission,
             "operator": job.operator,
             "platform": {"spark_remote": self._spark.remote} if self._spark is not None else {},
             "config": job.config,

@@ -73,6 +73,10 @@ select distinct on (range_start) range_start, emission, kind::text as kind
 from events where generation_id = $1::uuid and partition_key is null
 order by range_start desc, event_id desc limit $2
 
+-- name: emissions_of_tasks
+-- The emission of the event that each task was made for.
+select i.task_id, e.emission from task_inputs i join events e using (event_id) where i.task_id = any($1::uuid[])
+
 -- name: recent
 -- The newest events, for people.
 select e.event_id, d.dataset_id, e.generation_id, e.kind, e.partition_key, e.range_start, e.range_end,

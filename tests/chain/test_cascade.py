@@ -1,0 +1,281 @@
+"""A reorg recomputes exactly what it changed, through every job: after any number of them, at any depth, with
+workers killed at any moment, every dataset equals a build from scratch on the final chain.
+
+Real processes and a simulated chain behind HTTP; what is expected is computed directly from the chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from examples.chain.operators import busiest, token_volumes
+from tests.chain.conftest import patient
+from tests.platform import Platform, until
+from traceplane.chain.extract import ALL_TABLES, fetch_range
+from traceplane.chain.operators.words import Word
+from traceplane.chain.rpc import RpcClient
+from traceplane.chain.simulated.server import Simulator, serve
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "examples/chain/dag.yaml").read_text()
+BATCH = 10
+ORDER = ("block_number", "transaction_index", "log_index", "first_block", "token_address")
+
+
+@dataclass
+class Chain:
+    """The example on one platform, its simulated chain, and what has to come out."""
+
+    platform: Platform
+    node: Simulator
+    name: str
+    highest: int = field(init=False)
+    """The greatest height that the chain ever had."""
+
+    def __post_init__(self) -> None:
+        self.highest = self.node.ledger.head
+
+    async def deploy(self) -> None:
+        yaml = EXAMPLE.replace("http://127.0.0.1:8545", self.node.url).replace(
+            "dag: chain\n", f"dag: {self.name}\n"
+        )
+        yaml = yaml.replace("dataset: chain.", f"dataset: {self.name}.").replace("lease: 5s", "lease: 2s")
+        yaml = yaml.replace("interval_seconds: 0.5", "interval_seconds: 0.05").replace(
+            "base: 200ms", "base: 50ms"
+        )
+        assert (await self.platform.deploy(yaml)).changed
+
+    def mine(self, blocks: int) -> None:
+        self.node.ledger.mine(blocks)
+        self.highest = max(self.highest, self.node.ledger.head)
+
+    def fork(self, depth: int, new_length: int) -> None:
+        self.node.ledger.fork(depth, new_length)
+        self.highest = max(self.highest, self.node.ledger.head)
+
+    def complete_last_batch(self) -> None:
+        """The chain grows past everything it ever was, to the end of a range, as from-scratch builds have it."""
+        self.mine(self.highest - self.node.ledger.head + BATCH - self.highest % BATCH - 1)
+
+    # What the platform made of it ------------------------------------------------------------------
+
+    async def said(self) -> dict[int, str | None]:
+        """The follower's last word on each height: a hash, or None for a block that is gone."""
+        rows = await self.platform.sql(
+            "select distinct on (range_start) range_start, emission, kind::text from events"
+            " join datasets using (dataset_uuid) where dataset_id = $1 order by range_start, event_id desc",
+            f"{self.name}.head",
+        )
+        return {r[0]: Word.read(*r).hash for r in rows}
+
+    async def settled(self, seconds: float = 60) -> None:
+        """Waits until the last word on every height is true and nothing is left to do but to follow."""
+        ledger = self.node.ledger
+
+        async def told() -> bool:
+            canonical = {n: "0x" + ledger.hash(n).hex() for n in range(ledger.head + 1)}
+            heights = await self.said()
+            return {n: h for n, h in heights.items() if h is not None} == canonical
+
+        await until(told, seconds=seconds, what=f"{self.name}: every height is told")
+
+        async def done() -> bool:
+            return not await self.platform.value(
+                "select count(*) from tasks t join jobs j using (job_id) join dags d using (dag_id)"
+                " where d.name = $1 and j.activation <> 'source' and t.state in ('queued', 'dispatched', 'running')",
+                self.name,
+            )
+
+        await until(done, seconds=seconds, what=f"{self.name}: all tasks finished")
+
+    async def tasks_since(self, mark: int) -> dict[str, Counter[tuple[int, int]]]:
+        """How often each scope of each job ran for events after the mark."""
+        rows = await self.platform.sql(
+            "select j.name, t.range_start, t.range_end, t.state::text from tasks t join jobs j using (job_id)"
+            " join dags d using (dag_id) join task_inputs i using (task_id) where d.name = $1 and i.event_id > $2",
+            self.name,
+            mark,
+        )
+        assert {r[3] for r in rows} <= {"completed"}
+        found: dict[str, Counter[tuple[int, int]]] = {}
+        for name, start, end, _ in rows:
+            found.setdefault(name, Counter())[start, end] += 1
+        return found
+
+    async def mark(self) -> int:
+        return int(await self.platform.value("select coalesce(max(event_id), 0) from events"))
+
+    async def rows_of(self, dataset: str) -> list[dict[str, Any]]:
+        commits = await self.platform.sql(
+            "select c.files from dataset_commits c join generations using (generation_id)"
+            " join datasets d using (dataset_uuid) where d.dataset_id = $1 and c.superseded_by is null",
+            f"{self.name}.{dataset}",
+        )
+        store = self.platform.folder / "objects"
+        paths = [store / file["path"] for (files,) in commits for file in json.loads(files)]
+        return in_order([parquet.read_table(path) for path in paths])
+
+    async def assert_equals_a_build_from_scratch(self) -> None:
+        head = self.node.ledger.head
+        async with RpcClient(patient(self.node.url)) as client:
+            tables = await fetch_range(client, 0, head, ALL_TABLES)
+        transfers = tables["token_transfers"]
+        ranges = [(start, start + BATCH - 1) for start in range(0, head + 2 - BATCH, BATCH)]
+        sums = [token_volumes(within(transfers, *scope), *scope) for scope in ranges]
+        expected = {name: [table] for name, table in tables.items()}
+        expected |= {"volumes": sums, "top_tokens": [busiest(table) for table in sums], "discrepancies": []}
+        for name, wanted in expected.items():
+            assert await self.rows_of(name) == in_order(wanted), f"{self.name}.{name}"
+
+
+def within(table: pa.Table, first: int, last: int) -> pa.Table:
+    numbers = table["block_number"].to_pylist()
+    return table.filter(pa.array([first <= number <= last for number in numbers]))
+
+
+def in_order(tables: list[pa.Table]) -> list[dict[str, Any]]:
+    rows = [row for table in tables for row in table.to_pylist()]
+    return sorted(rows, key=lambda row: [row.get(name, 0) for name in ORDER if name in row])
+
+
+@asynccontextmanager
+async def chains(
+    url: str, folder: Path, *seeds: int, blocks: int = 22, **environment: str
+) -> AsyncIterator[list[Chain]]:
+    """One platform, and on it the example for each seed, on a chain of its own."""
+    settings = {
+        "TRACEPLANE_WORKER_CODE_PATHS": str(ROOT),
+        "TRACEPLANE_WORKER_CONCURRENCY": str(2 + 2 * len(seeds)),
+        **environment,
+    }
+    async with AsyncExitStack() as stack:
+        nodes = [
+            await stack.enter_async_context(serve(seed=seed, blocks=blocks, transactions_per_block=3))
+            for seed in seeds
+        ]
+        platform = await stack.enter_async_context(Platform.start(url, folder, environment=settings))
+        found = [Chain(platform, node, f"chain{seed}") for seed, node in zip(seeds, nodes, strict=True)]
+        for chain in found:
+            await chain.deploy()
+        yield found
+
+
+def ranges_of(first: int, last: int) -> set[tuple[int, int]]:
+    return {(n // BATCH * BATCH, n // BATCH * BATCH + BATCH - 1) for n in range(first, last + 1)}
+
+
+async def test_a_reorg_recomputes_exactly_the_affected_scopes(database_url: str, tmp_path: Path) -> None:
+    async with chains(database_url, tmp_path, 1, blocks=29) as (chain,):
+        await chain.settled()
+        await chain.assert_equals_a_build_from_scratch()
+        for depth in (1, 4, 13):
+            mark, head = await chain.mark(), chain.node.ledger.head
+            chain.fork(depth, depth)
+            await chain.settled()
+            first = head - depth + 1
+            ran = await chain.tasks_since(mark)
+            assert ran.pop("ingest") == Counter((n, n) for n in range(first, head + 1))
+            for batches in ("volumes__batch", "check__batch"):
+                assert set(ran.pop(batches)) == {(n, n) for n in range(first, head + 1)}
+            assert {name: set(scopes) for name, scopes in ran.items()} == {
+                name: ranges_of(first, head) for name in ("volumes", "top_tokens", "check")
+            }
+            await chain.assert_equals_a_build_from_scratch()
+
+
+async def test_a_shorter_chain_takes_back_what_it_does_not_reach(database_url: str, tmp_path: Path) -> None:
+    async with chains(database_url, tmp_path, 2) as (chain,):
+        await chain.settled()
+        chain.fork(9, 2)
+        await chain.settled()
+        assert await chain.rows_of("blocks") == in_order(
+            [within(pa.Table.from_pylist(await chain.rows_of("blocks")), 0, chain.node.ledger.head)]
+        )
+        chain.complete_last_batch()
+        await chain.settled()
+        await chain.assert_equals_a_build_from_scratch()
+
+
+async def test_reorgs_during_an_outage_of_the_worker_are_found(database_url: str, tmp_path: Path) -> None:
+    async with chains(database_url, tmp_path, 3) as (chain,):
+        await chain.settled()
+        worker = chain.platform["worker-1"]
+        await worker.kill()
+        chain.fork(15, 3)
+        chain.mine(14)
+        chain.fork(5, 7)
+        mark = await chain.mark()
+        await worker.start()
+        await chain.settled()
+        ran = await chain.tasks_since(mark)
+        assert set(ran["ingest"]) == {(n, n) for n in range(22 - 15 + 1, chain.node.ledger.head + 1)}
+        assert set(ran["ingest"].values()) == {1}
+        chain.complete_last_batch()
+        await chain.settled()
+        await chain.assert_equals_a_build_from_scratch()
+
+
+async def live(chain: Chain, draw: random.Random, steps: int) -> None:
+    """Blocks and forks, at random moments."""
+    for _ in range(steps):
+        if draw.random() < 0.5:
+            chain.mine(draw.randint(1, 4))
+        else:
+            depth = draw.randint(1, min(chain.node.ledger.head, draw.choice((2, 6, 25))))
+            chain.fork(depth, max(1, depth + draw.randint(-4, 3)))
+        await asyncio.sleep(draw.choice((0.0, 0.05, 0.3, 0.8)))
+
+
+async def kill_at_random(
+    platform: Platform, draw: random.Random, stop: asyncio.Event, names: list[str]
+) -> None:
+    while not stop.is_set():
+        await asyncio.sleep(draw.uniform(0.1, 2.0))
+        name = draw.choice(names)
+        await platform[name].kill()
+        await asyncio.sleep(draw.choice((0.0, 0.2, 1.0)))
+        await platform[name].start()
+
+
+async def random_lives(url: str, folder: Path, seeds: range, *, steps: int, names: list[str]) -> None:
+    draw = random.Random(seeds.start)
+    async with chains(url, folder, *seeds, blocks=12) as found:
+        stop = asyncio.Event()
+        killer = asyncio.create_task(kill_at_random(found[0].platform, draw, stop, names))
+        await asyncio.gather(*(live(chain, random.Random(chain.name), steps) for chain in found))
+        stop.set()
+        await killer
+        for chain in found:
+            chain.complete_last_batch()
+        for chain in found:
+            await chain.settled(seconds=120)
+            await chain.assert_equals_a_build_from_scratch()
+
+
+async def test_any_history_ends_equal_to_a_build_from_scratch(database_url: str, tmp_path: Path) -> None:
+    await random_lives(database_url, tmp_path, range(100, 103), steps=8, names=["worker-1"])
+
+
+GROUP = 5
+SEEDS = int(os.environ.get("CHAIN_SEEDS", "200"))
+FIRST_SEED = int(os.environ.get("CHAIN_FIRST_SEED", "1000"))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + SEEDS, GROUP))
+async def test_any_history_under_random_kills(first: int, database_url: str, tmp_path: Path) -> None:
+    seeds = range(first, min(first + GROUP, FIRST_SEED + SEEDS))
+    await random_lives(database_url, tmp_path, seeds, steps=20, names=["worker-1", "dispatcher-1"])
