@@ -153,7 +153,7 @@ def in_order(tables: list[pa.Table]) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def chains(
-    url: str, folder: Path, *seeds: int, blocks: int = 22, **environment: str
+    url: str, folder: Path, *seeds: int, blocks: int = 14, **environment: str
 ) -> AsyncIterator[list[Chain]]:
     """One platform, and on it the example for each seed, on a chain of its own."""
     settings = {
@@ -178,7 +178,7 @@ def ranges_of(first: int, last: int) -> set[tuple[int, int]]:
 
 
 async def test_a_reorg_recomputes_exactly_the_affected_scopes(database_url: str, tmp_path: Path) -> None:
-    async with chains(database_url, tmp_path, 1, blocks=29) as (chain,):
+    async with chains(database_url, tmp_path, 1, blocks=19) as (chain,):
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch()
         for depth in (1, 4, 13):
@@ -199,11 +199,11 @@ async def test_a_reorg_recomputes_exactly_the_affected_scopes(database_url: str,
 async def test_a_shorter_chain_takes_back_what_it_does_not_reach(database_url: str, tmp_path: Path) -> None:
     async with chains(database_url, tmp_path, 2) as (chain,):
         await chain.settled()
+        assert await chain.platform["worker-1"].stop() == 0  # its source does not keep it from stopping
         chain.fork(9, 2)
+        await chain.platform["worker-1"].start()
         await chain.settled()
-        assert await chain.rows_of("blocks") == in_order(
-            [within(pa.Table.from_pylist(await chain.rows_of("blocks")), 0, chain.node.ledger.head)]
-        )
+        assert len(await chain.rows_of("blocks")) == chain.node.ledger.head + 1
         chain.complete_last_batch()
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch()
@@ -214,14 +214,14 @@ async def test_reorgs_during_an_outage_of_the_worker_are_found(database_url: str
         await chain.settled()
         worker = chain.platform["worker-1"]
         await worker.kill()
-        chain.fork(15, 3)
-        chain.mine(14)
+        chain.fork(11, 3)
+        chain.mine(9)
         chain.fork(5, 7)
         mark = await chain.mark()
         await worker.start()
         await chain.settled()
         ran = await chain.tasks_since(mark)
-        assert set(ran["ingest"]) == {(n, n) for n in range(22 - 15 + 1, chain.node.ledger.head + 1)}
+        assert set(ran["ingest"]) == {(n, n) for n in range(14 - 11 + 1, chain.node.ledger.head + 1)}
         assert set(ran["ingest"].values()) == {1}
         chain.complete_last_batch()
         await chain.settled()
@@ -252,7 +252,7 @@ async def kill_at_random(
 
 async def random_lives(url: str, folder: Path, seeds: range, *, steps: int, names: list[str]) -> None:
     draw = random.Random(seeds.start)
-    async with chains(url, folder, *seeds, blocks=12) as found:
+    async with chains(url, folder, *seeds, blocks=9) as found:
         stop = asyncio.Event()
         killer = asyncio.create_task(kill_at_random(found[0].platform, draw, stop, names))
         await asyncio.gather(*(live(chain, random.Random(chain.name), steps) for chain in found))
@@ -266,7 +266,7 @@ async def random_lives(url: str, folder: Path, seeds: range, *, steps: int, name
 
 
 async def test_any_history_ends_equal_to_a_build_from_scratch(database_url: str, tmp_path: Path) -> None:
-    await random_lives(database_url, tmp_path, range(100, 103), steps=8, names=["worker-1"])
+    await random_lives(database_url, tmp_path, range(100, 102), steps=8, names=["worker-1"])
 
 
 GROUP = 5

@@ -70,7 +70,7 @@ class _Held:
     token: str
     run: asyncio.Task[None] | None = None
     verdict: str | None = None
-    """canceled | stale, once a heartbeat said so."""
+    """canceled | stale, once a heartbeat said so; stopping, for a source whose worker stops."""
     ended: bool = False
     """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
     next_beat: float = 0.0
@@ -113,7 +113,10 @@ class Wrapper:
     # Waiting for work ------------------------------------------------------------------------------
 
     async def take_work(self, stop: asyncio.Event) -> None:
-        """Receives and claims as long as there are free slots; at `stop` lets running tasks finish."""
+        """Receives and claims as long as there are free slots; at `stop` lets running tasks finish.
+
+        A source never does: it is ended and reported, so that another worker takes it up at once.
+        """
         while not stop.is_set():
             free = self._slots - len(self._held)
             if free <= 0:
@@ -127,6 +130,9 @@ class Wrapper:
             except TraceplaneError as error:
                 telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
                 await _unless(stop, asyncio.sleep(0.5))
+        for held in self._held.values():
+            if held.job.activation == "source":
+                self._interrupt(held, "stopping")
         running = [held.run for held in self._held.values() if held.run is not None]
         if running:
             telemetry.emit("worker.draining", tasks=len(running))
@@ -178,7 +184,10 @@ class Wrapper:
         except asyncio.CancelledError:
             if held.verdict is None:
                 raise
-            return None if held.verdict == "stale" else self._completion(held, "canceled", traceparent)
+            if held.verdict == "stale":
+                return None
+            status = "completed" if held.verdict == "stopping" else "canceled"
+            return self._completion(held, status, traceparent)
         except TraceplaneError as error:
             failure = TaskError(error.code, error.message, retryable=not isinstance(error, UserError))
             return self._completion(held, "failed", traceparent, error=failure)
@@ -365,9 +374,15 @@ class Wrapper:
     def _heed(self, held: _Held, outcome: HeartbeatOutcome) -> None:
         if outcome.token is not None:
             held.token = outcome.token
-        if outcome.outcome != "ok" and held.run is not None and held.verdict is None and not held.ended:
-            held.verdict = "canceled" if outcome.outcome == "canceled" else "stale"
-            telemetry.emit("worker.stopping_task", task_id=str(held.task.task_id), why=outcome.outcome)
+        if outcome.outcome != "ok":
+            verdict = "canceled" if outcome.outcome == "canceled" else "stale"
+            self._interrupt(held, verdict, why=outcome.outcome)
+
+    def _interrupt(self, held: _Held, verdict: str, *, why: str | None = None) -> None:
+        """Ends the operator, unless it has ended or is being ended already."""
+        if held.run is not None and held.verdict is None and not held.ended:
+            held.verdict = verdict
+            telemetry.emit("worker.stopping_task", task_id=str(held.task.task_id), why=why or verdict)
             held.run.cancel()
 
 
