@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Event = dict[str, Any]
-Stream = Callable[[Event, bool], None]
-"""Sends one event while the operator runs; the flag asks to wait until the platform accepted it."""
+Stream = Callable[[list[Event], bool], None]
+"""Sends events while the operator runs; the flag asks to wait until the platform accepted them."""
+Announcement = tuple[Scope | int, str, str]
+"""A scope, the kind of the change, and its emission."""
 
 
 class OperatorError(Exception):
@@ -211,16 +213,30 @@ class OperatorTask:
         the platform has accepted it; an ordinary task's events are sent with its result. `emission`
         tells a second word on the same scope from a repetition of the first.
         """
-        event = {
-            "output_index": self._output(name).index,
-            "scope": scope_as_dict(Cursor(scope) if isinstance(scope, int) else scope),
-            "kind": kind,
-            "emission": emission,
-        }
+        self._announce(name, [(scope, kind, emission)], wait)
+
+    def emit_together(self, name: str, announcements: Iterable[Announcement]) -> None:
+        """Announce many changes of an output at the price of one: all of them are accepted, or none.
+
+        Of a source that runs for ever, at most 1000 at once; it returns when they are accepted.
+        """
+        self._announce(name, announcements, wait=True)
+
+    def _announce(self, name: str, announcements: Iterable[Announcement], wait: bool) -> None:
+        index = self._output(name).index
+        events = [
+            {
+                "output_index": index,
+                "scope": scope_as_dict(Cursor(scope) if isinstance(scope, int) else scope),
+                "kind": kind,
+                "emission": emission,
+            }
+            for scope, kind, emission in announcements
+        ]
         if self._stream is None:
-            self.emitted.append(event)
-        else:
-            self._stream(event, wait)
+            self.emitted += events
+        elif events:
+            self._stream(events, wait)
 
     def log(self, message: str, *, level: str = "info", **fields: Any) -> None:
         """One line of the task's log; plain `print` works as well."""

@@ -46,14 +46,16 @@ class Platform:
         self.budget: int | None = None
         self.remembered = remembered
 
-    def accept(self, event: dict[str, Any], wait: bool) -> None:
-        if self.budget is not None:
-            if self.budget == 0:
-                raise Killed
-            self.budget -= 1
-        said = (event["scope"]["cursor"], event["emission"], event["kind"])
-        assert said not in self.events, "a word was repeated"
-        self.events.append(said)
+    def accept(self, events: list[dict[str, Any]], wait: bool) -> None:
+        assert wait
+        for event in events:
+            if self.budget is not None:
+                if self.budget == 0:
+                    raise Killed
+                self.budget -= 1
+            said = (event["scope"]["cursor"], event["emission"], event["kind"])
+            assert said not in self.events, "a word was repeated"
+            self.events.append(said)
 
     def last(self) -> dict[int, tuple[int, str, str]]:
         return {event[0]: event for event in self.events}

@@ -329,9 +329,9 @@ class EventStream:
         self._next = 0
         self._acknowledged = -1
 
-    def push(self, event: Event, wait: bool) -> None:
+    def push(self, events: list[Event], wait: bool) -> None:
         batch, self._next = self._next, self._next + 1
-        self._connection.sendall(frames.encode(frames.Events(batch, as_events([event]))))
+        self._connection.sendall(frames.encode(frames.Events(batch, as_events(events))))
         self._take_answers(until=batch if wait else None)
 
     def _take_answers(self, until: int | None) -> None:

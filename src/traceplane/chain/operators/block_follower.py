@@ -20,7 +20,7 @@ from traceplane.sdk import OperatorTask
 
 REMEMBERED = 2048
 """As many heights as the platform hands to a new run."""
-_WORDS_UNDER_WAY = 100
+_WORDS_TOGETHER = 250
 
 
 def run(task: OperatorTask) -> None:
@@ -69,17 +69,10 @@ class Follower:
         record.apply(step, REMEMBERED)
 
     def _say(self, words: Iterable[Word | None]) -> None:
-        """Emit in order, many under way at once, and return when all of them are accepted."""
+        """Emit in order, many at a time, and return when all of them are accepted."""
         needed = iter([word for word in words if word is not None])
-        while group := list(itertools.islice(needed, _WORDS_UNDER_WAY)):
-            for word in group:
-                self._task.emit(
-                    self._output,
-                    scope=word.number,
-                    kind=word.kind,
-                    emission=word.emission,
-                    wait=word is group[-1],
-                )
+        while group := list(itertools.islice(needed, _WORDS_TOGETHER)):
+            self._task.emit_together(self._output, [(w.number, w.kind, w.emission) for w in group])
             for word in group:
                 self._words.said(word, REMEMBERED)
 
