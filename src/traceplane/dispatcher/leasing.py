@@ -40,7 +40,7 @@ from traceplane.model.task import (
     judge_heartbeat,
     judge_report,
 )
-from traceplane.postgres import commits, events, registry, tasks, wake_messages
+from traceplane.postgres import commits, events, registry, tasks
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
@@ -132,11 +132,9 @@ class Leasing:
                 wanted.setdefault((task_id, c.runtime), (task_id, number, c.worker_id, c.runtime))
         async with self._database.transaction("claim") as tx:
             given: defaultdict[int, list[tasks.Claimed]] = defaultdict(list)
-            for number, claimed in await tasks.claim(tx, list(wanted.values())):
+            spent = [(c.queue, int(receipt)) for c in claims for receipt in c.receipts]
+            for number, claimed in await tasks.claim(tx, list(wanted.values()), spent):
                 given[number].append(claimed)
-            for queue in sorted({c.queue for c in claims if c.receipts}):
-                spent = [int(receipt) for c in claims if c.queue == queue for receipt in c.receipts]
-                await wake_messages.delete(tx, queue, spent)
             return [await self._claim_answer(tx, c, given[number]) for number, c in enumerate(claims)]
 
     async def _claim_answer(

@@ -161,14 +161,12 @@ class PublicApi:
 
     async def _commit_emits(self, emits: Sequence[_Emit]) -> Sequence[EmitResponse]:
         async def once() -> events.Accepted:
-            async with self._database.transaction("emit") as tx:
-                names = list({e.dataset for emit in emits for e in emit.events})
+            names = list({e.dataset for emit in emits for e in emit.events})
+            async with self._database.glance() as tx:
                 targets = await registry.manual_targets(tx, self._settings.org, names)
-                drafts = [_manual_event(event, targets) for emit in emits for event in emit.events]
-                accepted = await events.accept(tx, drafts)
-                if accepted.tasks_created:
-                    await events.notify_dispatchers(tx)
-                return accepted
+            drafts = [_manual_event(event, targets) for emit in emits for event in emit.events]
+            async with self._database.statement("emit") as tx:
+                return await events.accept(tx, drafts, notify_dispatchers=True)
 
         accepted = await again_if_concurrent(once)
         answers, position = [], 0

@@ -148,19 +148,19 @@ class Database:
                 if doomed:
                     crash_point(f"{label}.after_commit")
         except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError) as error:
-            raise ConcurrentChange(
-                "postgres.concurrent_change",
-                "another process did the same thing at the same moment; nothing of this call was kept",
-                value=error.constraint_name,
-                next_step="repeat the call",
-            ) from error
+            raise _concurrent(error) from error
         except RETRYABLE as error:
             raise _unavailable(error) from error
 
-    def statement(self, label: str) -> contextlib.AbstractAsyncContextManager[Transaction]:
+    @contextlib.asynccontextmanager
+    async def statement(self, label: str) -> AsyncIterator[Transaction]:
         """A transaction of a single statement, which needs no round trips to begin and to commit; with a
         crash point armed around it, an ordinary one."""
-        return self.transaction(label) if armed(label) else self.glance()
+        try:
+            async with self.transaction(label) if armed(label) else self.glance() as tx:
+                yield tx
+        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError) as error:
+            raise _concurrent(error) from error
 
     @contextlib.asynccontextmanager
     async def glance(self) -> AsyncIterator[Transaction]:
@@ -205,6 +205,15 @@ async def again_if_concurrent(once: Callable[[], Awaitable[Result]]) -> Result:
         with contextlib.suppress(ConcurrentChange):
             return await once()
     return await once()
+
+
+def _concurrent(error: asyncpg.PostgresError) -> ConcurrentChange:
+    return ConcurrentChange(
+        "postgres.concurrent_change",
+        "another process did the same thing at the same moment; nothing of this call was kept",
+        value=error.constraint_name,
+        next_step="repeat the call",
+    )
 
 
 def _unavailable(error: BaseException) -> DatabaseUnavailable:

@@ -36,7 +36,9 @@ class Accepted:
     tasks_dispatched: int = 0
 
 
-async def accept(tx: Transaction, events: Sequence[NewEvent]) -> Accepted:
+async def accept(
+    tx: Transaction, events: Sequence[NewEvent], *, notify_dispatchers: bool = False
+) -> Accepted:
     if not events:
         return Accepted()
     row = await tx.row(
@@ -50,6 +52,7 @@ async def accept(tx: Transaction, events: Sequence[NewEvent]) -> Accepted:
         [e.emission for e in events],
         [e.backfill for e in events],
         [e.traceparent for e in events],
+        notify_dispatchers,
     )
     assert row is not None
     inserted = set(row["inserted"] or ())

@@ -75,9 +75,13 @@ _STAGES = {"queued": 0, "dispatched": 1, "running": 1, "completed": 2, "canceled
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
 
 
-async def claim(tx: Transaction, wanted: Sequence[tuple[UUID, int, str, str]]) -> list[tuple[int, Claimed]]:
-    """Leases for (task, claim, worker, runtime); each answer names the claim that it belongs to."""
-    rows = await tx.rows(_SQL["claim"], *([w[n] for w in wanted] for n in range(4)))
+async def claim(
+    tx: Transaction, wanted: Sequence[tuple[UUID, int, str, str]], spent: Sequence[tuple[str, int]] = ()
+) -> list[tuple[int, Claimed]]:
+    """Leases for (task, claim, worker, runtime); each answer names the claim that it belongs to. The local
+    wake-ups (queue, message) in `spent` are deleted."""
+    columns = [*([w[n] for w in wanted] for n in range(4)), *([s[n] for s in spent] for n in range(2))]
+    rows = await tx.rows(_SQL["claim"], *columns)
     return [(r["claim"], Claimed(*(r[name] for name in _CLAIMED))) for r in rows]
 
 

@@ -61,7 +61,8 @@ with incoming as materialized (
 select (select array_agg(event_id order by ord) from incoming) as drawn,
        (select array_agg(event_id) from inserted) as inserted,
        (select count(*) from drafts) as tasks_created,
-       (select count(*) from drafts where at_once) as tasks_dispatched
+       (select count(*) from drafts where at_once) as tasks_dispatched,
+       case when $10::boolean and exists (select 1 from drafts) then pg_notify('traceplane_work', '') end
 
 -- name: notify_dispatchers
 -- Tells dispatchers that another process left work in the outbox or the queue.

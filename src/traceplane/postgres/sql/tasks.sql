@@ -5,7 +5,11 @@
 -- name: claim
 -- dispatched -> running, once: of two claims of one task the second waits for the first and then finds it gone.
 -- The subselect reads the ids in order, so that two calls take their rows in the same order; for the same reason
--- one statement serves all the claims of a group.
+-- one statement serves all the claims of a group. The local wake-ups that led to the claims are spent.
+with spent as (
+  delete from wake_messages m using unnest($5::text[], $6::bigint[]) as r (queue, message_id)
+  where m.queue = r.queue and m.message_id = r.message_id
+)
 update tasks t
 set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
     lease_expires_at = tp_now() + j.lease, worker_id = w.worker_id, started_at = tp_now(), progress = null
