@@ -129,6 +129,7 @@ GATEWAY = [
     "POST /v1/plan",
     "POST /v1/deploy",
     "GET /v1/dags",
+    "POST /v1/backfill",
     "POST /v1/events",
     "GET /v1/tasks",
     "GET /v1/tasks/{task_id}",

@@ -221,6 +221,7 @@ def accept_arguments(filled: Filled, dataset: str, cursors: range) -> list[str]:
         repeated("''"),
         repeated("false"),
         repeated("null::text"),
+        "true",
     ]
 
 
@@ -310,10 +311,14 @@ def test_a_claim_finds_its_tasks_by_id(filled: Filled) -> None:
         "array_fill(0, array[20])",
         "array_fill('w'::text, array[20])",
         "array_fill('python'::text, array[20])",
+        "array['python', 'python']",
+        "array[1, 2]::bigint[]",
     )
     no_sequential_scan(plan)
     assert plan.conditions("tasks_pkey")
     assert plan.read("tasks") <= 40
+    assert plan.conditions("wake_messages_pkey")
+    assert plan.read("wake_messages") <= 2
 
 
 def test_a_task_is_fetched_by_its_id(filled: Filled) -> None:
