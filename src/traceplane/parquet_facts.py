@@ -25,8 +25,8 @@ def statistics(metadata: parquet.FileMetaData) -> dict[str, dict[str, Any]]:
     for index in range(min(metadata.num_columns, _MOST_COLUMNS)):
         groups = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
         told = [group.statistics for group in groups]
-        if "." in groups[0].path_in_schema if groups else True:
-            continue  # part of a nested column
+        if not groups or "." in groups[0].path_in_schema:
+            continue  # no rows, or part of a nested column
         if any(s is None or not s.has_min_max for s in told):
             continue
         low, high = _scalar(min(s.min for s in told)), _scalar(max(s.max for s in told))

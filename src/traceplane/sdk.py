@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -287,6 +288,27 @@ def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
     files = tuple(file if isinstance(file, str) else file["path"] for file in entry.get("files") or ())
     columns = tuple(entry.get("columns") or ())
     return OperatorInput(entry["name"], files, dict(entry.get("where") or {}), columns)
+
+
+def load(entrypoint: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names, found on the code paths."""
+    module_name, _, function_name = entrypoint.partition(":")
+    if not module_name or not function_name:
+        raise OperatorError(
+            "operator.no_entrypoint", f"{entrypoint!r} is not of the form package.module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            message = f"there is no module {error.name!r} on the code paths"
+            raise OperatorError("operator.no_entrypoint", message) from error
+        raise
+    operator = getattr(module, function_name, None)
+    if not callable(operator):
+        message = f"module {module_name!r} has no function {function_name!r}"
+        raise OperatorError("operator.no_entrypoint", message)
+    return operator  # type: ignore[no-any-return]
 
 
 def as_table(rows: Any) -> pa.Table:

@@ -20,7 +20,6 @@ from traceplane.sdk import OperatorError, OperatorInput, OperatorTask
 SMALL_INPUT_BYTES = 32 << 20
 """Up to here results come back as Arrow and are written by this process: 30 to 40 ms less per task."""
 TARGET_FILE_BYTES = 128 << 20
-_ROWS_PER_GROUP = 1 << 20
 
 
 def read(spark: SparkSession, source: OperatorInput) -> DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from traceplane.dataplane import datasets
 from traceplane.dataplane.failures import explained
 from traceplane.dataplane.session import session
 from traceplane.model.scope import Cursor, Scope
-from traceplane.sdk import OperatorError, OperatorTask
+from traceplane.sdk import OperatorError, OperatorTask, load
 
 Frames = dict[str, DataFrame]
 
@@ -58,25 +57,6 @@ def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     function = load(str(task.config.get("entrypoint", "")))
     extras = {"scope": task.scope, "spark": spark, "config": task.config, "task": task}
     return call(function, inputs, extras)
-
-
-def load(entrypoint: str) -> Callable[..., Any]:
-    module_name, _, name = entrypoint.partition(":")
-    if not module_name or not name:
-        raise OperatorError(
-            "operator.no_entrypoint", f"{entrypoint!r} is not of the form package.module:function"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            message = f"there is no module {error.name!r} on the code paths"
-            raise OperatorError("operator.no_entrypoint", message) from error
-        raise
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise OperatorError("operator.no_entrypoint", f"module {module_name!r} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
 
 
 def call(function: Callable[..., Any], inputs: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:

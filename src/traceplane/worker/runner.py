@@ -18,7 +18,6 @@ way an operator can end has a stable code:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -30,7 +29,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from traceplane.sdk import EmitRefused, Event, OperatorError, OperatorTask
+from traceplane.sdk import EmitRefused, Event, OperatorError, OperatorTask, load
 from traceplane.worker import confinement, frames
 from traceplane.worker.frames import Assign, Failure
 from traceplane.worker.surroundings import LoadedCode, Surroundings
@@ -134,7 +133,7 @@ def rehearse() -> None:
     task = OperatorTask(
         task_id=assignment.task_id, attempt=1, payload=assignment.payload, output_folders={}, temp_dir="/tmp"
     )
-    _load(assignment.entrypoint)
+    load(assignment.entrypoint)
     frames.encode(frames.Started(time.monotonic_ns()))
     frames.encode(frames.Done(_written(task), as_events(task.emitted)))
 
@@ -183,7 +182,7 @@ def _outcome(
         message = f"the task cannot be handed to an operator: {error}"
         return frames.Failed(Failure(code="sandbox.setup_failed", message=message))
     try:
-        operator = _load(assignment.entrypoint)
+        operator = load(assignment.entrypoint)
         if assignment.keep:
             loaded.note(began_ns)
     except OperatorError as error:
@@ -205,26 +204,6 @@ def _outcome(
         return frames.Failed(describe(code, error, code_paths))
     except BaseException as error:
         return frames.Failed(describe("operator.raised", error, code_paths))
-
-
-def _load(entrypoint: str) -> Operator:
-    module_name, _, function_name = entrypoint.partition(":")
-    if not module_name or not function_name:
-        raise OperatorError(
-            "operator.no_entrypoint", f"{entrypoint!r} is not of the form package.module:function"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            message = f"there is no module {error.name!r} on the code paths"
-            raise OperatorError("operator.no_entrypoint", message) from error
-        raise
-    operator = getattr(module, function_name, None)
-    if not callable(operator):
-        message = f"module {module_name!r} has no function {function_name!r}"
-        raise OperatorError("operator.no_entrypoint", message)
-    return operator  # type: ignore[no-any-return]
 
 
 def _written(task: OperatorTask) -> list[frames.WrittenOutput]:

@@ -95,7 +95,6 @@ class SparkServer:
         self._java_home = home
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
-        self._stopping = False
 
     @property
     def remote(self) -> str:
@@ -131,7 +130,6 @@ class SparkServer:
             stopping.cancel()
 
     async def close(self) -> None:
-        self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
             return
