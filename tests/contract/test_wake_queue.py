@@ -266,7 +266,9 @@ async def test_two_receivers_share_the_messages(broker: Broker) -> None:
     first = [await receive(one, limit=5), await receive(other, limit=5)]
     assert all(first)
     drained = await asyncio.gather(drain(one), drain(other))
-    assert tasks([m for taken in (*first, *drained) for m in taken]) == sent
+    received = tasks([m for taken in (*first, *drained) for m in taken])
+    # A queue may repeat a message (SQS says so of itself, and the claim is what makes it harmless): none may be missing.
+    assert sorted(set(received)) == sent
 
 
 async def test_a_receipt_that_means_nothing_is_ignored(queue: WakeQueue) -> None:
