@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from examples.chain.operators import busiest, token_volumes
 from tests.chain.conftest import patient
+from tests.operators.chain import busiest, token_volumes
 from tests.platform import Platform, until
 from traceplane.chain.extract import ALL_TABLES, fetch_range
 from traceplane.chain.operators.words import Word
@@ -30,7 +30,7 @@ from traceplane.chain.rpc import RpcClient
 from traceplane.chain.simulated.server import Simulator, serve
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = (ROOT / "examples/chain/dag.yaml").read_text()
+EXAMPLE = (ROOT / "tests/chain/dag.yaml").read_text()
 BATCH = 10
 ORDER = ("block_number", "transaction_index", "log_index", "first_block", "token_address")
 
