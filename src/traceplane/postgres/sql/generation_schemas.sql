@@ -1,9 +1,11 @@
 -- What the files of each generation have in common.
 
 -- name: load
--- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet.
-select g.generation_id, d.dataset_id, s.columns, s.revision
+-- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet. Whether
+-- commits of different widths may overlap there: `widest` is 0 while all are of one position.
+select g.generation_id, d.dataset_id, s.columns, s.revision, g.position_column, coalesce(k.widest, 0) as widest
 from generations g join datasets d using (dataset_uuid) left join generation_schemas s using (generation_id)
+left join generation_cursors k using (generation_id)
 where g.generation_id = any($1::uuid[])
 
 -- name: save
