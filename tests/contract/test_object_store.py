@@ -19,10 +19,11 @@ from aiohttp import web
 from tests.aws import CREDENTIALS, REGION
 from tests.contract.gate import Gate
 from tests.platform import until
-from traceplane.adapters.object_store import ObjectStore, StagingPrefix, StoredFile
+from traceplane.adapters.object_store import ObjectStore, StagingPrefix, StoredFile, object_store_for
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.adapters.object_store_s3 import S3ObjectStore
-from traceplane.errors import PlatformError
+from traceplane.errors import InvalidInput, PlatformError
+from traceplane.settings import load
 from traceplane.worker.object_cache import ObjectCache
 
 DATASET, GENERATION = uuid4(), uuid4()
@@ -91,6 +92,18 @@ async def refused(call: Awaitable[object]) -> str:
     with pytest.raises(PlatformError) as raised:
         await call
     return raised.value.code
+
+
+def test_the_setting_names_the_store_and_a_wrong_one_is_refused() -> None:
+    def chosen(store: str) -> ObjectStore:
+        return object_store_for(load(environment={"TRACEPLANE_OBJECT_STORE": store}))
+
+    assert isinstance(chosen("data"), FolderObjectStore)
+    assert isinstance(chosen("s3://bucket/some/where"), S3ObjectStore)
+    for wrong in ("s3://", "s3:///where", "s3://Bucket", "gs://bucket"):
+        with pytest.raises(InvalidInput) as raised:
+            chosen(wrong)
+        assert (raised.value.code, raised.value.value) == ("settings.invalid", wrong)
 
 
 async def test_what_was_put_is_got_back_whole_or_refused(store: ObjectStore, tmp_path: Path) -> None:
@@ -294,6 +307,25 @@ async def test_two_workers_that_fetch_one_file_share_it(
     await small.close()
     await (await ObjectCache.open(s3, tmp_path / "cache", limit_bytes=0)).close()
     assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == [tmp_path / "cache/evicting"]
+
+
+async def test_a_worker_notices_that_its_store_is_away_and_that_it_is_back(
+    bucket: Bucket, s3: S3ObjectStore, tmp_path: Path
+) -> None:
+    files = [await put(s3, tmp_path, prefix(uuid4()) + "file", b"content") for _ in range(2)]
+    cache = await ObjectCache.open(bucket.store(tries=1), tmp_path / "cache", limit_bytes=1000)
+    async with cache.holding(files[:1]):
+        await bucket.gate.shut()
+    async with cache.holding(files[:1]):
+        assert not cache.away, "what is here needs no store"
+    assert await refused(cache.holding(files).__aenter__()) == "object_store.unavailable"
+    assert cache.away
+    await bucket.gate.open()
+    async with asyncio.timeout(60):
+        await cache.until_back()
+    async with cache.holding(files):
+        assert (cache.files / files[1].path).read_bytes() == b"content"
+    await cache.close()
 
 
 async def test_a_cache_keeps_what_is_used_and_uploads_before_it_keeps(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.aws import CREDENTIALS, REGION, aws_server
 from tests.platform import Platform
 from tests.process.effects import settle, watched
 
-BLOCKS = 6
+BLOCKS = 4
 
 DAG = """
 version: 1

@@ -21,6 +21,7 @@ import fcntl
 import functools
 import os
 import resource
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +43,10 @@ _LOOK_AGAIN_AFTER = 20
 """Workers count what they add, and look at what all of them have after this part of the limit."""
 _LEFT_OF_TEN = 9
 """Tenths of the limit that stay when room is made."""
+_OPEN_FILES = 1 << 16
 _TRIES = 5
+_AWAY = ("object_store.unavailable", "object_store.refused")
+_LONGEST_PAUSE_SECONDS = 10.0
 
 
 class ObjectCache:
@@ -56,6 +60,8 @@ class ObjectCache:
         self._added_bytes = 0
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._making_room: asyncio.Task[None] | None = None
+        self.away = False
+        """Whether the store failed lately: tasks taken now would only use up their attempts."""
         self.files = folder / "files"
         self.outputs = own.path / "outputs"
 
@@ -89,20 +95,20 @@ class ObjectCache:
     @contextlib.asynccontextmanager
     async def holding(self, files: Sequence[StoredFile]) -> AsyncIterator[None]:
         """The files are at their paths below `self.files` as long as the context lasts."""
-        locks: list[int] = []
+        locks = _Locks()
         try:
             absent = await asyncio.to_thread(_explained, lambda: self._hold_present(files, locks))
             if absent:
-                await in_parallel(lambda file: self._fetch(file, locks), absent, _TRANSFERS_AT_ONCE)
+                with self._noticing_absence():
+                    await in_parallel(lambda file: self._fetch(file, locks), absent, _TRANSFERS_AT_ONCE)
             yield
         finally:
-            for lock in locks:
-                os.close(lock)
+            locks.close()
 
-    def _hold_present(self, files: Sequence[StoredFile], locks: list[int]) -> list[StoredFile]:
+    def _hold_present(self, files: Sequence[StoredFile], locks: _Locks) -> list[StoredFile]:
         return [file for file in files if not self._hold(file, locks)]
 
-    def _hold(self, file: StoredFile, locks: list[int]) -> bool:
+    def _hold(self, file: StoredFile, locks: _Locks) -> bool:
         """Whether the file is there, and now held."""
         place = self.files / relative(file.path)
         try:
@@ -116,12 +122,12 @@ class ObjectCache:
             if found.st_nlink:
                 place.unlink(missing_ok=True)  # a disk's mishap: the store has the truth
             return False
-        locks.append(lock)
         with contextlib.suppress(PermissionError):  # another user's worker fetched it
             os.utime(lock, ns=(time.time_ns(), found.st_mtime_ns))
+        locks.add(lock)
         return True
 
-    async def _fetch(self, file: StoredFile, locks: list[int]) -> None:
+    async def _fetch(self, file: StoredFile, locks: _Locks) -> None:
         for _ in range(_TRIES):
             if file.path not in self._fetching:
                 fetching = asyncio.create_task(self._download(file))
@@ -165,7 +171,7 @@ class ObjectCache:
 
     async def upload(self, files: Sequence[StoredFile]) -> None:
         """Brings what a task wrote below `self.outputs` to the same paths of the store."""
-        with _explaining():
+        with _explaining(), self._noticing_absence():
             await in_parallel(
                 lambda file: self._store.put(self.outputs / file.path, file.path), files, _TRANSFERS_AT_ONCE
             )
@@ -187,13 +193,40 @@ class ObjectCache:
             remove_tree(folder)
             _prune(folder.parent, self.outputs)
 
+    # The store itself ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _noticing_absence(self) -> Iterator[None]:
+        try:
+            yield
+        except PlatformError as error:
+            if error.code in _AWAY and not self.away:
+                self.away = True
+                telemetry.emit("object_store.away", "error", code=error.code, message=str(error))
+            raise
+
+    async def until_back(self) -> None:
+        """Waits for a store that is away."""
+        pause = 0.5
+        while self.away:
+            try:
+                await self._store.check()
+                self.away = False
+                telemetry.emit("object_store.back")
+            except PlatformError:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
     # Room ------------------------------------------------------------------------------------------
 
     def _grew(self, count: int) -> None:
         self._added_bytes += count
-        busy = self._making_room is not None and not self._making_room.done()
-        if self._added_bytes * _LOOK_AGAIN_AFTER > self._limit_bytes and not busy:
-            self._making_room = asyncio.create_task(self._make_room())
+        if self._making_room is None or self._making_room.done():
+            self._making_room = asyncio.create_task(self._make_room_if_grown())
+
+    async def _make_room_if_grown(self) -> None:
+        while self._added_bytes * _LOOK_AGAIN_AFTER > self._limit_bytes:
+            await self._make_room()
 
     async def _make_room(self) -> None:
         self._added_bytes = 0
@@ -209,7 +242,7 @@ class ObjectCache:
         """Removes the least recently used files that nobody holds; one worker at a time."""
         lock = os.open(self._folder / "evicting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             found = sorted(_files_below(str(self.files)))
             total = sum(size for _, size, _ in found)
             count = freed = 0
@@ -220,10 +253,29 @@ class ObjectCache:
                     if _remove_unless_held(Path(path), self.files):
                         count, freed = count + 1, freed + size
             return count, freed
-        except BlockingIOError:
-            return 0, 0
         finally:
             os.close(lock)
+
+
+class _Locks:
+    """Open files with a lock each. A thread may still add to them when nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._open: list[int] | None = []
+        self._guard = threading.Lock()
+
+    def add(self, lock: int) -> None:
+        with self._guard:
+            if self._open is None:
+                os.close(lock)
+            else:
+                self._open.append(lock)
+
+    def close(self) -> None:
+        with self._guard:
+            for lock in self._open or ():
+                os.close(lock)
+            self._open = None
 
 
 def _files_below(folder: str) -> Iterator[tuple[int, int, str]]:
@@ -277,9 +329,10 @@ def _make_passable(root: Path, below: str) -> None:
 
 
 def _allow_many_open_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 @contextlib.contextmanager

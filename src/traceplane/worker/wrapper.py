@@ -135,6 +135,9 @@ class Wrapper:
                 self._freed.clear()
                 await _unless(stop, self._freed.wait())
                 continue
+            if self._store.cache is not None and self._store.cache.away:
+                await _unless(stop, self._store.cache.until_back())
+                continue
             try:
                 taken = await _unless(stop, self._intake.take(free))
                 if taken is not None:
