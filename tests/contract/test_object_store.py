@@ -88,6 +88,11 @@ async def put(store: ObjectStore, folder: Path, path: str, content: bytes) -> St
     return StoredFile(path, len(content))
 
 
+async def prefixes(store: ObjectStore) -> list[StagingPrefix]:
+    found = [prefix async for batch in store.staging_prefixes() for prefix in batch]
+    return sorted(found, key=lambda p: (p.task_id, p.attempt))
+
+
 async def refused(call: Awaitable[object]) -> str:
     with pytest.raises(PlatformError) as raised:
         await call
@@ -140,14 +145,11 @@ async def test_attempts_and_their_files_are_listed_however_many(store: ObjectSto
     files = [prefix(*a) + f"part-{n}" for a in attempts for n in range(3)]
     odd = [f"{DATASET}/{GENERATION}/elsewhere/file", f"{DATASET}/{GENERATION}/staging/{tasks[0]}/x/file"]
     await asyncio.gather(*(put(store, tmp_path, path, b"x") for path in (*files, *odd)))
-    found = [p async for batch in store.staging_prefixes() for p in batch]
-    assert sorted(found, key=lambda p: (p.task_id, p.attempt)) == [
-        StagingPrefix(prefix(*a), *a) for a in attempts
-    ]
-    below = await store.files_below(prefix(tasks[0]))
-    assert sorted(f.path for f in below) == sorted(f for f in files if f.startswith(prefix(tasks[0])))
-    everything = await store.files_below(f"{DATASET}/")
-    assert sorted(f.path for f in everything) == sorted((*files, *odd))
+    found = await prefixes(store)
+    assert [(p.path, p.task_id, p.attempt) for p in found] == [(prefix(*a), *a) for a in attempts]
+    for attempt in found:
+        below = sorted(path for path in files if path.startswith(attempt.path))
+        assert sorted(attempt.files, key=lambda f: f.path) == [StoredFile(path, 1) for path in below]
 
 
 async def test_deleting_removes_what_is_named_however_many_and_nothing_else(
@@ -162,9 +164,7 @@ async def test_deleting_removes_what_is_named_however_many_and_nothing_else(
     await store.delete([*never[:1050], *files, *never[1050:]])
     await store.delete([])
     await store.delete_empty(prefix(gone))
-    assert sorted([f.path for f in await store.files_below(f"{DATASET}/")]) == sorted(
-        [other.path, another.path]
-    )
+    assert {f for p in await prefixes(store) for f in p.files} == {other, another}
 
 
 # S3's own -------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ async def test_s3_that_is_down_says_so_and_comes_back(
         lambda: s3.get(file, tmp_path / "got"),
         lambda: s3.put(Path(__file__), file.path + "-other"),
         lambda: s3.sizes([file.path]),
-        lambda: s3.files_below(prefix(uuid4())),
+        lambda: prefixes(s3),
         lambda: s3.delete([file.path]),
     ]
     codes = await asyncio.gather(*(refused(call()) for call in calls))
@@ -207,11 +207,9 @@ async def test_s3_uploads_that_were_broken_off_are_found_and_ended(bucket: Bucke
     left, going_on = prefix(uuid4()), prefix(uuid4())
     for path in (left, going_on):
         await bucket.client.create_multipart_upload(Bucket=bucket.name, Key=f"some/where/{path}part-0")
-    found = [p.path async for batch in s3.staging_prefixes() for p in batch]
-    assert sorted(found) == sorted([left, going_on])
+    assert {p.path for p in await prefixes(s3)} == {left, going_on}
     await s3.delete_empty(left)
-    found = [p.path async for batch in s3.staging_prefixes() for p in batch]
-    assert found == [going_on]
+    assert [p.path for p in await prefixes(s3)] == [going_on]
 
 
 async def test_s3_a_download_that_breaks_off_is_begun_again(bucket: Bucket, tmp_path: Path) -> None:

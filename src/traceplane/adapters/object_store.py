@@ -14,7 +14,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
@@ -27,18 +27,19 @@ _STAGED = re.compile(rf"({_UUID}/{_UUID}/staging/({_UUID})/([1-9][0-9]{{0,9}})/)
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StagingPrefix:
-    """Where one attempt of one task writes."""
+    """Where one attempt of one task writes, and what it has written."""
 
     path: str
     task_id: UUID
     attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    path: str
-    bytes: int
+    files: list[StoredFile] = field(default_factory=list)
 
 
 class ObjectStore(Protocol):
@@ -57,8 +58,6 @@ class ObjectStore(Protocol):
     def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
         """All of them, in batches; what does not look like one is not named."""
         ...
-
-    async def files_below(self, prefix: str) -> list[StoredFile]: ...
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         """Those of the files that are there."""

@@ -72,19 +72,14 @@ class FolderObjectStore:
                 for task in _folders(generation / "staging", _UUID):
                     for attempt in _folders(task, re.compile(r"[1-9][0-9]{0,9}")):
                         path = attempt.relative_to(self._root).as_posix() + "/"
-                        yield StagingPrefix(path, UUID(task.name), int(attempt.name))
+                        yield StagingPrefix(
+                            path, UUID(task.name), int(attempt.name), list(self._files_below(attempt))
+                        )
 
-    async def files_below(self, prefix: str) -> list[StoredFile]:
-        return await asyncio.to_thread(self._files_below, prefix)
-
-    def _files_below(self, prefix: str) -> list[StoredFile]:
-        return [
-            StoredFile(
-                (Path(folder) / name).relative_to(self._root).as_posix(), _size(Path(folder) / name) or 0
-            )
-            for folder, _, names in os.walk(self._inside(prefix))
-            for name in sorted(names)
-        ]
+    def _files_below(self, prefix: Path) -> Iterator[StoredFile]:
+        for folder, _, names in os.walk(prefix):
+            for file in (Path(folder) / name for name in sorted(names)):
+                yield StoredFile(file.relative_to(self._root).as_posix(), _size(file) or 0)
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         found = await asyncio.to_thread(lambda: [(path, _size(self._inside(path))) for path in paths])

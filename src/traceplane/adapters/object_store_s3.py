@@ -159,28 +159,20 @@ class S3ObjectStore:
     async def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
         """Of the files, and of uploads in parts that were never completed, which no listing of files shows."""
         found: dict[str, StagingPrefix] = {}
-        async for paths in self._listed_paths():
-            for path in paths:
+        async for page in self._pages("list_objects_v2", ""):
+            for entry in page.get("Contents", ()):
+                path = self._path(entry["Key"])
                 if (prefix := staging_prefix_of(path)) is not None:
-                    found[prefix.path] = prefix
-            while len(found) > _BATCH:
-                batch = [found.pop(path) for path in list(found)[:_BATCH]]
-                yield batch
+                    known = found.setdefault(prefix.path, prefix)
+                    known.files.append(StoredFile(path, entry["Size"]))
+            while len(found) > _BATCH:  # keys come in order: all but the last prefix are complete
+                yield [found.pop(path) for path in list(found)[:_BATCH]]
+        async for page in self._pages("list_multipart_uploads", ""):
+            for entry in page.get("Uploads", ()):
+                if (prefix := staging_prefix_of(self._path(entry["Key"]))) is not None:
+                    found.setdefault(prefix.path, prefix)
         if found:
             yield list(found.values())
-
-    async def _listed_paths(self) -> AsyncIterator[list[str]]:
-        async for page in self._pages("list_objects_v2", ""):
-            yield [self._path(entry["Key"]) for entry in page.get("Contents", ())]
-        async for page in self._pages("list_multipart_uploads", ""):
-            yield [self._path(entry["Key"]) for entry in page.get("Uploads", ())]
-
-    async def files_below(self, prefix: str) -> list[StoredFile]:
-        return [
-            StoredFile(self._path(entry["Key"]), entry["Size"])
-            async for page in self._pages("list_objects_v2", prefix)
-            for entry in page.get("Contents", ())
-        ]
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         async def size(path: str) -> StoredFile | None:

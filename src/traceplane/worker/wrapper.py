@@ -208,7 +208,8 @@ class Wrapper:
             status = "completed" if held.verdict == "stopping" else "canceled"
             return self._completion(held, status, traceparent)
         except TraceplaneError as error:
-            failure = TaskError(error.code, error.message, retryable=not isinstance(error, UserError))
+            message = error.message if error.value is None else f"{error.message}: {str(error.value)[:500]}"
+            failure = TaskError(error.code, message, retryable=not isinstance(error, UserError))
             return self._completion(held, "failed", traceparent, error=failure)
         if result.error is not None:
             body = result.error
