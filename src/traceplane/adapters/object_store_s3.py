@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 from botocore.parsers import ResponseParserError
 
 from traceplane.adapters.in_parallel import in_parallel
@@ -245,6 +245,8 @@ class S3ObjectStore:
             if code in _REFUSED or status == 403:
                 raise _refused(self._bucket, error) from error
             raise _unavailable(path, error) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise _refused(self._bucket, error) from error
         except _FAILURES as error:
             raise _unavailable(path, error) from error
 
@@ -287,8 +289,8 @@ async def _saved(body: Any, target: Path) -> int:
 def _unavailable(path: str, error: Exception) -> PlatformError:
     return PlatformError(
         "object_store.unavailable",
-        "S3 did not do what was asked",
-        value=f"{path}: {type(error).__name__}: {error}",
+        f"S3 did not do what was asked: {type(error).__name__}: {error}",
+        value=path or None,
         next_step="check the endpoint and the network; the call may be repeated",
     )
 

@@ -67,10 +67,16 @@ class ObjectCache:
 
     @classmethod
     async def open(cls, store: ObjectStore, folder: Path, *, limit_bytes: int) -> ObjectCache:
-        """Raises unless the store can be reached: a worker without it would only use up attempts."""
-        await store.check()
-        _allow_many_open_files()  # each file that is held is open
-        cache = await asyncio.to_thread(_explained, lambda: cls._make(store, folder.resolve(), limit_bytes))
+        """Takes the store over. Raises unless it can be reached: a worker without it would only use up attempts."""
+        try:
+            await store.check()
+            _allow_many_open_files()  # each file that is held is open
+            cache = await asyncio.to_thread(
+                _explained, lambda: cls._make(store, folder.resolve(), limit_bytes)
+            )
+        except BaseException:
+            await store.close()
+            raise
         await asyncio.to_thread(cache._own.remove_abandoned)
         await cache._make_room()
         return cache
