@@ -111,8 +111,8 @@ async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -
     """The rows of the committed files within a range, as a reader would find them; sorted by position."""
     commits = await platform.sql(
         "select c.files, c.row_count from dataset_commits c"
-        " join datasets d on d.current_generation_id = c.generation_id where d.dataset_id = $1 and range_start between $2 and $3"
-        " and superseded_by is null",
+        " join datasets d on d.current_generation_id = c.generation_id"
+        " where d.dataset_id = $1 and range_start between $2 and $3 and superseded_by is null",
         dataset,
         first,
         last,

@@ -488,13 +488,13 @@ async def source_speaks(crash: Crash) -> None:
             lambda: crash.platform.value(f"{MINE} select ({done}) = {EVENTS}", crash.dag, 0, EVENTS),
             what="all ticks copied",
         )
+        assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
     finally:
         await crash.platform.deploy(SMALL.format(dag=crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x."))
         crash.world.retired_sources += 1
     await settle(crash.platform)
     assert await crash.platform.value(MINE + TRACES["events"], crash.dag, 0, EVENTS) == EVENTS
     assert await crash.platform.value(MINE + TRACES["source_monitor"], crash.dag, 0, EVENTS) == 1
-    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
 
 
 async def queue_fills_up(crash: Crash) -> None:
