@@ -32,6 +32,10 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 
 
+_PYTHON_MEMORY_MB = 2048
+"""Address space of each Python process that runs user functions for Spark."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparkSettings:
     folder: Path
@@ -71,7 +75,12 @@ _CONF = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
+# A JVM that ran out of memory may have lost any of its threads: it ends, and is started again.
+_JAVA_OPTIONS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
+    " -XX:+ExitOnOutOfMemoryError"
+)
+_EXIT_OUT_OF_MEMORY = 3
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,10 @@ class RemoteSpark:
     """A Spark Connect server that somebody else runs; it must reach the object store under the same paths."""
 
     remote: str
+
+    @property
+    def last_end(self) -> str | None:
+        return None
 
     async def keep_running(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -95,6 +108,8 @@ class SparkServer:
         self._java_home = home
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
+        self.last_end: str | None = None
+        """Why the server that ran before this one ended, for people."""
 
     @property
     def remote(self) -> str:
@@ -124,10 +139,19 @@ class SparkServer:
                 if stop.is_set():
                     ended.cancel()
                     return
-                telemetry.emit("spark.died", "error", code=self._process.returncode)
+                self.last_end = self._why_ended(self._process.returncode)
+                telemetry.emit("spark.died", "error", code=self._process.returncode, why=self.last_end)
                 await self._launch()
         finally:
             stopping.cancel()
+
+    def _why_ended(self, code: int | None) -> str:
+        if code == _EXIT_OUT_OF_MEMORY:
+            return (
+                f"out of memory: its heap has {self._settings.memory_mb} MB, see the setting spark_memory_mb"
+            )
+        ended = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"it ended with {ended}, see {self._settings.folder / 'server.log'}"
 
     async def close(self) -> None:
         process = self._process
@@ -195,6 +219,9 @@ class SparkServer:
         conf = {
             **_CONF,
             "spark.connect.grpc.binding.port": str(self._port),
+            # What is collected is held in the heap: more than a part of it is refused, with a message.
+            "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
+            "spark.executor.pyspark.memory": f"{_PYTHON_MEMORY_MB}m",
             "spark.local.dir": str(temp),
             "spark.sql.warehouse.dir": str(temp / "warehouse"),
             "spark.sql.artifact.isolation.enabled": "false",
