@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -40,6 +41,18 @@ def row_by_row(numbers: DataFrame, config) -> DataFrame:
 
     kept = numbers.select("block", "n")
     return kept.coalesce(1).mapInArrow(slow, kept.schema)
+
+
+def by_halves(numbers: DataFrame, config) -> DataFrame:
+    """In two partitions, which take a while each; made by a module-level function, as users write them."""
+    return numbers.repartition(2, "n").mapInArrow(
+        functools.partial(slowly, seconds=config["seconds"]), numbers.schema
+    )
+
+
+def slowly(batches, seconds: float):
+    time.sleep(seconds)
+    yield from batches
 
 
 def kills_itself_once(numbers: DataFrame, config, task: OperatorTask) -> DataFrame:
@@ -129,9 +142,9 @@ def collects_too_much(numbers: DataFrame) -> DataFrame:
 
 
 def exploding(numbers: DataFrame) -> DataFrame:
-    """4 kB, for each row, 1000 times: many more bytes than came in."""
+    """2 kB, for each row, 1000 times: many more bytes than came in."""
     copies = numbers.sparkSession.range(1000)
-    return numbers.crossJoin(copies).select("n", "id", F.repeat(F.lit("x"), 4000).alias("text"))
+    return numbers.crossJoin(copies).select("n", "id", F.repeat(F.lit("x"), 2000).alias("text"))
 
 
 def fills_the_heap(numbers: DataFrame) -> DataFrame:

@@ -89,6 +89,7 @@ async def spark(
     settings = {
         "TRACEPLANE_CONFIG": str(folder / "traceplane.toml"),
         "TRACEPLANE_SPARK_MASTER": "local[2]",
+        "TRACEPLANE_SPARK_MEMORY_MB": "640",
         "TRACEPLANE_WORKER_CONCURRENCY": "4",
     }
     async with Platform.start(url, folder, environment=settings) as platform:

@@ -39,7 +39,8 @@ def run(task: OperatorTask) -> None:
     except PySparkException as error:
         if was_lost(error):
             raise OperatorError(
-                "operator.spark_lost", "the Spark server ended while it worked for this task"
+                "operator.spark_lost",
+                "the Spark server ended, or was restarted, while it worked for this task",
             ) from None
         raise explained(error, function) from None
 

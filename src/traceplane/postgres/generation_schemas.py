@@ -20,6 +20,8 @@ class StoredSchema:
     dataset_id: str
     schema: Schema | None
     revision: int
+    declared: Schema = ()
+    """What the DAG file says of its columns, with types as Spark SQL spells them; empty: nothing."""
 
 
 async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, StoredSchema]:
@@ -28,6 +30,7 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, St
             r["dataset_id"],
             None if r["columns"] is None else tuple(SchemaColumn(**column) for column in r["columns"]),
             r["revision"] or 0,
+            tuple(SchemaColumn(c["name"], c["type"], c["nullable"]) for c in r["declared"] or ()),
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))
     }

@@ -6,8 +6,8 @@ store and its own temporary folder, has no capabilities and an environment witho
 worker share the server, and with it its view of the object store; tasks that must not see each other's data
 belong on different workers.
 
-An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some ten
-seconds by the server itself.
+An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some
+twenty seconds by the server itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ _CONF = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     # Tasks of several jobs at once: each gets its share of the cores.
     "spark.scheduler.mode": "FAIR",
-    # A client that is gone does not come back: stop what it asked for.
+    # A client that is gone does not come back: stop what it asked for. It is missed when a stream to it ends, not
+    # before, so streams are short; clients that live take them up again.
+    "spark.connect.execute.reattachable.senderMaxStreamDuration": "5s",
     "spark.connect.execute.manager.detachedTimeout": "10s",
     "spark.connect.execute.manager.maintenanceInterval": "1s",
     "spark.connect.session.manager.defaultSessionTimeout": "30m",
@@ -222,6 +224,8 @@ class SparkServer:
             # What is collected is held in the heap: more than a part of it is refused, with a message.
             "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
             "spark.executor.pyspark.memory": f"{_PYTHON_MEMORY_MB}m",
+            # Executors of a cluster find user code under the same paths, as they find the object store.
+            "spark.executorEnv.PYTHONPATH": _search_path(settings.code_paths),
             "spark.local.dir": str(temp),
             "spark.sql.warehouse.dir": str(temp / "warehouse"),
             "spark.sql.artifact.isolation.enabled": "false",
@@ -248,7 +252,7 @@ class SparkServer:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(str(p.resolve()) for p in self._settings.code_paths),
+            "PYTHONPATH": _search_path(self._settings.code_paths),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self._settings.folder.resolve()),
             "LANG": "C.UTF-8",
@@ -272,6 +276,10 @@ _OPENED = (
     "java.base/sun.security.action",
     "java.base/sun.util.calendar",
 )
+
+
+def _search_path(folders: tuple[Path, ...]) -> str:
+    return os.pathsep.join(str(folder.resolve()) for folder in folders)
 
 
 def _free_port() -> int:

@@ -1,8 +1,10 @@
 -- What the files of each generation have in common.
 
 -- name: load
--- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet.
-select g.generation_id, d.dataset_id, s.columns, s.revision
+-- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet. What
+-- the DAG file declares is that of the current generation: another declaration makes another generation.
+select g.generation_id, d.dataset_id, s.columns, s.revision,
+       case when g.generation_id = d.current_generation_id then d.definition -> 'columns' end as declared
 from generations g join datasets d using (dataset_uuid) left join generation_schemas s using (generation_id)
 where g.generation_id = any($1::uuid[])
 
