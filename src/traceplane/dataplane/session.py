@@ -63,7 +63,8 @@ def _lives(found: SparkSession) -> bool:
 
 def was_lost(error: Exception) -> bool:
     """Whether the server forgot the session, or is no more."""
-    return any(sign in str(error) for sign in _GONE)
+    beginning = str(error)[:200]  # what follows may quote the user's own words
+    return any(sign in beginning for sign in _GONE)
 
 
 def _handler(told: Progress) -> Any:

@@ -32,8 +32,8 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 
 
-_PYTHON_MEMORY_MB = 2048
-"""Address space of each Python process that runs user functions for Spark."""
+_PYTHON_MEMORY_MB = 4096
+"""Address space of a Python process that runs user functions for a local Spark; libraries alone take 1.3 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,6 @@ class SparkServer:
             "spark.connect.grpc.binding.port": str(self._port),
             # What is collected is held in the heap: more than a part of it is refused, with a message.
             "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
-            "spark.executor.pyspark.memory": f"{_PYTHON_MEMORY_MB}m",
             # Executors of a cluster find user code under the same paths, as they find the object store.
             "spark.executorEnv.PYTHONPATH": _search_path(settings.code_paths),
             "spark.local.dir": str(temp),
@@ -231,6 +230,8 @@ class SparkServer:
             "spark.sql.artifact.isolation.enabled": "false",
             **dict(settings.conf),
         }
+        if settings.master.startswith("local"):  # a cluster has limits of its own
+            conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
         jars = Path(pyspark.__file__).parent / "jars" / "*"
         options = _JAVA_OPTIONS.format(temp=temp).split()
         opens = [word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")]
