@@ -62,7 +62,7 @@ Progress = Callable[[str], None]
 def run(database_url: str, progress: Progress) -> list[results.Row]:
     peaks = asyncio.run(_measure(database_url, progress))
     input_mb = ROWS * LARGE_ROW_BYTES / 2**20
-    note = f"larger than memory: {ROWS:,} rows of {input_mb:,.0f} MB; Spark's heap and the task have {LIMIT_MB} MB"
+    note = f"larger than memory: {ROWS:,} rows of {input_mb:,.0f} MB, Spark's heap and the task have {LIMIT_MB} MB"
     limits = {"task": LIMIT_MB, "worker": WORKER_MB, "jvm": LIMIT_MB + JVM_BESIDE_HEAP_MB}
     titles = {"task": "the task's process", "worker": "the worker", "jvm": "Spark's JVM"}
     return [

@@ -1,4 +1,4 @@
-"""`make demo`: the product at work, with processes killed in the middle, in about a minute."""
+"""`make demo`: a chain is followed into Spark tables, with processes killed and the chain reorganized on the way."""
 
 from __future__ import annotations
 
@@ -9,32 +9,29 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from examples.market.operators import make_bars, synthetic_trades
 from traceplane import telemetry
+from traceplane.chain.extract import ALL_TABLES, fetch_range
+from traceplane.chain.rpc import RpcClient, RpcSettings
+from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.cli import profile, supervisor
-from traceplane.control_api import (
-    DeployRequest,
-    DeployResponse,
-    EmitRequest,
-    EmitResponse,
-    ManualEvent,
-    StatusResponse,
-)
+from traceplane.control_api import DeployRequest, DeployResponse, StatusResponse
 from traceplane.errors import PlatformError
-from traceplane.postgres import commits, tasks
 from traceplane.postgres.database import Database
 from traceplane.settings import Settings, load
-from traceplane.task_api import Caller, Scope
+from traceplane.task_api import Caller
 
 HERE = Path(__file__).parent
-MINUTES = 120
+FIRST_BLOCKS, BATCH = 29, 10
+JOBS = ("ingest", "transfers", "volumes", "top_tokens", "check")
 
 
 def say(text: str) -> None:
@@ -42,111 +39,148 @@ def say(text: str) -> None:
 
 
 class Demo:
-    def __init__(self, settings: Settings, database: Database, caller: Caller) -> None:
-        self.settings, self.database, self.caller = settings, database, caller
+    def __init__(self, settings: Settings, database: Database, caller: Caller, node: Simulator) -> None:
+        self.settings, self.database, self.caller, self.node = settings, database, caller, node
         self.pids: dict[str, int] = {}
         self.started = time.monotonic()
 
+    @property
+    def head(self) -> int:
+        return self.node.ledger.head
+
     async def run(self) -> bool:
         await self.until(self.gateway_answers)
-        say(f"1. Embedded Postgres, dispatcher, gateway and two workers run ({self.seconds()}).")
-        deployed = await self.caller.call(
-            "POST",
-            "/v1/deploy",
-            DeployResponse,
-            DeployRequest((HERE / "market/dag.yaml").read_text(), "dag.yaml"),
-        )
-        say(f"2. Deployed DAG {deployed.dag} version {deployed.version}:")
-        say(
-            "".join(
-                f"      {line}\n" for line in deployed.text.splitlines() if line.startswith("+ job")
-            ).rstrip()
-        )
-        first = await self.emit(range(60))
-        say(f"3. Emitted 60 minutes: {first.accepted} accepted.")
-        await self.kill_busy_worker()
-        await self.kill_dispatcher()
-        again = await self.emit(range(60))
-        say(
-            f"6. Emitted the first 60 again: {again.accepted} accepted, {again.duplicates} recognized as repetitions."
-        )
+        say(f"1. Embedded Postgres, dispatcher, gateway, a Python and a Spark worker run ({self.seconds()}).")
+        await self.deploy()
         await self.until(self.settled)
-        say(f"7. Everything is done ({self.seconds()}).")
-        return await self.account()
-
-    async def kill_busy_worker(self) -> None:
-        running = await self.until(self.tasks_running)
-        os.kill(self.pids["worker-1"], signal.SIGKILL)
-        say(f"4. Killed worker-1 (SIGKILL) while {running} tasks were running on the two workers.")
-
-    async def kill_dispatcher(self) -> None:
-        await self.until(self.tasks_running)
-        os.kill(self.pids["dispatcher"], signal.SIGKILL)
-        second = await self.emit(range(60, MINUTES))
         say(
-            f"5. Killed the dispatcher (SIGKILL); emitted 60 more while it was away: {second.accepted} accepted."
+            f"3. The chain's {self.head + 1} blocks are ingested, and Spark has been over them ({self.seconds()})."
+        )
+        await self.follow_through_crashes()
+        exact = await self.reorganize()
+        await self.show_top_tokens()
+        return await self.account(exact)
+
+    async def deploy(self) -> None:
+        yaml = (HERE / "chain/dag.yaml").read_text().replace("http://127.0.0.1:8545", self.node.url)
+        request = DeployRequest(yaml, "dag.yaml")
+        deployed = await self.caller.call("POST", "/v1/deploy", DeployResponse, request)
+        say(f"2. Deployed DAG {deployed.dag} version {deployed.version}:")
+        for line in deployed.text.splitlines():
+            if line.startswith("+ job"):
+                say(f"      {line}")
+
+    async def follow_through_crashes(self) -> None:
+        self.node.ledger.mine(12)
+        running = await self.until(self.spark_tasks_running)
+        os.kill(self.pids["spark-1"], signal.SIGKILL)
+        say(
+            f"4. 12 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} tasks ran on it."
+        )
+        os.kill(self.pids["dispatcher"], signal.SIGKILL)
+        self.node.ledger.mine(8)
+        say("5. Killed the dispatcher (SIGKILL); 8 more blocks while it was away.")
+        await self.until(self.settled)
+        say(f"   Both were started again, and all {self.head + 1} blocks are through ({self.seconds()}).")
+
+    async def reorganize(self) -> bool:
+        """Replaces the newest blocks by others, and tells whether exactly what depends on them was recomputed."""
+        async with self.database.transaction() as tx:
+            mark = await tx.value("select max(event_id) from events")
+        old_head, depth = self.head, 6
+        self.node.ledger.fork(depth, depth)
+        await self.until(self.settled)
+        changed = range(old_head - depth + 1, self.head + 1)
+        say(
+            f"6. The chain reorganized: blocks {changed[0]} to {changed[-1]} are others now. Recomputed, and no more:\n"
+        )
+        recomputed = await self.scopes_since(mark)
+        for job in JOBS:
+            say(
+                f"      {job:<12} {' '.join(f'{a}' if a == b else f'{a}-{b}' for a, b in sorted(recomputed[job]))}"
+            )
+        blocks = {(n, n) for n in changed}
+        ranges = {(n - n % BATCH, n - n % BATCH + BATCH - 1) for n in changed}
+        return all(
+            set(recomputed[job]) == (blocks if job in ("ingest", "transfers") else ranges) for job in JOBS
         )
 
-    async def emit(self, minutes: range) -> EmitResponse:
-        events = [ManualEvent("market.minutes", Scope(cursor=minute)) for minute in minutes]
-        return await self.caller.call("POST", "/v1/events", EmitResponse, EmitRequest(events))
+    async def show_top_tokens(self) -> None:
+        say("\n7. The tokens that moved most often, of every ten blocks:\n")
+        say("      blocks  token                                       transfers  senders")
+        for row in await self.rows("top_tokens", "first_block", "-transfers", "token_address"):
+            blocks = f"{row['first_block']}-{row['last_block']}"
+            say(f"      {blocks:<7} {row['token_address']}  {row['transfers']:>9} {row['senders']:>8}")
 
-    async def account(self) -> bool:
-        """What happened, and whether every promise held."""
-        async with self.database.transaction() as tx:
-            listed = await tasks.listing(tx, limit=10_000)
-            datasets = {d["dataset_id"]: d for d in await commits.summary(tx)}
-            lost = await tx.value(
-                "select count(*) from events e"
-                " where not exists (select 1 from task_inputs i where i.event_id = e.event_id)"
-                " and exists (select 1 from job_inputs j where j.generation_id = e.generation_id)"
-            )
-            doubled = await tx.value(
-                "select count(*) from (select generation_id, scope_key from dataset_commits"
-                " group by 1, 2 having count(*) > 1) d"
-            )
-            files = await tx.rows(
-                "select c.files from dataset_commits c join datasets d on d.current_generation_id = c.generation_id"
-                " where d.dataset_id = 'market.bars' order by c.range_start"
-            )
-        say("\n      job             tasks  completed  needed a second attempt")
-        for job in ("trades", "bars", "report__batch", "report"):
-            mine = [t for t in listed if t["job"] == job]
-            done = sum(t["state"] == "completed" for t in mine)
-            say(f"      {job:<14} {len(mine):>6} {done:>10} {sum(t['attempt'] > 1 for t in mine):>10}")
-        rows = [row for record in files for file in record["files"] for row in self.rows(file["path"])]
-        expected = [bar for minute in range(MINUTES) for bar in make_bars(synthetic_trades(minute))]
+    async def account(self, exact: bool) -> bool:
+        """Whether every promise held: each dataset against what the chain says now, without Spark and platform."""
+        async with RpcClient(RpcSettings(endpoints=(self.node.url,))) as client:
+            expected = await fetch_range(client, 0, self.head, ALL_TABLES)
+        order = ("block_number", "transaction_index", "log_index")
         checks = {
-            "every accepted event was processed": lost == 0,
-            "every task completed": all(t["state"] == "completed" for t in listed),
-            "no scope was committed twice": doubled == 0,
-            f"{datasets['market.trades']['rows']:,} trades, as many as there should be": datasets[
-                "market.trades"
-            ]["rows"]
-            == MINUTES * 200,
-            f"{len(rows)} bars, equal to a recomputation in plain Python": rows == expected,
-            f"{datasets['market.report']['commits']} reports of twenty minutes each": datasets[
-                "market.report"
-            ]["commits"]
-            == MINUTES // 20,
-            "some work was really interrupted": any(t["attempt"] > 1 for t in listed),
+            f"{table.num_rows:>5} {name}, equal to the chain": await self.rows(dataset, *order)
+            == in_order(table.to_pylist(), *order)
+            for name, table in expected.items()
+            for dataset in ["transfers" if name == "token_transfers" else name]
         }
+        sums = token_sums(expected["token_transfers"])
+        found = await self.rows("volumes", "first_block", "token_address")
+        keys = ("first_block", "token_address", "transfers", "senders")
+        checks[f"{len(sums):>5} sums per token, equal to a recomputation in plain Python"] = [
+            {key: row[key] for key in keys} for row in found
+        ] == in_order(sums, "first_block", "token_address")
+        async with self.database.transaction() as tx:
+            counts = await tx.rows(
+                "select count(*) filter (where attempt > 1) as interrupted,"
+                " count(*) filter (where state <> 'completed') as unfinished from tasks"
+                " join jobs using (job_id) where activation <> 'source'"
+            )
+            dead = await tx.rows("select error from tasks where state = 'dead' limit 1")
+        checks["no discrepancy between what is stored and the node"] = not await self.rows("discrepancies")
+        checks["every task completed"] = counts[0]["unfinished"] == 0
+        checks[f"work was really interrupted: {counts[0]['interrupted']} tasks needed a second attempt"] = (
+            counts[0]["interrupted"] > 0
+        )
+        checks["the reorg recomputed exactly what depends on the changed blocks"] = exact
         say("")
         for what, holds in checks.items():
             say(f"      {'ok ' if holds else 'NOT'}  {what}")
+        for row in dead:
+            say(f"\n      {row['error']}")
         return all(checks.values())
 
-    def rows(self, path: str) -> list[dict[str, Any]]:
-        return parquet.read_table(self.settings.object_store_root / path).to_pylist()
+    # Looking ---------------------------------------------------------------------------------------
 
-    # Waiting ---------------------------------------------------------------------------------------
+    async def rows(self, dataset: str, *order: str) -> list[dict[str, Any]]:
+        """What a dataset holds, read from its committed files."""
+        async with self.database.transaction() as tx:
+            found = await tx.rows(
+                "select c.files from dataset_commits c join datasets d on d.current_generation_id = c.generation_id"
+                " where d.dataset_id = $1 and c.superseded_by is null",
+                f"chain.{dataset}",
+            )
+        store = self.settings.object_store_root
+        files = [store / file["path"] for record in found for file in record["files"]]
+        return in_order((row for file in files for row in parquet.read_table(file).to_pylist()), *order)
 
-    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 90.0) -> Any:
+    async def scopes_since(self, mark: int) -> dict[str, Counter[tuple[int, int]]]:
+        async with self.database.transaction() as tx:
+            found = await tx.rows(
+                "select distinct j.name, t.task_id, t.range_start, t.range_end from tasks t join jobs j using (job_id)"
+                " join task_inputs i using (task_id) where i.event_id > $1",
+                mark,
+            )
+        scopes: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+        for row in found:
+            scopes[row["name"]][row["range_start"], row["range_end"]] += 1
+        return scopes
+
+    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 180.0) -> Any:
         deadline = time.monotonic() + seconds
         while not (value := await condition()):
             if time.monotonic() > deadline:
                 raise SystemExit(f"the demo waited {seconds:.0f} s in vain: {condition.__name__}")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         return value
 
     async def gateway_answers(self) -> bool:
@@ -156,16 +190,53 @@ class Demo:
             return False
         return True
 
-    async def tasks_running(self) -> int:
+    async def spark_tasks_running(self) -> int:
         async with self.database.transaction() as tx:
-            return sum(row["tasks"] for row in await tasks.counts(tx) if row["state"] == "running")
+            return int(
+                await tx.value(
+                    "select count(*) from tasks join jobs using (job_id) where state = 'running' and runtime = 'spark'"
+                )
+            )
 
     async def settled(self) -> bool:
+        """The last word on every block is the chain's own, and nothing is left to do but to follow."""
         async with self.database.transaction() as tx:
-            return not await tasks.counts(tx)
+            said = await tx.rows(
+                "select distinct on (range_start) range_start, emission from events join datasets using (dataset_uuid)"
+                " where dataset_id = 'chain.head' order by range_start, event_id desc"
+            )
+            open_tasks = await tx.value(
+                "select count(*) from tasks join jobs using (job_id)"
+                " where activation <> 'source' and state in ('queued', 'dispatched', 'running')"
+            )
+        hashes = {row["range_start"]: row["emission"].rpartition("0x")[2] for row in said}
+        chain = {number: self.node.ledger.hash(number).hex() for number in range(self.head + 1)}
+        return hashes == chain and open_tasks == 0
 
     def seconds(self) -> str:
-        return f"{time.monotonic() - self.started:.1f} s"
+        return f"{time.monotonic() - self.started:.0f} s"
+
+
+def in_order(rows: Iterable[dict[str, Any]], *order: str) -> list[dict[str, Any]]:
+    """Sorted by the columns that they have; `-name` is descending."""
+
+    def key(row: dict[str, Any]) -> list[Any]:
+        return [-row[c[1:]] if c.startswith("-") else row[c] for c in order if c.lstrip("-") in row]
+
+    return sorted(rows, key=key)
+
+
+def token_sums(transfers: pa.Table) -> list[dict[str, Any]]:
+    """Transfers and senders of each ERC-20 token, of every ten blocks."""
+    senders: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for row in transfers.to_pylist():
+        if row["token_type"] == "erc20":
+            first = row["block_number"] // BATCH * BATCH
+            senders[first, row["token_address"]].append(row["from_address"])
+    return [
+        {"first_block": first, "token_address": token, "transfers": len(moved), "senders": len(set(moved))}
+        for (first, token), moved in senders.items()
+    ]
 
 
 def free_port() -> int:
@@ -192,30 +263,33 @@ async def main(folder: Path) -> bool:
     telemetry.configure("demo", log_level="error", log_format="text")
     database = await Database.connect(prepared.state_url, connections=2)
     caller = Caller(prepared.gateway_address, prepared.user_token)
-    demo = Demo(prepared, database, caller)
     stop = asyncio.Event()
     logs = (folder / "processes.log").open("w")
-    running = asyncio.create_task(
-        supervisor.supervise(
-            supervisor.children(prepared, workers=2, spark=False),
-            stop,
-            started=demo.pids.__setitem__,
-            output=logs.fileno(),
+    async with serve(seed=7, blocks=FIRST_BLOCKS) as node:
+        demo = Demo(prepared, database, caller, node)
+        running = asyncio.create_task(
+            supervisor.supervise(
+                supervisor.children(prepared, workers=1),
+                stop,
+                started=demo.pids.__setitem__,
+                output=logs.fileno(),
+            )
         )
-    )
-    try:
-        return await demo.run()
-    finally:
-        stop.set()
-        await running
-        await caller.close()
-        await database.close()
-        if server is not None:
-            await asyncio.to_thread(server.destroy)
+        try:
+            return await demo.run()
+        finally:
+            stop.set()
+            await running
+            await caller.close()
+            await database.close()
+            if server is not None:
+                await asyncio.to_thread(server.destroy)
 
 
 if __name__ == "__main__":
-    say("Traceplane: minutes of trades become bars become reports, while processes are killed.\n")
+    say(
+        "Traceplane: a chain's blocks become tables on Spark, while processes are killed and the chain reorganizes.\n"
+    )
     with tempfile.TemporaryDirectory(prefix="traceplane-demo-", ignore_cleanup_errors=True) as temporary:
         Path(temporary).chmod(0o711)  # the sandbox and Postgres run as other users when this one is root
         good = asyncio.run(main(Path(temporary)))

@@ -31,6 +31,8 @@ from traceplane.model.scope import Cursor, Partition, Scope
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Ranges = tuple[tuple[int, int], ...]
+"""First and last positions, both included."""
 Event = dict[str, Any]
 Stream = Callable[[list[Event], bool], None]
 """Sends events while the operator runs; the flag asks to wait until the platform accepted them."""
@@ -59,6 +61,17 @@ class OperatorInput:
     """Column must equal value; `OperatorTask.read` applies it."""
     columns: tuple[Mapping[str, Any], ...] = ()
     """Name, Arrow type and nullability of each column of the dataset, as far as they are known."""
+    position: str | None = None
+    """The column that says to which position a row belongs, if the dataset has one."""
+    kept: Mapping[str, Ranges] = field(default_factory=dict)
+    """Of files that hold more than is read of them: the first and last positions of what is."""
+
+    def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
+        """The files together with what is read of them, which is everything where no range is named."""
+        groups: dict[Ranges, list[str]] = {}
+        for file in self.files:
+            groups.setdefault(self.kept.get(file, ()), []).append(file)
+        return [(files, ranges) for ranges, files in groups.items()]
 
 
 @dataclass(frozen=True)
@@ -141,9 +154,18 @@ class OperatorTask:
         source = self._input(name)
         if not source.files:
             return pa.table({})
-        filters = [(column, "=", value) for column, value in source.where.items()] or None
         wanted = None if columns is None else list(columns)
-        return parquet.read_table(list(source.files), columns=wanted, filters=filters)
+        equal = [(column, "=", value) for column, value in source.where.items()]
+
+        def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
+            within = [
+                [*equal, (source.position, ">=", first), (source.position, "<=", last)]
+                for first, last in ranges
+            ]
+            return parquet.read_table(list(files), columns=wanted, filters=within or equal or None)
+
+        tables = [table(files, ranges) for files, ranges in source.by_kept_ranges()]
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
 
     def write(self, name: str, rows: Any) -> None:
         """Add a Parquet file to an output. All writes to one output must have the same columns."""
@@ -290,8 +312,14 @@ def _known(names: Mapping[str, object]) -> str:
 
 def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
     files = tuple(file if isinstance(file, str) else file["path"] for file in entry.get("files") or ())
-    columns = tuple(entry.get("columns") or ())
-    return OperatorInput(entry["name"], files, dict(entry.get("where") or {}), columns)
+    return OperatorInput(
+        entry["name"],
+        files,
+        dict(entry.get("where") or {}),
+        tuple(entry.get("columns") or ()),
+        entry.get("position"),
+        {file: tuple((a, b) for a, b in ranges) for file, ranges in (entry.get("kept") or {}).items()},
+    )
 
 
 def load(entrypoint: str) -> Callable[..., Any]:

@@ -108,6 +108,8 @@ class InputRef(Wire, frozen=True):
     where: dict[str, Any] = {}
     storage: str = ""
     """Prefix below which the committed files lie."""
+    position: str | None = None
+    """The column that says to which position a row belongs."""
 
 
 class OutputRef(Wire, frozen=True):

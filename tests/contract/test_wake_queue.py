@@ -267,7 +267,7 @@ async def test_two_receivers_share_the_messages(broker: Broker) -> None:
     assert all(first)
     drained = await asyncio.gather(drain(one), drain(other))
     received = tasks([m for taken in (*first, *drained) for m in taken])
-    # A queue may repeat a message (SQS says so of itself, and the claim is what makes it harmless): none may be missing.
+    # A queue may repeat a message, which the claim makes harmless; none may be missing.
     assert sorted(set(received)) == sent
 
 

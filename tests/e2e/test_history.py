@@ -44,7 +44,7 @@ async def test_a_range_is_computed_then_computed_again_and_what_was_replaced_is_
         code, out, err = await traceplane(platform, "backfill", "mid", "--range", "0:9", "--wait")
         assert (code, err) == (0, ""), err
         assert out.startswith("10 tasks of job copy for 10 scopes")
-        assert "10 of 10 done, 0 under way, 0 failed" in out
+        assert "10 of 10 done, 0 failed" in out
         assert await platform.settled() == {"completed": 20}
         assert stored(platform) == 20
 

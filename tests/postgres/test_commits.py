@@ -147,7 +147,44 @@ async def test_of_two_commits_of_one_call_the_later_takes_the_place_of_the_earli
     assert await plane.complete(first, second, third) == ["committed"] * 3
     assert await live(plane) == ["p:0-9", "c:7"]
     kinds = {scope: kind for scope, kind, _ in await readers(plane)}
-    assert kinds == {"5": "data", "0-9": "invalidation", "7": "data"}
+    assert kinds == {"5": "data", "0-9": "invalidation", "7": "invalidation"}
+
+
+async def test_a_commit_hides_the_positions_that_newer_ones_take_over(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+
+    async def hidden() -> dict[str, str | None]:
+        found = await plane.value(
+            "select jsonb_object_agg(scope_key, hidden::text) from dataset_commits"
+            " join datasets on current_generation_id = generation_id"
+            " where dataset_id = 'mid' and superseded_by is null"
+        )
+        return dict(found)
+
+    await commit(plane, span(0, 9))
+    await commit(plane, 3)
+    await commit(plane, span(8, 12))
+    assert await hidden() == {"p:0-9": "{[3,4),[8,13)}", "c:3": None, "p:8-12": None}
+    await commit(plane, 3, emission="again")
+    assert (await hidden())["p:0-9"] == "{[3,4),[8,13)}"
+    await commit(plane, span(0, 2))
+    await commit(plane, span(4, 7))
+    assert set(await hidden()) == {"p:0-2", "c:3", "p:4-7", "p:8-12"}  # nothing of 0-9 is left
+
+
+async def test_rows_without_a_position_cannot_be_cut(plane: ControlPlane) -> None:
+    """A commit into the middle of a wider one would mix their rows, unless a column tells them apart."""
+    await plane.deploy(COPY)
+    (wide,) = await held_for(plane, span(0, 9))
+    assert await plane.report(with_schema(wide, n="int64")) == ["committed"]
+    (narrow,) = await held_for(plane, 5)
+    assert await plane.report(with_schema(narrow, n="int64")) == ["dead"]
+    error = await plane.value("select error from tasks where task_id = $1", narrow.task_id)
+    assert error["code"] == "commit.scope_overlaps"
+    assert await live(plane) == ["p:0-9"]
+    (all_of_it,) = await held_for(plane, span(0, 9), emission="again")
+    assert await plane.report(with_schema(all_of_it, n="int64")) == ["committed"]
+    assert await live(plane) == ["p:0-9"]
 
 
 async def test_an_append_adds_to_its_scope(plane: ControlPlane) -> None:
@@ -218,10 +255,10 @@ async def test_two_dispatchers_that_commit_overlapping_scopes_leave_one_of_each(
             await asyncio.gather(plane.complete(*narrow), other.complete(wide))
             left = set(await live(plane))
             told = await plane.value("select e.kind::text from events e where producer_id = $1", wide.task_id)
-            # The wide one came last and is alone, or it came first and the narrow ones stand beside it.
-            narrow_left = left & {f"c:{n}" for n in range(base, base + 10)}
-            assert f"p:{base}-{base + 9}" in left
-            assert len(narrow_left) == (0 if told == "invalidation" else 10)
+            # The wide one came last, or the narrow ones did, of which together nothing of the wide one is left.
+            narrow_scopes, wide_scope = {f"c:{n}" for n in range(base, base + 10)}, f"p:{base}-{base + 9}"
+            expected = {wide_scope} if told == "invalidation" else narrow_scopes
+            assert left & (narrow_scopes | {wide_scope}) == expected
             await plane.run_all()
 
 

@@ -183,15 +183,15 @@ def backfill(
         click.echo(f"{answer.created} tasks of job {answer.job} for {answer.scopes} scopes")
     if wait:
         watch = msgspec.structs.replace(request, dry_run=True)
-        created = answer.created
+        created, bar = answer.created, _ProgressBar(answer)
         while answer.unfinished:
             if not as_json:
-                _progress(answer)
+                bar.show(answer)
             time.sleep(_LOOK_SECONDS)
             answer = call(settings, lambda c: c.call("POST", "/v1/backfill", BackfillResponse, watch))
         answer = msgspec.structs.replace(answer, created=created)
         if not as_json:
-            _progress(answer)
+            bar.show(answer)
             click.echo()
     if as_json:
         _print_json(answer)
@@ -202,10 +202,22 @@ def backfill(
 _LOOK_SECONDS = 1.0
 
 
-def _progress(answer: BackfillResponse) -> None:
-    done = answer.scopes - answer.unfinished - answer.failed
-    line = f"{done} of {answer.scopes} done, {answer.unfinished} under way, {answer.failed} failed"
-    click.echo(f"\r{line:<60}", nl=False)
+class _ProgressBar:
+    """One line, written again and again: how far a backfill is, and how long it will take at this pace."""
+
+    def __init__(self, begun: BackfillResponse) -> None:
+        self._started, self._before = time.monotonic(), begun.scopes - begun.unfinished
+
+    def show(self, answer: BackfillResponse) -> None:
+        finished = answer.scopes - answer.unfinished
+        filled = 24 * finished // max(1, answer.scopes)
+        counts = f"{finished - answer.failed} of {answer.scopes} done, {answer.failed} failed"
+        line = f"[{'#' * filled}{'.' * (24 - filled)}] {counts}{self._left(finished, answer.unfinished)}"
+        click.echo(f"\r{line:<78}", nl=False)
+
+    def _left(self, finished: int, unfinished: int) -> str:
+        pace = (finished - self._before) / max(1e-9, time.monotonic() - self._started)
+        return f", {pace:.1f}/s, {unfinished / pace:.0f} s left" if pace > 0 and unfinished else ""
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -26,9 +26,13 @@ def run(task: OperatorTask) -> None:
             "operator.unknown",
             f"the runtime spark has no operator {task.operator!r}; it has {', '.join(sorted(OPERATORS))}",
         )
-    function = load(str(task.config.get("entrypoint", ""))) if operator is pyspark else None
+    function: Callable[..., Any] | None = None
     try:
         spark = session(task.platform["spark_remote"], on_progress=task.report_progress)
+        if (
+            operator is pyspark
+        ):  # its module may make UDFs while it is imported, for which there must be a session
+            function = load(str(task.config.get("entrypoint", "")))
         inputs = {name: datasets.read(spark, source) for name, source in task.inputs.items()}
         expected = datasets.input_bytes(task)
         for name, rows in datasets.as_frames(task, operator(spark, task, inputs)).items():

@@ -16,9 +16,11 @@ import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
 from traceplane.model.dataset_schema import as_arrow
+from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
 from traceplane.model.runtimes import TOLD_OF_EMISSIONS
 from traceplane.postgres import commits, events, generation_schemas
+from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
 from traceplane.task_api import ColumnSchema, InputRef, JobPayload, OutputRef
@@ -107,7 +109,7 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
 async def _inputs(
     tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
 ) -> None:
-    found = await commits.input_files(tx, [c.task_id for c in reading])
+    found = await commits.input_commits(tx, [c.task_id for c in reading])
     wanted = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     known = await generation_schemas.load(tx, sorted(wanted))
     schemas = {
@@ -123,11 +125,22 @@ async def _inputs(
         data.input_files[c.task_id] = [
             [
                 _handed(f)
-                for f in found.get((c.task_id, i.input_index), [])
+                for commit in found.get((c.task_id, i.input_index), [])
+                for f in _of_scope(commit, c, i.position)
                 if not i.where or may_hold(f, i.where, types.get(generation, {}))
             ]
             for i, generation in sides
         ]
+
+
+def _of_scope(commit: LiveCommit, task: Claimed, position: str | None) -> Files:
+    """The commit's files, with the ranges of positions to read of them when that is not all they have."""
+    if position is None or task.range_start is None or task.range_end is None:
+        return commit.files
+    ranges = kept(commit.positions, (task.range_start, task.range_end), commit.hidden)
+    if ranges is None:
+        return commit.files
+    return [{**f, "kept": ranges} for f in commit.files] if ranges else []
 
 
 def _handed(file: dict[str, Any]) -> dict[str, Any]:

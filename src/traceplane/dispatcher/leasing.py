@@ -365,7 +365,13 @@ class Leasing:
     ) -> list[tuple[CompletionCall, ReportVerdict]]:
         """Reports whose outputs do not fit the schema of their dataset count as failures, for good."""
         completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
-        misfits = await refuse_misfits(tx, {c.fence.task_id: c.outputs for c in completed})
+        misfits = await refuse_misfits(
+            tx,
+            {
+                c.fence.task_id: [replace(o, replaces=locked[c.fence.task_id].replaces) for o in c.outputs]
+                for c in completed
+            },
+        )
         if not misfits:
             return judged
         return [

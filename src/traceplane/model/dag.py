@@ -73,6 +73,8 @@ class Dataset:
     write_mode: WriteMode | None = None
     columns: tuple[Column, ...] = ()
     description: str = ""
+    position: str | None = None
+    """The column that says to which position (a cursor, or one of a partition's) a row belongs."""
 
 
 @dataclass(frozen=True, slots=True)

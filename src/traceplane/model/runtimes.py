@@ -85,3 +85,6 @@ TOLD_OF_EMISSIONS = frozenset({"range_ingest"})
 
 GROUPING_OPERATORS = frozenset({"aggregator", "splitter"})
 """Those whose output has no rows of its own: it is read from what they group."""
+
+POSITIONS = {"range_ingest": "block_number"}
+"""The column of their outputs in which built-in operators write to which position a row belongs."""

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.model.dataset_schema import Schema
+from traceplane.model.positions import Range
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("commits")
@@ -75,14 +76,37 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
     return [commit_id in placed for commit_id in drawn]
 
 
-async def input_files(
+@dataclass(frozen=True, slots=True)
+class LiveCommit:
+    files: list[dict[str, Any]]
+    positions: Range
+    hidden: list[Range]
+    """Positions that newer commits have taken over."""
+
+
+async def input_commits(
     tx: Transaction, task_ids: Sequence[UUID]
-) -> dict[tuple[UUID, int], list[dict[str, Any]]]:
-    """Per task and input, the live files that overlap the task's scope."""
-    files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
+) -> dict[tuple[UUID, int], list[LiveCommit]]:
+    """Per task and input, the live commits that overlap the task's scope."""
+    found: dict[tuple[UUID, int], list[LiveCommit]] = {}
     for row in await tx.rows(_SQL["for_tasks"], task_ids):
-        files.setdefault((row["task_id"], row["input_index"]), []).extend(row["files"])
-    return files
+        commit = LiveCommit(
+            row["files"], (row["range_start"], row["range_end"]), [(a, b) for a, b in row["hidden"] or ()]
+        )
+        found.setdefault((row["task_id"], row["input_index"]), []).append(commit)
+    return found
+
+
+async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[OutputCommit]:
+    """Those of the outputs whose scope cuts through that of rows which are committed."""
+    rows = await tx.rows(
+        _SQL["overlapping"],
+        [o.task_id for o in outputs],
+        [o.generation_id for o in outputs],
+        [o.start for o in outputs],
+        [o.end for o in outputs],
+    )
+    return [outputs[r["ord"] - 1] for r in rows]
 
 
 async def output_files(

@@ -20,6 +20,10 @@ class StoredSchema:
     dataset_id: str
     schema: Schema | None
     revision: int
+    position: str | None
+    """The column that says to which position a row belongs."""
+    widest: int
+    """By how much the ends of its widest commit differ."""
     declared: Schema = ()
     """What the DAG file says of its columns, with types as Spark SQL spells them; empty: nothing."""
 
@@ -30,6 +34,8 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, St
             r["dataset_id"],
             None if r["columns"] is None else tuple(SchemaColumn(**column) for column in r["columns"]),
             r["revision"] or 0,
+            r["position_column"],
+            r["widest"],
             tuple(SchemaColumn(c["name"], c["type"], c["nullable"]) for c in r["declared"] or ()),
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))

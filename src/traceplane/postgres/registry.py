@@ -57,10 +57,14 @@ async def add_dataset(
 
 
 async def add_generation(
-    tx: Transaction, dataset_uuid: UUID, fingerprint: str, rows_of: UUID | None = None
+    tx: Transaction,
+    dataset_uuid: UUID,
+    fingerprint: str,
+    rows_of: UUID | None = None,
+    position: str | None = None,
 ) -> UUID:
     """`rows_of`: the generation to read when the new one holds ranges rather than rows."""
-    generation: UUID = await tx.value(_SQL["add_generation"], dataset_uuid, fingerprint, rows_of)
+    generation: UUID = await tx.value(_SQL["add_generation"], dataset_uuid, fingerprint, rows_of, position)
     return generation
 
 

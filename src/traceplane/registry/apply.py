@@ -221,7 +221,10 @@ class _Apply:
                 )
                 if generation_id is None:
                     made_by = self.prepared.fingerprints[job.name]
-                    generation_id = await registry.add_generation(self.tx, dataset_uuid, made_by, rows_of)
+                    position = declared[output.dataset_id].position
+                    generation_id = await registry.add_generation(
+                        self.tx, dataset_uuid, made_by, rows_of, position
+                    )
                     await registry.point_dataset(self.tx, dataset_uuid, generation_id)
                 await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id)
                 self.generations[output.dataset_id] = (dataset_uuid, generation_id)

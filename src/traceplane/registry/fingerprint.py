@@ -64,7 +64,8 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
 
 def _output(output: Output, dataset: Dataset) -> dict[str, Any]:
     columns = [{"name": c.name, "type": c.type, "nullable": c.nullable} for c in dataset.columns]
-    return {"name": output.name, "dataset": output.dataset_id, "storage": dataset.storage, "columns": columns}
+    kept = {"name": output.name, "dataset": output.dataset_id, "storage": dataset.storage, "columns": columns}
+    return kept if dataset.position is None else {**kept, "position": dataset.position}
 
 
 def _hash(value: Any) -> str:

@@ -26,6 +26,7 @@ import yaml
 from traceplane.errors import NotFound, Problem, SpecInvalid
 from traceplane.model import dag as model
 from traceplane.model.dag import Dag, Input, Job, Output
+from traceplane.model.runtimes import POSITIONS
 
 VERSION = 1
 MAX_BYTES = 1 << 20
@@ -372,6 +373,7 @@ _DATASET: Fields = {
     "storage": _choice(model.Storage),
     "write_mode": _choice(model.WriteMode),
     "description": _text,
+    "position": _label,
     "columns": _list_of(_record(_COLUMN, "name", "type")),
 }
 _SOURCE: Fields = {"kind": _choice(model.SourceKind), "schedule": _schedule}
@@ -531,12 +533,15 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
         job for draft in ordered for job in _with_aggregators(draft, _job(draft, top, known_runtimes))
     )
     declared = top.get("datasets") or {}
-    produced = sorted(output.dataset_id for job in jobs for output in job.outputs)
+    produced = {output.dataset_id: job for job in jobs for output in job.outputs}
     read = {used.dataset_id for job in jobs for used in job.inputs}
     return Dag(
         name=top.get("dag"),
         jobs=jobs,
-        datasets=tuple(_dataset(dataset_id, declared.get(dataset_id)) for dataset_id in produced),
+        datasets=tuple(
+            _dataset(dataset_id, declared.get(dataset_id), producer)
+            for dataset_id, producer in sorted(produced.items())
+        ),
         external_datasets=tuple(sorted(read.difference(produced))),
         description=top.get("description") or "",
     )
@@ -776,9 +781,10 @@ def _with_aggregators(draft: _Draft, job: Job) -> list[Job]:
     return [*aggregators, replace(job, inputs=inputs, execution_strategy=per_partition)]
 
 
-def _dataset(dataset_id: str, declared: _Record | None) -> model.Dataset:
+def _dataset(dataset_id: str, declared: _Record | None, producer: Job) -> model.Dataset:
+    position = POSITIONS.get(producer.operator)
     if declared is None:
-        return model.Dataset(dataset_id)
+        return model.Dataset(dataset_id, position=position)
     storage = declared.get("storage") or model.Storage.PARQUET
     default_mode = model.WriteMode.BUFFERED if storage == model.Storage.POSTGRES else None
     return model.Dataset(
@@ -786,6 +792,7 @@ def _dataset(dataset_id: str, declared: _Record | None) -> model.Dataset:
         storage=storage,
         write_mode=declared.get("write_mode") or default_mode,
         columns=tuple(model.Column(**column.values) for column in declared.get("columns") or ()),
+        position=declared.get("position") or position,
         description=declared.get("description") or "",
     )
 

@@ -238,6 +238,12 @@ class Wrapper:
                     "name": i.name,
                     "where": i.where,
                     "files": self._paths(found),
+                    "position": i.position,
+                    "kept": {
+                        path: f["kept"]
+                        for path, f in zip(self._paths(found), found, strict=True)
+                        if "kept" in f
+                    },
                     "columns": msgspec.to_builtins(columns or []),
                 }
                 for i, found, columns in zip(job.inputs, files, schemas, strict=True)

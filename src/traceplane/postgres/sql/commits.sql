@@ -30,36 +30,61 @@ with produced as materialized (
 select array_agg(p.commit_id order by p.ord) as drawn, (select array_agg(commit_id) from kept) as kept from produced p
 
 -- name: supersede
--- Live commits within the scope of a newer one of another task give way to it; which of the newer ones took a place.
+-- Live commits of other tasks give way to newer ones wherever they overlap, as a whole if nothing is left of them;
+-- which of the newer ones took a place.
 with newer as materialized (
   select * from unnest($1::bigint[], $2::uuid[], $3::uuid[], $4::bigint[], $5::bigint[])
     as n (commit_id, task_id, generation_id, range_start, range_end)
-), gone as (
-  select c.commit_id, min(n.commit_id) as superseded_by
-  from newer n cross join lateral (
-    select c.commit_id from dataset_commits c
+), touched as materialized (
+  select n.commit_id as newer_id, c.commit_id, coalesce(c.hidden, '{}') as hidden,
+         int8range(n.range_start, nullif(n.range_end, 9223372036854775807), '[]') as covered,
+         int8range(c.range_start, nullif(c.range_end, 9223372036854775807), '[]') as positions
+  from newer n join generation_cursors k using (generation_id)
+  cross join lateral (
+    select c.commit_id, c.hidden, c.range_start, c.range_end from dataset_commits c
     where c.generation_id = n.generation_id and c.superseded_by is null
-      and c.range_start between n.range_start and n.range_end and c.range_end <= n.range_end
+      and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
+      and c.range_start <= n.range_end and c.range_end >= n.range_start
       and c.task_id <> n.task_id
       -- Ids are drawn before the cursor is waited for. What is not of this call was committed before it, whatever its id.
       and (c.commit_id < n.commit_id or c.commit_id <> all($1::bigint[]))
     offset 0  -- a probe by index for each commit
   ) c
-  group by c.commit_id
+), given_way as (
+  select commit_id, min(newer_id) as newer_id, hidden + range_agg(covered) as hidden,
+         hidden + range_agg(covered) @> positions as wholly
+  from touched group by commit_id, hidden, positions
 ), marked as (
-  update dataset_commits c set superseded_by = g.superseded_by, superseded_at = tp_now()
-  from gone g where c.commit_id = g.commit_id
+  update dataset_commits c
+  set hidden = case when not wholly then g.hidden end, superseded_by = case when wholly then newer_id end,
+      superseded_at = case when wholly then tp_now() end
+  from given_way g where c.commit_id = g.commit_id
 )
-select distinct superseded_by from gone
+select distinct newer_id as superseded_by from touched
+
+-- name: overlapping
+-- Of commits to be, those that would stand beside rows of a wider or shifted scope; by their order.
+select n.ord::int as ord
+from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) with ordinality
+  as n (task_id, generation_id, range_start, range_end, ord)
+join generation_cursors k using (generation_id)
+where exists (
+  select 1 from dataset_commits c
+  where c.generation_id = n.generation_id and c.superseded_by is null and c.row_count > 0 and c.task_id <> n.task_id
+    and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= n.range_end and c.range_end >= n.range_start
+    and not (c.range_start >= n.range_start and c.range_end <= n.range_end)
+)
 
 -- name: for_tasks
 -- The live files that each task's inputs bring for the task's own scope.
-select t.task_id, i.input_index, c.files
+select t.task_id, i.input_index, c.files, c.range_start, c.range_end,
+  (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
 join generation_cursors k on k.generation_id = coalesce(g.data_generation_id, g.generation_id)
 cross join lateral (
-  select c.commit_id, c.files from dataset_commits c
+  select c.commit_id, c.files, c.range_start, c.range_end, c.hidden from dataset_commits c
   where c.generation_id = k.generation_id and c.superseded_by is null
     and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= t.range_end and c.range_end >= t.range_start

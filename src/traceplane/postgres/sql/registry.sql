@@ -39,8 +39,8 @@ returning dataset_uuid, current_generation_id
 
 -- name: add_generation
 -- A new build of a dataset; $3 is the generation its rows are read from, if they are not its own.
-insert into generations (dataset_uuid, fingerprint, data_generation_id)
-values ($1, $2, (select coalesce(data_generation_id, generation_id) from generations where generation_id = $3))
+insert into generations (dataset_uuid, fingerprint, data_generation_id, position_column)
+values ($1, $2, (select coalesce(data_generation_id, generation_id) from generations where generation_id = $3), $4)
 returning generation_id
 
 -- name: point_dataset
@@ -97,7 +97,7 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
   j.max_attempts,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
-      'where', i.filter, 'storage', rows.dataset_uuid || '/' || rows.generation_id || '/') order by i.input_index)
+      'where', i.filter, 'position', rows.position_column, 'storage', rows.dataset_uuid || '/' || rows.generation_id || '/') order by i.input_index)
     from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
     where i.job_id = j.job_id), '[]') as inputs,

@@ -1,4 +1,4 @@
-"""Operators of the chain example: plain functions over Arrow tables."""
+"""Sums per token over Arrow tables, for the cascade of tests/chain."""
 
 from __future__ import annotations
 

@@ -1,0 +1,27 @@
+"""Which positions of a commit a reader gets: those of its scope that no newer commit has taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Range = tuple[int, int]
+"""First and last position, both included."""
+
+
+def kept(commit: Range, scope: Range, hidden: Sequence[Range]) -> list[Range] | None:
+    """The ranges to read of a commit that overlaps the scope, or None for all of it."""
+    if not hidden and scope[0] <= commit[0] and commit[1] <= scope[1]:
+        return None
+    position, last = max(commit[0], scope[0]), min(commit[1], scope[1])
+    ranges = []
+    for start, end in sorted(hidden):
+        if end < position:
+            continue
+        if start > last:
+            break
+        if start > position:
+            ranges.append((position, start - 1))
+        position = end + 1
+    if position <= last:
+        ranges.append((position, last))
+    return ranges
