@@ -46,7 +46,7 @@ class SparkPlatform:
         found = (
             "select t.error from tasks t join jobs j using (job_id) where j.name = $1 and t.error is not null"
         )
-        rows = await until(lambda: self.platform.sql(found, job), seconds=120, what=f"an error of {job}")
+        rows = await until(lambda: self.platform.sql(found, job), seconds=240, what=f"an error of {job}")
         return json.loads(rows[0]["error"])
 
     async def running(self, job: str) -> str:
@@ -54,7 +54,7 @@ class SparkPlatform:
         found = (
             "select task_id from tasks t join jobs j using (job_id) where j.name = $1 and t.state = 'running'"
         )
-        rows = await until(lambda: self.platform.sql(found, job), seconds=120, what=f"{job} runs")
+        rows = await until(lambda: self.platform.sql(found, job), seconds=240, what=f"{job} runs")
         return str(rows[0]["task_id"])
 
     async def attempts(self, job: str) -> int:
@@ -73,7 +73,7 @@ class SparkPlatform:
         async def ready() -> bool:
             return "spark.ready" in self.platform.logs("spark-1")
 
-        await until(ready, seconds=180, what="a Spark server")
+        await until(ready, seconds=240, what="a Spark server")
         words = Path(f"/proc/{self.server_pid()}/cmdline").read_bytes().split(b"\0")
         (port,) = (word.partition(b"=")[2] for word in words if b"grpc.binding.port=" in word)
         return f"sc://127.0.0.1:{port.decode()}"

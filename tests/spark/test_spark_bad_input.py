@@ -17,7 +17,7 @@ from tests.spark.conftest import SparkPlatform
 from tests.spark.test_spark_jobs import dag, job
 from traceplane.control_api import BackfillRequest, BackfillResponse
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 def line_of(function: object, text: str = "") -> int:
@@ -40,7 +40,7 @@ async def failed(spark: SparkPlatform, name: str, function: str) -> dict:
     await deploy(spark, name, function)
     await spark.platform.emit(f"{name}.in", [1])
     error = await spark.error(f"{name}-out")
-    await spark.platform.settled(seconds=120)
+    await spark.platform.settled(seconds=240)
     assert await spark.rows(f"{name}.out") == []
     return error
 
@@ -49,7 +49,7 @@ async def assert_spark_serves(spark: SparkPlatform, name: str) -> None:
     """Another job of the DAG's platform computes as ever."""
     await deploy(spark, name, "doubled")
     await spark.platform.emit(f"{name}.in", [1])
-    await until(lambda: spark.rows(f"{name}.out"), seconds=180, what=f"rows of {name}")
+    await until(lambda: spark.rows(f"{name}.out"), seconds=240, what=f"rows of {name}")
     assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(100, 200))
 
 
@@ -78,7 +78,7 @@ datasets:
     text = dag("declared", job("declared", "out", '{entrypoint: "spark_jobs:writes_by_declaration"}'))
     await spark.platform.deploy(text + declared)
     await spark.platform.emit("declared.in", [1, 2, 3, 4])
-    await spark.platform.settled(seconds=120)
+    await spark.platform.settled(seconds=240)
     rows = await spark.platform.sql(
         "select t.range_start as position, t.state::text, t.attempt, t.error ->> 'code' as code,"
         " t.error ->> 'message' as message"
@@ -99,7 +99,7 @@ async def test_what_returns_nothing_commits_nothing_but_its_scope(spark: SparkPl
     outputs = "{name: one, dataset: none.one}, {name: two, dataset: none.two}"
     await deploy(spark, "none", "returns_nothing", outputs=outputs)
     await spark.platform.emit("none.in", [1])
-    await spark.platform.settled(seconds=120)
+    await spark.platform.settled(seconds=240)
     assert await spark.platform.states("none-out") == {"completed": 1}
     assert await spark.rows("none.one") == []
     counted = (
@@ -132,7 +132,7 @@ async def test_memory_is_bounded_in_the_task_and_in_spark(spark: SparkPlatform) 
     assert collected["line"] == line_of(spark_jobs.collects_too_much, "collect()")
     await deploy(spark, "exploding", "exploding")
     await spark.platform.emit("exploding.in", [1])
-    await spark.platform.settled(seconds=180)
+    await spark.platform.settled(seconds=240)
     found = (
         "select row_count from dataset_commits c join datasets d on c.generation_id = d.current_generation_id"
     )
@@ -154,9 +154,7 @@ async def test_a_damaged_file_is_named_and_its_scope_can_be_computed_again(spark
         ("cut", lambda data: data[: len(data) // 2]),
         ("garbled", lambda data: b"x" * len(data)),
     ):
-        await spark.platform.deploy(dag(name))
-        await spark.platform.emit(f"{name}.in", [1])
-        await spark.platform.settled(seconds=120)
+        await assert_spark_serves(spark, name)
         (file,) = await spark.platform.sql(
             "select f ->> 'path' as path from datasets d join dataset_commits c"
             " on c.generation_id = d.current_generation_id, jsonb_array_elements(c.files) f where dataset_id = $1",
@@ -164,19 +162,31 @@ async def test_a_damaged_file_is_named_and_its_scope_can_be_computed_again(spark
         )
         path = spark.platform.folder / "objects" / file["path"]
         path.write_bytes(damage(path.read_bytes()))
-        await deploy(spark, name, "doubled")
-        await spark.platform.emit(f"{name}.in", [2])  # a scope of its own, which is not damaged
-        backfill = BackfillRequest(f"{name}.out", 1, 1, only="all")
-        await spark.platform.api.call("POST", "/v1/backfill", BackfillResponse, backfill)
+        await compute_again(spark, f"{name}.out")
         error = await spark.error(f"{name}-out")
         assert error["code"] == "operator.input_unreadable"
         assert path.name in error["message"]
-        await spark.platform.settled(seconds=120)
-        assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(200, 300))
-        again = BackfillRequest(f"{name}.numbers", 1, 1, only="all")
-        await spark.platform.api.call("POST", "/v1/backfill", BackfillResponse, again)
-        await until(functools.partial(recomputed, spark, name), seconds=120, what=f"{name} is whole")
+        await spark.platform.settled(seconds=240)
+        before = await newest_commit(spark, name)
+        assert len(await spark.rows(f"{name}.out")) == 100, "what was committed stays"
+        await compute_again(spark, f"{name}.numbers")
+        await until(
+            functools.partial(newer_commit, spark, name, before), seconds=240, what=f"{name} is whole"
+        )
+        assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(100, 200))
 
 
-async def recomputed(spark: SparkPlatform, name: str) -> bool:
-    return sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(100, 300))
+async def compute_again(spark: SparkPlatform, dataset: str) -> None:
+    request = BackfillRequest(dataset, 1, 1, only="all")
+    await spark.platform.api.call("POST", "/v1/backfill", BackfillResponse, request)
+
+
+async def newest_commit(spark: SparkPlatform, name: str) -> int:
+    found = "select max(commit_id) from dataset_commits join generations using (generation_id)"
+    return await spark.platform.value(
+        f"{found} join datasets using (dataset_uuid) where dataset_id = $1", f"{name}.out"
+    )
+
+
+async def newer_commit(spark: SparkPlatform, name: str, before: int) -> bool:
+    return await newest_commit(spark, name) > before

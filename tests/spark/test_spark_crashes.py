@@ -22,7 +22,7 @@ from tests.platform import Process, until
 from tests.process.effects import settle, watched
 from tests.spark.conftest import SparkPlatform
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 ROWS = list(range(100, 200))
 """What position 1 stands for."""
@@ -87,12 +87,12 @@ def _mode(path: Path) -> int | None:
 async def writing(spark: SparkPlatform, job: str) -> str:
     """The id of a job's task, once Spark writes files for it."""
     task = await spark.running(job)
-    await until(lambda: staged(spark, task, sealed=False), seconds=120, what=f"{job} writes")
+    await until(lambda: staged(spark, task, sealed=False), seconds=240, what=f"{job} writes")
     return task
 
 
 async def assert_every_row_once(spark: SparkPlatform, name: str) -> None:
-    await settle(spark.platform, seconds=180)
+    await settle(spark.platform, seconds=240)
     assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == ROWS
     assert await commits(spark, f"{name}.out") == 1
 
@@ -108,16 +108,16 @@ async def test_worker_and_dispatcher_die_at_each_step_of_one_task(
         await platform.emit("steps.in", [1])
         for step in ("worker.after_claim", "worker.after_run", "worker.after_stage"):
             await worker.start(crash_at=step)
-            assert await worker.died(120) == -signal.SIGKILL
+            assert await worker.died(240) == -signal.SIGKILL
             assert await commits(spark, "steps.out") == 0, step
         await dispatcher.kill()
         await worker.start(crash_at="worker.after_complete")
         for step in ("before_commit", "after_fence", "after_outputs", "after_commit"):
             await dispatcher.start(crash_at=f"complete.{step}")
-            assert await dispatcher.died(120) == -signal.SIGKILL
+            assert await dispatcher.died(240) == -signal.SIGKILL
             assert await commits(spark, "steps.out") == (step == "after_commit"), step
         await dispatcher.start()
-        assert await worker.died(120) == -signal.SIGKILL
+        assert await worker.died(240) == -signal.SIGKILL
         await worker.start()
         await assert_every_row_once(spark, "steps")
     assert await spark.attempts("steps-out") >= 4
@@ -155,7 +155,7 @@ async def test_an_executors_python_and_the_tasks_own_process_die_while_spark_wri
             await writing(spark, f"{name}-out")
             if name == "pythonless":
                 await until(
-                    lambda: python_killed(spark, "pythonless-out"), seconds=120, what="a failed attempt"
+                    lambda: python_killed(spark, "pythonless-out"), seconds=240, what="a failed attempt"
                 )
             await assert_every_row_once(spark, name)
             assert await spark.attempts(f"{name}-out") > 1, name
@@ -199,7 +199,7 @@ async def test_the_jvm_dies_while_one_task_writes_and_another_waits_for_its_comm
         task = await spark.running("waits-out")
         dispatcher.running.send_signal(signal.SIGSTOP)
         try:
-            await until(lambda: staged(spark, task, sealed=True), seconds=120, what="a sealed file")
+            await until(lambda: staged(spark, task, sealed=True), seconds=240, what="a sealed file")
             os.kill(spark.server_pid(), signal.SIGKILL)
         finally:
             dispatcher.running.send_signal(signal.SIGCONT)

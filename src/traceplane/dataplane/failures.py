@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from pyspark.errors import PySparkException, QueryContextType
@@ -18,17 +18,19 @@ _UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a 
 _FILE = re.compile(r"file:/*(/\S+?\.parquet)")
 
 
-def explained(error: PySparkException, function: Callable[..., Any] | None) -> Exception:
+def explained(
+    error: PySparkException, function: Callable[..., Any] | None, input_files: Collection[str]
+) -> Exception:
     """The same error, with a message for people and a `place`: the line of a user's function that raised in
     Spark, or where the DataFrame was made that cannot be computed, or else where the operator's function begins.
     Spark is lazy, so the traceback knows none of them."""
     message = str(error).partition(_JVM_STACK)[0].strip()
-    if _UNREADABLE.search(message):
-        named = _FILE.search(message)
+    named = _FILE.search(message) if _UNREADABLE.search(message) else None
+    if named and named[1] in input_files:
         return OperatorError(
             "operator.input_unreadable",
-            f"a committed file cannot be read: {named[1] if named else message}; restore it, or have its scope "
-            "computed again with `traceplane backfill`",
+            f"a committed file cannot be read: {named[1]}; restore it, or have its scope computed again with "
+            "`traceplane backfill`",
         )
     error.people_read = message  # type: ignore[attr-defined]
     error.place = _raised_at(message) or _call_site(error) or _beginning(function)  # type: ignore[attr-defined]

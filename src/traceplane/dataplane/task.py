@@ -46,7 +46,8 @@ def run(task: OperatorTask) -> None:
                 "operator.spark_lost",
                 "the Spark server ended, or was restarted, while it worked for this task",
             ) from None
-        raise explained(error, function) from None
+        files = {file for source in task.inputs.values() for file in source.files}
+        raise explained(error, function, files) from None
 
 
 def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
