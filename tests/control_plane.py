@@ -21,16 +21,20 @@ from uuid import UUID
 
 from traceplane.adapters.wake_queue import Depth, Message
 from traceplane.control_api import (
+    DagName,
     DeployRequest,
     DeployResponse,
     EmitRequest,
     EmitResponse,
     ExplainResponse,
     ManualEvent,
+    MovedResponse,
+    RollbackRequest,
     TaskIds,
 )
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
+from traceplane.dispatcher.builds import Builds
 from traceplane.dispatcher.in_process import InProcess
 from traceplane.dispatcher.leasing import Claim, Leasing, completion_call, emission_call, heartbeat_call
 from traceplane.dispatcher.outbox_relay import OutboxRelay
@@ -159,6 +163,7 @@ class ControlPlane:
         self.valve = Valve(database)
         self.in_process = InProcess(database, work_created=lambda: None)
         self.backpressure = Backpressure(database)
+        self.builds = Builds(database, settings.dispatch_window)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
         self.api = PublicApi(database=database, settings=settings)
@@ -185,8 +190,17 @@ class ControlPlane:
 
     # What users do ---------------------------------------------------------------------------------
 
-    async def deploy(self, yaml: str) -> DeployResponse:
-        return await self.api.deploy(self._call(DeployRequest(yaml)))
+    async def deploy(self, yaml: str, **fields: Any) -> DeployResponse:
+        return await self.api.deploy(self._call(DeployRequest(yaml, **fields)))
+
+    async def rollback(self, dag: str, to: int | None = None) -> MovedResponse:
+        return await self.api.rollback(self._call(RollbackRequest(dag, to)))
+
+    async def cutover(self, dag: str) -> MovedResponse:
+        return await self.api.cutover(self._call(DagName(dag)))
+
+    async def abort(self, dag: str) -> MovedResponse:
+        return await self.api.abort(self._call(DagName(dag)))
 
     async def emit(self, dataset: str, scopes: Iterable[int | Scope], **fields: Any) -> EmitResponse:
         """Events of a manual source; a number stands for a cursor."""

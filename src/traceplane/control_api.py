@@ -17,6 +17,8 @@ class DeployRequest(Wire, frozen=True):
     """Its name, for error messages."""
     expect_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     """Refuse if another version is deployed by now; 0 means none."""
+    manual_cutover: bool = False
+    """Wait for a call when the version is built, rather than let it serve at once."""
 
 
 class PlanResponse(Wire, frozen=True):
@@ -32,7 +34,63 @@ class DeployResponse(Wire, frozen=True):
     dag: str
     version: int
     changed: bool
+    building: bool
+    """Whether it has to be built before it serves."""
     text: str
+
+
+class DagName(Wire, frozen=True):
+    dag: Text
+
+
+class RollbackRequest(Wire, frozen=True):
+    dag: Text
+    to: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    """The version to go back to; unset: the one that served before."""
+
+
+class MovedResponse(Wire, frozen=True):
+    dag: str
+    version: int
+    """The one that serves now, or was given up."""
+    before: int | None = None
+    """The one that served until now."""
+
+
+class VersionQuery(Wire, frozen=True):
+    dag: str
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
+
+
+class BuildView(Wire, frozen=True):
+    dataset: str
+    built: int
+    """Scopes that the new generation has."""
+    serving: int
+    """Scopes that the serving one has."""
+
+
+class VersionView(Wire, frozen=True):
+    version: int
+    state: Literal["building", "active", "retired", "aborted"]
+    created_at: str
+    activated_at: str | None = None
+    manual_cutover: bool = False
+    datasets: tuple[BuildView, ...] = ()
+    """Of a version that is being built: how far each dataset is."""
+    replays: int = 0
+    """Jobs that have yet to be told of their past."""
+    unfinished: int = 0
+    """Tasks that it lacks, counted up to a thousand."""
+    dead: int = 0
+    """Dead tasks that keep it from serving, counted up to a thousand."""
+    sources_behind: int = 0
+    """Sources that have not said yet what the serving ones have."""
+
+
+class VersionsResponse(Wire, frozen=True):
+    dag: str
+    versions: list[VersionView]
 
 
 class JobView(Wire, frozen=True):

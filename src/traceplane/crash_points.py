@@ -24,6 +24,8 @@ TRANSACTIONS = (
     "backpressure",
     "wake_receive",
     "deploy",
+    "replay",
+    "cutover",
 )
 """Labelled transactions; each has a boundary before its commit and one after it, before anybody is told. Only
 transactions that changed or locked something have them: the idle pass of a loop is no boundary."""
@@ -31,6 +33,8 @@ transactions that changed or locked something have them: the idle pass of a loop
 STEPS = (
     "complete.after_fence",
     "complete.after_outputs",
+    "cutover.after_pointers",
+    "cutover.after_jobs",
     "relay.after_send",
     "worker.after_receive",
     "worker.after_claim",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,8 @@ from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
 
 PREFIX = "TRACEPLANE_"
+_S3 = "s3://"
+_S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,11 @@ class Settings:
     data_url: str | None = None
     """Postgres of hot datasets, with credentials of its own; unset: the embedded server."""
     object_store: str | None = None
-    """Where datasets live; unset: a folder under `home`."""
+    """Where datasets live: a folder, or `s3://bucket/prefix`; unset: a folder under `home`."""
+    s3_endpoint_url: str | None = None
+    object_cache: Path | None = None
+    """Local files of a worker whose object store is in S3; unset: a folder under `home`."""
+    object_cache_mb: int = 10_240
     master_key_file: Path | None = None
     """Encrypts signing keys at rest; unset: made under `home`."""
     host: str = "127.0.0.1"
@@ -79,8 +86,21 @@ class Settings:
     runtimes: Mapping[str, Runtime] = field(default_factory=lambda: dict(DEFAULT_RUNTIMES))
 
     @property
+    def object_bucket(self) -> tuple[str, str] | None:
+        """Bucket and prefix of an object store in S3; None: it is the folder `object_store_root`."""
+        if self.object_store is None or not self.object_store.startswith(_S3):
+            return None
+        bucket, _, prefix = self.object_store.removeprefix(_S3).partition("/")
+        return bucket, prefix
+
+    @property
     def object_store_root(self) -> Path:
+        assert self.object_bucket is None, "the object store is a folder"
         return Path(self.object_store) if self.object_store else self.home / "objects"
+
+    @property
+    def object_cache_root(self) -> Path:
+        return self.object_cache or self.home / "cache"
 
     @property
     def dispatcher_address(self) -> str:
@@ -177,6 +197,18 @@ def _check(settings: Settings) -> None:
             raise InvalidInput(
                 "settings.invalid", f"{name} is one of {', '.join(allowed)}", value=getattr(settings, name)
             )
+    store = settings.object_store
+    if store is not None and "://" in store and not _S3_URL.fullmatch(store):
+        raise InvalidInput(
+            "settings.invalid",
+            "object_store is a folder, or s3:// with the name of a bucket and a prefix",
+            value=store,
+            next_step="for example s3://my-bucket/traceplane",
+        )
+    if settings.object_cache_mb < 0:
+        raise InvalidInput(
+            "settings.invalid", "object_cache_mb is zero or more", value=settings.object_cache_mb
+        )
     if (settings.state_url is None) != (settings.data_url is None):
         raise InvalidInput(
             "settings.invalid",

@@ -29,7 +29,16 @@ from traceplane.chain.extract import ALL_TABLES, fetch_range
 from traceplane.chain.operators.words import Word
 from traceplane.chain.rpc import RpcClient
 from traceplane.chain.simulated.server import Simulator, serve
-from traceplane.control_api import BackfillRequest, BackfillResponse
+from traceplane.control_api import (
+    BackfillRequest,
+    BackfillResponse,
+    DagName,
+    DeployRequest,
+    DeployResponse,
+    MovedResponse,
+    RollbackRequest,
+)
+from traceplane.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "tests/chain/dag.yaml").read_text()
@@ -50,7 +59,8 @@ class Chain:
     def __post_init__(self) -> None:
         self.highest = self.node.ledger.head
 
-    async def deploy(self) -> None:
+    async def deploy(self, kind: str = "erc20") -> None:
+        """The example, or a version of it that sums up another kind of token."""
         yaml = EXAMPLE.replace("http://127.0.0.1:8545", self.node.url).replace(
             "dag: chain\n", f"dag: {self.name}\n"
         )
@@ -58,7 +68,10 @@ class Chain:
         yaml = yaml.replace("interval_seconds: 0.5", "interval_seconds: 0.05").replace(
             "base: 200ms", "base: 50ms"
         )
-        assert (await self.platform.deploy(yaml)).changed
+        if kind != "erc20":
+            yaml = yaml.replace('chain:volumes"', f'chain:volumes", kind: {kind}')
+        request = DeployRequest(yaml, manual_cutover=True)
+        assert (await self.platform.api.call("POST", "/v1/deploy", DeployResponse, request)).changed
 
     def mine(self, blocks: int) -> None:
         self.node.ledger.mine(blocks)
@@ -122,8 +135,9 @@ class Chain:
 
     async def rows_of(self, dataset: str) -> list[dict[str, Any]]:
         commits = await self.platform.sql(
-            "select c.files, c.hidden from dataset_commits c join generations using (generation_id)"
-            " join datasets d using (dataset_uuid) where d.dataset_id = $1 and c.superseded_by is null",
+            "select c.files, c.hidden from dataset_commits c"
+            " join datasets d on d.current_generation_id = c.generation_id"
+            " where d.dataset_id = $1 and c.superseded_by is null",
             f"{self.name}.{dataset}",
         )
         store = self.platform.folder / "objects"
@@ -134,13 +148,13 @@ class Chain:
         ]
         return in_order(tables)
 
-    async def assert_equals_a_build_from_scratch(self) -> None:
+    async def assert_equals_a_build_from_scratch(self, kind: str = "erc20") -> None:
         head = self.node.ledger.head
         async with RpcClient(patient(self.node.url)) as client:
             tables = await fetch_range(client, 0, head, ALL_TABLES)
         transfers = tables["token_transfers"]
         ranges = [(start, start + BATCH - 1) for start in range(0, head + 2 - BATCH, BATCH)]
-        sums = [token_volumes(within(transfers, *scope), *scope) for scope in ranges]
+        sums = [token_volumes(within(transfers, *scope), *scope, kind) for scope in ranges]
         expected = {name: [table] for name, table in tables.items()}
         expected |= {"volumes": sums, "top_tokens": [busiest(table) for table in sums], "discrepancies": []}
         for name, wanted in expected.items():
@@ -252,6 +266,48 @@ async def test_a_reorg_within_ranges_that_were_backfilled(database_url: str, tmp
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch()
         chain.fork(9, 9)
+        await chain.settled()
+        await chain.assert_equals_a_build_from_scratch()
+
+
+async def test_a_changed_job_is_rebuilt_with_its_downstream_while_the_chain_goes_on(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with chains(database_url, tmp_path, 5, blocks=29) as (chain,):
+        await chain.settled()
+
+        async def ingested() -> int:
+            return await chain.platform.value(
+                "select count(*) from tasks join jobs using (job_id) where name = 'ingest'"
+            )
+
+        before = await ingested()
+        await chain.deploy(kind="erc721")
+        await chain.assert_equals_a_build_from_scratch()  # the old data is served
+        chain.fork(7, 17)
+
+        async def cut_over() -> bool:
+            try:
+                await chain.platform.api.call("POST", "/v1/cutover", MovedResponse, DagName(chain.name))
+            except UserError as error:
+                if error.code != "deploy.not_caught_up":
+                    raise
+                return False
+            return True
+
+        await chain.settled()
+        await chain.assert_equals_a_build_from_scratch()  # and still, though it went on
+        await until(cut_over, seconds=120, what="the new version serves")
+        await chain.settled()
+        await chain.assert_equals_a_build_from_scratch(kind="erc721")
+        assert await ingested() == before + 17  # what did not change was not computed again
+        await chain.platform.api.call("POST", "/v1/rollback", MovedResponse, RollbackRequest(chain.name))
+        await chain.settled()
+
+        async def told() -> bool:
+            return not await chain.platform.value("select count(*) from replays")
+
+        await until(told, what="everything missed is told")
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch()
 

@@ -19,12 +19,12 @@ VOLUMES = pa.schema(
 )
 
 
-def token_volumes(transfers: pa.Table, first: int, last: int) -> pa.Table:
+def token_volumes(transfers: pa.Table, first: int, last: int, kind: str = "erc20") -> pa.Table:
     """Number and sum of the ERC-20 transfers of each token; sums have more digits than a decimal may hold."""
     sums: dict[str, tuple[int, int]] = {}
     columns = (transfers[name].to_pylist() for name in ("token_address", "token_type", "value_text"))
-    for token, kind, value in zip(*columns, strict=True):
-        if kind == "erc20":
+    for token, found, value in zip(*columns, strict=True):
+        if found == kind:
             count, total = sums.get(token, (0, 0))
             sums[token] = (count + 1, total + int(value))
     rows: list[dict[str, Any]] = [
@@ -41,7 +41,8 @@ def token_volumes(transfers: pa.Table, first: int, last: int) -> pa.Table:
 
 
 def volumes(task: OperatorTask) -> pa.Table:
-    return token_volumes(task.read("token_transfers"), task.scope.start, task.scope.end)
+    kind = task.config.get("kind", "erc20")
+    return token_volumes(task.read("token_transfers"), task.scope.start, task.scope.end, kind)
 
 
 def top_tokens(task: OperatorTask) -> pa.Table:

@@ -110,9 +110,9 @@ async def settle(platform: Platform, *, seconds: float = 60.0) -> Counter[str]:
 async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -> list[dict]:
     """The rows of the committed files within a range, as a reader would find them; sorted by position."""
     commits = await platform.sql(
-        "select c.files, c.row_count from dataset_commits c join generations using (generation_id)"
-        " join datasets d using (dataset_uuid) where d.dataset_id = $1 and range_start between $2 and $3"
-        " and superseded_by is null",
+        "select c.files, c.row_count from dataset_commits c"
+        " join datasets d on d.current_generation_id = c.generation_id"
+        " where d.dataset_id = $1 and range_start between $2 and $3 and superseded_by is null",
         dataset,
         first,
         last,

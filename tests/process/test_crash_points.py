@@ -199,12 +199,19 @@ TRACES = {
     "backpressure": "select count(*) from job_pressure where exists (select 1 from mine)",
     "wake_receive": "select count(*) from mine join wake_messages using (task_id) where receives > 0",
     "deploy": "select count(*) from dag_versions join dags using (dag_id) where name = $1",
+    "replay": "select count(*) from mine where backfill",
+    "cutover": "select count(*) from dags d join dag_versions v on v.dag_version_id = d.active_version_id"
+    " join jobs j on j.dag_id = d.dag_id and j.name = 'copy' and j.routed and not j.building"
+    " join job_outputs o using (job_id) join datasets s on s.current_generation_id = o.generation_id"
+    " where d.name = $1 and v.number = 2",
 }
 """What each transaction leaves behind: nothing before its commit, something after."""
 
 STEPS = {
     "complete.after_fence": ("complete", False),
     "complete.after_outputs": ("complete", False),
+    "cutover.after_pointers": ("cutover", False),
+    "cutover.after_jobs": ("cutover", False),
     "relay.after_send": ("relay", False),
     "worker.after_receive": ("claim", False),
     "worker.after_claim": ("claim", True),
@@ -385,6 +392,33 @@ async def caller_deploys(crash: Crash) -> None:
     assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in crash.cursors]
 
 
+async def dag_changes(crash: Crash) -> None:
+    """A changed job is built beside the old one and takes its place, through a dispatcher that dies on the way."""
+    crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
+    yaml = SMALL.format(dag=crash.dag)
+    await crash.platform.deploy(yaml)
+    await crash.emit()
+    await settle(crash.platform)
+    await crash.arm()
+    answer = await crash.platform.deploy(yaml.replace('"basic:copy"', '"basic:copy", version: 2'))
+    assert (answer.version, answer.building) == (2, True)
+    await crash.strike()
+    serves = "select v.number from dags d join dag_versions v on v.dag_version_id = d.active_version_id where name = $1"
+
+    async def cut_over() -> bool:
+        return await crash.platform.value(serves, crash.dag) == 2
+
+    await until(cut_over, what="the new version serves")
+    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in crash.cursors]
+    made_by = await crash.platform.sql(
+        "select distinct j.definition -> 'config' ->> 'version' from datasets d join dataset_commits c"
+        " on c.generation_id = d.current_generation_id join tasks using (task_id) join jobs j using (job_id)"
+        " where dataset_id = $1",
+        f"{crash.dag}.out",
+    )
+    assert [tuple(row) for row in made_by] == [("2",)]
+
+
 async def task_beats(crash: Crash) -> None:
     """A task that runs for longer than a heartbeat's interval."""
     crash.dag = "slow"
@@ -454,13 +488,13 @@ async def source_speaks(crash: Crash) -> None:
             lambda: crash.platform.value(f"{MINE} select ({done}) = {EVENTS}", crash.dag, 0, EVENTS),
             what="all ticks copied",
         )
+        assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
     finally:
         await crash.platform.deploy(SMALL.format(dag=crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x."))
         crash.world.retired_sources += 1
     await settle(crash.platform)
     assert await crash.platform.value(MINE + TRACES["events"], crash.dag, 0, EVENTS) == EVENTS
     assert await crash.platform.value(MINE + TRACES["source_monitor"], crash.dag, 0, EVENTS) == 1
-    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
 
 
 async def queue_fills_up(crash: Crash) -> None:
@@ -483,6 +517,8 @@ async def queue_fills_up(crash: Crash) -> None:
 SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "emit": caller_emits,
     "deploy": caller_deploys,
+    "replay": dag_changes,
+    "cutover": dag_changes,
     "heartbeat": task_beats,
     "reaper": worker_is_lost,
     "relay.after_send": function_is_called,

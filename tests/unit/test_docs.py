@@ -336,6 +336,7 @@ def _codes_in(path: Path) -> Iterator[str]:
 
 NOT_CODES = {
     *crash_points.ALL,
+    "dag.yaml",
     "postgres.log",
     "postgresql.conf",
     "service.name",

@@ -1,24 +1,29 @@
-"""The object store, as far as the catalog looks after it: what garbage collection needs and nothing else.
+"""The object store: where the files of datasets are. A folder, or a bucket of S3.
 
 Workers write files below a prefix of their attempt, `{dataset}/{generation}/staging/{task}/{attempt}/`, and a commit
-makes them visible; nothing is ever renamed. Paths are relative to the store's root, with slashes.
+makes them visible; nothing is ever renamed or overwritten. Paths are relative to the store's root, with slashes.
+
+A folder's files are read and written where they are. Those of a bucket pass through the worker's cache
+(`worker.object_cache`), so that operator code and Spark see local files and hold no credentials.
+
+Whatever fails is a PlatformError with one of the codes `object_store.…`, and may be repeated.
 """
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from traceplane.errors import InvalidInput, PlatformError
+from traceplane.settings import Settings
 
-@dataclass(frozen=True, slots=True)
-class StagingPrefix:
-    """Where one attempt of one task writes."""
-
-    path: str
-    task_id: UUID
-    attempt: int
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_STAGED = re.compile(rf"({_UUID}/{_UUID}/staging/({_UUID})/([1-9][0-9]{{0,9}})/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,32 @@ class StoredFile:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class StagingPrefix:
+    """Where one attempt of one task writes, and what it has written."""
+
+    path: str
+    task_id: UUID
+    attempt: int
+    files: list[StoredFile] = field(default_factory=list)
+
+
 class ObjectStore(Protocol):
+    async def check(self) -> None:
+        """Raises unless the store is there and lets itself be read."""
+        ...
+
+    async def get(self, file: StoredFile, target: Path) -> None:
+        """Copies a file to a new local one, whole: another size than the catalog's is refused."""
+        ...
+
+    async def put(self, source: Path, path: str) -> None:
+        """Copies a local file into the store; it is there whole or not at all."""
+        ...
+
     def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
         """All of them, in batches; what does not look like one is not named."""
         ...
-
-    async def files_below(self, prefix: str) -> list[StoredFile]: ...
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         """Those of the files that are there."""
@@ -43,5 +68,61 @@ class ObjectStore(Protocol):
         ...
 
     async def delete_empty(self, prefix: str) -> None:
-        """Removes a prefix that holds no file, where the store has such a thing."""
+        """Removes what there is of a prefix that holds no file: empty folders, uploads that were broken off."""
         ...
+
+    async def close(self) -> None: ...
+
+
+def object_store_for(settings: Settings) -> ObjectStore:
+    """The store that the setting `object_store` names."""
+    if settings.object_bucket is None:
+        from traceplane.adapters.object_store_folder import FolderObjectStore
+
+        return FolderObjectStore(settings.object_store_root)
+    try:
+        from traceplane.adapters.object_store_s3 import S3ObjectStore  # boto is an optional extra
+    except ImportError as error:
+        raise InvalidInput(
+            "object_store.no_client",
+            "an object store in S3 needs the AWS client",
+            value=settings.object_store,
+            next_step='pip install "traceplane[aws]"',
+        ) from error
+    return S3ObjectStore.from_settings(settings)
+
+
+def staging_prefix_of(path: str) -> StagingPrefix | None:
+    """The attempt that a path belongs to, if it looks like one."""
+    found = _STAGED.match(path)
+    return StagingPrefix(found[1], UUID(found[2]), int(found[3])) if found else None
+
+
+def relative(path: str) -> str:
+    """The path, if it stays inside of the store whoever wrote it down."""
+    first = path.partition("/")[0]
+    if first in ("", ".", "..") or posixpath.normpath(path) != path.removesuffix("/"):
+        raise outside(path)
+    return path
+
+
+def outside(path: str) -> PlatformError:
+    return PlatformError("object_store.outside", "a path leads out of the object store", value=path)
+
+
+def missing(path: str) -> PlatformError:
+    return PlatformError(
+        "object_store.missing",
+        "a file is not in the object store",
+        value=path,
+        next_step="if `traceplane gc` ran with a short grace period, retry; else restore the file",
+    )
+
+
+def size_mismatch(file: StoredFile, found: int) -> PlatformError:
+    return PlatformError(
+        "object_store.size_mismatch",
+        f"a file has {found} bytes, and the catalog says {file.bytes}",
+        value=file.path,
+        next_step="find out who wrote to the object store besides the workers, and restore the file",
+    )

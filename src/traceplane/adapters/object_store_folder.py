@@ -7,11 +7,12 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from traceplane.adapters.object_store import StagingPrefix, StoredFile
+from traceplane.adapters.object_store import StagingPrefix, StoredFile, missing, outside, size_mismatch
 from traceplane.errors import PlatformError
 
 _BATCH = 500
@@ -21,6 +22,44 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class FolderObjectStore:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
+
+    async def check(self) -> None:
+        await asyncio.to_thread(self._check)
+
+    def _check(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            os.listdir(self._root)
+        except OSError as error:
+            raise _unavailable(self._root, error) from error
+
+    async def close(self) -> None:
+        pass
+
+    async def get(self, file: StoredFile, target: Path) -> None:
+        await asyncio.to_thread(self._get, file, target)
+
+    def _get(self, file: StoredFile, target: Path) -> None:
+        place = self._inside(file.path)
+        found = _size(place)
+        if found is None:
+            raise missing(file.path)
+        if found != file.bytes:
+            raise size_mismatch(file, found)
+        shutil.copyfile(place, target)
+
+    async def put(self, source: Path, path: str) -> None:
+        await asyncio.to_thread(self._put, source, self._inside(path))
+
+    def _put(self, source: Path, place: Path) -> None:
+        draft = place.with_name(f".{uuid4()}")
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, draft)
+            draft.replace(place)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise _unavailable(place, error) from error
 
     async def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
         found = self._prefixes()
@@ -33,19 +72,14 @@ class FolderObjectStore:
                 for task in _folders(generation / "staging", _UUID):
                     for attempt in _folders(task, re.compile(r"[1-9][0-9]{0,9}")):
                         path = attempt.relative_to(self._root).as_posix() + "/"
-                        yield StagingPrefix(path, UUID(task.name), int(attempt.name))
+                        yield StagingPrefix(
+                            path, UUID(task.name), int(attempt.name), list(self._files_below(attempt))
+                        )
 
-    async def files_below(self, prefix: str) -> list[StoredFile]:
-        return await asyncio.to_thread(self._files_below, prefix)
-
-    def _files_below(self, prefix: str) -> list[StoredFile]:
-        return [
-            StoredFile(
-                (Path(folder) / name).relative_to(self._root).as_posix(), _size(Path(folder) / name) or 0
-            )
-            for folder, _, names in os.walk(self._inside(prefix))
-            for name in sorted(names)
-        ]
+    def _files_below(self, prefix: Path) -> Iterator[StoredFile]:
+        for folder, _, names in os.walk(prefix):
+            for file in (Path(folder) / name for name in sorted(names)):
+                yield StoredFile(file.relative_to(self._root).as_posix(), _size(file) or 0)
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         found = await asyncio.to_thread(lambda: [(path, _size(self._inside(path))) for path in paths])
@@ -86,8 +120,8 @@ class FolderObjectStore:
     def _inside(self, path: str) -> Path:
         """The place of a path; one that leads out of the store is refused, whoever wrote it down."""
         place = Path(os.path.normpath(self._root / path))
-        if self._root not in place.parents or self._root not in place.parent.resolve().parents:
-            raise PlatformError("object_store.outside", "a path leads out of the object store", value=path)
+        if self._root not in place.parents or not place.parent.resolve().is_relative_to(self._root):
+            raise outside(path)
         return place
 
 
@@ -108,6 +142,15 @@ def _size(path: Path) -> int | None:
         return path.lstat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _unavailable(path: Path, error: OSError) -> PlatformError:
+    return PlatformError(
+        "object_store.unavailable",
+        f"the object store's folder cannot be used: {error.strerror}",
+        value=str(path),
+        next_step="check that its disk is there, has space, and who owns it",
+    )
 
 
 def _cannot_delete(path: Path, error: OSError) -> PlatformError:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.adapters.object_store import object_store_for
 from traceplane.auth import store
 from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
@@ -142,10 +142,11 @@ def gc(settings: Settings, dry_run: bool, grace: str) -> None:
 
     async def run() -> Collected:
         database = await Database.connect(url, connections=1)
+        objects = object_store_for(settings)
         try:
-            objects = FolderObjectStore(settings.object_store_root)
             return await collect(database, objects, grace=age, dry_run=dry_run, found=found)
         finally:
+            await objects.close()
             await database.close()
 
     done = asyncio.run(run())

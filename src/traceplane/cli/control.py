@@ -16,6 +16,7 @@ from traceplane.cli import profile
 from traceplane.control_api import (
     BackfillRequest,
     BackfillResponse,
+    DagName,
     DagsResponse,
     DeployRequest,
     DeployResponse,
@@ -23,12 +24,16 @@ from traceplane.control_api import (
     EmitResponse,
     ExplainResponse,
     ManualEvent,
+    MovedResponse,
     PlanResponse,
+    RollbackRequest,
     StatusResponse,
     TaskChanges,
     TaskIds,
     TasksResponse,
     TaskView,
+    VersionsResponse,
+    VersionView,
 )
 from traceplane.errors import InvalidInput
 from traceplane.registry import spec
@@ -84,18 +89,131 @@ def plan(settings: Settings, file: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--expect-version", type=click.IntRange(min=0), help="Refuse if another one is deployed; 0: none."
+)
+@click.option("--manual-cutover", is_flag=True, help="When it is built, wait for `traceplane cutover`.")
+@click.option("--wait", is_flag=True, help="Wait until the version is built, and serves unless told to wait.")
 @as_json
 @click.pass_obj
-def deploy(settings: Settings, file: Path, as_json: bool) -> None:
-    """Deploy the DAG in FILE. The same file twice changes nothing."""
-    request = _deploy_request(settings, file)
+def deploy(
+    settings: Settings,
+    file: Path,
+    expect_version: int | None,
+    manual_cutover: bool,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Deploy the DAG in FILE. The same file twice changes nothing.
+
+    What has to be computed anew is built beside what serves, which goes on serving until nothing is missing.
+    """
+    request = msgspec.structs.replace(
+        _deploy_request(settings, file), expect_version=expect_version, manual_cutover=manual_cutover
+    )
     answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
     if as_json:
         _print_json(answer)
+    else:
+        click.echo(answer.text, nl=False)
+        if answer.changed:
+            done = "is being built" if answer.building else "serves"
+            click.echo(f"Deployed {answer.dag} version {answer.version}, which {done}.")
+    if wait and answer.building:
+        _wait_for_build(settings, answer.dag, answer.version, quiet=as_json)
+
+
+def _wait_for_build(settings: Settings, dag: str, version: int, *, quiet: bool) -> None:
+    """Until the version serves, or waits to be told so. Exit code 1: it was given up, or tasks of it are dead."""
+    query = {"dag": dag, "limit": "1000"}
+    while True:
+        found = call(settings, lambda c: c.call("GET", "/v1/versions", VersionsResponse, query=query))
+        (mine,) = [v for v in found.versions if v.version == version]
+        if not quiet:
+            click.echo(f"\r{_build_line(mine):<78}", nl=False)
+        ready = not (mine.unfinished or mine.replays or mine.sources_behind)
+        if mine.state != "building" or (ready and (mine.dead or mine.manual_cutover)):
+            if not quiet:
+                click.echo()
+            if mine.dead or mine.state not in ("active", "building"):
+                raise SystemExit(1)
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _build_line(version: VersionView) -> str:
+    if version.state != "building":
+        return f"version {version.version} is {version.state}"
+    built, serving = sum(d.built for d in version.datasets), sum(d.serving for d in version.datasets)
+    lacking = f"{version.unfinished}{'+' if version.unfinished == 1000 else ''} tasks to go"
+    dead = f", {version.dead} dead" if version.dead else ""
+    return f"version {version.version} is being built: {built} of {serving} scopes, {lacking}{dead}"
+
+
+@click.command()
+@click.argument("dag")
+@click.option("--limit", default=20, show_default=True)
+@as_json
+@click.pass_obj
+def versions(settings: Settings, dag: str, limit: int, as_json: bool) -> None:
+    """List the versions of DAG, newest first, and how far one is that is being built."""
+    query = {"dag": dag, "limit": str(limit)}
+    answer = call(settings, lambda c: c.call("GET", "/v1/versions", VersionsResponse, query=query))
+    if as_json:
+        _print_json(answer)
         return
-    click.echo(answer.text, nl=False)
-    if answer.changed:
-        click.echo(f"Deployed {answer.dag} version {answer.version}.")
+    for v in answer.versions:
+        since = f"active since {v.activated_at}" if v.state == "active" else v.state
+        click.echo(f"{v.version:>4}  {since}, deployed {v.created_at}")
+        if v.state == "building":
+            click.echo(f"      {_build_line(v)}")
+            for d in v.datasets:
+                click.echo(f"      {d.dataset}: {d.built} of {d.serving} scopes")
+
+
+@click.command()
+@click.argument("dag")
+@as_json
+@click.pass_obj
+def cutover(settings: Settings, dag: str, as_json: bool) -> None:
+    """Let the version of DAG that was built serve, all of its datasets at once."""
+    answer = call(settings, lambda c: c.call("POST", "/v1/cutover", MovedResponse, DagName(dag)))
+    _print_moved(answer, as_json)
+
+
+@click.command()
+@click.argument("dag")
+@click.option(
+    "--to", type=click.IntRange(min=1), help="The version to go back to; by default the one before."
+)
+@as_json
+@click.pass_obj
+def rollback(settings: Settings, dag: str, to: int | None, as_json: bool) -> None:
+    """Let an earlier version of DAG serve again, all of its datasets at once."""
+    request = RollbackRequest(dag, to)
+    answer = call(settings, lambda c: c.call("POST", "/v1/rollback", MovedResponse, request))
+    _print_moved(answer, as_json)
+
+
+@click.command()
+@click.argument("dag")
+@as_json
+@click.pass_obj
+def abort(settings: Settings, dag: str, as_json: bool) -> None:
+    """Give up the version of DAG that is being built; what serves goes on."""
+    answer = call(settings, lambda c: c.call("POST", "/v1/abort", MovedResponse, DagName(dag)))
+    if as_json:
+        _print_json(answer)
+    else:
+        click.echo(f"Version {answer.version} of {answer.dag} is given up.")
+
+
+def _print_moved(answer: MovedResponse, as_json: bool) -> None:
+    if as_json:
+        _print_json(answer)
+    else:
+        before = f", in place of {answer.before}" if answer.before is not None else ""
+        click.echo(f"Version {answer.version} of {answer.dag} serves{before}.")
 
 
 def _deploy_request(settings: Settings, file: Path) -> DeployRequest:
@@ -339,4 +457,7 @@ def dags(settings: Settings, as_json: bool) -> None:
             click.echo(f"  {j.job} ({j.runtime}: {j.operator}{held})")
 
 
-COMMANDS: tuple[Any, ...] = (plan, deploy, emit, backfill, tasks, explain, retry, cancel, status, dags)
+COMMANDS: tuple[Any, ...] = (
+    *(plan, deploy, versions, cutover, rollback, abort),
+    *(emit, backfill, tasks, explain, retry, cancel, status, dags),
+)

@@ -76,13 +76,12 @@ async def _leftovers(
         for prefix in batch:
             if (prefix.task_id, prefix.attempt) not in over:
                 continue
-            below = await store.files_below(prefix.path)
-            gone = [f for f in below if f.path not in kept]
-            if len(gone) < len(below) and not gone:
+            gone = [f for f in prefix.files if f.path not in kept]
+            if len(gone) < len(prefix.files) and not gone:
                 continue  # nothing but committed files
             if not dry_run:
                 await store.delete([f.path for f in gone])
-                if len(gone) == len(below):
+                if len(gone) == len(prefix.files):
                     await store.delete_empty(prefix.path)
             count, files, size = count + 1, files + len(gone), size + _told(gone, found)
     return Collected(attempts=count, files=files, bytes=size)

@@ -12,6 +12,7 @@ from traceplane.auth.store import read_master_key
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
+from traceplane.dispatcher.builds import Builds
 from traceplane.dispatcher.gauges import Gauges
 from traceplane.dispatcher.in_process import InProcess
 from traceplane.dispatcher.invocations import Invocations
@@ -112,6 +113,9 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 stop=stop,
             ),
             sources=run_loop("sources", SourceMonitor(database).run_once, interval=2.0, stop=stop),
+            builds=run_loop(
+                "builds", Builds(database, settings.dispatch_window).run_once, interval=0.5, stop=stop
+            ),
             gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
             statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),
             invocations=invocations.run(stop),

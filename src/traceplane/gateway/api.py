@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from traceplane import __version__, telemetry
 from traceplane.auth.access import bearer, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
@@ -18,6 +20,8 @@ from traceplane.auth.store import load_token_book
 from traceplane.control_api import (
     BackfillRequest,
     BackfillResponse,
+    BuildView,
+    DagName,
     DagsResponse,
     DagView,
     DatasetView,
@@ -29,8 +33,10 @@ from traceplane.control_api import (
     JobView,
     LineageView,
     ManualEvent,
+    MovedResponse,
     PlanResponse,
     ReasonView,
+    RollbackRequest,
     StatusResponse,
     TaskChanges,
     TaskDetail,
@@ -38,17 +44,21 @@ from traceplane.control_api import (
     TaskQuery,
     TasksResponse,
     TaskView,
+    VersionQuery,
+    VersionsResponse,
+    VersionView,
 )
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway.backfill import backfill
 from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, Route
 from traceplane.model.dag import Dag
 from traceplane.model.explain import explain
-from traceplane.postgres import commits, events, outbox, registry, tasks, tokens
-from traceplane.postgres.database import Database, again_if_concurrent
+from traceplane.postgres import commits, events, outbox, registry, tasks, tokens, versions
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
-from traceplane.registry import apply, spec
+from traceplane.postgres.versions import Missing
+from traceplane.registry import apply, cutover, spec
 from traceplane.runtime import Outcome
 from traceplane.settings import Settings
 
@@ -74,6 +84,14 @@ class PublicApi:
         routes = [
             Route("POST", "/v1/plan", DeployRequest, PlanResponse, self.plan, READER, "What a deploy would do."),
             Route("POST", "/v1/deploy", DeployRequest, DeployResponse, self.deploy, ADMIN, "Deploy a DAG."),
+            Route("GET", "/v1/versions", None, VersionsResponse, self.versions, READER,
+                  "Versions of a DAG, and how far one is that is being built.", query=VersionQuery),
+            Route("POST", "/v1/cutover", DagName, MovedResponse, self.cutover, ADMIN,
+                  "Let the version that was built serve."),
+            Route("POST", "/v1/rollback", RollbackRequest, MovedResponse, self.rollback, ADMIN,
+                  "Let an earlier version serve again."),
+            Route("POST", "/v1/abort", DagName, MovedResponse, self.abort, ADMIN,
+                  "Give up the version that is being built."),
             Route("GET", "/v1/dags", None, DagsResponse, self.dags, READER, "What is deployed."),
             Route("POST", "/v1/events", EmitRequest, EmitResponse, self.emit, WRITER,
                   "Emit events of source datasets."),
@@ -135,9 +153,48 @@ class PublicApi:
             runtimes=self._settings.runtimes,
             window=self._settings.dispatch_window,
             expect_version=call.body.expect_version,
+            manual_cutover=call.body.manual_cutover,
         )
         telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
-        return DeployResponse(dag.name, done.version, done.changed, done.text)
+        return DeployResponse(dag.name, done.version, done.changed, done.building, done.text)
+
+    async def versions(self, call: Call[None]) -> VersionsResponse:
+        query: VersionQuery = call.query
+        async with self._database.transaction() as tx:
+            rows = await versions.listing(tx, call.principal.org, query.dag, query.limit)
+            if not rows:
+                raise NotFound(
+                    "dag.unknown", "there is no such DAG", value=query.dag, next_step="see `traceplane dags`"
+                )
+            views = [await _version_view(tx, row) for row in rows]
+        return VersionsResponse(query.dag, views)
+
+    async def cutover(self, call: Call[DagName]) -> MovedResponse:
+        window = self._settings.dispatch_window
+        done = await cutover.cut_over(self._database, call.principal.org, call.body.dag, window=window)
+        if isinstance(done, Missing):
+            raise Conflict(
+                "deploy.not_caught_up",
+                f"the new version lacks {done.unfinished} tasks, {done.dead} of its tasks are dead, "
+                f"{done.replays} jobs are being told of the past, and {done.sources_behind} sources are behind",
+                value=call.body.dag,
+                next_step="wait; retry dead tasks; or give it up with `traceplane abort`",
+            )
+        telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)
+        return MovedResponse(done.dag, done.version, done.before)
+
+    async def rollback(self, call: Call[RollbackRequest]) -> MovedResponse:
+        body = call.body
+        done = await cutover.roll_back(
+            self._database, call.principal.org, body.dag, to=body.to, window=self._settings.dispatch_window
+        )
+        telemetry.emit("dag.rolled_back", dag=done.dag, version=done.version, before=done.before)
+        return MovedResponse(done.dag, done.version, done.before)
+
+    async def abort(self, call: Call[DagName]) -> MovedResponse:
+        version = await cutover.abort(self._database, call.principal.org, call.body.dag)
+        telemetry.emit("dag.build_aborted", dag=call.body.dag, version=version)
+        return MovedResponse(call.body.dag, version)
 
     async def _parse(self, body: DeployRequest) -> Dag:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
@@ -247,6 +304,28 @@ class PublicApi:
             DatasetView(r["dataset_id"], r["commits"], r["rows"], r["bytes"], r["cursor"]) for r in datasets
         ]
         return StatusResponse(dict(counts), views, lag)
+
+
+async def _version_view(tx: Transaction, row: dict[str, Any]) -> VersionView:
+    created = _time(row["created_at"])
+    assert created is not None
+    view = VersionView(
+        row["number"], row["state"], created, _time(row["activated_at"]), row["manual_cutover"]
+    )
+    if view.state != "building":
+        return view
+    lacking = await versions.missing(tx, row["dag_version_id"])
+    return msgspec.structs.replace(
+        view,
+        datasets=tuple(
+            BuildView(r["dataset_id"], r["built"], r["serving"])
+            for r in await versions.progress(tx, row["dag_version_id"])
+        ),
+        replays=lacking.replays,
+        unfinished=lacking.unfinished,
+        dead=lacking.dead,
+        sources_behind=lacking.sources_behind,
+    )
 
 
 def _manual_event(event: ManualEvent, targets: dict[str, dict[str, Any]]) -> NewEvent:

@@ -33,14 +33,11 @@ async def add_version(
     spec: dict[str, Any],
     fingerprints: dict[str, str],
     definitions: dict[str, str],
+    manual_cutover: bool,
 ) -> tuple[UUID, int]:
-    row = await tx.row(_SQL["add_version"], dag_id, spec, fingerprints, definitions)
+    row = await tx.row(_SQL["add_version"], dag_id, spec, fingerprints, definitions, manual_cutover)
     assert row is not None
     return row["dag_version_id"], row["number"]
-
-
-async def activate_version(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
-    await tx.rows(_SQL["activate_version"], dag_id, version_id)
 
 
 async def datasets_by_id(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -49,11 +46,9 @@ async def datasets_by_id(tx: Transaction, org: str, dataset_ids: Sequence[str]) 
 
 async def add_dataset(
     tx: Transaction, org_id: UUID, dataset_id: str, dag_id: UUID, definition: dict[str, Any]
-) -> tuple[UUID, UUID | None]:
-    """(dataset_uuid, current generation or None)."""
-    row = await tx.row(_SQL["add_dataset"], org_id, dataset_id, dag_id, definition)
-    assert row is not None
-    return row["dataset_uuid"], row["current_generation_id"]
+) -> UUID:
+    dataset_uuid: UUID = await tx.value(_SQL["add_dataset"], org_id, dataset_id, dag_id, definition)
+    return dataset_uuid
 
 
 async def add_generation(
@@ -68,17 +63,19 @@ async def add_generation(
     return generation
 
 
-async def point_dataset(tx: Transaction, dataset_uuid: UUID, generation_id: UUID) -> None:
-    await tx.rows(_SQL["point_dataset"], dataset_uuid, generation_id)
+async def map_dataset(
+    tx: Transaction, version_id: UUID, dataset_uuid: UUID, generation_id: UUID, definition: dict[str, Any]
+) -> None:
+    await tx.rows(_SQL["map_dataset"], version_id, dataset_uuid, generation_id, definition)
 
 
-async def map_dataset(tx: Transaction, version_id: UUID, dataset_uuid: UUID, generation_id: UUID) -> None:
-    await tx.rows(_SQL["map_dataset"], version_id, dataset_uuid, generation_id)
+async def generations_of(tx: Transaction, version_id: UUID) -> dict[str, UUID]:
+    return {r["dataset_id"]: r["generation_id"] for r in await tx.rows(_SQL["generations_of"], version_id)}
 
 
-async def routed_jobs(tx: Transaction, dag_id: UUID) -> dict[str, tuple[UUID, str]]:
-    """name -> (job_id, fingerprint) of the jobs that receive events now."""
-    return {r["name"]: (r["job_id"], r["fingerprint"]) for r in await tx.rows(_SQL["routed_jobs"], dag_id)}
+async def serving_jobs(tx: Transaction, dag_id: UUID) -> dict[str, UUID]:
+    """The jobs of a DAG that make what readers see, by name."""
+    return {r["name"]: r["job_id"] for r in await tx.rows(_SQL["serving_jobs"], dag_id)}
 
 
 async def add_job(
@@ -94,16 +91,13 @@ async def add_job(
         job.runtime,
         job.operator,
         definition,
-        *_execution(job.execution, window),
+        *execution_fields(job.execution, window),
     )
     return job_id
 
 
-async def update_job_execution(tx: Transaction, job_id: UUID, execution: Execution, window: int) -> None:
-    await tx.rows(_SQL["update_job_execution"], job_id, *_execution(execution, window))
-
-
-def _execution(execution: Execution, window: int) -> tuple[object, ...]:
+def execution_fields(execution: Execution, window: int) -> tuple[object, ...]:
+    """As columns of jobs: priority, max_concurrency, dispatch_window and so on."""
     backfill = execution.scaling_mode is ScalingMode.BACKFILL
     age = execution.max_queue_age_seconds
     return (
@@ -120,8 +114,7 @@ def _execution(execution: Execution, window: int) -> tuple[object, ...]:
     )
 
 
-async def retire_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> None:
-    await tx.rows(_SQL["retire_jobs"], list(job_ids))
+async def clear_pressure(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["clear_pressure"], list(job_ids))
 
 

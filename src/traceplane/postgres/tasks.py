@@ -256,8 +256,9 @@ async def cancel(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
     return {r["task_id"]: r["state"] for r in await tx.rows(_SQL["cancel"], task_ids)}
 
 
-async def cancel_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> int:
-    return len(await tx.rows(_SQL["cancel_jobs"], job_ids))
+async def cancel_retired(tx: Transaction, limit: int) -> int:
+    """Cancels unfinished tasks of jobs that receive no more events, so many at once; how many it found."""
+    return len(await tx.rows(_SQL["cancel_retired"], limit))
 
 
 async def retry(tx: Transaction, task_ids: Sequence[UUID]) -> list[UUID]:

@@ -1,22 +1,21 @@
 """Deploy: a DAG becomes rows, in one transaction.
 
-`prepare` reads what is deployed and decides; `deploy` applies. The same file twice changes nothing. What a
-deploy may do today: add jobs, remove jobs, and change how jobs are metered. A change that would produce
-other data (a `-/+` in the plan) needs a rebuild beside the old data and an atomic cutover; that is refused
-here rather than done by halves. Its place is clear: generations exist, each version has its own pointer set
-(`dag_version_datasets`) and its own jobs, and activation moves pointers and version in one transaction.
+`prepare` reads what is deployed and decides; `deploy` applies. The same file twice changes nothing. A change that
+produces other data (a `-/+` in the plan) gives the job and all that is downstream of it new generations and new
+jobs, which receive events from now on and are told of the past by the dispatcher, while the old ones go on serving.
+When nothing is missing from the new ones, `cutover` lets them serve. Without such a change it does so at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
 from traceplane.chain.operators import config as chain_config
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
-from traceplane.model.dag import Dag, Job, SourceKind
+from traceplane.model.dag import Dag, Job, Priority, SourceKind
 from traceplane.model.runtimes import (
     DISPATCHER_OPERATORS,
     GROUPING_OPERATORS,
@@ -25,11 +24,14 @@ from traceplane.model.runtimes import (
     SPARK_OPERATORS,
     Runtime,
 )
-from traceplane.postgres import registry, tasks
-from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres import registry, versions
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.registry import fingerprint, spec
+from traceplane.registry import cutover, fingerprint, spec
 from traceplane.registry.plan import Deployed, Plan, plan, render
+
+_SHARE_OF_A_BUILD = 8
+"""A job that is being built has this part of the window that it will have, so that the serving ones come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Prepared:
     plan: Plan
     text: str
     deployed_version: int | None
+    active_version_id: UUID | None
     fingerprints: dict[str, str]
     definition_fingerprints: dict[str, str]
     refusal: UserError | None
@@ -47,6 +50,8 @@ class Prepared:
 class Done:
     version: int
     changed: bool
+    building: bool
+    """Whether it has to be built before it serves."""
     text: str
 
 
@@ -63,9 +68,17 @@ async def prepare(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
     fingerprints = fingerprint.job_fingerprints(dag, code_hash=fingerprint.no_code_hash)
     definitions = fingerprint.definition_fingerprints(dag, code_hash=fingerprint.no_code_hash)
     steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
-    refusal = _refused_jobs(dag, runtimes) or _refused_rebuild(steps) or await _refused_datasets(tx, org, dag)
+    refusal = _refused_jobs(dag, runtimes) or await _refused_datasets(tx, org, dag)
+    if refusal is None and not steps.is_noop:
+        refusal = await _refused_while_building(tx, org, dag.name)
     return Prepared(
-        steps, render(steps), deployed.version if deployed else None, fingerprints, definitions, refusal
+        steps,
+        render(steps) + await _consequences(tx, org, steps, deployed.dag if deployed else None, dag),
+        deployed.version if deployed else None,
+        row["dag_version_id"] if row is not None else None,
+        fingerprints,
+        definitions,
+        refusal,
     )
 
 
@@ -122,15 +135,56 @@ def _refused_code(job: Job) -> UserError | None:
     return None
 
 
-def _refused_rebuild(steps: Plan) -> UserError | None:
-    if not steps.rebuilt:
+async def _refused_while_building(tx: Transaction, org: str, dag: str) -> UserError | None:
+    found = await versions.lock(tx, org, dag)
+    if found is None or found.building is None:
         return None
     return Conflict(
-        "deploy.needs_rebuild",
-        "these jobs would produce other data than before, and rebuilding beside the old data is not there yet",
-        value=", ".join(r.job.name for r in steps.rebuilt),
-        next_step="deploy the change under a new DAG name, or change execution-only fields",
+        "deploy.building",
+        f"version {found.building} of {dag} is being built",
+        value=found.building,
+        next_step=f"wait for it (`traceplane versions {dag}`), or give it up (`traceplane abort {dag}`)",
     )
+
+
+async def _consequences(tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag) -> str:
+    """What a rebuild costs, and whom it concerns."""
+    anew = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs if r.job.runtime != "dispatcher"]
+    lines: list[str] = []
+    if anew:
+        lines += ["", "Computed anew beside what serves, and cut over together:"]
+        weights = await versions.weight(tx, org, anew)
+        lines += [
+            f"      {w['dataset_id']}: {w['scopes']:,} scopes, {w['rows']:,} rows, {w['bytes']:,} bytes"
+            for w in weights
+        ]
+    changed = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs]
+    broken = _broken_columns(before, after)
+    for reader in await versions.readers_elsewhere(tx, org, [*changed, *steps.datasets_removed]):
+        told = f"! DAG {reader['dag']}, job {reader['job']} reads {reader['dataset_id']}"
+        if reader["dataset_id"] in steps.datasets_removed:
+            lines.append(f"{told}, which nobody will produce any more")
+            continue
+        lines.append(f"{told}: it follows at the cutover, and computes everything anew")
+        lines += [f"      {problem}" for problem in broken.get(reader["dataset_id"], ())]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _broken_columns(before: Dag | None, after: Dag) -> dict[str, list[str]]:
+    """Declared columns that readers may rely on and that are gone or have another type."""
+    if before is None:
+        return {}
+    now = {d.dataset_id: {c.name: c.type for c in d.columns} for d in after.datasets}
+    broken: dict[str, list[str]] = {}
+    for dataset in before.datasets:
+        types = now.get(dataset.dataset_id) or {}
+        for column in dataset.columns if types else ():
+            if types.get(column.name) != column.type:
+                became = types.get(column.name) or "gone"
+                broken.setdefault(dataset.dataset_id, []).append(
+                    f"column {column.name}: {column.type} → {became}"
+                )
+    return broken
 
 
 async def _refused_datasets(tx: Transaction, org: str, dag: Dag) -> UserError | None:
@@ -165,68 +219,98 @@ async def deploy(
     runtimes: Mapping[str, Runtime],
     window: int,
     expect_version: int | None = None,
+    manual_cutover: bool = False,
 ) -> Done:
-    async with database.transaction("deploy") as tx:
-        dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
-        prepared = await prepare(tx, org, dag, runtimes)
-        if expect_version is not None and expect_version != (prepared.deployed_version or 0):
-            raise Conflict(
-                "deploy.version_moved",
-                f"version {prepared.deployed_version or 0} of {dag.name} is deployed by now",
-                value=expect_version,
-                next_step="plan again",
-            )
-        if prepared.refusal is not None:
-            raise prepared.refusal
-        if prepared.plan.is_noop:
-            assert prepared.deployed_version is not None
-            return Done(prepared.deployed_version, False, prepared.text)
-        version = await _Apply(tx, org, org_id, dag_id, dag, prepared, window).run()
-        await notify_dispatchers(tx)
-    return Done(version, True, prepared.text)
+    async def once() -> Done:
+        async with database.transaction("deploy") as tx:
+            dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
+            prepared = await prepare(tx, org, dag, runtimes)
+            if expect_version is not None and expect_version != (prepared.deployed_version or 0):
+                raise Conflict(
+                    "deploy.version_moved",
+                    f"version {prepared.deployed_version or 0} of {dag.name} is deployed by now",
+                    value=expect_version,
+                    next_step="plan again",
+                )
+            if prepared.refusal is not None:
+                raise prepared.refusal
+            if prepared.plan.is_noop:
+                assert prepared.deployed_version is not None
+                return Done(prepared.deployed_version, False, False, prepared.text)
+            building = bool(prepared.plan.rebuilt)
+            apply = _Apply(tx, org, org_id, dag_id, dag, prepared, window, manual_cutover)
+            version_id, number = await apply.run()
+            if not building:
+                await cutover.move(tx, dag_id, version_id, {j.name: j.execution for j in dag.jobs}, window)
+            await versions.add_replays(tx, apply.replays)
+            await versions.stop_the_stream(tx)
+            await notify_dispatchers(tx)
+        return Done(number, True, building, prepared.text)
+
+    return await again_if_concurrent(once)
 
 
 class _Apply:
-    """The steps of one deploy, in order, on one transaction."""
+    """A version as rows, in one transaction: it is built, and serves nobody yet."""
 
     def __init__(
-        self, tx: Transaction, org: str, org_id: UUID, dag_id: UUID, dag: Dag, prepared: Prepared, window: int
+        self,
+        tx: Transaction,
+        org: str,
+        org_id: UUID,
+        dag_id: UUID,
+        dag: Dag,
+        prepared: Prepared,
+        window: int,
+        manual_cutover: bool,
     ) -> None:
         self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, dag
-        self.prepared, self.window = prepared, window
+        self.prepared, self.window, self.manual_cutover = prepared, window, manual_cutover
+        kept = prepared.plan
+        self.kept = {job.name for job in kept.unchanged} | {c.job.name for c in kept.execution_changed}
         self.generations: dict[str, tuple[UUID, UUID]] = {}
+        self.new: set[UUID] = set()
+        """Generations that begin with this version."""
+        self.replays: list[tuple[UUID, UUID]] = []
+        """New jobs, and the generations whose past they have to be told; what begins now will tell them itself."""
 
-    async def run(self) -> int:
+    async def run(self) -> tuple[UUID, int]:
         version_id, number = await registry.add_version(
             self.tx,
             self.dag_id,
             spec.dump_normalized(self.dag),
             self.prepared.fingerprints,
             self.prepared.definition_fingerprints,
+            self.manual_cutover,
         )
         await self._externals()
         await self._datasets(version_id)
         await self._jobs(version_id)
-        await registry.activate_version(self.tx, self.dag_id, version_id)
-        return number
+        return version_id, number
 
     async def _datasets(self, version_id: UUID) -> None:
         declared = {dataset.dataset_id: dataset for dataset in self.dag.datasets}
+        serving: dict[str, UUID] = {}
+        if self.prepared.active_version_id is not None:
+            serving = await registry.generations_of(self.tx, self.prepared.active_version_id)
         for job in self.dag.jobs:  # upstream first, so that what it groups is there before it
             groups = job.runtime == "dispatcher" and job.operator in GROUPING_OPERATORS
             rows_of = self.generations[job.inputs[0].dataset_id][1] if groups else None
             for output in job.outputs:
-                dataset_uuid, generation_id = await registry.add_dataset(
-                    self.tx, self.org_id, output.dataset_id, self.dag_id, asdict(declared[output.dataset_id])
+                dataset = declared[output.dataset_id]
+                definition = asdict(dataset)
+                dataset_uuid = await registry.add_dataset(
+                    self.tx, self.org_id, output.dataset_id, self.dag_id, definition
                 )
-                if generation_id is None:
+                if job.name in self.kept:
+                    generation_id = serving[output.dataset_id]
+                else:
                     made_by = self.prepared.fingerprints[job.name]
-                    position = declared[output.dataset_id].position
                     generation_id = await registry.add_generation(
-                        self.tx, dataset_uuid, made_by, rows_of, position
+                        self.tx, dataset_uuid, made_by, rows_of, dataset.position
                     )
-                    await registry.point_dataset(self.tx, dataset_uuid, generation_id)
-                await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id)
+                    self.new.add(generation_id)
+                await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
                 self.generations[output.dataset_id] = (dataset_uuid, generation_id)
 
     async def _externals(self) -> None:
@@ -235,23 +319,9 @@ class _Apply:
             self.generations[dataset_id] = (row["dataset_uuid"], row["current_generation_id"])
 
     async def _jobs(self, version_id: UUID) -> None:
-        routed = await registry.routed_jobs(self.tx, self.dag_id)
-        gone = [
-            job_id
-            for name, (job_id, _) in routed.items()
-            if name in {j.name for j in self.prepared.plan.removed}
-        ]
-        if gone:
-            await registry.retire_jobs(self.tx, gone)
-            await tasks.cancel_jobs(self.tx, gone)
-        changed = {c.job.name for c in self.prepared.plan.execution_changed}
+        serving = await registry.serving_jobs(self.tx, self.dag_id)
         for job in self.dag.jobs:
-            if job.name in routed:
-                job_id = routed[job.name][0]
-                if job.name in changed:
-                    await registry.update_job_execution(self.tx, job_id, job.execution, self.window)
-            else:
-                job_id = await self._add_job(job)
+            job_id = serving[job.name] if job.name in self.kept else await self._add_job(job)
             await registry.map_job(self.tx, version_id, job_id)
 
     async def _add_job(self, job: Job) -> UUID:
@@ -263,11 +333,16 @@ class _Apply:
             "generated_for": job.generated_for,
         }
         made_by = self.prepared.fingerprints[job.name]
-        job_id = await registry.add_job(self.tx, self.dag_id, job, made_by, definition, self.window)
+        behind = replace(job, execution=replace(job.execution, priority=Priority.BACKFILL))
+        window = max(1, self.window // _SHARE_OF_A_BUILD)
+        job_id = await registry.add_job(self.tx, self.dag_id, behind, made_by, definition, window)
         for index, used in enumerate(job.inputs):
+            dataset_uuid, generation_id = self.generations[used.dataset_id]
             await registry.add_job_input(
-                self.tx, job_id, index, used.name, *self.generations[used.dataset_id], used.where
+                self.tx, job_id, index, used.name, dataset_uuid, generation_id, used.where
             )
+            if generation_id not in self.new:
+                self.replays.append((job_id, generation_id))
         for index, output in enumerate(job.outputs):
             await registry.add_job_output(
                 self.tx, job_id, index, output.name, *self.generations[output.dataset_id]

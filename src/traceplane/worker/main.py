@@ -8,15 +8,17 @@ import socket
 from pathlib import Path
 
 from traceplane import telemetry
+from traceplane.adapters.object_store import object_store_for
 from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver
 from traceplane.runtime import task_group
 from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
+from traceplane.worker.object_cache import ObjectCache
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
 from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
-from traceplane.worker.wrapper import Wrapper
+from traceplane.worker.wrapper import StoreOnDisk, Wrapper
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
 _PRELOAD = (
@@ -60,7 +62,8 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             worker_id=worker_id,
             runtime=runtime,
         )
-    spark = await _spark(settings, code_paths) if SPARK in chosen.capabilities else None
+    store = await _store(settings)
+    spark = await _spark(settings, code_paths, store) if SPARK in chosen.capabilities else None
     sandbox = await Sandbox.start(
         SandboxSettings(
             slots=settings.worker_concurrency,
@@ -76,7 +79,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         sandbox=sandbox,
         runtime=chosen,
         slots=settings.worker_concurrency,
-        object_store=settings.object_store_root.resolve(),
+        store=store,
         code_paths=code_paths,
         spark=spark,
     )
@@ -94,16 +97,31 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         await sandbox.close()
         if spark is not None:
             await spark.close()
+        if store.cache is not None:
+            await store.cache.close()
         await client.close()
 
 
-async def _spark(settings: Settings, code_paths: tuple[Path, ...]) -> SparkServer | RemoteSpark:
+async def _store(settings: Settings) -> StoreOnDisk:
+    if settings.object_bucket is None:
+        root = settings.object_store_root.resolve()
+        return StoreOnDisk(inputs=root, outputs=root)
+    cache = await ObjectCache.open(
+        object_store_for(settings), settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
+    )
+    return StoreOnDisk(inputs=cache.files, outputs=cache.outputs, cache=cache)
+
+
+async def _spark(
+    settings: Settings, code_paths: tuple[Path, ...], store: StoreOnDisk
+) -> SparkServer | RemoteSpark:
     if settings.spark_remote is not None:
         return RemoteSpark(settings.spark_remote)
     return await SparkServer.start(
         SparkSettings(
             folder=settings.home.resolve() / "spark" / str(os.getpid()),
-            object_store=settings.object_store_root.resolve(),
+            object_store=store.outputs,
+            inputs=store.inputs,
             code_paths=code_paths,
             master=settings.spark_master,
             memory_mb=settings.spark_memory_mb,

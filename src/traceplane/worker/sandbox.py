@@ -44,8 +44,8 @@ from traceplane.worker.execution import Execution, OnEvents, OnProgress
 from traceplane.worker.fork_server import ForkServer
 from traceplane.worker.frames import Assign, Configure
 from traceplane.worker.idle_slots import IdleSlots
+from traceplane.worker.locked_folder import LockedFolder
 from traceplane.worker.private_root import is_within
-from traceplane.worker.sandbox_folder import SandboxFolder
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.uid_lease import UidLease
 
@@ -95,7 +95,7 @@ class SandboxSettings:
 class Sandbox:
     """Made by `start`. Safe to use from many asyncio tasks of one loop."""
 
-    def __init__(self, settings: SandboxSettings, folder: SandboxFolder, lease: UidLease | None) -> None:
+    def __init__(self, settings: SandboxSettings, folder: LockedFolder, lease: UidLease | None) -> None:
         self._settings = settings
         self._own_folder = folder
         self.folder = folder.path
@@ -130,7 +130,7 @@ class Sandbox:
         protect_this_process()
         first, last = settings.uid_range
         lease = UidLease(first, last, settings.slots) if _uses_uids(settings) else None
-        folder = SandboxFolder(settings.folder)
+        folder = LockedFolder(settings.folder, "traceplane-sandbox-", ("runs", "staging"))
         sandbox = cls(settings, folder, lease)
         try:
             await sandbox._start_server()

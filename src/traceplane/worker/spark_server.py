@@ -2,9 +2,9 @@
 
 User code reaches Spark over Connect and can make it read and write files, so the JVM is confined too (see
 `spark_launcher`): it reads the system, Spark, the code paths and the object store, writes below the object
-store and its own temporary folder, has no capabilities and an environment without secrets. Tasks of one
-worker share the server, and with it its view of the object store; tasks that must not see each other's data
-belong on different workers.
+store and its own temporary folder, has no capabilities and an environment without secrets. Of an object store in
+S3 it reads the worker's cache and writes below the worker's outputs. Tasks of one worker share the server, and with
+it its view of the object store; tasks that must not see each other's data belong on different workers.
 
 An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some
 twenty seconds by the server itself.
@@ -41,6 +41,8 @@ class SparkSettings:
     folder: Path
     """For its temporary files and its log."""
     object_store: Path
+    """Where tasks write, and read unless their inputs are elsewhere."""
+    inputs: Path | None = None
     code_paths: tuple[Path, ...] = ()
     master: str = "local[*]"
     memory_mb: int = 1024
@@ -172,10 +174,11 @@ class SparkServer:
         settings = self._settings
         self._port = self._port or _free_port()
         log = settings.folder / "server.log"
+        inputs = [settings.inputs] if settings.inputs is not None else []
         launch = {
             "command": self._command(),
             "environment": self._environment(),
-            "readable": [str(p.resolve()) for p in settings.code_paths],
+            "readable": [str(p.resolve()) for p in (*settings.code_paths, *inputs)],
             "writable": [str(settings.folder.resolve()), str(settings.object_store.resolve())],
             "allow_weak": settings.allow_weak,
         }

@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
+from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
 from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
@@ -39,6 +40,7 @@ from traceplane.task_api import (
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.frames import Limits
 from traceplane.worker.intake import Intake
+from traceplane.worker.object_cache import ObjectCache
 from traceplane.worker.sandbox import Sandbox
 from traceplane.worker.spark_server import RemoteSpark, SparkServer
 
@@ -84,6 +86,16 @@ class _Finished:
     completion: Completion
 
 
+@dataclass(frozen=True, slots=True)
+class StoreOnDisk:
+    """Where the object store's files are on this machine, at their paths below these folders."""
+
+    inputs: Path
+    outputs: Path
+    cache: ObjectCache | None = None
+    """Unset: the store is a folder, and files are read and written in place."""
+
+
 class Wrapper:
     def __init__(
         self,
@@ -93,7 +105,7 @@ class Wrapper:
         sandbox: Sandbox,
         runtime: Runtime,
         slots: int,
-        object_store: Path,
+        store: StoreOnDisk,
         code_paths: tuple[Path, ...],
         spark: SparkServer | RemoteSpark | None = None,
     ) -> None:
@@ -102,7 +114,7 @@ class Wrapper:
         self._sandbox = sandbox
         self._runtime = runtime
         self._slots = slots
-        self._object_store = object_store
+        self._store = store
         self._code_paths = code_paths
         self._spark = spark
         self._held: dict[UUID, _Held] = {}
@@ -123,6 +135,9 @@ class Wrapper:
             if free <= 0:
                 self._freed.clear()
                 await _unless(stop, self._freed.wait())
+                continue
+            if self._store.cache is not None and self._store.cache.away:
+                await _unless(stop, self._store.cache.until_back())
                 continue
             try:
                 taken = await _unless(stop, self._intake.take(free))
@@ -180,8 +195,12 @@ class Wrapper:
             del logs[:-_LOG_LINES_KEPT]
             telemetry.emit("task.log", "debug", task_id=str(held.task.task_id), line=line)
 
+        outputs: list[OutputManifest] = []
         try:
-            result = await self._run_in_sandbox(held, keep_line, traceparent)
+            result = await self._run_on_inputs(held, keep_line, traceparent)
+            crash_point("worker.after_run")
+            if result.error is None:
+                outputs = await self._staged(held, result)
         except asyncio.CancelledError:
             if held.verdict is None:
                 raise
@@ -190,9 +209,9 @@ class Wrapper:
             status = "completed" if held.verdict == "stopping" else "canceled"
             return self._completion(held, status, traceparent)
         except TraceplaneError as error:
-            failure = TaskError(error.code, error.message, retryable=not isinstance(error, UserError))
+            message = error.message if error.value is None else f"{error.message}: {str(error.value)[:500]}"
+            failure = TaskError(error.code, message, retryable=not isinstance(error, UserError))
             return self._completion(held, "failed", traceparent, error=failure)
-        crash_point("worker.after_run")
         if result.error is not None:
             body = result.error
             hint = body.hint
@@ -209,12 +228,27 @@ class Wrapper:
                 retryable=body.code not in _NOT_WORTH_A_RETRY,
             )
             return self._completion(held, "failed", traceparent, error=failure)
-        outputs = [self._manifest(held, index, result) for index in range(len(held.job.outputs))]
         crash_point("worker.after_stage")
         events = [msgspec.convert(event, EventOut) for event in result.events]
-        return self._completion(
-            held, "completed", traceparent, outputs=[o for o in outputs if o is not None], events=events
-        )
+        return self._completion(held, "completed", traceparent, outputs=outputs, events=events)
+
+    async def _run_on_inputs(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
+        if self._store.cache is None:
+            return await self._run_in_sandbox(held, on_log, traceparent)
+        async with self._store.cache.holding(_granted(held.task)):
+            return await self._run_in_sandbox(held, on_log, traceparent)
+
+    async def _staged(self, held: _Held, result: RunResult) -> list[OutputManifest]:
+        """What the task wrote, once it is in the object store."""
+        manifests = [self._manifest(held, index, result) for index in range(len(held.job.outputs))]
+        outputs = [manifest for manifest in manifests if manifest is not None]
+        if self._store.cache is not None and result.outputs:
+            written = [StoredFile(f.path, f.bytes) for output in outputs for f in output.files]
+            try:
+                await self._store.cache.upload(written)
+            finally:
+                await self._store.cache.discard(held.task.write_prefixes)
+        return outputs
 
     async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
@@ -249,7 +283,7 @@ class Wrapper:
                 for i, found, columns in zip(job.inputs, files, schemas, strict=True)
             ],
             "outputs": [
-                {"name": o.name, "folder": str(self._object_store / prefix), "existing": self._paths(found)}
+                {"name": o.name, "folder": str(self._store.outputs / prefix), "existing": self._paths(found)}
                 for o, prefix, found in zip(job.outputs, task.write_prefixes, existing, strict=True)
             ],
         }
@@ -270,7 +304,7 @@ class Wrapper:
                 code_paths=self._code_paths,
                 limits=_limits(self._runtime),
                 shares_outputs=self._spark is not None,
-                reuse=None if is_source else _reuse(job, self._object_store),
+                reuse=None if is_source else _reuse(job, self._store),
             ),
             on_log=on_log,
             on_events=on_events if is_source else None,
@@ -279,7 +313,7 @@ class Wrapper:
         )
 
     def _paths(self, files: Sequence[dict[str, Any]]) -> list[str]:
-        return [str(self._object_store / f["path"]) for f in files]
+        return [str(self._store.inputs / f["path"]) for f in files]
 
     async def _emit(self, held: _Held, events: list[EventOut], traceparent: str | None) -> str:
         task = held.task
@@ -407,10 +441,19 @@ def _limits(runtime: Runtime) -> Limits:
     )
 
 
-def _reuse(job: JobPayload, object_store: Path) -> Reuse | None:
+def _granted(task: ClaimedTask) -> list[StoredFile]:
+    """Every file that the task was handed, once."""
+    lists = (*task.input_files, *task.output_files)
+    sizes = {str(file["path"]): int(file["bytes"]) for files in lists for file in files}
+    return [StoredFile(path, size) for path, size in sizes.items()]
+
+
+def _reuse(job: JobPayload, store: StoreOnDisk) -> Reuse | None:
     """What all tasks of one revision of a job may reach; None where operators cannot pass the folders."""
-    readable = [object_store / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
-    writable = [object_store / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
+    readable = [store.inputs / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
+    if store.cache is not None:  # an append reads what its output has, which is not below where it writes
+        readable += [store.inputs / str(o.dataset_uuid) / str(o.dataset_version) for o in job.outputs]
+    writable = [store.outputs / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
     if not all(_make_passable(folder) for folder in (*readable, *writable)):
         return None
     revision = hashlib.sha256(msgspec.json.encode([job.operator, job.config], order="sorted")).hexdigest()

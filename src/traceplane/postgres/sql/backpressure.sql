@@ -17,7 +17,7 @@ select j.job_id, j.max_queue_depth, extract(epoch from j.max_queue_age)::float8 
      order by t.priority, t.ready_at limit 1), 0) as age_seconds,
   coalesce(p.level, 0) as level
 from jobs j left join job_pressure p using (job_id)
-where j.routed and (j.max_queue_depth is not null or j.max_queue_age is not null)
+where j.routed and not j.building and (j.max_queue_depth is not null or j.max_queue_age is not null)
 
 -- name: edges
 -- Which job feeds which: producer -> consumer.

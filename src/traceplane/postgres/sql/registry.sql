@@ -16,14 +16,10 @@ from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id =
 where o.slug = $1 and d.name = $2
 
 -- name: add_version
--- The next version of a DAG.
-insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints)
-select $1, coalesce(max(number), 0) + 1, $2, $3, $4 from dag_versions where dag_id = $1
+-- The next version of a DAG, to be built.
+insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints, manual_cutover, state)
+select $1, coalesce(max(number), 0) + 1, $2, $3, $4, $5, 'building' from dag_versions where dag_id = $1
 returning dag_version_id, number
-
--- name: activate_version
--- Points the DAG at a version.
-update dags set active_version_id = $2 where dag_id = $1
 
 -- name: datasets_by_id
 -- Datasets by their names, with owner and current generation.
@@ -32,10 +28,10 @@ from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
 where o.slug = $1 and d.dataset_id = any($2::text[])
 
 -- name: add_dataset
--- A dataset this DAG owns, or the one it owns already with its definition refreshed.
+-- A dataset this DAG owns; of one that it owned before, the definition stays that of the version that serves.
 insert into datasets (org_id, dataset_id, dag_id, definition) values ($1, $2, $3, $4)
-on conflict (org_id, dataset_id) do update set definition = excluded.definition, dag_id = excluded.dag_id
-returning dataset_uuid, current_generation_id
+on conflict (org_id, dataset_id) do update set dag_id = excluded.dag_id
+returning dataset_uuid
 
 -- name: add_generation
 -- A new build of a dataset; $3 is the generation its rows are read from, if they are not its own.
@@ -43,35 +39,26 @@ insert into generations (dataset_uuid, fingerprint, data_generation_id, position
 values ($1, $2, (select coalesce(data_generation_id, generation_id) from generations where generation_id = $3), $4)
 returning generation_id
 
--- name: point_dataset
--- Moves a dataset's pointer.
-update datasets set current_generation_id = $2 where dataset_uuid = $1
-
 -- name: map_dataset
--- The pointer set of a version.
-insert into dag_version_datasets (dag_version_id, dataset_uuid, generation_id) values ($1, $2, $3)
+-- The pointer set of a version, and what it says of the dataset.
+insert into dag_version_datasets (dag_version_id, dataset_uuid, generation_id, definition) values ($1, $2, $3, $4)
 
--- name: routed_jobs
--- The jobs of a DAG that receive events now.
-select job_id, name, fingerprint from jobs where dag_id = $1 and routed
+-- name: generations_of
+-- The pointer set of a version, by name.
+select d.dataset_id, v.generation_id from dag_version_datasets v join datasets d using (dataset_uuid)
+where v.dag_version_id = $1
+
+-- name: serving_jobs
+-- The jobs of a DAG that make what readers see.
+select job_id, name from jobs where dag_id = $1 and routed and not building
 
 -- name: add_job
--- A job with its materializing definition and its execution settings.
-insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed,
+-- A job with its materializing definition and its execution settings. It receives events at once.
+insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed, building,
                   priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
                   max_attempts, retry_base, retry_max)
-values ($1, $2, $3, $4, $5, $6, $7, $8, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 returning job_id
-
--- name: update_job_execution
--- Execution-only fields, swapped in place.
-update jobs set priority = $2, max_concurrency = $3, dispatch_window = $4, max_queue_depth = $5, max_queue_age = $6,
-  timeout = $7, lease = $8, max_attempts = $9, retry_base = $10, retry_max = $11, revision = revision + 1
-where job_id = $1
-
--- name: retire_jobs
--- Jobs that receive no more events.
-update jobs set routed = false where job_id = any($1::uuid[])
 
 -- name: clear_pressure
 -- Holds of or by retired jobs mean nothing any more.

@@ -325,10 +325,17 @@ update tasks t set
 from chosen c where t.task_id = c.task_id
 returning t.task_id, t.state
 
--- name: cancel_jobs
--- The same for all unfinished tasks of jobs that are no longer deployed.
-with chosen as materialized (
-  select task_id from tasks where job_id = any($1::uuid[]) and stage in (0, 1) order by task_id for no key update
+-- name: cancel_retired
+-- The same for unfinished tasks of jobs that receive no more events, some of them. Locked ones are about to change.
+with found as materialized (
+  select t.task_id from jobs j cross join lateral (
+    (select task_id from tasks where job_id = j.job_id and stage = 0 limit $1)
+    union all
+    (select task_id from tasks where job_id = j.job_id and stage = 1 and not cancel_requested limit $1)
+  ) t where not j.routed limit $1
+), chosen as materialized (
+  select task_id from tasks join found using (task_id) where stage in (0, 1)
+  order by task_id for no key update skip locked
 )
 update tasks t set
   cancel_requested = true,

@@ -1,4 +1,4 @@
-"""The folder a sandbox works in, and what becomes of one whose worker was killed."""
+"""A folder that one process works in, and what becomes of one whose process was killed."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import contextlib
 import fcntl
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from traceplane.worker.staging import remove_tree
 
-_PREFIX = "traceplane-sandbox-"
 
+class LockedFolder:
+    """A new folder; operators of any uid can pass through it but not list it.
 
-class SandboxFolder:
-    """The sandbox's folder; operators of any uid can pass through it but not list it.
-
-    It is locked while its sandbox lives, so that the next one can tell and remove what a killed one left.
+    It is locked while its process lives, so that the next one can tell and remove what a killed one left.
     """
 
-    def __init__(self, parent: Path | None) -> None:
+    def __init__(self, parent: Path | None, prefix: str, below: Sequence[str]) -> None:
         parent = parent or Path(tempfile.gettempdir())
         parent.mkdir(parents=True, exist_ok=True)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).resolve()
-        for path in (self.path, self.path / "runs", self.path / "staging"):
+        self._prefix = prefix
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).resolve()
+        for path in (self.path, *(self.path / name for name in below)):
             path.mkdir(exist_ok=True)
             path.chmod(0o711)
         unlocked = self.path / "unlocked"
@@ -32,7 +32,7 @@ class SandboxFolder:
         unlocked.rename(self.path / "lock")  # nobody ever finds the lock file without its lock
 
     def remove_abandoned(self) -> None:
-        for folder in self.path.parent.glob(f"{_PREFIX}*"):
+        for folder in self.path.parent.glob(f"{self._prefix}*"):
             with contextlib.suppress(OSError):
                 if folder != self.path and folder.lstat().st_uid == os.geteuid():
                     _remove_unless_locked(folder)

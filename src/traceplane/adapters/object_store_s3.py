@@ -1,0 +1,313 @@
+"""A bucket of S3, or of a server that speaks its protocol, as the object store.
+
+Files of more than a part's size are uploaded in parts, several at once. What the client retries by itself are
+calls; a download that breaks off in the middle is begun again here. Stored files carry a checksum that the
+client computes and S3 verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession, get_session
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.parsers import ResponseParserError
+
+from traceplane.adapters.in_parallel import in_parallel
+from traceplane.adapters.object_store import (
+    StagingPrefix,
+    StoredFile,
+    missing,
+    relative,
+    size_mismatch,
+    staging_prefix_of,
+)
+from traceplane.errors import PlatformError
+from traceplane.settings import Settings
+
+_BATCH = 500
+_MOST_KEYS_DELETED = 1000
+_MOST_PARTS = 10_000
+_PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+_CHUNK_BYTES = 1 << 20
+_CALLS_AT_ONCE = 16
+"""Of one caller; all callers together share the connections."""
+_CONNECTIONS = 64
+
+_FAILURES = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
+_NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
+_REFUSED = frozenset({"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
+
+
+class S3ObjectStore:
+    """Credentials come from where botocore finds them, unless a session brings its own."""
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        region: str,
+        endpoint_url: str | None = None,
+        session: AioSession | None = None,
+        tries: int = 5,
+        keys_per_page: int = 1000,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._region = region
+        self._endpoint_url = endpoint_url
+        self._session = session or get_session()
+        self._tries = tries
+        self._paging = {"PageSize": keys_per_page}
+        self._opening = asyncio.Lock()
+        self._open = contextlib.AsyncExitStack()
+        self._client: Any = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> S3ObjectStore:
+        assert settings.object_bucket is not None
+        bucket, prefix = settings.object_bucket
+        return cls(bucket, prefix, region=settings.aws_region, endpoint_url=settings.s3_endpoint_url)
+
+    async def close(self) -> None:
+        self._client = None
+        await self._open.aclose()
+
+    async def check(self) -> None:
+        await self._call("", lambda s3: s3.list_objects_v2(**self._below(""), MaxKeys=1))
+
+    # Files -----------------------------------------------------------------------------------------
+
+    async def get(self, file: StoredFile, target: Path) -> None:
+        key = self._key(file.path)
+        for attempt in range(1, self._tries + 1):
+            answer = await self._call(
+                file.path, lambda s3: s3.get_object(Bucket=self._bucket, Key=key), absent=missing
+            )
+            try:
+                async with answer["Body"] as body:
+                    if answer["ContentLength"] != file.bytes:
+                        raise size_mismatch(file, answer["ContentLength"])
+                    found = await _saved(body, target)
+            except (BotoCoreError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                # It broke off in the middle: the client itself repeats only what it has no answer to.
+                if attempt == self._tries:
+                    raise _unavailable(file.path, error) from error
+                await asyncio.sleep(random.uniform(0.1, 0.2) * 2**attempt)
+                continue
+            if found != file.bytes:
+                raise size_mismatch(file, found)
+            return
+
+    async def put(self, source: Path, path: str) -> None:
+        key = self._key(path)
+        with await asyncio.to_thread(open, source, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _PART_BYTES:
+                await self._put_in_parts(file, size, key, path)
+                return
+            body = await asyncio.to_thread(file.read)
+            await self._call(path, lambda s3: s3.put_object(Bucket=self._bucket, Key=key, Body=body))
+
+    async def _put_in_parts(self, file: BinaryIO, size: int, key: str, path: str) -> None:
+        place = {"Bucket": self._bucket, "Key": key}
+        length = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        upload = (await self._call(path, lambda s3: s3.create_multipart_upload(**place)))["UploadId"]
+
+        async def put_part(start: int) -> dict[str, Any]:
+            body = await asyncio.to_thread(os.pread, file.fileno(), length, start)
+            number = start // length + 1
+            answer = await self._call(
+                path, lambda s3: s3.upload_part(**place, UploadId=upload, PartNumber=number, Body=body)
+            )
+            sums = {name: answer[name] for name in answer if name.startswith("Checksum")}
+            sums.pop("ChecksumType", None)
+            return {"PartNumber": number, "ETag": answer["ETag"], **sums}
+
+        try:
+            parts = await in_parallel(put_part, range(0, size, length), _PARTS_AT_ONCE)
+            whole = {"Parts": parts}
+            await self._call(
+                path,
+                lambda s3: s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=whole),
+            )
+        except BaseException:
+            with contextlib.suppress(PlatformError):  # else `traceplane gc` does it
+                await self._abort(key, upload)
+            raise
+
+    async def _abort(self, key: str, upload: str) -> None:
+        with contextlib.suppress(_Absent):
+            await self._call(
+                key,
+                lambda s3: s3.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload),
+                absent=_Absent,
+            )
+
+    # Looking after them ----------------------------------------------------------------------------
+
+    async def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
+        """Of the files, and of uploads in parts that were never completed, which no listing of files shows."""
+        found: dict[str, StagingPrefix] = {}
+        async for page in self._pages("list_objects_v2", ""):
+            for entry in page.get("Contents", ()):
+                path = self._path(entry["Key"])
+                if (prefix := staging_prefix_of(path)) is not None:
+                    known = found.setdefault(prefix.path, prefix)
+                    known.files.append(StoredFile(path, entry["Size"]))
+            while len(found) > _BATCH:  # keys come in order: all but the last prefix are complete
+                yield [found.pop(path) for path in list(found)[:_BATCH]]
+        async for page in self._pages("list_multipart_uploads", ""):
+            for entry in page.get("Uploads", ()):
+                if (prefix := staging_prefix_of(self._path(entry["Key"]))) is not None:
+                    found.setdefault(prefix.path, prefix)
+        if found:
+            yield list(found.values())
+
+    async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
+        async def size(path: str) -> StoredFile | None:
+            key = self._key(path)
+            try:
+                answer = await self._call(
+                    path, lambda s3: s3.head_object(Bucket=self._bucket, Key=key), absent=_Absent
+                )
+            except _Absent:
+                return None
+            return StoredFile(path, answer["ContentLength"])
+
+        return [file for file in await in_parallel(size, paths, _CALLS_AT_ONCE) if file is not None]
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        keys = [{"Key": self._key(path)} for path in dict.fromkeys(paths)]
+
+        async def delete_some(first: int) -> None:
+            some = {"Objects": keys[first : first + _MOST_KEYS_DELETED], "Quiet": True}
+            answer = await self._call(
+                paths[first], lambda s3: s3.delete_objects(Bucket=self._bucket, Delete=some)
+            )
+            for failed in answer.get("Errors", ()):
+                if failed.get("Code") not in _NOT_THERE:
+                    raise _cannot_delete(self._path(failed["Key"]), failed)
+
+        await in_parallel(delete_some, range(0, len(keys), _MOST_KEYS_DELETED), _PARTS_AT_ONCE)
+
+    async def delete_empty(self, prefix: str) -> None:
+        async for page in self._pages("list_multipart_uploads", prefix):
+            for entry in page.get("Uploads", ()):
+                await self._abort(entry["Key"], entry["UploadId"])
+
+    # Calls -----------------------------------------------------------------------------------------
+
+    def _key(self, path: str) -> str:
+        return self._prefix + relative(path)
+
+    def _path(self, key: str) -> str:
+        return key.removeprefix(self._prefix)
+
+    def _below(self, prefix: str) -> dict[str, str]:
+        key = self._key(prefix) if prefix else self._prefix
+        return {"Bucket": self._bucket, "Prefix": key if not key or key.endswith("/") else f"{key}/"}
+
+    async def _pages(self, operation: str, prefix: str) -> AsyncIterator[dict[str, Any]]:
+        below = self._below(prefix)
+        s3 = await self._connected()
+        pages = aiter(s3.get_paginator(operation).paginate(**below, PaginationConfig=self._paging))
+        while True:
+            page = await self._call(prefix, lambda _: anext(pages, None))
+            if page is None:
+                return
+            yield page
+
+    async def _call(
+        self,
+        path: str,
+        call: Callable[[Any], Awaitable[Any]],
+        *,
+        absent: Callable[[str], Exception] | None = None,
+    ) -> Any:
+        try:
+            return await call(await self._connected())
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if absent is not None and code in _NOT_THERE | {"NoSuchUpload"}:
+                raise absent(path) from error
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+            if code in _REFUSED or status == 403:
+                raise _refused(self._bucket, error) from error
+            raise _unavailable(path, error) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise _refused(self._bucket, error) from error
+        except _FAILURES as error:
+            raise _unavailable(path, error) from error
+
+    async def _connected(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                # Servers other than AWS seldom have a host name per bucket.
+                style = {"addressing_style": "path"} if self._endpoint_url else {}
+                self._client = await self._open.enter_async_context(
+                    self._session.create_client(
+                        "s3",
+                        region_name=self._region,
+                        endpoint_url=self._endpoint_url,
+                        config=AioConfig(
+                            connect_timeout=5,
+                            read_timeout=60,
+                            max_pool_connections=_CONNECTIONS,
+                            retries={"mode": "standard", "total_max_attempts": self._tries},
+                            s3=style,
+                        ),
+                    )
+                )
+            return self._client
+
+
+class _Absent(Exception):
+    """What was asked for is not there, and that is fine."""
+
+
+async def _saved(body: Any, target: Path) -> int:
+    """Writes what comes to a file, off the loop: a disk that is behind must not hold up heartbeats."""
+    total = 0
+    with await asyncio.to_thread(open, target, "wb") as file:
+        while chunk := await body.read(_CHUNK_BYTES):
+            total += await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(file.flush)
+    return total
+
+
+def _unavailable(path: str, error: Exception) -> PlatformError:
+    return PlatformError(
+        "object_store.unavailable",
+        f"S3 did not do what was asked: {type(error).__name__}: {error}",
+        value=path or None,
+        next_step="check the endpoint and the network; the call may be repeated",
+    )
+
+
+def _refused(bucket: str, error: Exception) -> PlatformError:
+    return PlatformError(
+        "object_store.refused",
+        f"S3 refuses: {error}",
+        value=bucket,
+        next_step="check that the bucket exists, the credentials, and their rights on it",
+    )
+
+
+def _cannot_delete(path: str, failed: dict[str, Any]) -> PlatformError:
+    return PlatformError(
+        "object_store.cannot_delete",
+        f"a file cannot be deleted: {failed.get('Code')} {failed.get('Message', '')}",
+        value=path,
+        next_step="check who owns the object store, and that it may be deleted from",
+    )

@@ -1,0 +1,230 @@
+-- Versions of DAGs: built beside the one that serves, made the active one in a single transaction, and back.
+
+-- name: lock
+-- A DAG and its versions, locked so that whoever moves its pointers takes turns.
+select d.dag_id, d.active_version_id, a.number as active, b.dag_version_id as building_id, b.number as building
+from dags d join orgs o using (org_id) left join dag_versions a on a.dag_version_id = d.active_version_id
+left join dag_versions b on b.dag_id = d.dag_id and b.state = 'building'
+where o.slug = $1 and d.name = $2 for update of d
+
+-- name: by_number
+-- One version of a DAG; without a number, the one that was active before the one that is.
+select v.dag_version_id, v.number, v.state, v.spec from dag_versions v
+where v.dag_id = $1 and case when $2::int is not null then v.number = $2
+  else v.state = 'retired' and v.activated_at is not null end
+order by v.activated_at desc nulls last, v.number desc limit 1
+
+-- name: building
+-- Versions under construction whose turn it is to be looked at, and whether they may become active by themselves.
+select o.slug as org, d.name as dag, v.dag_version_id, v.manual_cutover
+from dag_versions v join dags d using (dag_id) join orgs o using (org_id) where v.state = 'building'
+
+-- name: replays
+-- Jobs that have yet to be told of the past; one at a time belongs to this transaction.
+select r.job_id, r.generation_id, r.everything, r.told_through, j.routed
+from replays r join jobs j using (job_id) order by r.job_id, r.generation_id limit 1 for update of r skip locked
+
+-- name: add_replays
+-- The past of generations for jobs, from its beginning.
+insert into replays (job_id, generation_id, everything)
+select distinct on (r.job_id, r.generation_id) r.job_id, r.generation_id, $3
+from unnest($1::uuid[], $2::uuid[]) as r (job_id, generation_id)
+on conflict (job_id, generation_id) do update
+set everything = replays.everything or excluded.everything, told_through = null
+
+-- name: replay
+-- The last word on each live scope of a generation as tasks of a job; a page of them, by where they start.
+with starts as materialized (
+  select range_start from (
+    (select distinct range_start from events
+     where generation_id = $2 and partition_key is null and range_start > coalesce($3::bigint, -9223372036854775808)
+     order by range_start limit $4)
+    union
+    (select distinct range_start from events
+     where generation_id = $2 and partition_key is not null and range_start > coalesce($3::bigint, -9223372036854775808)
+     order by range_start limit $4)
+  ) s order by range_start limit $4
+), page as materialized (
+  select distinct on (e.scope_key) e.* from starts s cross join lateral (
+    select event_id, kind, partition_key, range_start, range_end, scope_key from events
+    where generation_id = $2 and range_start = s.range_start and partition_key is null
+    union all
+    select event_id, kind, partition_key, range_start, range_end, scope_key from events
+    where generation_id = $2 and range_start = s.range_start and partition_key is not null
+  ) e order by e.scope_key, e.event_id desc
+), drafts as materialized (
+  select uuid7() as task_id, p.* from page p
+  where (not $5::boolean or exists (select 1 from dataset_commits c where c.generation_id = $2
+           and c.range_start = p.range_start and c.scope_key = p.scope_key and c.superseded_by is null offset 0))
+    and ($6::boolean or not exists (select 1 from task_inputs i join tasks t using (task_id)
+           where i.event_id = p.event_id and i.job_id = $1 and t.state <> 'canceled' offset 0))
+  order by p.range_start
+), created as (
+  insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start, range_end,
+                     created_at, ready_at)
+  select task_id, $1, 'queued', 1, true, kind, partition_key, range_start, range_end, tp_now(), tp_now() from drafts
+), lineage as (
+  insert into task_inputs (event_id, job_id, task_id) select event_id, $1, task_id from drafts
+  on conflict (event_id, job_id) do update set task_id = excluded.task_id
+)
+select (select count(*) from starts) as starts, (select max(range_start) from starts) as last,
+       (select count(*) from drafts) as tasks
+
+-- name: has_commits
+-- Whether a generation's scopes are those of its commits; what only passes events on has none.
+select exists (select 1 from generation_cursors where generation_id = $1)
+
+-- name: advance_replay
+-- How far a job has been told; finished ones are gone.
+with gone as (delete from replays where job_id = $1 and generation_id = $2 and $4::boolean)
+update replays set told_through = $3 where job_id = $1 and generation_id = $2 and not $4::boolean
+
+-- name: forget_replays
+-- Nothing more to be told to jobs that receive no events.
+delete from replays where job_id = any($1::uuid[])
+
+-- name: missing
+-- What a version that is being built still lacks. A scope that the serving job has not done either is not lacking.
+with built as materialized (
+  select j.job_id, j.activation, s.job_id as serving from dag_version_jobs v join jobs j using (job_id)
+  left join jobs s on s.dag_id = j.dag_id and s.name = j.name and s.routed and not s.building
+  where v.dag_version_id = $1 and j.building
+)
+select
+  (select count(*) from replays r join built using (job_id)) as replays,
+  (select count(*) from (
+     select 1 from built b join tasks t on t.job_id = b.job_id and t.stage in (0, 1)
+     where b.activation = 'reactive' and not exists (
+       select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key and o.stage in (0, 1) offset 0)
+     limit 1000) u) as unfinished,
+  (select count(*) from (
+     select 1 from built b join tasks t on t.job_id = b.job_id and t.stage = 3
+     where not exists (select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key and o.stage = 3 offset 0)
+     limit 1000) d) as dead,
+  (select count(*) from built b join job_outputs o on o.job_id = b.job_id join datasets d using (dataset_uuid)
+   where b.activation = 'source' and d.current_generation_id is not null
+     and coalesce((select max(range_start) from events where generation_id = o.generation_id and partition_key is null), -1)
+       < coalesce((select max(range_start) from events where generation_id = d.current_generation_id
+                     and partition_key is null), -1)) as sources_behind
+
+-- name: point
+-- Moves every pointer of a DAG to those of one version, all at once.
+with gone as (
+  update datasets d set current_generation_id = null
+  where d.dag_id = $1 and d.current_generation_id is not null
+    and not exists (select 1 from dag_version_datasets v where v.dag_version_id = $2 and v.dataset_uuid = d.dataset_uuid)
+), moved as (
+  update datasets d set current_generation_id = v.generation_id, definition = v.definition
+  from dag_version_datasets v where v.dag_version_id = $2 and d.dataset_uuid = v.dataset_uuid
+), left_behind as (
+  update dag_versions set state = 'retired' where dag_id = $1 and state = 'active' and dag_version_id <> $2
+)
+update dags set active_version_id = $2 where dag_id = $1
+
+-- name: activate
+-- The version that the pointers are at.
+update dag_versions set state = 'active', activated_at = tp_now() where dag_version_id = $1
+
+-- name: unroute
+-- Jobs that are not of the version receive no more events.
+update jobs j set routed = false, building = false, revision = revision + 1
+where j.dag_id = $1 and j.routed
+  and not exists (select 1 from dag_version_jobs v where v.dag_version_id = $2 and v.job_id = j.job_id)
+returning j.job_id
+
+-- name: route
+-- Jobs of the version serve; those that have missed events since they last did.
+with serving as (
+  select j.job_id, j.routed from dag_version_jobs v join jobs j using (job_id)
+  where v.dag_version_id = $1 and (j.building or not j.routed)
+), changed as (
+  update jobs j set routed = true, building = false, revision = revision + 1 from serving s where j.job_id = s.job_id
+)
+select job_id from serving where not routed
+
+-- name: meter
+-- How the jobs of a version are metered, all in one statement.
+update jobs j set priority = n.priority, max_concurrency = n.max_concurrency, dispatch_window = n.dispatch_window,
+  max_queue_depth = n.max_queue_depth, max_queue_age = n.max_queue_age, timeout = n.timeout, lease = n.lease,
+  max_attempts = n.max_attempts, retry_base = n.retry_base, retry_max = n.retry_max, revision = j.revision + 1
+from dag_version_jobs v, unnest($2::text[], $3::smallint[], $4::int[], $5::int[], $6::int[], $7::interval[],
+    $8::interval[], $9::interval[], $10::int[], $11::interval[], $12::interval[])
+  as n (name, priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease, max_attempts,
+        retry_base, retry_max)
+where v.dag_version_id = $1 and j.job_id = v.job_id and j.name = n.name
+
+-- name: inputs_of
+-- What jobs read.
+select job_id, generation_id from job_inputs where job_id = any($1::uuid[])
+
+-- name: follow_external
+-- Jobs of a version read what other DAGs serve now, which may have moved while the version was retired.
+update job_inputs i set generation_id = d.current_generation_id
+from dag_version_jobs v, datasets d
+where v.dag_version_id = $2 and i.job_id = v.job_id and d.dataset_uuid = i.dataset_uuid and d.dag_id <> $1
+  and d.current_generation_id is not null and i.generation_id <> d.current_generation_id
+returning i.job_id, i.generation_id
+
+-- name: follow
+-- Jobs of other DAGs that read what is about to move read the new generations from now on, all of their past too.
+with moved as materialized (
+  select d.current_generation_id as old, v.generation_id as new
+  from datasets d join dag_version_datasets v using (dataset_uuid)
+  where v.dag_version_id = $2 and d.current_generation_id <> v.generation_id
+), followers as materialized (
+  select i.job_id, i.input_index, m.old, m.new from moved m join job_inputs i on i.generation_id = m.old
+  join jobs j using (job_id) where j.routed and j.dag_id <> $1
+), inputs as (
+  update job_inputs i set generation_id = f.new from followers f where i.job_id = f.job_id and i.input_index = f.input_index
+), grouped as (
+  update generations g set data_generation_id = m.new from moved m, datasets d
+  where g.data_generation_id = m.old and d.dataset_uuid = g.dataset_uuid and d.dag_id <> $1
+  returning g.generation_id
+), revised as (
+  update jobs set revision = revision + 1
+  where job_id in (select job_id from followers union select i.job_id from job_inputs i join grouped using (generation_id))
+)
+select distinct job_id, new as generation_id from followers
+
+-- name: abort
+-- A version that will never serve.
+update dag_versions set state = 'aborted' where dag_version_id = $1 and state = 'building'
+
+-- name: stop_building
+-- Its own jobs receive no more events.
+update jobs j set routed = false, building = false, revision = revision + 1
+from dag_version_jobs v where v.dag_version_id = $1 and v.job_id = j.job_id and j.building
+returning j.job_id
+
+-- name: list
+-- The versions of a DAG, the newest first, with what of their data is there: scopes and rows of those datasets that
+-- have another generation than the active version.
+select v.number, v.state, v.manual_cutover, v.created_at, v.activated_at, v.dag_version_id
+from dag_versions v join dags d using (dag_id) join orgs o using (org_id)
+where o.slug = $1 and d.name = $2 order by v.number desc limit $3
+
+-- name: progress
+-- Per dataset that is built anew: live scopes of the new generation, and of the serving one.
+select d.dataset_id,
+  (select count(*) from dataset_commits c where c.generation_id = v.generation_id and c.superseded_by is null) as built,
+  (select count(*) from dataset_commits c where c.generation_id = d.current_generation_id and c.superseded_by is null) as serving
+from dag_version_datasets v join datasets d using (dataset_uuid)
+join job_outputs x on x.generation_id = v.generation_id join jobs j using (job_id)
+where v.dag_version_id = $1 and j.building and j.runtime <> 'dispatcher' and j.activation = 'reactive'
+order by d.dataset_id
+
+-- name: weight
+-- Scopes, rows and bytes of datasets that would be computed anew.
+select d.dataset_id, count(c.commit_id) as scopes, coalesce(sum(c.row_count), 0)::bigint as rows,
+       coalesce(sum(c.bytes), 0)::bigint as bytes
+from datasets d join orgs o using (org_id)
+left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
+where o.slug = $1 and d.dataset_id = any($2::text[]) group by d.dataset_id order by d.dataset_id
+
+-- name: readers_elsewhere
+-- Jobs of other DAGs that read these datasets.
+select distinct d.dataset_id, g.name as dag, j.name as job
+from datasets d join orgs o using (org_id) join job_inputs i using (dataset_uuid) join jobs j using (job_id)
+join dags g on g.dag_id = j.dag_id
+where o.slug = $1 and d.dataset_id = any($2::text[]) and j.routed and j.dag_id <> d.dag_id
+order by d.dataset_id, dag, job

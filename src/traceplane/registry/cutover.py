@@ -1,0 +1,140 @@
+"""Making another version of a DAG the one that serves, forwards or back, in one transaction.
+
+All pointers of the DAG, its active version and the routing of its jobs move together. What such a move leaves to be
+done afterwards, telling jobs of what they have missed and canceling what is no longer wanted, is written down in
+the same transaction and done by the dispatcher: the move takes as long as it has pointers, however much data there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from traceplane.crash_points import crash_point
+from traceplane.errors import Conflict, NotFound
+from traceplane.postgres import registry, tasks, versions
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
+from traceplane.postgres.events import notify_dispatchers
+from traceplane.postgres.versions import Missing, Versions
+from traceplane.registry import spec
+
+_CANCELED_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    dag: str
+    version: int
+    """The one that serves now."""
+    before: int | None
+
+
+async def move(
+    tx: Transaction, dag_id: UUID, version_id: UUID, executions: spec.Executions, window: int
+) -> None:
+    """Lets a version serve, in the caller's transaction."""
+    followers = await versions.follow(tx, dag_id, version_id)
+    await versions.point(tx, dag_id, version_id)
+    crash_point("cutover.after_pointers")
+    gone = await versions.unroute(tx, dag_id, version_id)
+    missed = await versions.route(tx, version_id)
+    elsewhere = await versions.follow_external(tx, dag_id, version_id)
+    await versions.meter(tx, version_id, executions, window)
+    if gone:
+        await registry.clear_pressure(tx, gone)
+        await versions.forget_replays(tx, gone)
+        await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
+    if missed:
+        await versions.add_replays(tx, await versions.inputs_of(tx, missed))
+    await versions.add_replays(tx, [*followers, *elsewhere], everything=True)
+    crash_point("cutover.after_jobs")
+    if gone or missed or followers:
+        await versions.stop_the_stream(tx)
+    await notify_dispatchers(tx)
+
+
+async def cut_over(database: Database, org: str, dag: str, *, window: int) -> Moved | Missing:
+    """Lets the version that was built serve; if it is not ready, what it lacks."""
+
+    async def once() -> Moved | Missing:
+        async with database.transaction("cutover") as tx:
+            found = await _locked(tx, org, dag)
+            if found.building_id is None or found.building is None:
+                raise Conflict(
+                    "deploy.not_building",
+                    "no version of the DAG is being built",
+                    value=dag,
+                    next_step="deploy a change first",
+                )
+            lacking = await versions.missing(tx, found.building_id)
+            if lacking.anything:
+                return lacking
+            built = await versions.by_number(tx, found.dag_id, found.building)
+            assert built is not None
+            await move(tx, found.dag_id, found.building_id, spec.executions(built["spec"]), window)
+            return Moved(dag, found.building, found.active)
+
+    return await again_if_concurrent(once)
+
+
+async def roll_back(database: Database, org: str, dag: str, *, to: int | None, window: int) -> Moved:
+    """Lets an earlier version serve again, and gives up one that is being built."""
+
+    async def once() -> Moved:
+        async with database.transaction("cutover") as tx:
+            found = await _locked(tx, org, dag)
+            target = await versions.by_number(tx, found.dag_id, to)
+            if target is None:
+                raise NotFound(
+                    "version.unknown",
+                    "there is no such version" if to is not None else "no earlier version has served",
+                    value=to if to is not None else dag,
+                    next_step="see `traceplane versions`",
+                )
+            if target["state"] != "retired":
+                raise Conflict(
+                    "version.never_served" if target["state"] != "active" else "version.active",
+                    f"version {target['number']} is {target['state']}",
+                    value=target["number"],
+                    next_step="choose one that was active before; see `traceplane versions`",
+                )
+            if found.building_id is not None:
+                await _give_up(tx, found.building_id)
+            await move(tx, found.dag_id, target["dag_version_id"], spec.executions(target["spec"]), window)
+            return Moved(dag, target["number"], found.active)
+
+    return await again_if_concurrent(once)
+
+
+async def abort(database: Database, org: str, dag: str) -> int:
+    """Gives up the version that is being built; its number."""
+
+    async def once() -> int:
+        async with database.transaction("cutover") as tx:
+            found = await _locked(tx, org, dag)
+            if found.building_id is None or found.building is None:
+                raise Conflict(
+                    "deploy.not_building",
+                    "no version of the DAG is being built",
+                    value=dag,
+                    next_step="nothing is left to do",
+                )
+            await _give_up(tx, found.building_id)
+            await notify_dispatchers(tx)
+            return found.building
+
+    return await again_if_concurrent(once)
+
+
+async def _give_up(tx: Transaction, version_id: UUID) -> None:
+    gone = await versions.abort(tx, version_id)
+    await registry.clear_pressure(tx, gone)
+    await versions.forget_replays(tx, gone)
+    await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
+
+
+async def _locked(tx: Transaction, org: str, dag: str) -> Versions:
+    found = await versions.lock(tx, org, dag)
+    if found is None or (found.active is None and found.building is None):
+        raise NotFound("dag.unknown", "there is no such DAG", value=dag, next_step="see `traceplane dags`")
+    return found

@@ -1,0 +1,365 @@
+"""Local copies of the files of an object store in S3, so that operators and Spark see folders and no credentials.
+
+    {cache}/files/…              files of the store by their paths there: whole, immutable, shared by all workers
+    {cache}/worker-…/outputs/    what tasks of one worker write, by the paths that it will have in the store
+    {cache}/worker-…/incoming/   its downloads under way
+
+The wrapper holds a task's inputs while the task runs: fetched if they are not there, and locked. What a task wrote
+is uploaded, and then moved to `files`, where the next job of the cascade finds it.
+
+A file appears under its path by a link, once, however many fetch it. A holder has a shared lock on it; who makes room
+takes an exclusive one before it removes the file, least recently used first, so that nobody loses a file that a task
+was handed. The kernel drops the locks of a worker that is killed, and the next worker removes its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import resource
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+from traceplane import telemetry
+from traceplane.adapters.in_parallel import in_parallel
+from traceplane.adapters.object_store import ObjectStore, StoredFile, relative
+from traceplane.errors import PlatformError
+from traceplane.worker.locked_folder import LockedFolder
+from traceplane.worker.staging import remove_tree
+
+Answer = TypeVar("Answer")
+
+_TRANSFERS_AT_ONCE = 16
+"""Of one task."""
+_LOOK_AGAIN_AFTER = 20
+"""Workers count what they add, and look at what all of them have after this part of the limit."""
+_LEFT_OF_TEN = 9
+"""Tenths of the limit that stay when room is made."""
+_OPEN_FILES = 1 << 16
+_TRIES = 5
+_AWAY = ("object_store.unavailable", "object_store.refused")
+_LONGEST_PAUSE_SECONDS = 10.0
+
+
+class ObjectCache:
+    """Made by `open`."""
+
+    def __init__(self, store: ObjectStore, folder: Path, own: LockedFolder, limit_bytes: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._own = own
+        self._limit_bytes = limit_bytes
+        self._added_bytes = 0
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._making_room: asyncio.Task[None] | None = None
+        self.away = False
+        """Whether the store failed lately: tasks taken now would only use up their attempts."""
+        self.files = folder / "files"
+        self.outputs = own.path / "outputs"
+
+    @classmethod
+    async def open(cls, store: ObjectStore, folder: Path, *, limit_bytes: int) -> ObjectCache:
+        """Takes the store over. Raises unless it can be reached: a worker without it would only use up attempts."""
+        try:
+            await store.check()
+            _allow_many_open_files()  # each file that is held is open
+            cache = await asyncio.to_thread(
+                _explained, lambda: cls._make(store, folder.resolve(), limit_bytes)
+            )
+        except BaseException:
+            await store.close()
+            raise
+        await asyncio.to_thread(cache._own.remove_abandoned)
+        await cache._make_room()
+        return cache
+
+    @classmethod
+    def _make(cls, store: ObjectStore, folder: Path, limit_bytes: int) -> ObjectCache:
+        folder.mkdir(parents=True, exist_ok=True)
+        own = LockedFolder(folder, "worker-", ("outputs", "incoming"))
+        _make_passable(folder, "files")
+        return cls(store, folder, own, limit_bytes)
+
+    async def close(self) -> None:
+        background = [*self._fetching.values(), *([self._making_room] if self._making_room else [])]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.to_thread(self._own.remove)
+        await self._store.close()
+
+    # Inputs ----------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def holding(self, files: Sequence[StoredFile]) -> AsyncIterator[None]:
+        """The files are at their paths below `self.files` as long as the context lasts."""
+        locks = _Locks()
+        try:
+            absent = await asyncio.to_thread(_explained, lambda: self._hold_present(files, locks))
+            if absent:
+                with self._noticing_absence():
+                    await in_parallel(lambda file: self._fetch(file, locks), absent, _TRANSFERS_AT_ONCE)
+            yield
+        finally:
+            locks.close()
+
+    def _hold_present(self, files: Sequence[StoredFile], locks: _Locks) -> list[StoredFile]:
+        return [file for file in files if not self._hold(file, locks)]
+
+    def _hold(self, file: StoredFile, locks: _Locks) -> bool:
+        """Whether the file is there, and now held."""
+        place = self.files / relative(file.path)
+        try:
+            lock = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        found = os.fstat(lock)
+        if found.st_nlink == 0 or found.st_size != file.bytes:
+            os.close(lock)
+            if found.st_nlink:
+                place.unlink(missing_ok=True)  # a disk's mishap: the store has the truth
+            return False
+        with contextlib.suppress(PermissionError):  # another user's worker fetched it
+            os.utime(lock, ns=(time.time_ns(), found.st_mtime_ns))
+        locks.add(lock)
+        return True
+
+    async def _fetch(self, file: StoredFile, locks: _Locks) -> None:
+        for _ in range(_TRIES):
+            if file.path not in self._fetching:
+                fetching = asyncio.create_task(self._download(file))
+                self._fetching[file.path] = fetching
+                fetching.add_done_callback(lambda task: self._fetched(file.path, task))
+            # Others may wait for the same file: one that gives up must not end it for them.
+            await asyncio.shield(self._fetching[file.path])
+            if await asyncio.to_thread(_explained, lambda: self._hold(file, locks)):
+                return
+        raise _failed("files are removed as fast as they are fetched", file.path)
+
+    def _fetched(self, path: str, task: asyncio.Task[None]) -> None:
+        self._fetching.pop(path, None)
+        if not task.cancelled():
+            task.exception()  # those who wait are told; that nobody does is no error
+
+    async def _download(self, file: StoredFile) -> None:
+        draft = self._own.path / "incoming" / uuid4().hex
+        try:
+            with _explaining():
+                await self._store.get(file, draft)
+                await asyncio.to_thread(self._place, draft, file.path)
+        finally:
+            draft.unlink(missing_ok=True)
+        self._grew(file.bytes)
+
+    def _place(self, draft: Path, path: str) -> None:
+        os.chmod(draft, 0o444)
+        with contextlib.suppress(FileExistsError):  # another worker was faster
+            self._into_files(path, functools.partial(os.link, draft))
+
+    def _into_files(self, path: str, act: Callable[[Path], None]) -> None:
+        for _ in range(_TRIES):
+            _make_passable(self.files, os.path.dirname(path))
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed again, being empty
+                act(self.files / path)
+                return
+        act(self.files / path)
+
+    # Outputs ---------------------------------------------------------------------------------------
+
+    async def upload(self, files: Sequence[StoredFile]) -> None:
+        """Brings what a task wrote below `self.outputs` to the same paths of the store."""
+        with _explaining(), self._noticing_absence():
+            await in_parallel(
+                lambda file: self._store.put(self.outputs / file.path, file.path), files, _TRANSFERS_AT_ONCE
+            )
+            await asyncio.to_thread(self._adopt, files)
+        self._grew(sum(file.bytes for file in files))
+
+    def _adopt(self, files: Sequence[StoredFile]) -> None:
+        for file in files:
+            written = self.outputs / file.path
+            self._into_files(file.path, functools.partial(os.rename, written))
+
+    async def discard(self, prefixes: Sequence[str]) -> None:
+        """Removes what is left of an attempt's outputs."""
+        await asyncio.to_thread(self._discard, prefixes)
+
+    def _discard(self, prefixes: Sequence[str]) -> None:
+        for prefix in prefixes:
+            folder = self.outputs / relative(prefix)
+            remove_tree(folder)
+            _prune(folder.parent, self.outputs)
+
+    # The store itself ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _noticing_absence(self) -> Iterator[None]:
+        try:
+            yield
+        except PlatformError as error:
+            if error.code in _AWAY and not self.away:
+                self.away = True
+                telemetry.emit("object_store.away", "error", code=error.code, message=str(error))
+            raise
+
+    async def until_back(self) -> None:
+        """Waits for a store that is away."""
+        pause = 0.5
+        while self.away:
+            try:
+                await self._store.check()
+                self.away = False
+                telemetry.emit("object_store.back")
+            except PlatformError:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    # Room ------------------------------------------------------------------------------------------
+
+    def _grew(self, count: int) -> None:
+        self._added_bytes += count
+        if self._making_room is None or self._making_room.done():
+            self._making_room = asyncio.create_task(self._make_room_if_grown())
+
+    async def _make_room_if_grown(self) -> None:
+        while self._added_bytes * _LOOK_AGAIN_AFTER > self._limit_bytes:
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        self._added_bytes = 0
+        try:
+            count, size = await asyncio.to_thread(self._evict)
+        except OSError as error:
+            telemetry.emit("object_cache.failed", "error", error=str(error))
+            return
+        if count:
+            telemetry.emit("object_cache.evicted", files=count, bytes=size)
+
+    def _evict(self) -> tuple[int, int]:
+        """Removes the least recently used files that nobody holds; one worker at a time."""
+        lock = os.open(self._folder / "evicting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = sorted(_files_below(str(self.files)))
+            total = sum(size for _, size, _ in found)
+            count = freed = 0
+            if total > self._limit_bytes:
+                for _, size, path in found:
+                    if (total - freed) * 10 <= self._limit_bytes * _LEFT_OF_TEN:
+                        break
+                    if _remove_unless_held(Path(path), self.files):
+                        count, freed = count + 1, freed + size
+            return count, freed
+        finally:
+            os.close(lock)
+
+
+class _Locks:
+    """Open files with a lock each. A thread may still add to them when nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._open: list[int] | None = []
+        self._guard = threading.Lock()
+
+    def add(self, lock: int) -> None:
+        with self._guard:
+            if self._open is None:
+                os.close(lock)
+            else:
+                self._open.append(lock)
+
+    def close(self) -> None:
+        with self._guard:
+            for lock in self._open or ():
+                os.close(lock)
+            self._open = None
+
+
+def _files_below(folder: str) -> Iterator[tuple[int, int, str]]:
+    """Last use, size and path of each."""
+    pending = [folder]
+    while pending:
+        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    yield found.st_atime_ns, found.st_size, entry.path
+
+
+def _remove_unless_held(path: Path, root: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    _prune(path.parent, root)
+    return True
+
+
+def _prune(folder: Path, root: Path) -> None:
+    """Removes empty folders, but none that children may have in view: those down to a generation's staging."""
+    while folder.name != "staging" and folder != root:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+def _make_passable(root: Path, below: str) -> None:
+    """Folders that operators of any uid can enter, whatever the umask."""
+    folder = root
+    for name in below.split("/"):
+        folder = folder / name
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(0o755)
+
+
+def _allow_many_open_files() -> None:
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _failed(error.strerror or str(error), error.filename) from error
+
+
+def _explained(act: Callable[[], Answer]) -> Answer:
+    with _explaining():
+        return act()
+
+
+def _failed(reason: str, value: object) -> PlatformError:
+    step = "raise the worker's limit of open files" if reason == os.strerror(errno.EMFILE) else None
+    return PlatformError(
+        "worker.cache_failed",
+        f"the worker's cache of the object store cannot be used: {reason}",
+        value=value,
+        next_step=step
+        or "check space and owner of the folder `object_cache`, and its size in `object_cache_mb`",
+    )

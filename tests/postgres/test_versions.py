@@ -1,0 +1,294 @@
+"""A changed DAG is built beside the one that serves, takes its place in one transaction, and can be taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.postgres.test_commits import job, span
+from traceplane.errors import Conflict, NotFound
+
+SOURCE = """
+version: 1
+dag: main
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
+"""
+
+
+def chain(version: int, more: str = "") -> str:
+    """in → a → b → c, of which b is another one in each version."""
+    changed = job("b", "a", "b").replace("basic:copy", f"basic:copy_{version}")
+    return SOURCE + job("a", "in", "a") + changed + job("c", "b", "c") + more
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+async def build(plane: ControlPlane) -> None:
+    """Whatever the dispatcher and its workers would do, until nothing is left to do."""
+    for _ in range(20):
+        built = await plane.builds.run_once()
+        if not await plane.run_all() and not (built.told or built.canceled or built.cut_over):
+            return
+    raise AssertionError("it did not come to rest")
+
+
+async def served(plane: ControlPlane, dataset: str) -> list[str]:
+    """The scopes that readers of a dataset see."""
+    rows = await plane.sql(
+        "select scope_key from datasets join dataset_commits on generation_id = current_generation_id"
+        " where dataset_id = $1 and superseded_by is null order by range_start",
+        dataset,
+    )
+    return [r["scope_key"] for r in rows]
+
+
+async def made_by(plane: ControlPlane, dataset: str) -> set[str]:
+    """The entrypoints of the jobs that made what readers see."""
+    rows = await plane.sql(
+        "select distinct j.definition->'config'->>'entrypoint' as made_by from datasets d"
+        " join dataset_commits c on c.generation_id = d.current_generation_id"
+        " join tasks using (task_id) join jobs j using (job_id) where d.dataset_id = $1",
+        dataset,
+    )
+    return {r["made_by"] for r in rows}
+
+
+async def pointers(plane: ControlPlane) -> dict[str, Any]:
+    rows = await plane.sql("select dataset_id, current_generation_id from datasets")
+    return {r["dataset_id"]: r["current_generation_id"] for r in rows}
+
+
+async def active(plane: ControlPlane) -> int:
+    return await plane.value("select number from dag_versions where state = 'active'")
+
+
+async def filled(plane: ControlPlane, cursors: range = range(5)) -> dict[str, Any]:
+    await plane.deploy(chain(1))
+    await plane.emit("in", cursors)
+    await plane.run_all()
+    return await pointers(plane)
+
+
+async def test_only_what_changed_and_its_downstream_is_built_and_the_old_serves_meanwhile(
+    plane: ControlPlane,
+) -> None:
+    before = await filled(plane)
+    answer = await plane.deploy(chain(2))
+    assert answer.building
+    assert "b: 5 scopes" in answer.text
+    assert "c: 5 scopes" in answer.text
+    assert await pointers(plane) == before
+    assert await active(plane) == 1
+    await plane.emit("in", range(5, 8))  # processed for both
+    await plane.run_all()
+    assert await served(plane, "c") == [f"c:{n}" for n in range(8)]
+    assert await made_by(plane, "b") == {"basic:copy_1"}
+    await build(plane)
+    assert await active(plane) == 2
+    after = await pointers(plane)
+    assert {name for name in after if after[name] != before[name]} == {"b", "c"}
+    for dataset in ("a", "b", "c"):
+        assert await served(plane, dataset) == [f"c:{n}" for n in range(8)]
+    assert await made_by(plane, "b") == {"basic:copy_2"}
+    assert len(await plane.tasks("a")) == 8  # what did not change was not computed again
+
+
+async def test_a_rollback_serves_the_old_data_at_once_and_then_what_it_missed(plane: ControlPlane) -> None:
+    before = await filled(plane)
+    await plane.deploy(chain(2))
+    await build(plane)
+    await plane.emit("in", range(5, 7))
+    await plane.run_all()
+    moved = await plane.rollback("main")
+    assert (moved.version, moved.before) == (1, 2)
+    assert await pointers(plane) == before
+    assert await served(plane, "c") == [f"c:{n}" for n in range(5)]
+    await build(plane)
+    assert await served(plane, "c") == [f"c:{n}" for n in range(7)]
+    assert await made_by(plane, "b") == {"basic:copy_1"}
+    assert await active(plane) == 1
+    forward = await plane.rollback("main", to=2)
+    assert forward.version == 2
+    await build(plane)
+    assert await made_by(plane, "b") == {"basic:copy_2"}
+    assert await served(plane, "c") == [f"c:{n}" for n in range(7)]
+
+
+async def test_what_a_bad_version_left_queued_is_canceled_and_what_runs_is_told(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    await build(plane)
+    await plane.emit("in", range(10, 14))
+    await plane.meter()
+    await plane.complete(*await plane.claim(await plane.send()))  # a
+    await plane.meter()
+    running = (await plane.claim((await plane.send())[:2]))[:2]
+    assert {h.job.name for h in running} == {"b"}
+    await plane.rollback("main")
+    await plane.builds.run_once()
+    assert await plane.heartbeat(*running) == ["canceled"] * 2
+    assert await plane.complete(*running) == ["canceled"] * 2
+    await build(plane)
+    assert await made_by(plane, "b") == {"basic:copy_1"}
+    assert await served(plane, "c") == [f"c:{n}" for n in (*range(5), *range(10, 14))]
+    states = await plane.sql(
+        "select t.state::text, count(*) from tasks t join jobs j using (job_id)"
+        " where not j.routed and t.stage in (0, 1) group by 1"
+    )
+    assert states == []
+
+
+async def test_a_version_that_is_given_up_leaves_no_trace_for_readers(plane: ControlPlane) -> None:
+    before = await filled(plane)
+    await plane.deploy(chain(2))
+    await plane.builds.run_once()
+    assert (await plane.abort("main")).version == 2
+    await build(plane)
+    assert await pointers(plane) == before
+    with pytest.raises(Conflict, match=r"deploy\.not_building"):
+        await plane.abort("main")
+    await plane.deploy(chain(3))
+    await build(plane)
+    assert await made_by(plane, "b") == {"basic:copy_3"}
+    with pytest.raises(Conflict, match=r"version\.never_served"):
+        await plane.rollback("main", to=2)
+    with pytest.raises(NotFound, match=r"version\.unknown"):
+        await plane.rollback("main", to=99)
+    with pytest.raises(Conflict, match=r"version\.active"):
+        await plane.rollback("main", to=3)
+
+
+async def test_two_versions_are_not_built_at_once_and_a_moved_world_is_told(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    with pytest.raises(Conflict, match=r"deploy\.building"):
+        await plane.deploy(chain(3))
+    await build(plane)
+    with pytest.raises(Conflict, match=r"deploy\.version_moved"):
+        await plane.deploy(chain(3), expect_version=1)
+    assert (await plane.deploy(chain(2))).changed is False
+
+
+async def test_a_version_may_wait_to_be_let_serve(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2), manual_cutover=True)
+    with pytest.raises(Conflict, match=r"deploy\.not_caught_up"):
+        await plane.cutover("main")
+    await build(plane)
+    assert await active(plane) == 1
+    assert (await plane.cutover("main")).version == 2
+    assert await active(plane) == 2
+
+
+async def test_a_dead_task_keeps_a_version_from_serving_until_it_is_retried(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    await plane.builds.run_once()
+    await plane.meter()
+    held = await plane.claim(await plane.send())
+    assert {h.job.name for h in held} == {"b"}
+    await plane.fail(held[0], retryable=False)
+    await plane.complete(*held[1:])
+    await build(plane)
+    assert await active(plane) == 1
+    await plane.retry(held[0].task_id)
+    await build(plane)
+    assert await active(plane) == 2
+    assert await served(plane, "c") == [f"c:{n}" for n in range(5)]
+
+
+async def test_readers_in_other_dags_follow_and_compute_everything_anew(plane: ControlPlane) -> None:
+    await filled(plane)
+    other = SOURCE.replace("dag: main", "dag: other").replace("dataset: in", "dataset: other.in")
+    await plane.deploy(other + job("mine", "c", "mine"))
+    await build(plane)
+    assert await served(plane, "mine") == [f"c:{n}" for n in range(5)]  # also of what was there before it
+    answer = await plane.deploy(chain(2))
+    assert "! DAG other, job mine reads c" in answer.text
+    await build(plane)
+    read = await plane.sql(
+        "select i.generation_id = d.current_generation_id as current from job_inputs i join jobs using (job_id)"
+        " join datasets d using (dataset_uuid) where jobs.name = 'mine'"
+    )
+    assert [r["current"] for r in read] == [True]
+    assert len(await plane.tasks("mine", "completed")) == 10
+    await plane.emit("in", [77])
+    await plane.run_all()
+    assert (await served(plane, "mine"))[-1] == "c:77"
+
+
+async def test_ranges_are_told_of_the_past_too(plane: ControlPlane) -> None:
+    batched = job("b", "a", "b", "execution_strategy: Bulk\n  batch: {size: 5}")
+    dag = SOURCE + job("a", "in", "a") + batched + job("c", "b", "c")
+    await plane.deploy(dag)
+    await plane.emit("in", range(13))
+    await plane.run_all()
+    assert await served(plane, "c") == ["p:0-4", "p:5-9"]
+    await plane.deploy(dag.replace("size: 5", "size: 4"))
+    await build(plane)
+    assert await served(plane, "c") == ["p:0-3", "p:4-7", "p:8-11"]
+    await plane.rollback("main")
+    await plane.emit("in", [13, 14])
+    await build(plane)
+    assert await served(plane, "c") == ["p:0-4", "p:5-9", "p:10-14"]
+
+
+async def test_scopes_that_gave_way_are_not_told_again(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", [1, 2, span(0, 9), 12])
+    await plane.run_all()
+    assert await served(plane, "a") == ["p:0-9", "c:12"]
+    await plane.deploy(chain(2))
+    await build(plane)
+    told = await plane.sql(
+        "select scope_key from tasks join jobs using (job_id) where name = 'b' and fingerprint ="
+        " (select fingerprint from jobs where name = 'b' order by job_id desc limit 1) order by range_start"
+    )
+    assert [r["scope_key"] for r in told] == ["p:0-9", "c:12"]
+
+
+async def test_no_event_falls_between_two_versions(database_url: str, plane: ControlPlane) -> None:
+    """Guarantee 1 across deploys and rollbacks: events that arrive at any moment reach whoever serves then."""
+    draw = random.Random(7)
+    await plane.deploy(chain(1))
+    emitted = 0
+    async with ControlPlane.open(database_url) as other:
+        for turn in range(12):
+
+            async def emit_some() -> None:
+                nonlocal emitted
+                for _ in range(6):
+                    await other.emit("in", range(emitted, emitted + 3))
+                    emitted += 3
+
+            async def move(turn: int = turn) -> None:
+                await asyncio.sleep(draw.random() * 0.02)
+                if turn % 3 == 2:
+                    await plane.rollback("main")
+                else:
+                    await plane.deploy(chain(turn + 2))
+
+            await asyncio.gather(emit_some(), move())
+            await build(plane)
+            for dataset in ("a", "b", "c"):
+                assert await served(plane, dataset) == [f"c:{n}" for n in range(emitted)], (turn, dataset)
+
+
+async def test_a_change_of_metering_and_its_rollback_are_moves_too(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.deploy(chain(1).replace("name: a\n", "name: a\n  scaling: {max_concurrency: 3}\n"))
+    assert await plane.value("select max_concurrency from jobs where name = 'a'") == 3
+    assert await plane.value("select priority from jobs where name = 'b'") == 0
+    await plane.rollback("main")
+    assert await plane.value("select max_concurrency from jobs where name = 'a'") is None
+    assert await active(plane) == 1
