@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -30,3 +32,29 @@ def busy(spark: Any, rows: int) -> DataFrame:
         F.xxhash64("id", F.sha2(F.col("id").cast("string"), 256)).alias("h")
     )
     return hashed.agg(F.sum(F.col("h") % 1000).alias("total"))
+
+
+LARGE_ROW_BYTES = 2048
+_TEXT_BYTES, _BLOB_BYTES = 2008, 32
+_PIECE = 50_000
+
+
+def large(task: OperatorTask) -> None:
+    """Rows of 2 kB that take little room in a file: most of a row is one of a few texts."""
+    texts = pa.array([(f"{number:04d}" * (_TEXT_BYTES // 4)) for number in range(256)])
+    schema = pa.schema([("n", pa.int64()), ("blob", pa.binary()), ("text", pa.string())])
+    rows = int(task.config["rows"])
+    draw = np.random.default_rng(1)
+    with task.open_writer("large", schema) as write:
+        for first in range(0, rows, _PIECE):
+            count = min(_PIECE, rows - first)
+            bits = pa.py_buffer(draw.bytes(count * _BLOB_BYTES))
+            blobs = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_BLOB_BYTES), count, [None, bits])
+            picked = texts.take(pa.array(draw.integers(0, len(texts), count)))
+            numbers = np.arange(first, first + count)
+            write(pa.table([numbers, blobs.cast(pa.binary()), picked], schema=schema))
+
+
+def through(large: DataFrame) -> DataFrame:
+    """All rows, all columns, one more."""
+    return large.withColumn("hashed", F.xxhash64("blob", "text"))

@@ -43,7 +43,7 @@ FAST = {
 }
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A test run that is killed leaves no process behind (Linux)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -88,7 +88,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     @property

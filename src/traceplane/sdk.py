@@ -199,8 +199,12 @@ class OperatorTask:
 
         written = self.written.setdefault(name, Written())
         path = self._output(name).folder / f"part-{len(written.files):05d}.parquet"
-        with parquet.ParquetWriter(path, schema) as writer:
-            yield writer.write_table
+        try:
+            with parquet.ParquetWriter(path, schema) as writer:
+                yield writer.write_table
+        except BaseException:
+            path.unlink(missing_ok=True)  # an operator may catch this, and write its rows in another way
+            raise
         self.add_file(name, path)
 
     def add_file(self, name: str, path: Path) -> None:

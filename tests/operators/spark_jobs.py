@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
+import threading
 import time
 
 from pyspark.sql import DataFrame
@@ -14,6 +18,48 @@ from traceplane.sdk import OperatorTask
 def numbers(task: OperatorTask) -> list[dict]:
     first = task.scope.position * 100
     return [{"block": task.scope.position, "n": n, "name": f"n{n}"} for n in range(first, first + 100)]
+
+
+def bulky(task: OperatorTask) -> list[dict]:
+    """So many bytes that what is made of them is written by Spark itself."""
+    first = task.scope.position * 100
+    return [
+        {"block": task.scope.position, "n": n, "payload": os.urandom(360_000)}
+        for n in range(first, first + 100)
+    ]
+
+
+def row_by_row(numbers: DataFrame, config) -> DataFrame:
+    """Rows that arrive one after the other, for as long as `config.seconds`."""
+    pause = config["seconds"] / 100
+
+    def slow(batches):
+        for batch in batches:
+            for row in range(batch.num_rows):
+                time.sleep(pause)
+                yield batch.slice(row, 1)
+
+    kept = numbers.select("block", "n")
+    return kept.coalesce(1).mapInArrow(slow, kept.schema)
+
+
+def by_halves(numbers: DataFrame, config) -> DataFrame:
+    """In two partitions, which take a while each; made by a module-level function, as users write them."""
+    return numbers.repartition(2, "n").mapInArrow(
+        functools.partial(slowly, seconds=config["seconds"]), numbers.schema
+    )
+
+
+def slowly(batches, seconds: float):
+    time.sleep(seconds)
+    yield from batches
+
+
+def kills_itself_once(numbers: DataFrame, config, task: OperatorTask) -> DataFrame:
+    """The process of the first attempt dies while Spark works for it."""
+    if task.attempt == 1:
+        threading.Timer(config["seconds"] / 2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return row_by_row(numbers, config)
 
 
 def doubled(numbers: DataFrame, scope: Scope) -> DataFrame:
@@ -59,3 +105,64 @@ def takes_seconds(numbers: DataFrame, config) -> DataFrame:
             yield batch
 
     return numbers.mapInArrow(slow, numbers.schema)
+
+
+# Bad ones ----------------------------------------------------------------------------------------------
+
+
+def raises_in_spark(numbers: DataFrame) -> DataFrame:
+    def bad(batches):
+        for batch in batches:
+            raise KeyError("no such thing in the executor")
+            yield batch
+
+    return numbers.mapInArrow(bad, numbers.schema)
+
+
+def hangs_on_every_core(numbers: DataFrame) -> DataFrame:
+    return hangs(numbers.repartition(4, "n"))
+
+
+def eats_memory(numbers: DataFrame) -> DataFrame:
+    eaten = [bytearray(1 << 28) for _ in range(64)]
+    return numbers.filter(F.col("n") > len(eaten))
+
+
+def eats_memory_in_spark(numbers: DataFrame) -> DataFrame:
+    def hungry(batches):
+        for batch in batches:
+            eaten = [bytearray(1 << 28) for _ in range(64)]
+            yield batch.slice(0, len(eaten))
+
+    return numbers.mapInArrow(hungry, numbers.schema)
+
+
+def collects_too_much(numbers: DataFrame) -> DataFrame:
+    return numbers.filter(F.col("n") > len(exploding(numbers).collect()))
+
+
+def exploding(numbers: DataFrame) -> DataFrame:
+    """2 kB, for each row, 1000 times: many more bytes than came in."""
+    copies = numbers.sparkSession.range(1000)
+    return numbers.crossJoin(copies).select("n", "id", F.repeat(F.lit("x"), 2000).alias("text"))
+
+
+def fills_the_heap(numbers: DataFrame) -> DataFrame:
+    return numbers.select(F.size(F.sequence(F.lit(1), F.lit(1_000_000_000))).alias("n"))
+
+
+def returns_nothing(numbers: DataFrame) -> None:
+    numbers.count()
+
+
+def writes_by_declaration(numbers: DataFrame, scope: Scope) -> DataFrame:
+    """What is declared at position 1, and something else at each of the others."""
+    match scope.position:
+        case 1:
+            return numbers.select("n", "name")
+        case 2:
+            return numbers.select(F.col("n").cast("string").alias("n"), "name")
+        case 3:
+            return numbers.select("n", F.col("name").alias("nmae"))
+        case _:
+            return numbers.select("n", F.when(F.col("n") % 2 == 0, F.col("name")).alias("name"))

@@ -15,6 +15,15 @@ import pytest_asyncio
 from tests.platform import Platform, until
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
 
+RUNTIMES = """
+[runtimes.spark_remote]
+driver = "queue"
+queue = "spark_remote"
+capabilities = ["reactive", "spark"]
+limits = { processes = 256, open_files = 1024 }
+"""
+"""A runtime whose workers use the Spark server of `spark-1`: they start, and can be killed, without a JVM."""
+
 
 @dataclass
 class SparkPlatform:
@@ -24,7 +33,8 @@ class SparkPlatform:
         """What a dataset holds, read from its committed files."""
         files = await self.platform.sql(
             "select f ->> 'path' as path from datasets d join dataset_commits c"
-            " on c.generation_id = d.current_generation_id, jsonb_array_elements(c.files) f where d.dataset_id = $1",
+            " on c.generation_id = d.current_generation_id, jsonb_array_elements(c.files) f"
+            " where d.dataset_id = $1 and c.superseded_by is null",
             dataset,
         )
         root = self.platform.folder / "objects"
@@ -36,8 +46,37 @@ class SparkPlatform:
         found = (
             "select t.error from tasks t join jobs j using (job_id) where j.name = $1 and t.error is not null"
         )
-        rows = await until(lambda: self.platform.sql(found, job), what=f"an error of {job}")
+        rows = await until(lambda: self.platform.sql(found, job), seconds=240, what=f"an error of {job}")
         return json.loads(rows[0]["error"])
+
+    async def running(self, job: str) -> str:
+        """The id of a job's task, once it runs."""
+        found = (
+            "select task_id from tasks t join jobs j using (job_id) where j.name = $1 and t.state = 'running'"
+        )
+        rows = await until(lambda: self.platform.sql(found, job), seconds=240, what=f"{job} runs")
+        return str(rows[0]["task_id"])
+
+    async def attempts(self, job: str) -> int:
+        return await self.platform.value(
+            "select max(t.attempt) from tasks t join jobs j using (job_id) where j.name = $1", job
+        )
+
+    def server_pid(self) -> int:
+        """Of the Spark server that `spark-1` started last."""
+        lines = self.platform.logs("spark-1").splitlines()
+        return int([json.loads(line) for line in lines if "spark.ready" in line][-1]["pid"])
+
+    async def server_address(self) -> str:
+        """Where that server listens; it keeps its port when it is started again."""
+
+        async def ready() -> bool:
+            return "spark.ready" in self.platform.logs("spark-1")
+
+        await until(ready, seconds=240, what="a Spark server")
+        words = Path(f"/proc/{self.server_pid()}/cmdline").read_bytes().split(b"\0")
+        (port,) = (word.partition(b"=")[2] for word in words if b"grpc.binding.port=" in word)
+        return f"sc://127.0.0.1:{port.decode()}"
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -46,7 +85,13 @@ async def spark(
 ) -> AsyncIterator[SparkPlatform]:
     url = create_database(postgres_server, "spark", template=template_database)
     folder: Path = tmp_path_factory.mktemp("spark")
-    settings = {"TRACEPLANE_SPARK_MASTER": "local[2]", "TRACEPLANE_WORKER_CONCURRENCY": "4"}
+    (folder / "traceplane.toml").write_text(RUNTIMES)
+    settings = {
+        "TRACEPLANE_CONFIG": str(folder / "traceplane.toml"),
+        "TRACEPLANE_SPARK_MASTER": "local[2]",
+        "TRACEPLANE_SPARK_MEMORY_MB": "640",
+        "TRACEPLANE_WORKER_CONCURRENCY": "4",
+    }
     async with Platform.start(url, folder, environment=settings) as platform:
         process = platform.add("spark-1", "worker", "--runtime", "spark")
         await process.start()

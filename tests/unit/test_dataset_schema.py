@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traceplane.model.dataset_schema import Incompatible, Schema, SchemaColumn, merge
+from traceplane.model.dataset_schema import Incompatible, Schema, SchemaColumn, as_arrow, merge, undeclared
 
 
 def schema(**columns: str) -> Schema:
@@ -60,3 +60,42 @@ def test_what_fits_still_fits_when_others_extended_the_schema_meanwhile() -> Non
         for mine in (known, schema(a="int32"), schema(b="float"), ()):
             assert merge(known, mine) == known
             assert merge(grown, mine) == grown
+
+
+@pytest.mark.parametrize(
+    ("declared", "found", "nulls", "misfit"),
+    [
+        ({"a": "bigint!", "b": "string"}, {"a": "int64", "b": "string"}, {"b": 3}, None),
+        ({"a": "bigint", "b": "string"}, {"a": "int32"}, {}, None),
+        (
+            {"a": "DECIMAL(38, 0)", "b": "varchar(20)"},
+            {"a": "decimal128(20, 0)", "b": "large_string"},
+            {},
+            None,
+        ),
+        ({"a": "timestamp"}, {"a": "timestamp[ns, tz=Europe/Berlin]"}, {}, None),
+        ({"a": "array<int>"}, {"a": "list<element: int32>"}, {}, None),
+        ({"a": "string"}, {"a": "null"}, {}, None),
+        ({"a": "int"}, {"a": "int64"}, {}, Incompatible("a", "int", "int64")),
+        ({"a": "timestamp"}, {"a": "timestamp[us]"}, {}, Incompatible("a", "timestamp", "timestamp[us]")),
+        (
+            {"a": "decimal(9, 2)"},
+            {"a": "decimal128(9, 3)"},
+            {},
+            Incompatible("a", "decimal(9, 2)", "decimal128(9, 3)"),
+        ),
+        ({"a": "bigint!"}, {}, {}, Incompatible("a", "bigint not null", "missing")),
+        ({"a": "bigint!"}, {"a": "int64"}, {"a": 2}, Incompatible("a", "bigint not null", "2 nulls")),
+        ({"a": "bigint"}, {"a": "int64", "b": "string"}, {}, Incompatible("b", "no such column", "string")),
+    ],
+)
+def test_an_output_has_the_declared_columns_and_no_others(
+    declared: dict[str, str], found: dict[str, str], nulls: dict[str, int], misfit: Incompatible | None
+) -> None:
+    assert undeclared(schema(**declared), schema(**found), nulls) == misfit
+
+
+def test_declared_columns_say_what_files_will_have() -> None:
+    assert as_arrow(schema(a="bigint!", b="decimal(38, 0)")) == schema(a="int64!", b="decimal128(38, 0)")
+    assert as_arrow(schema(a="array<int>")) is None
+    assert as_arrow(()) is None

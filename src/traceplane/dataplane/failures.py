@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sysconfig
+from collections.abc import Callable, Collection
 from typing import Any
 
 from pyspark.errors import PySparkException, QueryContextType
 
+from traceplane.sdk import OperatorError
+
 _JVM_STACK = "\n\nJVM stacktrace:"
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file)")
+_FILE = re.compile(r"file:/*(/\S+?\.parquet)")
 
 
-def explained(error: PySparkException, function: Callable[..., Any] | None) -> PySparkException:
-    """The same error, with a message for people and a `place`: where the DataFrame was made that cannot be
-    computed, or else where the operator's function begins. Spark is lazy, so the traceback knows neither."""
+def explained(
+    error: PySparkException, function: Callable[..., Any] | None, input_files: Collection[str]
+) -> Exception:
+    """The same error, with a message for people and a `place`: the line of a user's function that raised in
+    Spark, or where the DataFrame was made that cannot be computed, or else where the operator's function begins.
+    Spark is lazy, so the traceback knows none of them."""
     message = str(error).partition(_JVM_STACK)[0].strip()
+    named = _FILE.search(message) if _UNREADABLE.search(message) else None
+    if named and named[1] in input_files:
+        return OperatorError(
+            "operator.input_unreadable",
+            f"a committed file cannot be read: {named[1]}; restore it, or have its scope computed again with "
+            "`traceplane backfill`",
+        )
     error.people_read = message  # type: ignore[attr-defined]
-    error.place = _call_site(error) or _beginning(function)  # type: ignore[attr-defined]
+    error.place = _raised_at(message) or _call_site(error) or _beginning(function)  # type: ignore[attr-defined]
     return error
+
+
+def _raised_at(message: str) -> tuple[str, int] | None:
+    """The last line of a Python traceback that is no library's."""
+    frames = [(file, int(line)) for file, line in _FRAME.findall(message) if not file.startswith(_LIBRARIES)]
+    return frames[-1] if frames else None
 
 
 def _call_site(error: PySparkException) -> tuple[str, int] | None:

@@ -7,10 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.sql.connect.client import DefaultChannelBuilder
+from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
 
 _open: dict[str, SparkSession] = {}
-_GONE = ("INVALID_HANDLE.SESSION", "SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "UNAVAILABLE")
+_GONE = (
+    "INVALID_HANDLE.OPERATION",
+    "INVALID_HANDLE.SESSION",
+    "RETRIES_EXCEEDED",
+    "SESSION_CHANGED",
+    "SESSION_CLOSED",
+    "SESSION_NOT_FOUND",
+    "UNAVAILABLE",
+)
+# A server that died is back within seconds, and does not know what it was asked before: look every second, not at
+# ever longer intervals as the client would, but give it the time that a slow machine takes to start it.
+_RETRIES = DefaultPolicy(max_retries=240, max_backoff=1000)
+_CHANNEL = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 Progress = Callable[[int, int, int], None]
 """Told stages, tasks in all and tasks done of the running Spark job."""
@@ -25,7 +39,8 @@ def session(remote: str, on_progress: Progress | None = None) -> SparkSession:
     if found is not None and not _lives(found):
         found = None
     if found is None:
-        found = SparkSession.builder.remote(remote).create()
+        found = SparkSession.builder.channelBuilder(DefaultChannelBuilder(remote, _CHANNEL)).create()
+        found.client.set_retry_policies([_RETRIES])
         _open[remote] = found
     found.clearProgressHandlers()
     if on_progress is not None:
@@ -38,12 +53,18 @@ def _lives(found: SparkSession) -> bool:
     try:
         found.conf.get("spark.app.name", None)
     except PySparkException as error:
-        if any(sign in str(error) for sign in _GONE):
+        if was_lost(error):
             return False
         raise
     except Exception:  # whatever the transport raises: a new session will say what is wrong
         return False
     return True
+
+
+def was_lost(error: Exception) -> bool:
+    """Whether the server forgot the session, or is no more."""
+    beginning = str(error)[:200]  # what follows may quote the user's own words
+    return any(sign in beginning for sign in _GONE)
 
 
 def _handler(told: Progress) -> Any:

@@ -12,7 +12,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from traceplane.dataplane import datasets
 from traceplane.dataplane.failures import explained
-from traceplane.dataplane.session import session
+from traceplane.dataplane.session import session, was_lost
 from traceplane.model.scope import Cursor, Scope
 from traceplane.sdk import OperatorError, OperatorTask, load
 
@@ -41,7 +41,13 @@ def run(task: OperatorTask) -> None:
             elif rows is not None:
                 task.write(name, rows)
     except PySparkException as error:
-        raise explained(error, function) from None
+        if was_lost(error):
+            raise OperatorError(
+                "operator.spark_lost",
+                "the Spark server ended, or was restarted, while it worked for this task",
+            ) from None
+        files = {file for source in task.inputs.values() for file in source.files}
+        raise explained(error, function, files) from None
 
 
 def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:

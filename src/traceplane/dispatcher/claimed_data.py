@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
+from traceplane.model.dataset_schema import as_arrow
 from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
 from traceplane.model.runtimes import TOLD_OF_EMISSIONS
@@ -112,9 +113,9 @@ async def _inputs(
     wanted = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     known = await generation_schemas.load(tx, sorted(wanted))
     schemas = {
-        generation: [ColumnSchema(c.name, c.type, c.nullable) for c in stored.schema]
+        generation: [ColumnSchema(c.name, c.type, c.nullable) for c in columns]
         for generation, stored in known.items()
-        if stored.schema is not None
+        if (columns := stored.schema or as_arrow(stored.declared))
     }
     types = {generation: {c.name: c.type for c in columns} for generation, columns in schemas.items()}
     for c in reading:

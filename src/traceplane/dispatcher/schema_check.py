@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from traceplane.model.dataset_schema import Incompatible, Schema, merge
+from traceplane.model.dataset_schema import Incompatible, Schema, merge, undeclared
 from traceplane.postgres import commits, generation_schemas
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction
@@ -27,9 +27,12 @@ async def refuse_misfits(
         for output in outputs:
             if output.schema is None:
                 continue
-            position = stored[output.generation_id].position
-            if position is not None and position not in {column.name for column in output.schema}:
-                errors[task_id] = _no_position(stored[output.generation_id].dataset_id, position)
+            known = stored[output.generation_id]
+            if known.position is not None and known.position not in {column.name for column in output.schema}:
+                errors[task_id] = _no_position(known.dataset_id, known.position)
+                break
+            if known.declared and (misfit := undeclared(known.declared, output.schema, _nulls(output))):
+                errors[task_id] = _undeclared_error(known.dataset_id, misfit)
                 break
             match merge(trial[output.generation_id], output.schema):
                 case Incompatible() as misfit:
@@ -47,6 +50,26 @@ async def refuse_misfits(
     if changed:
         await generation_schemas.save(tx, changed)
     return errors
+
+
+def _nulls(output: OutputCommit) -> dict[str, int]:
+    """How many nulls each column has, as far as its files tell."""
+    counted: dict[str, int] = {}
+    for file in output.files:
+        for name, bounds in (file.get("statistics") or {}).items():
+            counted[name] = counted.get(name, 0) + (bounds.get("null_count") or 0)
+    return counted
+
+
+def _undeclared_error(dataset_id: str, misfit: Incompatible) -> dict[str, Any]:
+    return {
+        "code": "commit.not_as_declared",
+        "message": f"dataset {dataset_id}, column {misfit.column}: {misfit.found} in this output, "
+        f"{misfit.known} in the DAG file",
+        "value": misfit.column,
+        "next_step": "correct the operator and retry the task, or declare the column in the DAG file as it is",
+        "retryable": False,
+    }
 
 
 async def _without_overlaps(

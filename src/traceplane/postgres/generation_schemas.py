@@ -24,6 +24,8 @@ class StoredSchema:
     """The column that says to which position a row belongs."""
     widest: int
     """By how much the ends of its widest commit differ."""
+    declared: Schema = ()
+    """What the DAG file says of its columns, with types as Spark SQL spells them; empty: nothing."""
 
 
 async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, StoredSchema]:
@@ -34,6 +36,7 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, St
             r["revision"] or 0,
             r["position_column"],
             r["widest"],
+            tuple(SchemaColumn(c["name"], c["type"], c["nullable"]) for c in r["declared"] or ()),
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))
     }

@@ -6,8 +6,8 @@ store and its own temporary folder, has no capabilities and an environment witho
 S3 it reads the worker's cache and writes below the worker's outputs. Tasks of one worker share the server, and with
 it its view of the object store; tasks that must not see each other's data belong on different workers.
 
-An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some ten
-seconds by the server itself.
+An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some
+twenty seconds by the server itself.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 
 
+_PYTHON_MEMORY_MB = 4096
+"""Address space of a Python process that runs user functions for a local Spark; libraries alone take 1.3 GB."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparkSettings:
     folder: Path
@@ -54,7 +58,9 @@ _CONF = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     # Tasks of several jobs at once: each gets its share of the cores.
     "spark.scheduler.mode": "FAIR",
-    # A client that is gone does not come back: stop what it asked for.
+    # A client that is gone does not come back: stop what it asked for. It is missed when a stream to it ends, not
+    # before, so streams are short; clients that live take them up again.
+    "spark.connect.execute.reattachable.senderMaxStreamDuration": "5s",
     "spark.connect.execute.manager.detachedTimeout": "10s",
     "spark.connect.execute.manager.maintenanceInterval": "1s",
     "spark.connect.session.manager.defaultSessionTimeout": "30m",
@@ -73,7 +79,12 @@ _CONF = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
+# A JVM that ran out of memory may have lost any of its threads: it ends, and is started again.
+_JAVA_OPTIONS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
+    " -XX:+ExitOnOutOfMemoryError"
+)
+_EXIT_OUT_OF_MEMORY = 3
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,10 @@ class RemoteSpark:
     """A Spark Connect server that somebody else runs; it must reach the object store under the same paths."""
 
     remote: str
+
+    @property
+    def last_end(self) -> str | None:
+        return None
 
     async def keep_running(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -97,6 +112,8 @@ class SparkServer:
         self._java_home = home
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
+        self.last_end: str | None = None
+        """Why the server that ran before this one ended, for people."""
 
     @property
     def remote(self) -> str:
@@ -126,10 +143,19 @@ class SparkServer:
                 if stop.is_set():
                     ended.cancel()
                     return
-                telemetry.emit("spark.died", "error", code=self._process.returncode)
+                self.last_end = self._why_ended(self._process.returncode)
+                telemetry.emit("spark.died", "error", code=self._process.returncode, why=self.last_end)
                 await self._launch()
         finally:
             stopping.cancel()
+
+    def _why_ended(self, code: int | None) -> str:
+        if code == _EXIT_OUT_OF_MEMORY:
+            return (
+                f"out of memory: its heap has {self._settings.memory_mb} MB, see the setting spark_memory_mb"
+            )
+        ended = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"it ended with {ended}, see {self._settings.folder / 'server.log'}"
 
     async def close(self) -> None:
         process = self._process
@@ -198,11 +224,17 @@ class SparkServer:
         conf = {
             **_CONF,
             "spark.connect.grpc.binding.port": str(self._port),
+            # What is collected is held in the heap: more than a part of it is refused, with a message.
+            "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
+            # Executors of a cluster find user code under the same paths, as they find the object store.
+            "spark.executorEnv.PYTHONPATH": _search_path(settings.code_paths),
             "spark.local.dir": str(temp),
             "spark.sql.warehouse.dir": str(temp / "warehouse"),
             "spark.sql.artifact.isolation.enabled": "false",
             **dict(settings.conf),
         }
+        if settings.master.startswith("local"):  # a cluster has limits of its own
+            conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
         jars = Path(pyspark.__file__).parent / "jars" / "*"
         options = _JAVA_OPTIONS.format(temp=temp).split()
         opens = [word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")]
@@ -224,7 +256,7 @@ class SparkServer:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(str(p.resolve()) for p in self._settings.code_paths),
+            "PYTHONPATH": _search_path(self._settings.code_paths),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self._settings.folder.resolve()),
             "LANG": "C.UTF-8",
@@ -248,6 +280,10 @@ _OPENED = (
     "java.base/sun.security.action",
     "java.base/sun.util.calendar",
 )
+
+
+def _search_path(folders: tuple[Path, ...]) -> str:
+    return os.pathsep.join(str(folder.resolve()) for folder in folders)
 
 
 def _free_port() -> int:

@@ -61,6 +61,7 @@ _NOT_WORTH_A_RETRY = frozenset(
     }
 )
 _SPARK_TASK = "traceplane.dataplane.task:run"
+_SPARK_LOST = "operator.spark_lost"
 
 
 @dataclass(slots=True)
@@ -213,9 +214,12 @@ class Wrapper:
             return self._completion(held, "failed", traceparent, error=failure)
         if result.error is not None:
             body = result.error
+            hint = body.hint
+            if body.code == _SPARK_LOST and self._spark is not None:
+                hint = self._spark.last_end
             failure = TaskError(
                 code=body.code,
-                message=body.message if body.hint is None else f"{body.message} ({body.hint})",
+                message=body.message if hint is None else f"{body.message} ({hint})",
                 type=body.type,
                 traceback=body.traceback,
                 file=body.file,

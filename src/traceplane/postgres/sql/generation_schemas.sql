@@ -2,8 +2,11 @@
 
 -- name: load
 -- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet. Whether
--- commits of different widths may overlap there: `widest` is 0 while all are of one position.
-select g.generation_id, d.dataset_id, s.columns, s.revision, g.position_column, coalesce(k.widest, 0) as widest
+-- commits of different widths may overlap there: `widest` is 0 while all are of one position. What the DAG file
+-- declares is the same in all versions that share a generation: another declaration makes another generation.
+select g.generation_id, d.dataset_id, s.columns, s.revision, g.position_column, coalesce(k.widest, 0) as widest,
+       (select v.definition -> 'columns' from dag_version_datasets v where v.generation_id = g.generation_id limit 1)
+       as declared
 from generations g join datasets d using (dataset_uuid) left join generation_schemas s using (generation_id)
 left join generation_cursors k using (generation_id)
 where g.generation_id = any($1::uuid[])

@@ -1,0 +1,146 @@
+"""Backfill of a simulated chain: blocks, transactions and logs per second, ours and ethereum-etl's.
+
+Both ask the same server, which has computed all of its blocks before, for the same range, in turns. Ours are tasks
+of `range_ingest` in a real worker: from the call that asks for the range to the last commit of Parquet files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from bench import contender, environments, ours_control, results
+from bench.peers import measure
+from traceplane.chain.extract import fetch_range
+from traceplane.chain.rpc import RpcClient, RpcSettings
+from traceplane.chain.simulated.server import serve_in_process_of_its_own
+from traceplane.control_api import BackfillRequest, BackfillResponse
+
+BLOCKS = 6000
+TRANSACTIONS_PER_BLOCK = 10
+TASKS = 8
+SLOTS = 2
+ROUNDS = 3
+ROUNDS_BUDGET = 120.0
+"""Seconds; a busy machine gets fewer rounds."""
+TABLES = ("blocks", "transactions", "logs")
+PEER = "ethereum-etl"
+
+DAG = """
+version: 1
+dag: {name}
+jobs:
+- {{name: go, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.in}}]}}
+- name: ingest
+  runtime: python
+  operator: range_ingest
+  inputs: [{{from: {{job: go}}}}]
+  outputs:
+  - {{name: blocks, dataset: {name}.blocks}}
+  - {{name: transactions, dataset: {name}.transactions}}
+  - {{name: logs, dataset: {name}.logs}}
+  config: {{endpoints: ["{node}"], chunk_blocks: 250}}
+"""
+
+Progress = Callable[[str], None]
+
+
+def run(database_url: str, progress: Progress) -> list[results.Row]:
+    note, peer = "", None
+    try:
+        peer = environments.prepare(PEER)
+    except environments.PeerUnavailableError as reason:
+        note = f"{PEER} is skipped: {reason}"
+        progress(note)
+    blocks = {"blocks": BLOCKS, "transactions_per_block": TRANSACTIONS_PER_BLOCK, "cached_blocks": BLOCKS + 1}
+    ours: list[float] = []
+    theirs: list[float] = []
+    with serve_in_process_of_its_own(**blocks) as node:
+        asyncio.run(_compute_all_blocks(node))
+        began = time.monotonic()
+        for number in range(ROUNDS):
+            if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_BUDGET:
+                progress(f"the machine is busy: round {number + 1} of the backfill is left out")
+                break
+            counts, seconds = asyncio.run(_ours(database_url, node))
+            ours.append(sum(counts.values()) / seconds)
+            progress(f"backfill, round {number + 1}, Traceplane: {ours[-1]:,.0f} rows/s {counts}")
+            if peer is None or note:
+                continue
+            try:
+                told = contender.measure(
+                    peer,
+                    "bench.peers.ethereum_etl_peer",
+                    "backfill",
+                    {"url": node, "tasks": BLOCKS},
+                    timeout=180,
+                )
+            except contender.ContenderFailedError as reason:
+                note = f"{PEER}: {reason}"
+                progress(note)
+                continue
+            if {name: told[name] for name in TABLES} != counts:
+                note = f"{PEER} counted {told}, and we {counts}"
+                continue
+            theirs.append(sum(counts.values()) / told["seconds"])
+            progress(f"backfill, round {number + 1}, {PEER}: {theirs[-1]:,.0f} rows/s")
+    return [
+        results.compare(
+            suite="spark",
+            name="backfill of blocks, transactions and logs",
+            unit="rows/s",
+            better="higher",
+            ours=median(ours),
+            peer=f"{PEER} {environments.pinned_version(PEER)}",
+            theirs=median(theirs) if theirs and not note else None,
+            bar=5.0,
+            note=note,
+        )
+    ]
+
+
+async def _compute_all_blocks(node: str) -> None:
+    async with RpcClient(RpcSettings(endpoints=(node,))) as client:
+        for first in range(0, BLOCKS, 500):
+            await fetch_range(client, first, min(first + 500, BLOCKS) - 1, TABLES)
+
+
+async def _ours(url: str, node: str) -> tuple[dict[str, int], float]:
+    """Rows that are committed for the range, and the seconds from the call to the last commit."""
+    async with ours_control.stand(url, dag=DAG, node=node) as made:
+        commands = (made.command("dispatcher"), made.command("worker", "--runtime", "python"))
+        with (
+            ours_control.environment({"TRACEPLANE_WORKER_CONCURRENCY": str(SLOTS)}),
+            measure.worker_processes(*commands),
+        ):
+            await _backfill(made, BLOCKS // TASKS // 4, last=BLOCKS // TASKS - 1)  # everything is warm
+            began = time.monotonic()
+            await _backfill(made, BLOCKS // TASKS, last=BLOCKS - 1)
+            seconds = time.monotonic() - began
+            return await _committed(made), seconds
+
+
+async def _backfill(made: Any, partition_size: int, *, last: int) -> None:
+    request = BackfillRequest(f"{made.dag}.blocks", 0, last, only="all", partition_size=partition_size)
+    await made.caller.call("POST", "/v1/backfill", BackfillResponse, request)
+    async with asyncio.timeout(180):
+        while await made.connection.fetchval(  # noqa: ASYNC110 - the database tells nobody
+            "select exists (select 1 from tasks t join jobs j using (job_id) join dags d using (dag_id)"
+            " where d.name = $1 and t.state <> 'completed')",
+            made.dag,
+        ):
+            await asyncio.sleep(0.005)
+
+
+async def _committed(made: Any) -> dict[str, int]:
+    found = await made.connection.fetch(
+        "select d.dataset_id, sum(c.row_count)::bigint as rows from datasets d join dataset_commits c"
+        " on c.generation_id = d.current_generation_id where c.superseded_by is null and d.dataset_id like $1"
+        " group by 1",
+        f"{made.dag}.%",
+    )
+    rows = {row["dataset_id"].rpartition(".")[2]: row["rows"] for row in found}
+    return {name: rows[name] for name in TABLES}

@@ -1,0 +1,112 @@
+"""The same jobs on a real Spark standalone cluster, a master and two workers: an executor, and then a worker with its
+executor, are killed while a job computes. Spark computes again what they had, and every row is committed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.platform import Platform, die_with_parent, free_port, until
+from tests.spark.conftest import SparkPlatform
+from tests.spark.test_spark_jobs import dag, job
+from traceplane.dataplane.java import java_home
+from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+
+PATIENCE = 240.0
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """Its address, and its two workers with one core each."""
+    home, java, port = Path(pyspark.__file__).parent, java_home(folder), free_port()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "JAVA_HOME": str(java),
+        "SPARK_HOME": str(home),
+        "SPARK_SCALA_VERSION": "2.13",  # as its own launcher script says
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
+    command = [java / "bin" / "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]
+    local = ("--host", "127.0.0.1", "--webui-port", "0")
+    with contextlib.ExitStack() as stack:
+
+        def start(role: str, *words: str) -> subprocess.Popen[bytes]:
+            log = stack.enter_context(open(folder / "cluster.log", "ab"))
+            process = subprocess.Popen(
+                [*command, f"{home / 'jars'}/*", f"org.apache.spark.deploy.{role}", *local, *words],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+            stack.callback(_stop, process)
+            return process
+
+        address = f"spark://127.0.0.1:{port}"
+        start("master.Master", "--port", str(port))
+        small = ("--cores", "1", "--memory", "1g", address)
+        yield address, [start("worker.Worker", *small) for _ in range(2)]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """With the executors, which are in its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def executors(worker: subprocess.Popen[bytes]) -> list[int]:
+    told = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(worker.pid)], capture_output=True, text=True, check=False
+    )
+    return [int(pid) for pid in told.stdout.split()]
+
+
+async def computing(spark: SparkPlatform, name: str) -> bool:
+    """Whether a Spark job of the job's task has begun."""
+    found = (
+        "select t.progress from tasks t join jobs j using (job_id) where j.name = $1 and t.state = 'running'"
+    )
+    return any(row["progress"] is not None for row in await spark.platform.sql(found, name))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+async def test_jobs_survive_the_loss_of_an_executor_and_of_a_worker_of_the_cluster(
+    postgres_server: EmbeddedPostgres, template_database: str
+) -> None:
+    url = create_database(postgres_server, "spark_cluster", template=template_database)
+    with tempfile.TemporaryDirectory(prefix="cluster-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with cluster(folder) as (address, workers):
+            settings = {"TRACEPLANE_SPARK_MASTER": address, "TRACEPLANE_WORKER_CONCURRENCY": "2"}
+            async with Platform.start(url, folder / "home", environment=settings) as platform:
+                await platform.add("spark-1", "worker", "--runtime", "spark").start()
+                spark = SparkPlatform(platform)
+                slow = '{entrypoint: "spark_jobs:by_halves", seconds: 8}'
+                await platform.deploy(
+                    dag("far", job("far", "out", slow, more="lease: 6s\n  max_attempts: 5"))
+                )
+                for position, victim in enumerate(("executor", "worker"), start=1):
+                    await platform.emit("far.in", [position])
+                    await until(lambda: computing(spark, "far-out"), seconds=PATIENCE, what="a job computes")
+                    if victim == "executor":
+                        (pid,) = executors(workers[1])
+                        os.kill(pid, signal.SIGKILL)
+                    else:
+                        os.killpg(workers[0].pid, signal.SIGKILL)
+                    assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}, victim
+                assert sorted(row["n"] for row in await spark.rows("far.out")) == list(range(100, 300))
+    drop_database(postgres_server, "spark_cluster")

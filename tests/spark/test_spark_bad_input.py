@@ -1,0 +1,192 @@
+"""Whatever a Spark job does wrong, it gets a clear error with the user's own line, and committed data stays as it is.
+
+All jobs share one platform and one Spark server, which serves the next one whatever the last one did.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.operators import spark_jobs
+from tests.platform import until
+from tests.spark.conftest import SparkPlatform
+from tests.spark.test_spark_jobs import dag, job
+from traceplane.control_api import BackfillRequest, BackfillResponse
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+
+
+def line_of(function: object, text: str = "") -> int:
+    """Where a function, or some text within it, stands in its file."""
+    lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+async def deploy(spark: SparkPlatform, name: str, function: str, **fields: str) -> None:
+    await spark.platform.deploy(
+        dag(
+            name,
+            job(name, "out", f'{{entrypoint: "spark_jobs:{function}"}}', more="max_attempts: 1", **fields),
+        )
+    )
+
+
+async def failed(spark: SparkPlatform, name: str, function: str) -> dict:
+    """The error of a job whose only attempt fails; nothing is committed."""
+    await deploy(spark, name, function)
+    await spark.platform.emit(f"{name}.in", [1])
+    error = await spark.error(f"{name}-out")
+    await spark.platform.settled(seconds=240)
+    assert await spark.rows(f"{name}.out") == []
+    return error
+
+
+async def assert_spark_serves(spark: SparkPlatform, name: str) -> None:
+    """Another job of the DAG's platform computes as ever."""
+    await deploy(spark, name, "doubled")
+    await spark.platform.emit(f"{name}.in", [1])
+    await until(lambda: spark.rows(f"{name}.out"), seconds=240, what=f"rows of {name}")
+    assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(100, 200))
+
+
+async def test_a_function_that_raises_here_or_in_spark_is_told_with_its_line(spark: SparkPlatform) -> None:
+    here = await failed(spark, "here", "raises")
+    assert (here["code"], here["type"]) == ("operator.raised", "ValueError")
+    assert "this operator always fails" in here["message"]
+    assert here["line"] == line_of(spark_jobs.raises, "raise ValueError")
+    there = await failed(spark, "there", "raises_in_spark")
+    assert there["code"] == "operator.raised"
+    assert "no such thing in the executor" in there["message"]
+    assert Path(there["file"]).name == "spark_jobs.py"
+    assert there["line"] == line_of(spark_jobs.raises_in_spark, "raise KeyError")
+
+
+async def test_columns_that_are_not_as_declared_are_refused_and_what_is_committed_stays(
+    spark: SparkPlatform,
+) -> None:
+    declared = """
+datasets:
+  declared.out:
+    columns:
+    - {name: n, type: bigint, nullable: false}
+    - {name: name, type: string, nullable: false}
+"""
+    text = dag("declared", job("declared", "out", '{entrypoint: "spark_jobs:writes_by_declaration"}'))
+    await spark.platform.deploy(text + declared)
+    await spark.platform.emit("declared.in", [1, 2, 3, 4])
+    await spark.platform.settled(seconds=240)
+    rows = await spark.platform.sql(
+        "select t.range_start as position, t.state::text, t.attempt, t.error ->> 'code' as code,"
+        " t.error ->> 'message' as message"
+        " from tasks t join jobs j using (job_id) where j.name = 'declared-out' order by 1"
+    )
+    assert [(r["state"], r["attempt"], r["code"]) for r in rows] == [
+        ("completed", 1, None),
+        *[("dead", 1, "commit.not_as_declared")] * 3,
+    ]
+    for row, told in zip(
+        rows[1:], ("column n: string", "column name: missing", "column name: 50 nulls"), strict=True
+    ):
+        assert told in row["message"]
+    assert sorted(row["n"] for row in await spark.rows("declared.out")) == list(range(100, 200))
+
+
+async def test_what_returns_nothing_commits_nothing_but_its_scope(spark: SparkPlatform) -> None:
+    outputs = "{name: one, dataset: none.one}, {name: two, dataset: none.two}"
+    await deploy(spark, "none", "returns_nothing", outputs=outputs)
+    await spark.platform.emit("none.in", [1])
+    await spark.platform.settled(seconds=240)
+    assert await spark.platform.states("none-out") == {"completed": 1}
+    assert await spark.rows("none.one") == []
+    counted = (
+        "select count(*) from dataset_commits c join datasets d on c.generation_id = d.current_generation_id"
+    )
+    assert await spark.platform.value(f"{counted} where dataset_id like 'none._%' and row_count = 0") == 2
+
+
+async def test_a_job_that_hangs_on_every_core_is_stopped_and_leaves_them(spark: SparkPlatform) -> None:
+    name = "hung"
+    config = '{entrypoint: "spark_jobs:hangs_on_every_core"}'
+    await spark.platform.deploy(dag(name, job(name, "out", config, more="timeout: 5s\n  max_attempts: 1")))
+    await spark.platform.emit("hung.in", [1])
+    assert (await spark.error("hung-out"))["code"] == "operator.timeout"
+    await assert_spark_serves(spark, "unhung")
+
+
+async def test_memory_is_bounded_in_the_task_and_in_spark(spark: SparkPlatform) -> None:
+    server = spark.server_pid()
+    own = await failed(spark, "ownmemory", "eats_memory")
+    assert own["code"] in ("operator.raised", "operator.killed")
+    assert "out of memory" in own["message"]
+    python = await failed(spark, "pythonmemory", "eats_memory_in_spark")
+    assert python["code"] == "operator.raised"
+    assert "MemoryError" in python["message"]
+    assert python["line"] == line_of(spark_jobs.eats_memory_in_spark, "bytearray")
+    collected = await failed(spark, "collected", "collects_too_much")
+    assert collected["code"] == "operator.raised"
+    assert "maxResultSize" in collected["message"]
+    assert collected["line"] == line_of(spark_jobs.collects_too_much, "collect()")
+    await deploy(spark, "exploding", "exploding")
+    await spark.platform.emit("exploding.in", [1])
+    await spark.platform.settled(seconds=240)
+    found = (
+        "select row_count from dataset_commits c join datasets d on c.generation_id = d.current_generation_id"
+    )
+    assert await spark.platform.value(f"{found} where dataset_id = 'exploding.out'") == 100_000
+    assert spark.server_pid() == server, "the server has survived all of that"
+
+
+async def test_a_jvm_without_memory_is_started_again_and_its_task_says_why(spark: SparkPlatform) -> None:
+    server = spark.server_pid()
+    error = await failed(spark, "heap", "fills_the_heap")
+    assert error["code"] == "operator.spark_lost"
+    assert "out of memory: its heap has 640 MB" in error["message"]
+    await assert_spark_serves(spark, "afterheap")
+    assert spark.server_pid() != server
+
+
+async def test_a_damaged_file_is_named_and_its_scope_can_be_computed_again(spark: SparkPlatform) -> None:
+    for name, damage in (
+        ("cut", lambda data: data[: len(data) // 2]),
+        ("garbled", lambda data: b"x" * len(data)),
+    ):
+        await assert_spark_serves(spark, name)
+        (file,) = await spark.platform.sql(
+            "select f ->> 'path' as path from datasets d join dataset_commits c"
+            " on c.generation_id = d.current_generation_id, jsonb_array_elements(c.files) f where dataset_id = $1",
+            f"{name}.numbers",
+        )
+        path = spark.platform.folder / "objects" / file["path"]
+        path.write_bytes(damage(path.read_bytes()))
+        await compute_again(spark, f"{name}.out")
+        error = await spark.error(f"{name}-out")
+        assert error["code"] == "operator.input_unreadable"
+        assert path.name in error["message"]
+        await spark.platform.settled(seconds=240)
+        before = await newest_commit(spark, name)
+        assert len(await spark.rows(f"{name}.out")) == 100, "what was committed stays"
+        await compute_again(spark, f"{name}.numbers")
+        await until(
+            functools.partial(newer_commit, spark, name, before), seconds=240, what=f"{name} is whole"
+        )
+        assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(100, 200))
+
+
+async def compute_again(spark: SparkPlatform, dataset: str) -> None:
+    request = BackfillRequest(dataset, 1, 1, only="all")
+    await spark.platform.api.call("POST", "/v1/backfill", BackfillResponse, request)
+
+
+async def newest_commit(spark: SparkPlatform, name: str) -> int:
+    found = "select max(commit_id) from dataset_commits join generations using (generation_id)"
+    return await spark.platform.value(
+        f"{found} join datasets using (dataset_uuid) where dataset_id = $1", f"{name}.out"
+    )
+
+
+async def newer_commit(spark: SparkPlatform, name: str, before: int) -> bool:
+    return await newest_commit(spark, name) > before
