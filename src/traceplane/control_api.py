@@ -7,7 +7,10 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.code_bundle import MODULE_PATH
 from traceplane.task_api import MAX_BATCH, Position, Scope, Text, Wire
+
+ModulePath = Annotated[str, msgspec.Meta(max_length=512, pattern=MODULE_PATH)]
 
 
 class DeployRequest(Wire, frozen=True):
@@ -17,6 +20,9 @@ class DeployRequest(Wire, frozen=True):
     """Its name, for error messages."""
     expect_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     """Refuse if another version is deployed by now; 0 means none."""
+    code: dict[ModulePath, str] | None = None
+    """The Python modules that its jobs are to run, sources by path below a code path. Without them, jobs run what
+    the workers' own folders have."""
 
 
 class PlanResponse(Wire, frozen=True):

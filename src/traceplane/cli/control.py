@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from traceplane.control_api import (
     TaskView,
 )
 from traceplane.errors import InvalidInput
-from traceplane.registry import spec
+from traceplane.registry import code_identity, spec
 from traceplane.settings import Settings
 from traceplane.task_api import MAX_BATCH, Caller, Scope, Wire
 
@@ -63,15 +64,22 @@ def _print_json(answer: Wire) -> None:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+with_code = click.option(
+    "--code",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with the modules that the jobs run; they become part of the deploy.",
+)
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@with_code
 @as_json
 @click.pass_obj
-def plan(settings: Settings, file: Path, as_json: bool) -> None:
+def plan(settings: Settings, file: Path, code: tuple[Path, ...], as_json: bool) -> None:
     """Show what deploying FILE would do. Exit code 0: nothing, 3: changes, 4: it would be refused."""
-    request = _deploy_request(settings, file)
+    request = _deploy_request(settings, file, code)
     answer = call(settings, lambda c: c.call("POST", "/v1/plan", PlanResponse, request))
     if as_json:
         _print_json(answer)
@@ -84,11 +92,12 @@ def plan(settings: Settings, file: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@with_code
 @as_json
 @click.pass_obj
-def deploy(settings: Settings, file: Path, as_json: bool) -> None:
+def deploy(settings: Settings, file: Path, code: tuple[Path, ...], as_json: bool) -> None:
     """Deploy the DAG in FILE. The same file twice changes nothing."""
-    request = _deploy_request(settings, file)
+    request = _deploy_request(settings, file, code)
     answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
     if as_json:
         _print_json(answer)
@@ -98,9 +107,20 @@ def deploy(settings: Settings, file: Path, as_json: bool) -> None:
         click.echo(f"Deployed {answer.dag} version {answer.version}.")
 
 
-def _deploy_request(settings: Settings, file: Path) -> DeployRequest:
-    spec.load(file, known_runtimes=frozenset(settings.runtimes))  # problems are told before anything is sent
-    return DeployRequest(file.read_text(), str(file))
+def _deploy_request(settings: Settings, file: Path, code: tuple[Path, ...]) -> DeployRequest:
+    """Problems are told before anything is sent."""
+    dag = spec.load(file, known_runtimes=frozenset(settings.runtimes))
+    modules = (
+        code_identity.collect(dag, settings.runtimes, code, is_installed=_is_installed) if code else None
+    )
+    return DeployRequest(file.read_text(), str(file), code=modules or None)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a name like __main__, which is no module to import
+        return False
 
 
 @click.command()

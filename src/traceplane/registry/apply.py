@@ -9,6 +9,7 @@ here rather than done by halves. Its place is clear: generations exist, each ver
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,15 +26,19 @@ from traceplane.model.runtimes import (
     SPARK_OPERATORS,
     Runtime,
 )
-from traceplane.postgres import registry, tasks
+from traceplane.postgres import code_bundles, registry, tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.registry import fingerprint, spec
+from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.plan import Deployed, Plan, plan, render
+from traceplane.registry.sql_identity import with_deployed_queries
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    dag: Dag
+    """As asked for, but with the deployed text of queries that say the same."""
     plan: Plan
     text: str
     deployed_version: int | None
@@ -50,7 +55,13 @@ class Done:
     text: str
 
 
-async def prepare(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> Prepared:
+async def prepare(
+    tx: Transaction,
+    org: str,
+    dag: Dag,
+    runtimes: Mapping[str, Runtime],
+    code: DeployedCode | None = None,
+) -> Prepared:
     row = await registry.active_version(tx, org, dag.name)
     deployed = None
     if row is not None:
@@ -60,12 +71,14 @@ async def prepare(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
             row["job_fingerprints"],
             row["definition_fingerprints"],
         )
-    fingerprints = fingerprint.job_fingerprints(dag, code_hash=fingerprint.no_code_hash)
-    definitions = fingerprint.definition_fingerprints(dag, code_hash=fingerprint.no_code_hash)
+        dag = await asyncio.to_thread(with_deployed_queries, dag, deployed.dag)
+    hashes = code.hashes if code is not None else {}
+    fingerprints = fingerprint.job_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
+    definitions = fingerprint.definition_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
     refusal = _refused_jobs(dag, runtimes) or _refused_rebuild(steps) or await _refused_datasets(tx, org, dag)
     return Prepared(
-        steps, render(steps), deployed.version if deployed else None, fingerprints, definitions, refusal
+        dag, steps, render(steps), deployed.version if deployed else None, fingerprints, definitions, refusal
     )
 
 
@@ -165,10 +178,11 @@ async def deploy(
     runtimes: Mapping[str, Runtime],
     window: int,
     expect_version: int | None = None,
+    code: DeployedCode | None = None,
 ) -> Done:
     async with database.transaction("deploy") as tx:
         dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
-        prepared = await prepare(tx, org, dag, runtimes)
+        prepared = await prepare(tx, org, dag, runtimes, code)
         if expect_version is not None and expect_version != (prepared.deployed_version or 0):
             raise Conflict(
                 "deploy.version_moved",
@@ -181,7 +195,7 @@ async def deploy(
         if prepared.plan.is_noop:
             assert prepared.deployed_version is not None
             return Done(prepared.deployed_version, False, prepared.text)
-        version = await _Apply(tx, org, org_id, dag_id, dag, prepared, window).run()
+        version = await _Apply(tx, org, org_id, dag_id, prepared, window, code).run()
         await notify_dispatchers(tx)
     return Done(version, True, prepared.text)
 
@@ -190,10 +204,17 @@ class _Apply:
     """The steps of one deploy, in order, on one transaction."""
 
     def __init__(
-        self, tx: Transaction, org: str, org_id: UUID, dag_id: UUID, dag: Dag, prepared: Prepared, window: int
+        self,
+        tx: Transaction,
+        org: str,
+        org_id: UUID,
+        dag_id: UUID,
+        prepared: Prepared,
+        window: int,
+        code: DeployedCode | None,
     ) -> None:
-        self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, dag
-        self.prepared, self.window = prepared, window
+        self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, prepared.dag
+        self.prepared, self.window, self.code = prepared, window, code
         self.generations: dict[str, tuple[UUID, UUID]] = {}
 
     async def run(self) -> int:
@@ -262,6 +283,9 @@ class _Apply:
             "unique_key": list(job.unique_key),
             "generated_for": job.generated_for,
         }
+        if self.code is not None and job.name in self.code.hashes:
+            await code_bundles.add(self.tx, self.code.bundle_hash, self.code.content)
+            definition["code_bundle"] = self.code.bundle_hash
         made_by = self.prepared.fingerprints[job.name]
         job_id = await registry.add_job(self.tx, self.dag_id, job, made_by, definition, self.window)
         for index, used in enumerate(job.inputs):
