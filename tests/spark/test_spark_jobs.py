@@ -59,7 +59,7 @@ async def test_a_function_and_a_query_read_exactly_their_scope_and_commit_once(s
     )  # fmt: skip
     await spark.platform.deploy(text)
     await spark.platform.emit("both.in", range(5))
-    assert set(await spark.platform.settled(seconds=120)) == {"completed"}
+    assert set(await spark.platform.settled(seconds=240)) == {"completed"}
     doubled = await spark.rows("both.doubled")
     assert sorted((r["block"], r["n"], r["twice"]) for r in doubled) == [
         (n // 100, n, 2 * n) for n in range(500)
@@ -151,7 +151,7 @@ async def test_a_spark_server_that_dies_is_started_again_and_its_task_retried(sp
     progress = await computing(spark, "jvm-out")
     assert progress["tasks"] >= 1
     os.kill(server_pid(spark), signal.SIGKILL)
-    assert set(await spark.platform.settled(seconds=120)) >= {"completed"}
+    assert set(await spark.platform.settled(seconds=240)) >= {"completed"}
     assert sorted(r["n"] for r in await spark.rows("jvm.out")) == list(range(100, 200))
     attempts = "select max(t.attempt) from tasks t join jobs j using (job_id) where j.name = 'jvm-out'"
     assert await spark.platform.value(attempts) > 1
@@ -168,7 +168,7 @@ async def test_a_worker_that_is_killed_takes_its_spark_server_along_and_its_task
     await spark.platform["spark-1"].kill()
     await until(lambda: _gone(server), what="the server ended with its worker")
     await spark.platform["spark-1"].start()
-    assert set(await spark.platform.settled(seconds=120)) >= {"completed"}
+    assert set(await spark.platform.settled(seconds=240)) >= {"completed"}
     assert sorted(r["n"] for r in await spark.rows("dies.out")) == list(range(100, 200))
 
 
@@ -228,7 +228,7 @@ def cached(n):
     for position in range(3):
         for word in words:
             await spark.platform.emit(f"udf-{word}.in", [position])
-    await spark.platform.settled(seconds=120)
+    await spark.platform.settled(seconds=240)
     for word in words:
         said = [row["word"] for row in await spark.rows(f"udf-{word}.said")]
         assert len(said) >= 3, spark.platform.logs("spark-1")[-2000:]

@@ -125,5 +125,5 @@ def _damaged(bundle: str, why: str) -> PlatformError:
         "code.damaged",
         f"the code that the dispatcher sent for a job is not what was deployed: {why}",
         value=bundle,
-        next_step="restore the row of code_bundles, or deploy the code again under another DAG name",
+        next_step="restore the row of code_bundles from a backup",
     )
