@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -117,10 +118,9 @@ def _deploy_request(settings: Settings, file: Path, code: tuple[Path, ...]) -> D
 
 
 def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # a name like __main__, which is no module to import
-        return False
+    """Not what happens to lie in the current folder, where Python may look too."""
+    elsewhere = [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()]
+    return PathFinder.find_spec(package, elsewhere) is not None
 
 
 @click.command()

@@ -38,7 +38,8 @@ class CodeCache:
         self._folder = folder
         self._own_paths = own_paths
         self._fetch = fetch
-        self._ready: dict[str, asyncio.Task[JobCode]] = {}
+        self._ready: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+        """The names of their modules, by bundle."""
 
     async def code_of(self, bundle: str | None) -> JobCode:
         """What a job imports: its bundle first, then the worker's own folders for what the bundle does not have."""
@@ -47,9 +48,11 @@ class CodeCache:
         task = self._ready.get(bundle)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._ready[bundle] = asyncio.ensure_future(self._prepare(bundle))
-        return await asyncio.shield(task)  # several tasks may wait for it, and one of them be canceled
+        names = await asyncio.shield(task)  # several tasks may wait for it, and one of them be canceled
+        own_paths = (path for path in self._own_paths if path.is_dir())
+        return JobCode((self._folder / bundle, *own_paths), names)
 
-    async def _prepare(self, bundle: str) -> JobCode:
+    async def _prepare(self, bundle: str) -> tuple[str, ...]:
         place = self._folder / bundle
         names = await asyncio.to_thread(_names_if_intact, place, bundle)
         if names is None:
@@ -63,8 +66,7 @@ class CodeCache:
             await asyncio.to_thread(_unpack, files, place, bundle)
             names = _names(files)
             telemetry.emit("worker.code_fetched", bundle=bundle, modules=len(files))
-        fallback = tuple(path for path in self._own_paths if path.is_dir())
-        return JobCode((place, *fallback), names)
+        return names
 
 
 def _names(files: dict[str, str]) -> tuple[str, ...]:
