@@ -225,11 +225,11 @@ def cached(n):
         name = f"udf-{word}"
         text = dag(name, job(name, "said", '{entrypoint: "udfs:say"}'))
         await spark.platform.deploy(text, code={"udfs.py": udfs, "udf_helper.py": helper.format(word)})
-    for position in range(3):
+    for position in range(2):
         for word in words:
             await spark.platform.emit(f"udf-{word}.in", [position])
     await spark.platform.settled(seconds=240)
     for word in words:
         said = [row["word"] for row in await spark.rows(f"udf-{word}.said")]
-        assert len(said) >= 3, spark.platform.logs("spark-1")[-2000:]
+        assert len(said) >= 2, spark.platform.logs("spark-1")[-2000:]
         assert set(said) == {word * 2}
