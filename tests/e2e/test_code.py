@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -34,6 +35,22 @@ jobs:
   inputs: [{{from: {{dataset: {name}.in}}}}]
   outputs: [{{dataset: {name}.said}}]
   config: {{entrypoint: "words:run"}}
+"""
+
+
+def sql(query: str, timeout: str = "1m") -> str:
+    return f"""
+version: 1
+dag: sql
+jobs:
+- {{name: sql-days, activation: source, source: {{kind: manual}}, outputs: [{{dataset: sql.in}}]}}
+- name: sql-say
+  runtime: spark
+  operator: sql
+  inputs: [{{name: numbers, from: {{dataset: sql.in}}}}]
+  outputs: [{{dataset: sql.said}}]
+  config: {{query: {json.dumps(query)}}}
+  timeout: {timeout}
 """
 
 
@@ -96,6 +113,14 @@ async def test_each_dag_runs_its_own_code_under_the_same_names(database_url: str
         with pytest.raises(Conflict):
             await platform.deploy(dag("one"), code={**deployed, "helper.py": "WORD = 'C'\n"})
         assert await platform.value("select count(*) from code_bundles") == 2
+
+        # So it is with queries, also when something else changes in between.
+        assert (await platform.deploy(sql("select n, 1 as one from numbers"))).changed
+        assert not (await platform.deploy(sql("SELECT n,  1 AS one -- same\n FROM numbers"))).changed
+        assert (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
+        assert not (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
+        with pytest.raises(Conflict):
+            await platform.deploy(sql("select n, 2 as one from numbers", "2m"))
 
         # What the API refuses.
         for bad, refusal in (({"../x.py": ""}, InvalidInput), ({"words.py": "#" * (1 << 21)}, TooLarge)):
