@@ -250,8 +250,8 @@ class Platform:
         """A client of the internal API with the worker token; close it."""
         return DispatcherClient(self.dispatcher_url, self.worker_token)
 
-    async def deploy(self, yaml: str) -> DeployResponse:
-        return await self.api.call("POST", "/v1/deploy", DeployResponse, DeployRequest(yaml))
+    async def deploy(self, yaml: str, code: dict[str, str] | None = None) -> DeployResponse:
+        return await self.api.call("POST", "/v1/deploy", DeployResponse, DeployRequest(yaml, code=code))
 
     async def emit(
         self, dataset: str, cursors: Iterable[int], *, patient: bool = False, **fields: Any

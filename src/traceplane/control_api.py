@@ -7,7 +7,10 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.code_bundle import MODULE_PATH
 from traceplane.task_api import MAX_BATCH, Position, Scope, Text, Wire
+
+ModulePath = Annotated[str, msgspec.Meta(max_length=512, pattern=MODULE_PATH)]
 
 
 class DeployRequest(Wire, frozen=True):
@@ -19,6 +22,9 @@ class DeployRequest(Wire, frozen=True):
     """Refuse if another version is deployed by now; 0 means none."""
     manual_cutover: bool = False
     """Wait for a call when the version is built, rather than let it serve at once."""
+    code: dict[ModulePath, str] | None = None
+    """The Python modules that its jobs are to run, sources by path below a code path. Without them, jobs run what
+    the workers' own folders have."""
 
 
 class PlanResponse(Wire, frozen=True):

@@ -138,6 +138,8 @@ class JobPayload(Wire, frozen=True):
     max_attempts: int
     inputs: list[InputRef]
     outputs: list[OutputRef]
+    code_bundle: str | None = None
+    """The code that it was deployed with; None: what the worker's own folders have."""
 
 
 class ColumnSchema(Wire, frozen=True):
@@ -313,6 +315,15 @@ class FetchResponse(Wire, frozen=True):
     token: str | None = None
 
 
+class CodeQuery(Wire, frozen=True):
+    bundle: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class CodeResponse(Wire, frozen=True):
+    content: str
+    """As `model.code_bundle` encodes it; the bundle's name is its SHA-256."""
+
+
 class Jwks(Wire, frozen=True):
     keys: list[dict[str, str]]
 
@@ -427,3 +438,7 @@ class DispatcherClient:
             "lease_token": str(fence.lease_token),
         }
         return await self._caller.call("GET", "/internal/task-fetch", FetchResponse, query=query)
+
+    async def code(self, bundle: str) -> str:
+        query = {"bundle": bundle}
+        return (await self._caller.call("GET", "/internal/code", CodeResponse, query=query)).content

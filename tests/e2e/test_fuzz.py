@@ -145,6 +145,7 @@ DISPATCHER = [
     "POST /internal/events",
     "POST /internal/task-complete",
     "POST /internal/task-take",
+    "GET /internal/code",
     "GET /internal/jwks",
 ]
 SERVICE = ["GET /healthz", "GET /readyz", "GET /metrics"]

@@ -56,7 +56,7 @@ async def test_a_function_and_a_query_read_exactly_their_scope_and_commit_once(s
     )  # fmt: skip
     await spark.platform.deploy(text)
     await spark.platform.emit("both.in", range(5))
-    await spark.platform.settled(seconds=240)
+    assert set(await spark.platform.settled(seconds=240)) == {"completed"}
     doubled = await spark.rows("both.doubled")
     assert sorted((r["block"], r["n"], r["twice"]) for r in doubled) == [
         (n // 100, n, 2 * n) for n in range(500)
@@ -156,3 +156,41 @@ async def test_a_canceled_task_and_one_that_takes_too_long_are_stopped(spark: Sp
 
 async def _gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
+
+
+async def test_functions_that_spark_runs_are_those_of_their_own_deploy(spark: SparkPlatform) -> None:
+    """Spark's Python workers are shared by jobs, and import modules by name: none of a bundle's may be theirs."""
+    udfs = """
+from pyspark.sql.functions import udf
+import udf_helper
+from udf_helper import cached
+
+@udf("string")
+def word(n):
+    return udf_helper.WORD + cached(n)
+
+def say(numbers):
+    return numbers.select("n", word("n").alias("word"))
+"""
+    helper = """
+import functools
+import udfs  # modules may import each other
+WORD = "{0}"
+
+@functools.lru_cache(maxsize=None)
+def cached(n):
+    return "{0}"
+"""
+    words = ("a", "b")
+    for word in words:
+        name = f"udf-{word}"
+        text = dag(name, job(name, "said", '{entrypoint: "udfs:say"}'))
+        await spark.platform.deploy(text, code={"udfs.py": udfs, "udf_helper.py": helper.format(word)})
+    for position in range(2):
+        for word in words:
+            await spark.platform.emit(f"udf-{word}.in", [position])
+    await spark.platform.settled(seconds=240)
+    for word in words:
+        said = [row["word"] for row in await spark.rows(f"udf-{word}.said")]
+        assert len(said) >= 2, spark.platform.logs("spark-1")[-2000:]
+        assert set(said) == {word * 2}

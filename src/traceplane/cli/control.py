@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -36,7 +38,7 @@ from traceplane.control_api import (
     VersionView,
 )
 from traceplane.errors import InvalidInput
-from traceplane.registry import spec
+from traceplane.registry import code_identity, spec
 from traceplane.settings import Settings
 from traceplane.task_api import MAX_BATCH, Caller, Scope, Wire
 
@@ -68,15 +70,22 @@ def _print_json(answer: Wire) -> None:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+with_code = click.option(
+    "--code",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with the modules that the jobs run; they become part of the deploy.",
+)
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@with_code
 @as_json
 @click.pass_obj
-def plan(settings: Settings, file: Path, as_json: bool) -> None:
+def plan(settings: Settings, file: Path, code: tuple[Path, ...], as_json: bool) -> None:
     """Show what deploying FILE would do. Exit code 0: nothing, 3: changes, 4: it would be refused."""
-    request = _deploy_request(settings, file)
+    request = _deploy_request(settings, file, code)
     answer = call(settings, lambda c: c.call("POST", "/v1/plan", PlanResponse, request))
     if as_json:
         _print_json(answer)
@@ -89,6 +98,7 @@ def plan(settings: Settings, file: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@with_code
 @click.option(
     "--expect-version", type=click.IntRange(min=0), help="Refuse if another one is deployed; 0: none."
 )
@@ -99,6 +109,7 @@ def plan(settings: Settings, file: Path, as_json: bool) -> None:
 def deploy(
     settings: Settings,
     file: Path,
+    code: tuple[Path, ...],
     expect_version: int | None,
     manual_cutover: bool,
     wait: bool,
@@ -109,7 +120,7 @@ def deploy(
     What has to be computed anew is built beside what serves, which goes on serving until nothing is missing.
     """
     request = msgspec.structs.replace(
-        _deploy_request(settings, file), expect_version=expect_version, manual_cutover=manual_cutover
+        _deploy_request(settings, file, code), expect_version=expect_version, manual_cutover=manual_cutover
     )
     answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
     if as_json:
@@ -216,9 +227,19 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
         click.echo(f"Version {answer.version} of {answer.dag} serves{before}.")
 
 
-def _deploy_request(settings: Settings, file: Path) -> DeployRequest:
-    spec.load(file, known_runtimes=frozenset(settings.runtimes))  # problems are told before anything is sent
-    return DeployRequest(file.read_text(), str(file))
+def _deploy_request(settings: Settings, file: Path, code: tuple[Path, ...]) -> DeployRequest:
+    """Problems are told before anything is sent."""
+    dag = spec.load(file, known_runtimes=frozenset(settings.runtimes))
+    modules = (
+        code_identity.collect(dag, settings.runtimes, code, is_installed=_is_installed) if code else None
+    )
+    return DeployRequest(file.read_text(), str(file), code=modules or None)
+
+
+def _is_installed(package: str) -> bool:
+    """Not what happens to lie in the current folder, where Python may look too."""
+    elsewhere = [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()]
+    return PathFinder.find_spec(package, elsewhere) is not None
 
 
 @click.command()

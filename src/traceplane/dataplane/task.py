@@ -13,6 +13,7 @@ from pyspark.sql.connect.session import SparkSession
 from traceplane.dataplane import datasets
 from traceplane.dataplane.failures import explained
 from traceplane.dataplane.session import session, was_lost
+from traceplane.dataplane.shipped_code import ship
 from traceplane.model.scope import Cursor, Scope
 from traceplane.sdk import OperatorError, OperatorTask, load
 
@@ -27,6 +28,8 @@ def run(task: OperatorTask) -> None:
             f"the runtime spark has no operator {task.operator!r}; it has {', '.join(sorted(OPERATORS))}",
         )
     function: Callable[..., Any] | None = None
+    if bundled := task.platform.get("bundled"):
+        ship(bundled)
     try:
         spark = session(task.platform["spark_remote"], on_progress=task.report_progress)
         if (

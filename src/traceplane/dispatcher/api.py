@@ -19,14 +19,16 @@ from traceplane.dispatcher.leasing import (
     emission_call,
     heartbeat_call,
 )
-from traceplane.errors import InvalidInput
+from traceplane.errors import InvalidInput, NotFound
 from traceplane.group_commit import GroupCommit
 from traceplane.http_service import PUBLIC, App, Authenticate, Call, Route
-from traceplane.postgres import tasks
+from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
 from traceplane.task_api import (
     ClaimRequest,
     ClaimResponse,
+    CodeQuery,
+    CodeResponse,
     CompleteRequest,
     CompleteResponse,
     CompletionOutcome,
@@ -84,6 +86,8 @@ class InternalApi:
                   "Wait for tasks of the local queue and take leases on them."),
             Route("GET", "/internal/task-fetch", None, FetchResponse, self.fetch, WORKER,
                   "A held task again.", query=FetchQuery),
+            Route("GET", "/internal/code", None, CodeResponse, self.code, WORKER,
+                  "The code that jobs were deployed with.", query=CodeQuery),
             Route("POST", "/internal/heartbeat", HeartbeatRequest, HeartbeatResponse, self.heartbeat, CAPABILITY,
                   "Extend leases; learn of cancellation."),
             Route("POST", "/internal/events", EventsRequest, EventsResponse, self.events, CAPABILITY,
@@ -160,6 +164,14 @@ class InternalApi:
     async def fetch(self, call: Call[None]) -> FetchResponse:
         query: FetchQuery = call.query
         return await self._leasing.fetch(tasks.Fence(query.task_id, query.attempt, query.lease_token))
+
+    async def code(self, call: Call[None]) -> CodeResponse:
+        query: CodeQuery = call.query
+        async with self._database.transaction() as tx:
+            content = await code_bundles.load(tx, query.bundle)
+        if content is None:
+            raise NotFound("code.unknown_bundle", "there is no such code bundle", value=query.bundle)
+        return CodeResponse(content)
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> HeartbeatResponse:
         capabilities = self._authority.capabilities(call.body.tokens)

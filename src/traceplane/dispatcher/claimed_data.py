@@ -64,6 +64,7 @@ def job_entry(row: dict[str, Any]) -> JobEntry:
         max_attempts=row["max_attempts"],
         inputs=inputs,
         outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
+        code_bundle=definition.get("code_bundle"),
     )
     grants = JobGrants(
         reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -54,11 +54,13 @@ from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, Route
 from traceplane.model.dag import Dag
 from traceplane.model.explain import explain
+from traceplane.model.runtimes import Runtime
 from traceplane.postgres import commits, events, outbox, registry, tasks, tokens, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.versions import Missing
-from traceplane.registry import apply, cutover, spec
+from traceplane.registry import apply, code_identity, cutover, spec
+from traceplane.registry.code_identity import DeployedCode
 from traceplane.runtime import Outcome
 from traceplane.settings import Settings
 
@@ -133,9 +135,9 @@ class PublicApi:
             pass
 
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
-        dag = await self._parse(call.body)
+        dag, code = await self._parse(call.body)
         async with self._database.transaction() as tx:
-            prepared = await apply.prepare(tx, call.principal.org, dag, self._settings.runtimes)
+            prepared = await apply.prepare(tx, call.principal.org, dag, self._settings.runtimes, code)
         return PlanResponse(
             dag=dag.name,
             noop=prepared.plan.is_noop,
@@ -145,7 +147,7 @@ class PublicApi:
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
-        dag = await self._parse(call.body)
+        dag, code = await self._parse(call.body)
         done = await apply.deploy(
             self._database,
             call.principal.org,
@@ -154,6 +156,7 @@ class PublicApi:
             window=self._settings.dispatch_window,
             expect_version=call.body.expect_version,
             manual_cutover=call.body.manual_cutover,
+            code=code,
         )
         telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
         return DeployResponse(dag.name, done.version, done.changed, done.building, done.text)
@@ -196,10 +199,9 @@ class PublicApi:
         telemetry.emit("dag.build_aborted", dag=call.body.dag, version=version)
         return MovedResponse(call.body.dag, version)
 
-    async def _parse(self, body: DeployRequest) -> Dag:
+    async def _parse(self, body: DeployRequest) -> tuple[Dag, DeployedCode | None]:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
-        known = frozenset(self._settings.runtimes)
-        return await asyncio.to_thread(spec.parse, body.text, body.file, known_runtimes=known)
+        return await asyncio.to_thread(_parse, body, self._settings.runtimes)
 
     async def dags(self, call: Call[None]) -> DagsResponse:
         async with self._database.transaction() as tx:
@@ -304,6 +306,11 @@ class PublicApi:
             DatasetView(r["dataset_id"], r["commits"], r["rows"], r["bytes"], r["cursor"]) for r in datasets
         ]
         return StatusResponse(dict(counts), views, lag)
+
+
+def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, DeployedCode | None]:
+    dag = spec.parse(body.text, body.file, known_runtimes=frozenset(runtimes))
+    return dag, code_identity.identify(dag, runtimes, body.code)
 
 
 async def _version_view(tx: Transaction, row: dict[str, Any]) -> VersionView:

@@ -8,6 +8,7 @@ When nothing is missing from the new ones, `cutover` lets them serve. Without su
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -24,11 +25,13 @@ from traceplane.model.runtimes import (
     SPARK_OPERATORS,
     Runtime,
 )
-from traceplane.postgres import registry, versions
+from traceplane.postgres import code_bundles, registry, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.registry import cutover, fingerprint, spec
+from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.plan import Deployed, Plan, plan, render
+from traceplane.registry.sql_identity import with_deployed_queries
 
 _SHARE_OF_A_BUILD = 8
 """A job that is being built has this part of the window that it will have, so that the serving ones come first."""
@@ -36,6 +39,8 @@ _SHARE_OF_A_BUILD = 8
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    dag: Dag
+    """As asked for, but with the deployed text of queries that say the same."""
     plan: Plan
     text: str
     deployed_version: int | None
@@ -55,7 +60,13 @@ class Done:
     text: str
 
 
-async def prepare(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> Prepared:
+async def prepare(
+    tx: Transaction,
+    org: str,
+    dag: Dag,
+    runtimes: Mapping[str, Runtime],
+    code: DeployedCode | None = None,
+) -> Prepared:
     row = await registry.active_version(tx, org, dag.name)
     deployed = None
     if row is not None:
@@ -65,13 +76,16 @@ async def prepare(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
             row["job_fingerprints"],
             row["definition_fingerprints"],
         )
-    fingerprints = fingerprint.job_fingerprints(dag, code_hash=fingerprint.no_code_hash)
-    definitions = fingerprint.definition_fingerprints(dag, code_hash=fingerprint.no_code_hash)
+        dag = await asyncio.to_thread(with_deployed_queries, dag, deployed.dag)
+    hashes = code.hashes if code is not None else {}
+    fingerprints = fingerprint.job_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
+    definitions = fingerprint.definition_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
     refusal = _refused_jobs(dag, runtimes) or await _refused_datasets(tx, org, dag)
     if refusal is None and not steps.is_noop:
         refusal = await _refused_while_building(tx, org, dag.name)
     return Prepared(
+        dag,
         steps,
         render(steps) + await _consequences(tx, org, steps, deployed.dag if deployed else None, dag),
         deployed.version if deployed else None,
@@ -220,11 +234,12 @@ async def deploy(
     window: int,
     expect_version: int | None = None,
     manual_cutover: bool = False,
+    code: DeployedCode | None = None,
 ) -> Done:
     async def once() -> Done:
         async with database.transaction("deploy") as tx:
             dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
-            prepared = await prepare(tx, org, dag, runtimes)
+            prepared = await prepare(tx, org, dag, runtimes, code)
             if expect_version is not None and expect_version != (prepared.deployed_version or 0):
                 raise Conflict(
                     "deploy.version_moved",
@@ -238,7 +253,7 @@ async def deploy(
                 assert prepared.deployed_version is not None
                 return Done(prepared.deployed_version, False, False, prepared.text)
             building = bool(prepared.plan.rebuilt)
-            apply = _Apply(tx, org, org_id, dag_id, dag, prepared, window, manual_cutover)
+            apply = _Apply(tx, org, org_id, dag_id, prepared, window, manual_cutover, code)
             version_id, number = await apply.run()
             if not building:
                 await cutover.move(tx, dag_id, version_id, {j.name: j.execution for j in dag.jobs}, window)
@@ -259,13 +274,14 @@ class _Apply:
         org: str,
         org_id: UUID,
         dag_id: UUID,
-        dag: Dag,
         prepared: Prepared,
         window: int,
         manual_cutover: bool,
+        code: DeployedCode | None,
     ) -> None:
-        self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, dag
+        self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, prepared.dag
         self.prepared, self.window, self.manual_cutover = prepared, window, manual_cutover
+        self.code = code
         kept = prepared.plan
         self.kept = {job.name for job in kept.unchanged} | {c.job.name for c in kept.execution_changed}
         self.generations: dict[str, tuple[UUID, UUID]] = {}
@@ -332,6 +348,9 @@ class _Apply:
             "unique_key": list(job.unique_key),
             "generated_for": job.generated_for,
         }
+        if self.code is not None and job.name in self.code.hashes:
+            await code_bundles.add(self.tx, self.code.bundle_hash, self.code.content)
+            definition["code_bundle"] = self.code.bundle_hash
         made_by = self.prepared.fingerprints[job.name]
         behind = replace(job, execution=replace(job.execution, priority=Priority.BACKFILL))
         window = max(1, self.window // _SHARE_OF_A_BUILD)

@@ -14,11 +14,12 @@ from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver
 from traceplane.runtime import task_group
 from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
+from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.object_cache import ObjectCache
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
 from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
-from traceplane.worker.wrapper import StoreOnDisk, Wrapper
+from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
 _PRELOAD = (
@@ -80,7 +81,11 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         runtime=chosen,
         slots=settings.worker_concurrency,
         store=store,
-        code_paths=code_paths,
+        code=CodeCache(
+            settings.home.resolve() / "code_bundles",
+            code_paths,
+            lambda bundle: patiently(lambda: client.code(bundle)),
+        ),
         spark=spark,
     )
     loops = {"spark": spark.keep_running(stop)} if spark is not None else {}

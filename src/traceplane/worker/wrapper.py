@@ -38,6 +38,7 @@ from traceplane.task_api import (
     TaskError,
 )
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
+from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.frames import Limits
 from traceplane.worker.intake import Intake
 from traceplane.worker.object_cache import ObjectCache
@@ -106,7 +107,7 @@ class Wrapper:
         runtime: Runtime,
         slots: int,
         store: StoreOnDisk,
-        code_paths: tuple[Path, ...],
+        code: CodeCache,
         spark: SparkServer | RemoteSpark | None = None,
     ) -> None:
         self._client = client
@@ -115,7 +116,7 @@ class Wrapper:
         self._runtime = runtime
         self._slots = slots
         self._store = store
-        self._code_paths = code_paths
+        self._code = code
         self._spark = spark
         self._held: dict[UUID, _Held] = {}
         self._freed = asyncio.Event()
@@ -258,12 +259,17 @@ class Wrapper:
         files = task.input_files or [[] for _ in job.inputs]
         schemas = task.input_schemas or [None for _ in job.inputs]
         existing = task.output_files or [[] for _ in job.outputs]
+        code = await self._code.code_of(job.code_bundle)
         payload = {
             "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
             "kind": task.kind,
             "emission": task.emission,
             "operator": job.operator,
-            "platform": {"spark_remote": self._spark.remote} if self._spark is not None else {},
+            "platform": (
+                {"spark_remote": self._spark.remote, "bundled": code.bundled}
+                if self._spark is not None
+                else {}
+            ),
             "config": job.config,
             "unique_key": job.unique_key if job.update_strategy == "append" else [],
             "resume": task.resume,
@@ -301,7 +307,7 @@ class Wrapper:
                 attempt=task.attempt,
                 entrypoint=str(entrypoint),
                 payload=payload,
-                code_paths=self._code_paths,
+                code_paths=code.paths,
                 limits=_limits(self._runtime),
                 shares_outputs=self._spark is not None,
                 reuse=None if is_source else _reuse(job, self._store),
@@ -320,7 +326,7 @@ class Wrapper:
         emission = Emission(
             task.task_id, task.attempt, task.lease_token, events=events, traceparent=traceparent
         )
-        answer = await _patiently(lambda: self._client.events([held.token], [emission]))
+        answer = await patiently(lambda: self._client.events([held.token], [emission]))
         return answer[0].outcome
 
     def _manifest(self, held: _Held, index: int, result: RunResult) -> OutputManifest | None:
@@ -378,7 +384,7 @@ class Wrapper:
         tokens = list(dict.fromkeys(f.token for f in finished))
         position = {token: i for i, token in enumerate(tokens)}
         completions = [msgspec.structs.replace(f.completion, token=position[f.token]) for f in finished]
-        return await _patiently(lambda: self._client.complete(tokens, completions))
+        return await patiently(lambda: self._client.complete(tokens, completions))
 
     # Staying alive ---------------------------------------------------------------------------------
 
@@ -481,7 +487,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Answer]) -> Ans
         stopping.cancel()
 
 
-async def _patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
+async def patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
     """Repeats a call while the dispatcher is away: reports are idempotent, and late ones still count."""
     deadline = time.monotonic() + _COMPLETION_PATIENCE_SECONDS
     pause = 0.1

@@ -1,0 +1,9 @@
+-- The code that jobs run.
+
+-- name: add
+-- Keeps a bundle, unless it is kept already.
+insert into code_bundles (bundle_hash, content) values ($1, $2) on conflict (bundle_hash) do nothing
+
+-- name: load
+-- The text of a bundle.
+select content from code_bundles where bundle_hash = $1

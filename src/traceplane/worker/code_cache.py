@@ -1,0 +1,131 @@
+"""The code that jobs were deployed with, as folders of this worker.
+
+A bundle is fetched once, checked against its name, which is its hash, and unpacked beside its place; a rename
+puts it there whole, so workers of one machine may share the folder. What lies there already is checked before
+this process first uses it. The folders can be written by the platform's own user only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceplane import telemetry
+from traceplane.errors import PlatformError
+from traceplane.model import code_bundle
+from traceplane.worker.staging import remove_tree
+
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o444
+_RENAMES_TRIED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class JobCode:
+    paths: tuple[Path, ...]
+    """Where to import from, the first one first."""
+    bundled: tuple[str, ...] = ()
+    """The modules that come from the job's own bundle."""
+
+
+class CodeCache:
+    def __init__(
+        self, folder: Path, own_paths: tuple[Path, ...], fetch: Callable[[str], Awaitable[str]]
+    ) -> None:
+        self._folder = folder
+        self._own_paths = own_paths
+        self._fetch = fetch
+        self._ready: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+        """The names of their modules, by bundle."""
+
+    async def code_of(self, bundle: str | None) -> JobCode:
+        """What a job imports: its bundle first, then the worker's own folders for what the bundle does not have."""
+        if bundle is None:
+            return JobCode(self._own_paths)
+        task = self._ready.get(bundle)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._ready[bundle] = asyncio.ensure_future(self._prepare(bundle))
+        names = await asyncio.shield(task)  # several tasks may wait for it, and one of them be canceled
+        own_paths = (path for path in self._own_paths if path.is_dir())
+        return JobCode((self._folder / bundle, *own_paths), names)
+
+    async def _prepare(self, bundle: str) -> tuple[str, ...]:
+        place = self._folder / bundle
+        names = await asyncio.to_thread(_names_if_intact, place, bundle)
+        if names is None:
+            content = await self._fetch(bundle)
+            if code_bundle.hash_of(content) != bundle:
+                raise _damaged(bundle, "its hash is not its name")
+            try:
+                files = code_bundle.decode(content)
+            except ValueError as error:
+                raise _damaged(bundle, str(error)) from None
+            await asyncio.to_thread(_unpack, files, place, bundle)
+            names = _names(files)
+            telemetry.emit("worker.code_fetched", bundle=bundle, modules=len(files))
+        return names
+
+
+def _names(files: dict[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(code_bundle.module_name(path) for path in files))
+
+
+def _names_if_intact(place: Path, bundle: str) -> tuple[str, ...] | None:
+    if not place.is_dir():
+        return None
+    try:
+        files = {
+            path.relative_to(place).as_posix(): path.read_bytes().decode()
+            for path in place.rglob("*")
+            if path.is_symlink() or not path.is_dir()
+        }
+    except (OSError, UnicodeDecodeError):
+        return None
+    return _names(files) if code_bundle.hash_of(code_bundle.encode(files)) == bundle else None
+
+
+def _unpack(files: dict[str, str], place: Path, bundle: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.chmod(_FOLDER_MODE)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+    try:
+        draft.chmod(_FOLDER_MODE)
+        for path, text in files.items():
+            folder = draft
+            for part in path.split("/")[:-1]:
+                folder = folder / part
+                folder.mkdir(exist_ok=True)
+                folder.chmod(_FOLDER_MODE)
+            target = draft / path
+            target.write_bytes(text.encode())
+            target.chmod(_FILE_MODE)
+        for _ in range(_RENAMES_TRIED):
+            try:
+                os.rename(draft, place)
+                return
+            except OSError as error:
+                if _names_if_intact(place, bundle) is not None:
+                    return  # another worker was faster
+                problem = error
+            remove_tree(place)
+        raise PlatformError(
+            "code.not_unpacked",
+            f"code cannot be unpacked: {problem.strerror}",
+            value=place,
+            next_step="see whether the worker may write below its home, and remove what lies there",
+        )
+    finally:
+        if draft.exists():
+            remove_tree(draft)
+
+
+def _damaged(bundle: str, why: str) -> PlatformError:
+    return PlatformError(
+        "code.damaged",
+        f"the code that the dispatcher sent for a job is not what was deployed: {why}",
+        value=bundle,
+        next_step="restore the row of code_bundles from a backup",
+    )
