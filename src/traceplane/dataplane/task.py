@@ -32,9 +32,8 @@ def run(task: OperatorTask) -> None:
         ship(bundled)
     try:
         spark = session(task.platform["spark_remote"], on_progress=task.report_progress)
-        if (
-            operator is pyspark
-        ):  # its module may make UDFs while it is imported, for which there must be a session
+        if operator is pyspark:
+            # Its module may make UDFs while it is imported, for which there must be a session.
             function = load(str(task.config.get("entrypoint", "")))
         inputs = {name: datasets.read(spark, source) for name, source in task.inputs.items()}
         expected = datasets.input_bytes(task)
