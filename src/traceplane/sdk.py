@@ -59,6 +59,8 @@ class OperatorInput:
     """Column must equal value; `OperatorTask.read` applies it."""
     columns: tuple[Mapping[str, Any], ...] = ()
     """Name, Arrow type and nullability of each column of the dataset, as far as they are known."""
+    select: tuple[str, ...] = ()
+    """The columns that the job reads; none: all of them."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class OperatorTask:
         if not source.files:
             return pa.table({})
         filters = [(column, "=", value) for column, value in source.where.items()] or None
-        wanted = None if columns is None else list(columns)
+        wanted = list(source.select) or None if columns is None else list(columns)
         return parquet.read_table(list(source.files), columns=wanted, filters=filters)
 
     def write(self, name: str, rows: Any) -> None:
@@ -287,7 +289,8 @@ def _known(names: Mapping[str, object]) -> str:
 def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
     files = tuple(file if isinstance(file, str) else file["path"] for file in entry.get("files") or ())
     columns = tuple(entry.get("columns") or ())
-    return OperatorInput(entry["name"], files, dict(entry.get("where") or {}), columns)
+    select = tuple(entry.get("select") or ())
+    return OperatorInput(entry["name"], files, dict(entry.get("where") or {}), columns, select)
 
 
 def load(entrypoint: str) -> Callable[..., Any]:

@@ -43,6 +43,7 @@ datasets:
     storage: postgres
     write_mode: direct
     description: Raw logs
+    position: block_number
     columns: [{name: block_number, type: bigint, nullable: false, pii: true}]
   chain.transfers:
     storage: postgres
@@ -161,6 +162,7 @@ def test_datasets_are_declared_or_implied_and_those_of_others_are_external() -> 
             WriteMode.DIRECT,
             (Column("block_number", "bigint", nullable=False, pii=True),),
             "Raw logs",
+            "block_number",
         ),
         Dataset("chain.ticks"),
         Dataset("chain.transfers", Storage.POSTGRES, WriteMode.BUFFERED),

@@ -73,6 +73,8 @@ class Dataset:
     write_mode: WriteMode | None = None
     columns: tuple[Column, ...] = ()
     description: str = ""
+    position: str | None = None
+    """Of a hot table: the column that says which position a row belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Input:
     name: str
     dataset_id: str
     where: dict[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    """Those that the job reads; none: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
