@@ -59,3 +59,10 @@ def takes_seconds(numbers: DataFrame, config) -> DataFrame:
             yield batch
 
     return numbers.mapInArrow(slow, numbers.schema)
+
+
+def entries(task: OperatorTask) -> list[dict]:
+    """Rows of one block, in no order, with a word that changes whenever they are written again."""
+    block, written = task.scope.position, time.time_ns()
+    numbers = [n * 37 % 100 for n in range(100)]
+    return [{"block": block, "n": n, "name": f"n{n % 7}", "written": written} for n in numbers]
