@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
-from traceplane.dataplane.arrow_types import type_of
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotTable
 from traceplane.postgres import hot_tables
@@ -157,6 +156,8 @@ def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
     """The rows as the table has them: its columns, in its order, in its types, checked."""
     import pyarrow as pa
     import pyarrow.compute as pc
+
+    from traceplane.dataplane.arrow_types import type_of
 
     names = [c.name for c in table.columns]
     if unknown := [name for name in rows.column_names if name not in names]:

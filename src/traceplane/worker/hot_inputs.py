@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceplane.dataplane.arrow_types import schema_of
 from traceplane.errors import Conflict, PlatformError
 from traceplane.task_api import (
     ClaimedTask,
@@ -55,14 +54,14 @@ async def fetched(
     client: DispatcherClient, task: ClaimedTask, job: JobPayload, token: Callable[[], str], object_store: Path
 ) -> AsyncIterator[LocalInputs]:
     """The task's hot inputs as files that are gone afterwards."""
-    if not any(i.hot for i in job.inputs) or task.scope is None:
-        yield LocalInputs()
-        return
     folders = {
         number: object_store / f"{i.dataset_uuid}/{i.dataset_version}/staging/{task.task_id}/{task.attempt}"
-        for number, i in enumerate(job.inputs)
-        if i.hot
+        for number, (i, place) in enumerate(zip(job.inputs, task.hot_inputs, strict=False))
+        if place is not None
     }
+    if not folders:
+        yield LocalInputs()
+        return
     try:
         yield await _fetch(client, task, job, token, object_store, folders)
     finally:
@@ -133,6 +132,10 @@ class _Reading:
         columns: Sequence[ColumnSchema] | None,
     ) -> None:
         self._client, self._fence, self._token, self._number = client, fence, token, number
+        from traceplane.dataplane.arrow_types import (
+            schema_of,
+        )  # and Arrow, which other tasks do not need here
+
         wanted = [
             c for c in columns or () if not used.columns or c.name in used.columns or c.name in used.where
         ]
