@@ -235,7 +235,8 @@ MORE = """
 async def all_completed(spark: SparkPlatform, dag: str) -> None:
     await spark.platform.settled(seconds=180)
     rows = await spark.platform.sql(
-        "select distinct t.state::text from tasks t join jobs using (job_id) join dags d using (dag_id) where d.name = $1",
+        "select distinct t.state::text from tasks t join jobs using (job_id) join dags d using (dag_id)"
+        " where d.name = $1",
         dag,
     )
     assert [row["state"] for row in rows] == ["completed"]
@@ -244,8 +245,9 @@ async def all_completed(spark: SparkPlatform, dag: str) -> None:
 async def live(spark: SparkPlatform, dataset: str) -> dict[str, list[dict[str, Any]]]:
     """The rows of each live file, by its path."""
     files = await spark.platform.sql(
-        "select f ->> 'path' as path from datasets d join dataset_commits c on c.generation_id = d.current_generation_id,"
-        " jsonb_array_elements(c.files) f where d.dataset_id = $1 and c.superseded_by is null",
+        "select f ->> 'path' as path from datasets d join dataset_commits c"
+        " on c.generation_id = d.current_generation_id, jsonb_array_elements(c.files) f"
+        " where d.dataset_id = $1 and c.superseded_by is null",
         dataset,
     )
     root = spark.platform.folder / "objects"
