@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from tests.control_plane import ControlPlane, Held
@@ -340,6 +342,49 @@ async def test_a_task_that_was_overtaken_moves_nothing_and_tries_again(worker: H
     done = msgspec.structs.replace(worker.done(late, table()), hot_reads=reads)
     assert await worker.plane.report((late, done)) == ["committed"]
     assert pairs(await worker.table("hot")) == [(3, 300)]
+
+
+async def test_two_dispatchers_that_write_and_move_at_once_leave_the_newest_word_on_each_position(
+    worker: HotWorker, database_url: str
+) -> None:
+    await worker.plane.deploy(DAG)
+    async with ControlPlane.open(database_url, home=worker.objects.parent) as second:
+        for number in range(12):
+            scopes = [span(0, 4), span(3, 6), 4, 2]
+            await worker.plane.emit("in", scopes, emission=f"w{number}")
+            reports = []
+            for own, held in enumerate(await worker.take("store")):
+                first, last = held.task.scope.first, held.task.scope.last
+                rows = [(p, number * 10 + own) for p in range(first, last + 1)]
+                reports.append((held, worker.done(held, table(*rows))))
+            for held in await worker.take("cold"):
+                found, local = await worker.read(held)
+                reports.append((held, worker.done(held, found, local=local)))
+            planes = [worker.plane, second]
+            outcomes = await asyncio.gather(
+                *(planes[n % 2].report(report) for n, report in enumerate(reports))
+            )
+            assert {outcome for [outcome] in outcomes} <= {"committed", "retrying"}
+            words = await worker.plane.sql(
+                "select range_start, range_end, task_id, output_index from dataset_commits c join datasets d"
+                " on d.current_generation_id = c.generation_id where dataset_id = 'hot' order by commit_id"
+            )
+            written = {h.task_id: completion.outputs[0] for h, completion in reports if h.job.name == "store"}
+            newest: dict[int, int] = {}
+            for word in (w for w in words if w["task_id"] in written):
+                path = worker.objects / written[word["task_id"]].files[0].path
+                newest |= dict(pairs(parquet.read_table(path).to_pylist()))
+            await stored(worker, 9, (9, number), emission=f"x{number}")  # a range of its own, never full
+            await _read_everything(worker, {**newest, 9: number})
+
+
+async def _read_everything(worker: HotWorker, expected: dict[int, int]) -> None:
+    """What the readers see, whether it lies in the table or was moved."""
+    for held in await worker.take("reader"):
+        found, _ = await worker.read(held)
+        first, last = held.task.scope.first, held.task.scope.last
+        assert pairs(found.to_pylist()) == [(p, n) for p, n in sorted(expected.items()) if first <= p <= last]
+        await worker.store(held, found)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.chaos)], ids=str)
