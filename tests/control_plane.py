@@ -158,7 +158,13 @@ class ControlPlane:
         self.wake_ups = wake_ups
         self.settings = settings
         self.authority = Authority(database, MASTER_KEY)
-        self.leasing = Leasing(database, self.authority, work_created=lambda: None, slot_freed=lambda: None)
+        self.leasing = Leasing(
+            database,
+            self.authority,
+            work_created=lambda: None,
+            slot_freed=lambda: None,
+            object_store=settings.object_store_root,
+        )
         self.relay = OutboxRelay(database, wake_ups, DEFAULT_RUNTIMES, NoInvocations())
         self.valve = Valve(database)
         self.in_process = InProcess(database, work_created=lambda: None)

@@ -92,6 +92,9 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
         return None if value is None else value.decode("latin-1")
 
 
+Push = Callable[[bytes], Awaitable[None]]
+
+
 class Reply(msgspec.Struct, frozen=True):
     """An answer that is not the JSON of a struct: a page, a file, a status of its own."""
 
@@ -99,6 +102,9 @@ class Reply(msgspec.Struct, frozen=True):
     content_type: str = JSON
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    stream: Callable[[Push], Awaitable[None]] | None = None
+    """Sends the body piece by piece instead. What it raises before the first piece is answered as an error; later,
+    the connection is cut, and the caller sees that the answer is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,13 @@ class App:
             return
         except Exception as error:
             reply = _failure(error, label)
+        if reply.stream is not None:
+            failure = await _send_stream(reply, reply.stream, label, send)
+            if failure is None:
+                telemetry.count("http_requests_total", route=label, status=reply.status)
+                telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
+                return
+            reply = failure
         headers = [*reply.headers]
         if reply.status != 204:
             headers.append((b"content-type", reply.content_type.encode()))
@@ -238,6 +251,31 @@ class App:
         if allowed:
             raise MethodNotAllowed(method, allowed)
         raise NotFound("request.unknown_path", "there is nothing at this path", value=path.decode("latin-1"))
+
+
+async def _send_stream(
+    reply: Reply, stream: Callable[[Push], Awaitable[None]], label: str, send: Send
+) -> Reply | None:
+    """Sends the pieces; the answer to give instead, if it failed before there was one."""
+    begun = False
+
+    async def push(piece: bytes) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            headers = [*reply.headers, (b"content-type", reply.content_type.encode())]
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    try:
+        await stream(push)
+        await push(b"")
+    except Exception as error:
+        if begun:
+            raise
+        return _failure(error, label)
+    await send({"type": "http.response.body", "body": b""})
+    return None
 
 
 class _ClientGone(Exception):

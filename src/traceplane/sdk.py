@@ -61,6 +61,8 @@ class OperatorInput:
     """Column must equal value; `OperatorTask.read` applies it."""
     columns: tuple[Mapping[str, Any], ...] = ()
     """Name, Arrow type and nullability of each column of the dataset, as far as they are known."""
+    select: tuple[str, ...] = ()
+    """The columns that the job reads; none: all of them."""
     position: str | None = None
     """The column that says to which position a row belongs, if the dataset has one."""
     kept: Mapping[str, Ranges] = field(default_factory=dict)
@@ -154,7 +156,7 @@ class OperatorTask:
         source = self._input(name)
         if not source.files:
             return pa.table({})
-        wanted = None if columns is None else list(columns)
+        wanted = list(source.select) or None if columns is None else list(columns)
         equal = [(column, "=", value) for column, value in source.where.items()]
 
         def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
@@ -317,6 +319,7 @@ def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
         files,
         dict(entry.get("where") or {}),
         tuple(entry.get("columns") or ()),
+        tuple(entry.get("select") or ()),
         entry.get("position"),
         {file: tuple((a, b) for a, b in ranges) for file, ranges in (entry.get("kept") or {}).items()},
     )

@@ -34,7 +34,7 @@ class Settings:
     state_url: str | None = None
     """Postgres of the control plane; unset: the embedded server."""
     data_url: str | None = None
-    """Postgres of hot datasets, with credentials of its own; unset: the embedded server."""
+    """Postgres for the sinks of buffered datasets, with credentials of its own; unset: the embedded server."""
     object_store: str | None = None
     """Where datasets live: a folder, or `s3://bucket/prefix`; unset: a folder under `home`."""
     s3_endpoint_url: str | None = None

@@ -8,6 +8,7 @@ has changed nothing.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
@@ -106,10 +107,14 @@ class InputRef(Wire, frozen=True):
     dataset_uuid: UUID
     dataset_version: UUID
     where: dict[str, Any] = {}
+    columns: list[str] = []
+    """Those that the job reads; none: all of them."""
     storage: str = ""
     """Prefix below which the committed files lie."""
     position: str | None = None
     """The column that says to which position a row belongs."""
+    hot: bool = False
+    """Whether its rows are in a hot table."""
 
 
 class OutputRef(Wire, frozen=True):
@@ -149,6 +154,26 @@ class ColumnSchema(Wire, frozen=True):
     nullable: bool = True
 
 
+class MovedFile(Wire, frozen=True):
+    """A file that took up rows of a hot table."""
+
+    path: str
+    rows: int
+    keep: list[tuple[int, int]] | None = None
+    """Positions, from the first to the last, whose rows still count; None: all of them."""
+
+
+class HotInput(Wire, frozen=True):
+    """Where the rows of a hot input are, as of one moment."""
+
+    state: str
+    """A word for that moment; who asks for rows repeats it."""
+    position: str
+    parts: list[tuple[int, int]]
+    """The task's scope in pieces of a good size; each is asked for by itself."""
+    files: list[MovedFile] = []
+
+
 class ClaimedTask(Wire, frozen=True):
     task_id: UUID
     attempt: int
@@ -163,6 +188,8 @@ class ClaimedTask(Wire, frozen=True):
     """Per input, the live files for the task's scope, without those that cannot hold what `where` asks for."""
     input_schemas: list[list[ColumnSchema] | None] = []
     """Per input, every column that a file of it may have; None where that is not known."""
+    hot_inputs: list[HotInput | None] = []
+    """Per input, where the rows of a hot one are; none if no input is hot."""
     output_files: list[list[dict[str, Any]]] = []
     """Of an `append` job, per output: the live files of the task's scope, to drop duplicates by."""
     emission: str = ""
@@ -277,11 +304,20 @@ class TaskError(Wire, frozen=True):
     retryable: bool = True
 
 
+class HotRead(Wire, frozen=True):
+    """As of which moment a hot input was read."""
+
+    input_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    state: Annotated[str, msgspec.Meta(max_length=64)]
+
+
 class Completion(Fence, frozen=True, kw_only=True):
     status: Literal["completed", "failed", "canceled"]
     outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = []
     events: Annotated[list[EventOut], msgspec.Meta(max_length=10_000)] = []
     error: TaskError | None = None
+    hot_reads: Annotated[list[HotRead], msgspec.Meta(max_length=10_000)] = []
+    """Of a job that moves rows out of a hot table."""
     traceparent: Traceparent | None = None
     """The attempt's span; downstream events continue its trace."""
 
@@ -299,6 +335,17 @@ class CompletionOutcome(Wire, frozen=True):
 
 class CompleteResponse(Wire, frozen=True):
     outcomes: list[CompletionOutcome]
+
+
+class RowsRequest(Wire, frozen=True):
+    """A piece of a hot input."""
+
+    tokens: Tokens
+    fence: Fence
+    input_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    start: Position
+    end: Position
+    state: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class FetchQuery(Wire, frozen=True):
@@ -356,6 +403,19 @@ class Caller:
         if self._session is not None:
             await self._session.close()
 
+    async def stream(self, path: str, body: object) -> AsyncIterator[bytes]:
+        """The answer to a POST, piece by piece; raises if it is not complete."""
+        try:
+            async with self._opened().post(
+                self._base_url + path, data=self._encoder.encode(body), headers=self._headers
+            ) as answer:
+                if answer.status >= 400:
+                    raise _as_error(answer.status, await answer.read())
+                async for piece in answer.content.iter_any():
+                    yield piece
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+
     async def call(
         self,
         method: str,
@@ -364,23 +424,14 @@ class Caller:
         body: object = None,
         query: dict[str, str] | None = None,
     ) -> Response:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60), timeout=self._timeout
-            )
         data = self._encoder.encode(body) if body is not None else None
         try:
-            async with self._session.request(
+            async with self._opened().request(
                 method, self._base_url + path, data=data, params=query, headers=self._headers
             ) as answer:
                 raw = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise PlatformError(
-                "service.unreachable",
-                "the service did not answer",
-                value=f"{self._base_url}{path}: {type(error).__name__} {error}",
-                next_step="check that it runs; the call may be repeated",
-            ) from error
+            raise self._unreachable(path, error) from error
         if answer.status >= 400:
             raise _as_error(answer.status, raw)
         try:
@@ -389,6 +440,21 @@ class Caller:
             raise PlatformError(
                 "service.bad_answer", f"the service answered with something unexpected: {error}", value=path
             ) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60), timeout=self._timeout
+            )
+        return self._session
+
+    def _unreachable(self, path: str, error: BaseException) -> PlatformError:
+        return PlatformError(
+            "service.unreachable",
+            "the service did not answer",
+            value=f"{self._base_url}{path}: {type(error).__name__} {error}",
+            next_step="check that it runs; the call may be repeated",
+        )
 
 
 def _as_error(status: int, raw: bytes) -> TraceplaneError:
@@ -430,6 +496,9 @@ class DispatcherClient:
         return (
             await self._caller.call("POST", "/internal/task-complete", CompleteResponse, request)
         ).outcomes
+
+    def rows(self, request: RowsRequest) -> AsyncIterator[bytes]:
+        return self._caller.stream("/internal/input-rows", request)
 
     async def fetch(self, fence: Fence) -> FetchResponse:
         query = {

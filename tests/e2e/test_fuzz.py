@@ -103,6 +103,8 @@ class World:
                 type(item.get(name)) is type(value) for name, value in self.fence.items() if name != "token"
             ):
                 item.update(self.fence)
+        if isinstance(body.get("fence"), dict):
+            body["fence"].update(self.fence)
         for event in _items(body, "events"):
             if isinstance(event.get("dataset"), str) and len(event["dataset"]) % 2:
                 event["dataset"] = "in"
@@ -146,6 +148,7 @@ DISPATCHER = [
     "POST /internal/task-complete",
     "POST /internal/task-take",
     "GET /internal/code",
+    "POST /internal/input-rows",
     "GET /internal/jwks",
 ]
 SERVICE = ["GET /healthz", "GET /readyz", "GET /metrics"]

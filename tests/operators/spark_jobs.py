@@ -107,6 +107,19 @@ def takes_seconds(numbers: DataFrame, config) -> DataFrame:
     return numbers.mapInArrow(slow, numbers.schema)
 
 
+def count_rows(task: OperatorTask) -> list[dict]:
+    [name] = task.inputs
+    table = task.read(name)
+    return [{"block": task.scope.position, "rows": table.num_rows, "columns": ",".join(table.column_names)}]
+
+
+def entries(task: OperatorTask) -> list[dict]:
+    """Rows of one block, in no order, with a word that changes whenever they are written again."""
+    block, written = task.scope.position, time.time_ns()
+    numbers = [n * 37 % 100 for n in range(100)]
+    return [{"block": block, "n": n, "name": f"n{n % 7}", "written": written} for n in numbers]
+
+
 # Bad ones ----------------------------------------------------------------------------------------------
 
 

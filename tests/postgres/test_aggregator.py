@@ -73,6 +73,31 @@ async def test_a_full_range_is_emitted_once(plane: ControlPlane) -> None:
     assert await plane.states("tens") == {"completed": 10}
 
 
+async def test_a_range_waits_until_it_is_final_and_is_said_again_when_it_was_not(plane: ControlPlane) -> None:
+    await plane.deploy(TENS.replace("{size: 10}", "{size: 10, finality: 5}"))
+    await plane.emit("in", [*range(3, 14)])
+    await plane.meter()
+    await plane.emit("in", [14])
+    await plane.meter()
+    assert await ranges(plane) == []  # final, and not full
+    await plane.emit("in", [0, 1, 2])
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]
+    await plane.emit("in", range(15, 24))
+    await plane.emit("in", [12], emission="fork")
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data")]  # full, and not final
+    await plane.emit("in", [24])
+    await plane.meter()
+    assert await ranges(plane) == [("0-9", "data"), ("10-19", "data")]
+    await plane.emit("in", [7], emission="fork")
+    await plane.meter()
+    assert (await ranges(plane))[2:] == [("0-9", "invalidation")]
+    await plane.emit("in", [45])  # a gap: nothing is full there
+    await plane.meter()
+    assert len(await ranges(plane)) == 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_order_repetition_and_lateness_change_nothing(plane: ControlPlane, seed: int) -> None:
     await plane.deploy(TENS)

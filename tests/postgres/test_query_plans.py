@@ -417,6 +417,24 @@ def test_what_an_output_holds_is_found_by_generation_and_range(filled: Filled) -
     assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
 
 
+@pytest.mark.parametrize("name", ["held", "states"])
+def test_what_a_hot_range_holds_is_found_by_generation_and_range(filled: Filled, name: str) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    ranges = [f"array['{generation}'::uuid]", "array[400100]::bigint[]", "array[400110]::bigint[]"]
+    plan = filled.run("hot_tables", name, *ranges)
+    no_sequential_scan(plan)
+    assert all("range_start" in c for c in plan.conditions("dataset_commits_live"))
+    assert 0 < plan.read("dataset_commits") <= 20
+
+
+def test_an_aggregators_head_and_its_final_ranges_are_found_by_position(filled: Filled) -> None:
+    job = filled.value("select job_id from jobs where name = 'tens'")
+    assert filled.run("aggregator", "head", f"'{job}'").read("aggregator_positions") <= 1
+    plan = filled.run("aggregator", "ranges_between", f"'{job}'", "101", "129", "10")
+    no_sequential_scan(plan)
+    assert plan.read("aggregator_positions") <= 50
+
+
 def test_a_sources_last_words_are_read_from_the_highest_cursor_down(filled: Filled) -> None:
     generation = filled.value("select current_generation_id from datasets where dataset_id = 'in'")
     plan = filled.run("events", "latest_by_cursor", f"'{generation}'", "50")

@@ -14,7 +14,7 @@ version: 1
 dag: d
 description: before
 datasets:
-  a: {storage: postgres, columns: [{name: k, type: bigint}], description: before}
+  a: {storage: postgres, position: k, columns: [{name: k, type: bigint}, {name: chain, type: int}], description: before}
 jobs:
 - {name: source, activation: source, source: {kind: cron, schedule: '0 * * * *'}, outputs: [{dataset: a}]}
 - name: middle
@@ -72,7 +72,7 @@ def test_a_change_of_the_definition_flows_downstream_and_nowhere_else(old: str, 
     [
         ("0 * * * *", "5 * * * *"),
         ("{kind: cron, schedule: '0 * * * *'}", "{kind: manual}"),
-        ("storage: postgres", "storage: parquet"),
+        ("storage: postgres, position: k", "storage: parquet"),
         ("type: bigint", "type: string"),
         ("type: bigint", "type: bigint, nullable: false"),
     ],

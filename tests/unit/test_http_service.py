@@ -24,7 +24,7 @@ from yarl import URL
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, DatabaseUnavailable, Unauthenticated
-from traceplane.http_service import PUBLIC, App, Call, Reply, Route, openapi, serve
+from traceplane.http_service import PUBLIC, App, Call, Push, Reply, Route, openapi, serve
 
 
 class Fence(msgspec.Struct):
@@ -68,6 +68,16 @@ async def echo_raw(call: Call[bytes]) -> Reply:
     )
 
 
+async def in_pieces(call: Call[None]) -> Reply:
+    async def stream(push: Push) -> None:
+        for number in range(int(call.path_params["count"])):
+            await push(b"piece %d\n" % number)
+        if call.path_params["end"] == "fails":
+            raise Conflict("dag.busy", "a deploy is under way")
+
+    return Reply(b"", "text/csv", stream=stream)
+
+
 async def remove(call: Call[None]) -> None:
     return None
 
@@ -98,6 +108,7 @@ ROUTES = [
     Route("POST", "/dags/active", None, Counted, conflicts, PUBLIC, "Switch."),
     Route("GET", "/runs", None, Page, list_page, PUBLIC, "Runs.", query=Page),
     Route("POST", "/hooks/{name}", bytes, Reply, echo_raw, PUBLIC, "A webhook.", max_body_bytes=1000),
+    Route("GET", "/pieces/{count}/{end}", None, Reply, in_pieces, PUBLIC, "Pieces."),
     Route("GET", "/breaks", None, Counted, breaks, PUBLIC, "Fails."),
     Route("GET", "/no-database", None, Counted, no_database, PUBLIC, "Fails for now."),
 ]
@@ -230,6 +241,19 @@ async def test_a_streamed_body_under_the_limit_is_taken(client: aiohttp.ClientSe
 
     response = await client.post("/tasks", data=pieces(), headers={"content-type": "application/json"})
     assert await response.json() == {"tasks": 1, "text": ""}
+
+
+async def test_an_answer_in_pieces_is_whole_an_error_or_cut_off(client: aiohttp.ClientSession) -> None:
+    async with client.get("/pieces/3/well") as response:
+        assert response.headers["content-type"] == "text/csv"
+        assert await response.read() == b"piece 0\npiece 1\npiece 2\n"
+    async with client.get("/pieces/0/well") as response:
+        assert (response.status, await response.read()) == (200, b"")
+    async with client.get("/pieces/0/fails") as response:
+        assert (await refusal(response))[:2] == (409, "dag.busy")
+    with pytest.raises(aiohttp.ClientError):
+        async with client.get("/pieces/2/fails") as response:
+            await response.read()
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/", "/tasks/", "/dags", "/dags/a/b", "/dags/", "/tasks%2F"])

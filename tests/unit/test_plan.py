@@ -20,11 +20,12 @@ from traceplane.registry.plan import (
     render,
 )
 
+HOT = "storage: postgres, position: k, columns: [{name: k, type: bigint}]"
 TEXT = """\
 version: 1
 dag: chain
 datasets:
-  logs: {storage: postgres}
+  logs: {storage: postgres, position: k, columns: [{name: k, type: bigint}]}
 jobs:
 - {name: ingest, activation: source, source: {kind: always_on}, operator: follow, outputs: [{dataset: logs}]}
 - {name: transfers, operator: sql, config: {size: 100}, inputs: [{from: {job: ingest}}],
@@ -157,9 +158,12 @@ def test_a_renamed_producer_is_the_reason_for_its_reader() -> None:
 
 
 def test_a_changed_storage_rebuilds_and_a_write_mode_does_not() -> None:
-    result = plan_of(TEXT, TEXT.replace("storage: postgres", "storage: parquet"))
+    result = plan_of(TEXT, TEXT.replace(HOT, "storage: parquet"))
     assert list(rebuilt(result)) == ["ingest", "transfers", "alerts"]
-    assert rebuilt(result)["ingest"] == (["outputs[0].storage"], ())
+    assert rebuilt(result)["ingest"] == (
+        ["outputs[0].columns", "outputs[0].position", "outputs[0].storage"],
+        (),
+    )
     result = plan_of(TEXT, TEXT.replace("storage: postgres", "storage: postgres, write_mode: direct"))
     assert not result.rebuilt
     change = FieldChange("write_mode", '"buffered"', '"direct"')
@@ -168,7 +172,7 @@ def test_a_changed_storage_rebuilds_and_a_write_mode_does_not() -> None:
 
 
 def test_marking_a_column_as_personal_is_a_change_in_place() -> None:
-    old = TEXT.replace("storage: postgres", "columns: [{name: k, type: t}]")
+    old = TEXT.replace(HOT, "columns: [{name: k, type: t}]")
     result = plan_of(old, old.replace("type: t", "type: t, pii: true"))
     assert result.datasets_changed == (
         DatasetChanged("logs", (FieldChange("columns.k.pii", "false", "true"),)),
@@ -237,7 +241,7 @@ def test_render_of_every_kind_of_change() -> None:
         "version: 1\n"
         "dag: chain\n"
         "description: all\n"
-        "datasets: {logs: {storage: postgres, write_mode: direct}}\n"
+        f"datasets: {{logs: {{{HOT}, write_mode: direct}}}}\n"
         "jobs:\n"
         "- {name: ingest, activation: source, source: {kind: always_on}, operator: follow, max_attempts: 9,\n"
         "   outputs: [{dataset: logs}]}\n"
@@ -279,10 +283,10 @@ EDITS = [
     ("size: 100", "size: 200"),
     ("10m", "15m"),
     ("follow", "chase"),
-    ("storage: postgres", "storage: parquet"),
-    ("storage: postgres", "storage: postgres, write_mode: direct"),
-    ("storage: postgres", "storage: postgres, columns: [{name: k, type: t}]"),
-    ("storage: postgres", "storage: postgres, columns: [{name: k, type: t, pii: true}]"),
+    (HOT, "storage: parquet"),
+    (HOT, HOT + ", write_mode: direct"),
+    (HOT, "storage: postgres, columns: [{name: k, type: t}]"),
+    (HOT, "storage: postgres, columns: [{name: k, type: t, pii: true}]"),
     ("dag: chain", "dag: chain\ndescription: x"),
     ("name: transfers, operator: sql", "name: transfers, description: x, operator: sql"),
     ("{name: prices,", "{name: prices, execution_strategy: Bulk, batch: {size: 9},"),

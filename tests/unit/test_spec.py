@@ -43,6 +43,7 @@ datasets:
     storage: postgres
     write_mode: direct
     description: Raw logs
+    position: block_number
     columns: [{name: block_number, type: bigint, nullable: false, pii: true}]
   chain.transfers:
     storage: postgres
@@ -161,6 +162,7 @@ def test_datasets_are_declared_or_implied_and_those_of_others_are_external() -> 
             WriteMode.DIRECT,
             (Column("block_number", "bigint", nullable=False, pii=True),),
             "Raw logs",
+            "block_number",
         ),
         Dataset("chain.ticks"),
         Dataset("chain.transfers", Storage.POSTGRES, WriteMode.BUFFERED),
@@ -297,6 +299,7 @@ def test_queue_thresholds_are_allowed_on_an_aggregator() -> None:
 INPUTS = "- {name: j, operator: f, inputs: ["
 JOB = INPUTS + "{from: {dataset: i}}], "
 DATASETS = "version: 1\ndag: d\ndatasets: "
+HOT = "{x: {storage: postgres, write_mode: direct, "
 SCHEDULES = (
     *("", "@daily", "* * * *", "* * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *"),
     *("* * * * 8", "5-1 * * * *", "*/0 * * * *", "5/2 * * * *", "1,,2 * * * *", "-1 * * * *", "* * * jan *"),
@@ -362,6 +365,46 @@ BROKEN = {
     "write_mode on the default": (
         "spec.write_mode_needs_postgres",
         DATASETS + "{x: {write_mode: »direct}}\njobs:\n" + SOURCE,
+    ),
+    "position on parquet": (
+        "spec.position_needs_postgres",
+        DATASETS + "{x: {position: »a, columns: [{name: a, type: bigint}]}}\njobs:\n" + SOURCE,
+    ),
+    "hot table without columns": (
+        "spec.hot_needs_position",
+        DATASETS + "{x: »{storage: postgres, write_mode: direct}}\njobs:\n" + SOURCE,
+    ),
+    "position that is text": (
+        "spec.hot_needs_position",
+        DATASETS
+        + HOT
+        + "position: »b, columns: [{name: a, type: bigint}, {name: b, type: string}]}}\njobs:\n"
+        + SOURCE,
+    ),
+    "position that is not there": (
+        "spec.unknown_column",
+        DATASETS + HOT + "position: »c, columns: [{name: a, type: bigint}]}}\njobs:\n" + SOURCE,
+    ),
+    "hot column of another type": (
+        "spec.hot_type_unsupported",
+        DATASETS
+        + HOT
+        + "position: a, columns: [{name: a, type: bigint}, {name: b, type: »map<int>}]}}\njobs:\n"
+        + SOURCE,
+    ),
+    "hot column that Postgres has": (
+        "spec.bad_name",
+        DATASETS
+        + HOT
+        + "position: a, columns: [{name: a, type: bigint}, {name: »ctid, type: int}]}}\njobs:\n"
+        + SOURCE,
+    ),
+    "input reads what is not there": (
+        "spec.unknown_column",
+        DATASETS
+        + "{x: {columns: [{name: a, type: bigint}]}}\njobs:\n"
+        + SOURCE
+        + "- {name: r, operator: o, inputs: [{from: {dataset: x}, columns: [a, »b]}]}\n",
     ),
     "column without a type": (
         "spec.missing_field",

@@ -37,6 +37,9 @@ def run(task: OperatorTask) -> None:
             function = load(str(task.config.get("entrypoint", "")))
         inputs = {name: datasets.read(spark, source) for name, source in task.inputs.items()}
         expected = datasets.input_bytes(task)
+        if operator is compact:
+            _write_compacted(task, inputs, expected)
+            return
         for name, rows in datasets.as_frames(task, operator(spark, task, inputs)).items():
             if isinstance(rows, DataFrame):
                 datasets.write(task, name, rows, expected_bytes=expected)
@@ -71,6 +74,26 @@ def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     return call(function, inputs, extras)
 
 
+def compact(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
+    """The rows of the one input as they are; what is done about them is how they are written."""
+    if len(inputs) != 1 or len(task.outputs) != 1:
+        raise OperatorError("operator.misconfigured", "compact needs one input and one output")
+    return next(iter(inputs.values()))
+
+
+def _write_compacted(task: OperatorTask, inputs: Frames, expected_bytes: int) -> None:
+    """`config.sort`: the order of rows; `config.target_file_mb`: about how large a file is."""
+    [frame], [name] = inputs.values(), task.outputs
+    sort = task.config.get("sort") or []
+    if unknown := [column for column in sort if column not in frame.columns]:
+        raise OperatorError(
+            "operator.misconfigured", f"config.sort names {unknown[0]!r}; there is {', '.join(frame.columns)}"
+        )
+    megabytes = task.config.get("target_file_mb")
+    file_bytes = megabytes << 20 if megabytes else datasets.TARGET_FILE_BYTES
+    datasets.write(task, name, frame, expected_bytes=expected_bytes, file_bytes=file_bytes, sort=sort)
+
+
 def call(function: Callable[..., Any], inputs: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:
     """Inputs go to parameters of their names, or else in order; `scope`, `spark`, `config` and `task` by name."""
     parameters = list(inspect.signature(function).parameters.values())
@@ -96,4 +119,8 @@ def _scope_arguments(scope: Scope | None) -> dict[str, Any]:
     return {"start": scope.start, "end": scope.end, "partition": scope.name}
 
 
-OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {"sql": sql, "pyspark": pyspark}
+OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {
+    "compact": compact,
+    "pyspark": pyspark,
+    "sql": sql,
+}

@@ -17,11 +17,12 @@ from traceplane.dispatcher.leasing import (
     Leasing,
     completion_call,
     emission_call,
+    granted,
     heartbeat_call,
 )
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.group_commit import GroupCommit
-from traceplane.http_service import PUBLIC, App, Authenticate, Call, Route
+from traceplane.http_service import PUBLIC, App, Authenticate, Call, Push, Reply, Route
 from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
 from traceplane.task_api import (
@@ -41,6 +42,7 @@ from traceplane.task_api import (
     HeartbeatRequest,
     HeartbeatResponse,
     Jwks,
+    RowsRequest,
     TakeRequest,
 )
 
@@ -53,7 +55,8 @@ _VISIBILITY_SECONDS = 30.0
 
 
 class InternalApi:
-    """`queues` are the local queues of runtimes; none where the wake queue is elsewhere."""
+    """`queues` are the local queues of runtimes; none where the wake queue is elsewhere. `rows_database` is a pool of
+    its own for the rows of hot inputs, which may take a while."""
 
     def __init__(
         self,
@@ -63,8 +66,10 @@ class InternalApi:
         leasing: Leasing,
         local_queue: PostgresWakeQueue,
         queues: Mapping[str, str],
+        rows_database: Database | None = None,
     ) -> None:
         self._database = database
+        self._rows_database = rows_database or database
         self._authority = authority
         self._leasing = leasing
         self._local_queue = local_queue
@@ -94,6 +99,8 @@ class InternalApi:
                   "Emit events of running tasks."),
             Route("POST", "/internal/task-complete", CompleteRequest, CompleteResponse, self.complete, CAPABILITY,
                   "Report the end of attempts; outputs, cursor and events commit together."),
+            Route("POST", "/internal/input-rows", RowsRequest, Reply, self.input_rows, CAPABILITY,
+                  "A piece of a hot input, as CSV."),
             Route("GET", "/internal/jwks", None, Jwks, self.jwks, PUBLIC,
                   "The public keys of capability tokens."),
         ]  # fmt: skip
@@ -187,6 +194,15 @@ class InternalApi:
         capabilities = self._authority.capabilities(call.body.tokens)
         calls = [completion_call(completion, capabilities) for completion in call.body.completions]
         return CompleteResponse(list(await self._completions.submit(calls)))
+
+    async def input_rows(self, call: Call[RowsRequest]) -> Reply:
+        request = call.body
+        _, grants = granted(request.fence, self._authority.capabilities(request.tokens))
+
+        async def stream(push: Push) -> None:
+            await self._leasing.read_rows(self._rows_database, request, grants, push)
+
+        return Reply(b"", "text/csv", stream=stream)
 
     async def jwks(self, call: Call[None]) -> Jwks:
         return Jwks(**self._authority.jwks())

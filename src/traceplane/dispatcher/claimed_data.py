@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
+from traceplane.dispatcher import hot_reads
 from traceplane.model.dataset_schema import as_arrow
 from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
@@ -23,7 +24,7 @@ from traceplane.postgres import commits, events, generation_schemas
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
-from traceplane.task_api import ColumnSchema, InputRef, JobPayload, OutputRef
+from traceplane.task_api import ColumnSchema, HotInput, InputRef, JobPayload, OutputRef
 
 _RESUMED_CURSORS = 2048
 
@@ -39,6 +40,10 @@ class JobEntry:
     reads_files: bool
     row_generations: tuple[UUID, ...]
     """Per input, the generation whose files are read: an aggregator's ranges are read from what it aggregates."""
+
+    @property
+    def reads_hot(self) -> bool:
+        return any(i.hot for i in self.payload.inputs)
 
     @property
     def appends(self) -> bool:
@@ -81,6 +86,7 @@ class ClaimedData:
 
     input_files: dict[UUID, list[Files]] = field(default_factory=dict)
     input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
+    hot_inputs: dict[UUID, list[HotInput | None]] = field(default_factory=dict)
     output_files: dict[UUID, list[Files]] = field(default_factory=dict)
     emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
@@ -90,6 +96,8 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
     data = ClaimedData()
     if reading := [c for c in claimed if jobs[c.job_id].reads_files]:
         await _inputs(tx, reading, jobs, data)
+    if hot := [c for c in reading if jobs[c.job_id].reads_hot and c.range_start is not None]:
+        await _hot_inputs(tx, hot, jobs, data)
     if appending := [c for c in claimed if jobs[c.job_id].appends]:
         found = await commits.output_files(tx, [c.task_id for c in appending])
         for c in appending:
@@ -142,6 +150,24 @@ def _of_scope(commit: LiveCommit, task: Claimed, position: str | None) -> Files:
     if ranges is None:
         return commit.files
     return [{**f, "kept": ranges} for f in commit.files] if ranges else []
+
+
+async def _hot_inputs(
+    tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
+) -> None:
+    sides = [
+        (c, number, generation)
+        for c in reading
+        for number, (i, generation) in enumerate(
+            zip(jobs[c.job_id].payload.inputs, jobs[c.job_id].row_generations, strict=True)
+        )
+        if i.hot
+    ]
+    ranges = [(generation, c.range_start or 0, c.range_end or 0) for c, _, generation in sides]
+    for (c, number, _), found in zip(sides, await hot_reads.places(tx, ranges), strict=True):
+        every = data.hot_inputs.setdefault(c.task_id, [None] * len(jobs[c.job_id].payload.inputs))
+        every[number] = found
+        data.input_files[c.task_id][number] = []
 
 
 def _handed(file: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class InProcess:
 
 
 async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str, Any]]) -> _Work:
-    """Positions fill aligned ranges of a fixed size; a full range becomes one partition event, once.
+    """Positions fill aligned ranges of a fixed size; a full range becomes one partition event, once. With
+    `finality`, not before a position has arrived that is so many beyond its end.
 
     Whatever arrives later for a position of a full range, data or an invalidation, is news about that range: it
     is emitted again, as an invalidation, once per pass however much arrived. An invalidation fills a range only
@@ -105,8 +106,9 @@ async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str,
     of a pass that was rolled back is left, so one that runs again says the same or more, and says it once.
     """
     size = int(job["definition"]["config"]["size"])
-    if size < 1:
-        raise ValueError("size must be at least 1")
+    finality = int(job["definition"]["config"].get("finality", 0))
+    if size < 1 or finality < 0:
+        raise ValueError("size must be at least 1, and finality not negative")
     output = UUID(job["outputs"][0]["dataset_version"])
     job_id: UUID = job["job_id"]
     doubtful = [t["task_id"] for t in batch if t["kind"] == "invalidation"]
@@ -117,9 +119,23 @@ async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str,
     for task in batch:
         for start in _aligned(task["range_start"], task["range_end"], size):
             touching.setdefault(start, []).append(task)
+    head = await aggregator.head(tx, job_id) if finality else None
     full_before = set(await aggregator.full_ranges(tx, job_id, sorted(touching), size))
     if arrived := [(t["range_start"], t["range_end"]) for t in batch if t["task_id"] in fills]:
         await aggregator.add_positions(tx, job_id, arrived)
+    if finality and arrived:
+        # The head moved on, and behind it ranges became final that nothing of this pass is about.
+        newest = await aggregator.head(tx, job_id)
+        assert newest is not None
+        bringer = max((t for t in batch if t["task_id"] in fills), key=lambda t: t["range_end"])
+        lowest = max(newest if head is None else head + 1, finality + size - 2**63) - finality
+        if lowest <= newest - finality:
+            for start in await aggregator.ranges_between(tx, job_id, lowest, newest - finality, size):
+                touching.setdefault(start, [bringer])
+        full_before = {start for start in full_before if _is_final(start, size, head, finality)}
+        touching = {s: t for s, t in touching.items() if _is_final(s, size, newest, finality)}
+    elif finality:
+        touching = {s: t for s, t in touching.items() if _is_final(s, size, head, finality)}
     drafts = []
     for start in await aggregator.full_ranges(tx, job_id, sorted(touching), size):
         by = min(touching[start], key=lambda t: t["task_id"])
@@ -139,6 +155,11 @@ async def _aggregate(tx: Transaction, job: dict[str, Any], batch: list[dict[str,
         )
     reason = f"an aggregator takes events of at most {_POSITIONS_OF_AN_EVENT} positions, within 64 bits"
     return _Work(drafts, batch, too_wide, reason)
+
+
+def _is_final(start: int, size: int, head: int | None, finality: int) -> bool:
+    """Whether the newest position is so far beyond a range that the range is believed to stay as it is."""
+    return head is not None and start + size - 1 <= head - finality
 
 
 def _share(

@@ -7,11 +7,13 @@ or none of it; repeating the call answers the same and changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -26,10 +28,12 @@ from traceplane.auth.capability import (
     write_prefix,
 )
 from traceplane.crash_points import crash_point
+from traceplane.dispatcher import hot_reads, hot_writes
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.claimed_data import ClaimedData, JobEntry, gather, job_entry
+from traceplane.dispatcher.hot_writes import HotRows, HotWrites, Unfit, as_hot
 from traceplane.dispatcher.schema_check import refuse_misfits
-from traceplane.errors import Forbidden
+from traceplane.errors import Conflict, Forbidden
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.task import (
     HeartbeatVerdict,
@@ -40,7 +44,7 @@ from traceplane.model.task import (
     judge_heartbeat,
     judge_report,
 )
-from traceplane.postgres import commits, events, registry, tasks
+from traceplane.postgres import commits, events, hot_tables, registry, tasks
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
@@ -56,9 +60,11 @@ from traceplane.task_api import (
     FetchResponse,
     Heartbeat,
     HeartbeatOutcome,
+    HotRead,
     JobPayload,
     OutputManifest,
     Refusal,
+    RowsRequest,
     Scope,
 )
 
@@ -102,6 +108,17 @@ class CompletionCall:
     """The event of each output; an invalidation if the output turns out to replace something."""
     events: tuple[NewEvent, ...] = ()
     """Those that the operator named itself."""
+    hot_reads: tuple[HotRead, ...] = ()
+    rows: tuple[HotRows, ...] = ()
+    """What its outputs put into hot tables."""
+
+
+class _TaskRefused(Exception):
+    """Postgres does not take the rows of one task; nothing of the group was kept."""
+
+    def __init__(self, task_id: UUID, reason: str) -> None:
+        super().__init__(reason)
+        self.task_id = task_id
 
 
 class Leasing:
@@ -114,7 +131,10 @@ class Leasing:
         *,
         work_created: Callable[[], None],
         slot_freed: Callable[[], None],
+        object_store: Path | None = None,
     ) -> None:
+        self._hot = HotWrites(database, object_store)
+        self._moved_inputs: dict[UUID, dict[int, UUID]] = {}
         self._database = database
         self._authority = authority
         self._work_created = work_created
@@ -197,6 +217,25 @@ class Leasing:
             return FetchResponse("canceled", state)
         token = self._mint([claimed.job_id], [claimed], entries)
         return FetchResponse("ok", state, _claimed_task(claimed, entry, data, 0), entry.payload, token)
+
+    async def read_rows(
+        self,
+        database: Database,
+        request: RowsRequest,
+        grants: JobGrants,
+        push: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Sends a piece of a hot input, if it is still as it was when the task was told of it."""
+        fence = _fence(request.fence)
+        async with database.snapshot() as tx:
+            found = await tasks.fetch(tx, fence)
+            if found is None or found[1] != "running":
+                raise Conflict(
+                    "task.stale", "the task's rows were not sent: it is stale", value=str(fence.task_id)
+                )
+            claimed = found[0]
+            entry = (await self._job_entries(tx, {(claimed.job_id, claimed.revision)}))[claimed.job_id]
+            await hot_reads.send(tx, claimed, entry, request, grants, push)
 
     # Heartbeat -------------------------------------------------------------------------------------
 
@@ -291,6 +330,49 @@ class Leasing:
     # Complete --------------------------------------------------------------------------------------
 
     async def complete(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
+        prepared = await self._with_rows(calls)
+        try:
+            while True:
+                try:
+                    return await self._complete(prepared)
+                except _TaskRefused as refused:
+                    reason = {"code": "commit.rows_unfit", "message": f"Postgres refused rows: {refused}"}
+                    prepared = [
+                        CompletionCall(c.fence, Report.FAILED, reason, retryable=False)
+                        if c.fence.task_id == refused.task_id
+                        else c
+                        for c in prepared
+                    ]
+        finally:
+            for call in prepared:
+                for rows in call.rows:
+                    rows.close()
+
+    async def _with_rows(self, calls: Sequence[CompletionCall]) -> list[CompletionCall]:
+        """The calls, with the rows of hot outputs read and checked; one whose rows do not fit is a failure."""
+        tables = await self._hot.tables({o.generation_id for c in calls for o in c.outputs})
+        if not tables:
+            return list(calls)
+
+        async def prepare(call: CompletionCall) -> CompletionCall:
+            rows: list[HotRows] = []
+            try:
+                for output in call.outputs:
+                    if table := tables.get(output.generation_id):
+                        rows.append(await self._hot.prepare(table, output))
+            except Unfit as unfit:
+                for one in rows:
+                    one.close()
+                retryable = bool(unfit.error["retryable"])
+                return CompletionCall(call.fence, Report.FAILED, unfit.error, retryable=retryable)
+            outputs = tuple(
+                as_hot(o, tables[o.generation_id]) if o.generation_id in tables else o for o in call.outputs
+            )
+            return replace(call, outputs=outputs, rows=tuple(rows))
+
+        return list(await asyncio.gather(*map(prepare, calls)))
+
+    async def _complete(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
         outcomes: dict[int, CompletionOutcome] = {}
 
         async def once() -> list[events.Accepted]:
@@ -325,6 +407,7 @@ class Leasing:
             for c in calls
         ]
         judged = await self._without_misfits(tx, list(zip(calls, verdicts, strict=True)), locked)
+        judged, moves = await self._moves(tx, judged, locked)
         completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
         if completed:
             await tasks.mark_completed(tx, [c.fence.task_id for c in completed])
@@ -343,7 +426,9 @@ class Leasing:
             for c in completed
             for output in c.outputs
         ]
-        replaced = iter(await commits.record(tx, outputs))
+        # Moves come first: they were judged by what was there before this call.
+        await self._move(tx, moves)
+        replaced = iter(await self._record(tx, completed, outputs))
         crash_point("complete.after_outputs")
         drafts: list[NewEvent] = []
         for c in completed:
@@ -372,23 +457,95 @@ class Leasing:
                 for c in completed
             },
         )
-        if not misfits:
-            return judged
+        return _failed(judged, misfits, locked, retryable=False)
+
+    async def _record(
+        self, tx: Transaction, completed: Sequence[CompletionCall], outputs: Sequence[OutputCommit]
+    ) -> list[bool]:
+        """Commits the outputs; for each, whether it rewrote something."""
+        hot = {rows.table.generation_id: rows.table for c in completed for rows in c.rows}
+        ranges = [(o.generation_id, o.start, o.end) for o in outputs if o.generation_id in hot and o.replaces]
+        # A hot commit within a wider one takes no commit's place, and yet rewrites its positions.
+        found = await hot_tables.states(tx, ranges) if ranges else []
+        rewritten = {range_ for range_, state in zip(ranges, found, strict=True) if state}
+        replaced = await commits.record(tx, outputs)
+        for call in completed:
+            try:
+                await hot_writes.apply(tx, call.rows)
+            except hot_tables.RowsRefused as refused:
+                raise _TaskRefused(call.fence.task_id, str(refused)) from refused
         return [
-            (
-                CompletionCall(c.fence, Report.FAILED, misfits[c.fence.task_id], retryable=False),
-                judge_report(
-                    locked[c.fence.task_id].facts,
-                    c.fence.attempt,
-                    c.fence.lease_token,
-                    Report.FAILED,
-                    retryable=False,
-                ),
-            )
-            if v is ReportVerdict.COMPLETE and c.fence.task_id in misfits
-            else (c, v)
-            for c, v in judged
+            took or (o.generation_id, o.start, o.end) in rewritten
+            for took, o in zip(replaced, outputs, strict=True)
         ]
+
+    async def _moves(
+        self,
+        tx: Transaction,
+        judged: list[tuple[CompletionCall, ReportVerdict]],
+        locked: dict[UUID, tasks.LockedTask],
+    ) -> tuple[list[tuple[CompletionCall, ReportVerdict]], list[OutputCommit]]:
+        """Commits of hot generations that say where moved rows are now; locks every hot generation of the call.
+
+        A task may move only what it has read. One whose input changed since then is tried again.
+        """
+        completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
+        asked: list[tuple[UUID, str, OutputCommit]] = []
+        for call in completed:
+            moved = (
+                await self._moved_inputs_of(tx, locked[call.fence.task_id].job_id) if call.hot_reads else {}
+            )
+            for read in call.hot_reads:
+                if read.input_index in moved and call.outputs:
+                    output = replace(
+                        call.outputs[0],
+                        output_index=-1 - read.input_index,
+                        generation_id=moved[read.input_index],
+                        schema=None,
+                    )
+                    asked.append((call.fence.task_id, read.state, output))
+        generations = {o.generation_id for _, _, o in asked}
+        generations |= {rows.table.generation_id for c in completed for rows in c.rows}
+        if generations:
+            await hot_tables.lock(tx, sorted(generations))
+        if not asked:
+            return judged, []
+        states = await hot_tables.states(tx, [(o.generation_id, o.start, o.end) for _, _, o in asked])
+        changed = {
+            task_id: {
+                "code": "compact.input_changed",
+                "message": f"positions from {o.start} to {o.end} were written while the task ran",
+                "next_step": "none: the task is tried again",
+                "retryable": True,
+            }
+            for (task_id, read_at, o), state in zip(asked, states, strict=True)
+            if read_at != state
+        }
+        return (
+            _failed(judged, changed, locked, retryable=True),
+            [output for task_id, _, output in asked if task_id not in changed],
+        )
+
+    async def _moved_inputs_of(self, tx: Transaction, job_id: UUID) -> dict[int, UUID]:
+        """The hot inputs of a job that deletes what it has compacted, and their generations."""
+        if job_id not in self._moved_inputs:
+            (row,) = await registry.job_payloads(tx, [job_id])
+            entry = job_entry(row)
+            deletes = entry.payload.operator == "compact" and entry.payload.config.get("delete_after_commit")
+            self._moved_inputs[job_id] = {
+                i.input_index: generation
+                for i, generation in zip(entry.payload.inputs, entry.row_generations, strict=True)
+                if deletes and i.hot
+            }
+        return self._moved_inputs[job_id]
+
+    async def _move(self, tx: Transaction, moves: Sequence[OutputCommit]) -> None:
+        if not moves:
+            return
+        tables = await self._hot.tables({o.generation_id for o in moves}, tx)
+        await commits.record(tx, moves)
+        for output in moves:
+            await hot_tables.clear(tx, tables[output.generation_id], output.start, output.end)
 
     def _after_acceptance(self, accepted: events.Accepted) -> None:
         if accepted.event_ids:
@@ -430,13 +587,32 @@ class Leasing:
                     telemetry.count("stale_calls_total", count, call="complete")
 
 
+def _failed(
+    judged: list[tuple[CompletionCall, ReportVerdict]],
+    errors: Mapping[UUID, dict[str, Any]],
+    locked: dict[UUID, tasks.LockedTask],
+    *,
+    retryable: bool,
+) -> list[tuple[CompletionCall, ReportVerdict]]:
+    """Good reports of the tasks that have an error become failures."""
+
+    def failed(call: CompletionCall) -> tuple[CompletionCall, ReportVerdict]:
+        fence, facts = call.fence, locked[call.fence.task_id].facts
+        verdict = judge_report(facts, fence.attempt, fence.lease_token, Report.FAILED, retryable=retryable)
+        return CompletionCall(fence, Report.FAILED, errors[fence.task_id], retryable), verdict
+
+    return [
+        failed(c) if v is ReportVerdict.COMPLETE and c.fence.task_id in errors else (c, v) for c, v in judged
+    ]
+
+
 def heartbeat_call(beat: Heartbeat, capabilities: Sequence[Capability]) -> HeartbeatCall:
-    capability, grants = _granted(beat, capabilities)
+    capability, grants = granted(beat, capabilities)
     return HeartbeatCall(beat, capability, grants)
 
 
 def emission_call(emission: Emission, capabilities: Sequence[Capability]) -> EmissionCall:
-    _, grants = _granted(emission, capabilities)
+    _, grants = granted(emission, capabilities)
     events = tuple(
         _new_event(emission.task_id, grants, event, emission.traceparent) for event in emission.events
     )
@@ -446,7 +622,7 @@ def emission_call(emission: Emission, capabilities: Sequence[Capability]) -> Emi
 def completion_call(completion: Completion, capabilities: Sequence[Capability]) -> CompletionCall:
     """Checks a completion against what its task was granted, and works out its effects: its outputs, and
     one event per output besides those it names."""
-    _, grants = _granted(completion, capabilities)
+    _, grants = granted(completion, capabilities)
     fence = _fence(completion)
     report = Report(completion.status)
     if report is not Report.COMPLETED:
@@ -461,10 +637,11 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
         for e in (*(EventOut(o.output_index, o.scope) for o in completion.outputs), *completion.events)
     ]
     implied, named = tuple(drafts[: len(outputs)]), tuple(drafts[len(outputs) :])
-    return CompletionCall(fence, report, outputs=outputs, implied=implied, events=named)
+    reads = tuple(completion.hot_reads)
+    return CompletionCall(fence, report, outputs=outputs, implied=implied, events=named, hot_reads=reads)
 
 
-def _granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capability, JobGrants]:
+def granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capability, JobGrants]:
     if fence.token < len(capabilities):
         capability = capabilities[fence.token]
         grants = capability.grants_of(str(fence.task_id), fence.attempt)
@@ -619,6 +796,7 @@ def _claimed_task(claimed: tasks.Claimed, entry: JobEntry, data: ClaimedData, to
         scope=_scope(c.partition_key, c.range_start, c.range_end),
         input_files=data.input_files.get(c.task_id, []),
         input_schemas=data.input_schemas.get(c.task_id, []),
+        hot_inputs=data.hot_inputs.get(c.task_id, []),
         output_files=data.output_files.get(c.task_id, []),
         emission=data.emissions.get(c.task_id, ""),
         resume=data.resume.get(c.task_id, []),

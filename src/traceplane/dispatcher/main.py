@@ -28,6 +28,9 @@ from traceplane.postgres.database import Database
 from traceplane.runtime import Outcome, run_loop, task_group
 from traceplane.settings import Settings
 
+_ROW_STREAMS = 4
+"""Pieces of hot inputs that are sent at once; on connections of their own, so that nothing else waits for them."""
+
 
 async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
     """Serves the internal API and runs the loops until `stop`."""
@@ -48,7 +51,13 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             work.set()
 
     authority = Authority(database, read_master_key(settings.master_key_file or settings.home / "master.key"))
-    leasing = Leasing(database, authority, work_created=work_created, slot_freed=slot_freed)
+    leasing = Leasing(
+        database,
+        authority,
+        work_created=work_created,
+        slot_freed=slot_freed,
+        object_store=None if settings.object_bucket is not None else settings.object_store_root.resolve(),
+    )
     postgres_queue = PostgresWakeQueue(database)
     wake_queue: WakeQueue = postgres_queue
     if settings.wake_queue == "sqs":
@@ -65,8 +74,15 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     valve = Valve(database)
     in_process = InProcess(database, work_created=work_created)
     backpressure = Backpressure(database)
+    rows_database = await Database.connect(settings.state_url, connections=_ROW_STREAMS)
+    closers.append(rows_database.close)
     api = InternalApi(
-        database=database, authority=authority, leasing=leasing, local_queue=postgres_queue, queues=queues
+        database=database,
+        authority=authority,
+        leasing=leasing,
+        local_queue=postgres_queue,
+        queues=queues,
+        rows_database=rows_database,
     )
 
     async def meter() -> Outcome:

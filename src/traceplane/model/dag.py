@@ -84,6 +84,8 @@ class Input:
     name: str
     dataset_id: str
     where: dict[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    """Those that the job reads; none: all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ DEFAULT_RUNTIMES: Mapping[str, Runtime] = {
 
 SPARK = "spark"
 
-SPARK_OPERATORS = frozenset({"pyspark", "sql"})
+SPARK_OPERATORS = frozenset({"compact", "pyspark", "sql"})
 """What tasks of a runtime with the capability `spark` can run."""
 
 DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source", "splitter"})

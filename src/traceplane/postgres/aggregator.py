@@ -18,5 +18,15 @@ async def full_ranges(tx: Transaction, job_id: UUID, starts: Sequence[int], size
     return [r["range_start"] for r in await tx.rows(_SQL["full_ranges"], job_id, starts, size)]
 
 
+async def head(tx: Transaction, job_id: UUID) -> int | None:
+    found: int | None = await tx.value(_SQL["head"], job_id)
+    return found
+
+
+async def ranges_between(tx: Transaction, job_id: UUID, low: int, high: int, size: int) -> list[int]:
+    """The beginnings of ranges with positions that arrived, which end from `low` to `high`."""
+    return [r["range_start"] for r in await tx.rows(_SQL["ranges_between"], job_id, low, high, size)]
+
+
 async def told_of_commits(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
     return {r["task_id"] for r in await tx.rows(_SQL["told_of_commits"], task_ids)}

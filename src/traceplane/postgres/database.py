@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import asyncpg
 import msgspec
@@ -42,6 +42,9 @@ _SESSION = {
 
 # A transaction gets an id with its first change or row lock.
 _CHANGED_ANYTHING = "select pg_current_xact_id_if_assigned() is not null"
+
+_COPY_SECONDS = 300
+"""For a bulk of rows; whoever takes them may be slow."""
 
 RETRYABLE = (
     asyncpg.PostgresConnectionError,
@@ -87,6 +90,19 @@ class Transaction:
 
     async def run(self, statement: str, *args: object) -> None:
         await self._connection.execute(statement, *args)
+
+    async def copy_in(
+        self, table: str, columns: Sequence[str], rows: IO[bytes], *, schema: str | None = None
+    ) -> int:
+        """Adds rows in CSV to a table; how many that were."""
+        told = await self._connection.copy_to_table(
+            table, source=rows, columns=list(columns), schema_name=schema, format="csv", timeout=_COPY_SECONDS
+        )
+        return int(told.rpartition(" ")[2])
+
+    async def copy_out(self, query: str, *args: object, push: Callable[[bytes], Awaitable[None]]) -> None:
+        """Sends what a query answers, in CSV, piece by piece."""
+        await self._connection.copy_from_query(query, *args, output=push, format="csv", timeout=_COPY_SECONDS)
 
 
 async def _prepare(connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -167,6 +183,19 @@ class Database:
         """A connection without a transaction around it, for a single statement."""
         try:
             async with self._pool.acquire(timeout=10) as connection:
+                yield Transaction(connection)
+        except RETRYABLE as error:
+            raise _unavailable(error) from error
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Transaction]:
+        """A transaction that changes nothing and sees one moment, for reading more than a statement's worth."""
+        try:
+            async with (
+                self._pool.acquire(timeout=10) as connection,
+                connection.transaction(isolation="repeatable_read", readonly=True),
+            ):
+                await connection.execute(f"set local statement_timeout = '{_COPY_SECONDS}s'")
                 yield Transaction(connection)
         except RETRYABLE as error:
             raise _unavailable(error) from error

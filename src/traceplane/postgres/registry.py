@@ -126,8 +126,11 @@ async def add_job_input(
     dataset_uuid: UUID,
     generation_id: UUID,
     where: dict[str, Any],
+    columns: Sequence[str],
 ) -> None:
-    await tx.rows(_SQL["add_job_input"], job_id, index, name, dataset_uuid, generation_id, where)
+    await tx.rows(
+        _SQL["add_job_input"], job_id, index, name, dataset_uuid, generation_id, where, list(columns)
+    )
 
 
 async def add_job_output(

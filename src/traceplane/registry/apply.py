@@ -16,19 +16,22 @@ from uuid import UUID
 
 from traceplane.chain.operators import config as chain_config
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
-from traceplane.model.dag import Dag, Job, Priority, SourceKind
+from traceplane.model.dag import Dag, Dataset, Job, Priority, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.hot_table import HotColumn, HotTable
 from traceplane.model.runtimes import (
     DISPATCHER_OPERATORS,
     GROUPING_OPERATORS,
     PYTHON_OPERATORS,
     SPARK,
     SPARK_OPERATORS,
+    Driver,
     Runtime,
 )
-from traceplane.postgres import code_bundles, registry, versions
+from traceplane.postgres import code_bundles, generation_schemas, hot_tables, registry, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.registry import cutover, fingerprint, spec
+from traceplane.registry import compaction, cutover, fingerprint, spec
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.plan import Deployed, Plan, plan, render
 from traceplane.registry.sql_identity import with_deployed_queries
@@ -81,7 +84,11 @@ async def prepare(
     fingerprints = fingerprint.job_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     definitions = fingerprint.definition_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
-    refusal = _refused_jobs(dag, runtimes) or await _refused_datasets(tx, org, dag)
+    refusal = (
+        _refused_jobs(dag, runtimes)
+        or _refused_hot_data(dag, runtimes)
+        or await _refused_datasets(tx, org, dag)
+    )
     if refusal is None and not steps.is_noop:
         refusal = await _refused_while_building(tx, org, dag.name)
     return Prepared(
@@ -146,6 +153,53 @@ def _refused_code(job: Job) -> UserError | None:
             value=error.value,
             next_step=f"correct the job; see the page of {job.operator} in the docs",
         )
+    return None
+
+
+def _refused_hot_data(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
+    hot = {d.dataset_id for d in dag.datasets if d.storage is Storage.POSTGRES}
+    for dataset in dag.datasets:
+        if dataset.write_mode is WriteMode.BUFFERED:
+            return InvalidInput(
+                "deploy.buffered_unsupported",
+                "there are no sinks yet that would write this dataset",
+                value=dataset.dataset_id,
+                next_step="set write_mode: direct, so that rows are written with the task's commit",
+            )
+    for job in dag.jobs:
+        if job.operator == "compact" and (problem := compaction.problem(job, dag)):
+            return InvalidInput(
+                "deploy.config_invalid",
+                f"job {job.name}: {problem}",
+                value=job.name,
+                next_step="correct the job; see the page of compact in the docs",
+            )
+        if job.update_strategy is UpdateStrategy.APPEND and (refusal := _refused_keys(job, dag)):
+            return refusal
+        reads = {compaction.rows_of(used.dataset_id, dag) for used in job.inputs}
+        if runtimes[job.runtime].driver is Driver.INVOKE and hot & reads:
+            return InvalidInput(
+                "deploy.hot_input_unsupported",
+                f"job {job.name}: a function that is invoked cannot read a hot table",
+                value=", ".join(sorted(hot & reads)),
+                next_step="use a runtime with workers, or read a compacted dataset",
+            )
+    return None
+
+
+def _refused_keys(job: Job, dag: Dag) -> UserError | None:
+    """A hot table tells rows of an `append` job apart by an index."""
+    written = {output.dataset_id for output in job.outputs}
+    for dataset in dag.datasets:
+        if dataset.dataset_id in written and dataset.storage is Storage.POSTGRES:
+            missing = sorted(set(job.unique_key) - {column.name for column in dataset.columns})
+            if missing:
+                return InvalidInput(
+                    "deploy.config_invalid",
+                    f"job {job.name}: columns of its unique_key are not in {dataset.dataset_id}",
+                    value=", ".join(missing),
+                    next_step="declare them under datasets, or correct unique_key",
+                )
     return None
 
 
@@ -222,6 +276,17 @@ async def _refused_datasets(tx: Transaction, org: str, dag: Dag) -> UserError | 
                 value=dataset_id,
                 next_step="deploy its producer first",
             )
+    for job in dag.jobs:
+        for used in job.inputs:
+            columns = (known.get(used.dataset_id) or {"definition": {}})["definition"].get("columns") or ()
+            unknown = sorted(set(used.columns) - {column["name"] for column in columns})
+            if columns and unknown and used.dataset_id in dag.external_datasets:
+                return InvalidInput(
+                    "deploy.config_invalid",
+                    f"job {job.name}: the dataset {used.dataset_id} has no such column",
+                    value=unknown[0],
+                    next_step="correct the columns of the input",
+                )
     return None
 
 
@@ -325,9 +390,20 @@ class _Apply:
                     generation_id = await registry.add_generation(
                         self.tx, dataset_uuid, made_by, rows_of, dataset.position
                     )
+                    await self._hot_table(generation_id, dataset, job)
                     self.new.add(generation_id)
                 await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
                 self.generations[output.dataset_id] = (dataset_uuid, generation_id)
+
+    async def _hot_table(self, generation_id: UUID, dataset: Dataset, job: Job) -> None:
+        """Its table is there before its first commit, and its schema before its first reader."""
+        if dataset.storage is not Storage.POSTGRES or dataset.position is None:
+            return
+        columns = tuple(HotColumn(c.name, c.type, c.nullable) for c in dataset.columns)
+        keys = job.unique_key if job.update_strategy is UpdateStrategy.APPEND else ()
+        await hot_tables.create(self.tx, HotTable(generation_id, columns, dataset.position, keys))
+        schema = tuple(SchemaColumn(c.name, c.arrow_type, c.nullable) for c in columns)
+        await generation_schemas.save(self.tx, {generation_id: (schema, 0)})
 
     async def _externals(self) -> None:
         rows = await registry.datasets_by_id(self.tx, self.org, list(self.dag.external_datasets))
@@ -358,7 +434,14 @@ class _Apply:
         for index, used in enumerate(job.inputs):
             dataset_uuid, generation_id = self.generations[used.dataset_id]
             await registry.add_job_input(
-                self.tx, job_id, index, used.name, dataset_uuid, generation_id, used.where
+                self.tx,
+                job_id,
+                index,
+                used.name,
+                dataset_uuid,
+                generation_id,
+                used.where,
+                used.columns,
             )
             if generation_id not in self.new:
                 self.replays.append((job_id, generation_id))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from traceplane.model.dag import Dag, Dataset, Job, Output
+from traceplane.model.dag import Dag, Dataset, Input, Job, Output
 
 CodeHash = Callable[[Job], str]
 
@@ -54,7 +54,7 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
         "runtime": job.runtime,
         "operator": job.operator,
         "config": job.config,
-        "inputs": [{"name": i.name, "dataset": i.dataset_id, "where": i.where} for i in job.inputs],
+        "inputs": [_input(used) for used in job.inputs],
         "outputs": [_output(output, datasets[output.dataset_id]) for output in job.outputs],
         "execution_strategy": job.execution_strategy,
         "update_strategy": job.update_strategy,
@@ -62,10 +62,22 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
     }
 
 
+def _input(used: Input) -> dict[str, Any]:
+    # What came later is left out where it is not used, so that deployed jobs keep their fingerprints.
+    columns = {"columns": list(used.columns)} if used.columns else {}
+    return {"name": used.name, "dataset": used.dataset_id, "where": used.where, **columns}
+
+
 def _output(output: Output, dataset: Dataset) -> dict[str, Any]:
     columns = [{"name": c.name, "type": c.type, "nullable": c.nullable} for c in dataset.columns]
-    kept = {"name": output.name, "dataset": output.dataset_id, "storage": dataset.storage, "columns": columns}
-    return kept if dataset.position is None else {**kept, "position": dataset.position}
+    position = {"position": dataset.position} if dataset.position else {}
+    return {
+        "name": output.name,
+        "dataset": output.dataset_id,
+        "storage": dataset.storage,
+        "columns": columns,
+        **position,
+    }
 
 
 def _hash(value: Any) -> str:

@@ -25,6 +25,7 @@ import yaml
 
 from traceplane.errors import NotFound, Problem, SpecInvalid
 from traceplane.model import dag as model
+from traceplane.model import hot_table
 from traceplane.model.dag import Dag, Input, Job, Output
 from traceplane.model.runtimes import POSITIONS
 
@@ -378,11 +379,16 @@ _DATASET: Fields = {
 }
 _SOURCE: Fields = {"kind": _choice(model.SourceKind), "schedule": _schedule}
 _FROM: Fields = {"job": _text, "output": _text, "dataset": _label}
-_INPUT: Fields = {"name": _label, "from": _record(_FROM), "where": _map_of(_filter)}
+_INPUT: Fields = {
+    "name": _label,
+    "from": _record(_FROM),
+    "where": _map_of(_filter),
+    "columns": _list_of(_label),
+}
 _OUTPUT: Fields = {"name": _label, "dataset": _label}
 _SCALING: Fields = {"mode": _choice(model.ScalingMode), "max_concurrency": _count}
 _RETRY: Fields = {"base": _duration, "max": _duration}
-_BATCH: Fields = {"size": _count}
+_BATCH: Fields = {"size": _count, "finality": _count}
 _EXECUTION: Fields = {
     "priority": _choice(model.Priority),
     "scaling": _record(_SCALING),
@@ -574,7 +580,12 @@ def _drafts(problems: _Problems, top: _Record) -> list[_Draft]:
                 problems.add(*wrong.details)
                 continue
             if found is not None:
-                used = Input(item.get("name") or found.name, found.dataset_id, item.get("where") or {})
+                used = Input(
+                    item.get("name") or found.name,
+                    found.dataset_id,
+                    item.get("where") or {},
+                    tuple(item.get("columns") or ()),
+                )
                 draft.inputs.append((used, item))
     return drafts
 
@@ -678,6 +689,52 @@ def _check_datasets(
             problems.add("spec.write_mode_needs_postgres", dataset.at("write_mode"), message, "remove it")
         columns = [(column.get("name"), column.at("name")) for column in dataset.get("columns") or ()]
         _refuse_repeats(problems, "column", columns)
+        if not dataset.has("storage", "postgres"):
+        elif dataset.has("write_mode", "direct"):
+            _check_hot_table(problems, dataset)
+    for draft in drafts:
+        for used, item in draft.inputs:
+            _check_columns_read(problems, item, declared.get(used.dataset_id))
+
+
+def _check_hot_table(problems: _Problems, dataset: _Record) -> None:
+    """A hot table is made from its declaration, and read by position."""
+    types = {column.get("name"): column for column in dataset.get("columns") or ()}
+    if dataset.lacks("columns") or dataset.lacks("position"):
+        message = "a hot table needs its columns, and which of them is the position"
+        suggestion = "add columns: [{ name: block, type: bigint }, ...] and position: block"
+        problems.add("spec.hot_needs_position", dataset.node, message, suggestion)
+    elif (position := dataset.get("position")) and position not in types:
+        message = f"no column {position[:100]!r} here"
+        problems.add(
+            "spec.unknown_column", dataset.at("position"), message, _near(position, filter(None, types))
+        )
+    elif position and (kind := types[position].get("type")) and not hot_table.can_be_position(kind):
+        message = f"positions are whole numbers, and {position[:100]!r} is {kind[:100]}"
+        problems.add("spec.hot_needs_position", dataset.at("position"), message, "name a bigint column")
+    for name, column in types.items():
+        if (kind := column.get("type")) and hot_table.stored_as(kind) is None:
+            message = f"a hot table has no columns of the type {kind[:100]!r}"
+            suggestion = f"one of: {', '.join(hot_table.SUPPORTED_TYPES)}"
+            problems.add("spec.hot_type_unsupported", column.at("type"), message, suggestion)
+        if name and not hot_table.can_be_column(name):
+            message = f"Postgres cannot have a column {name[:100]!r}"
+            problems.add("spec.bad_name", column.at("name"), message, "up to 63 bytes, and no system column")
+
+
+def _check_columns_read(problems: _Problems, item: _Record, dataset: _Record | None) -> None:
+    """What an input names of a dataset that this file declares must be there."""
+    nodes = item.at("columns").value if item.get("columns") else []
+    _refuse_repeats(problems, "column", [(n.value, n) for n in nodes if isinstance(n, yaml.ScalarNode)])
+    known = {column.get("name") for column in (dataset.get("columns") if dataset else None) or ()}
+    if not known or None in known:
+        return
+    named: list[tuple[str, yaml.Node]] = [(n.value, n) for n in nodes if isinstance(n, yaml.ScalarNode)]
+    if dataset is not None and dataset.has("write_mode", "direct"):
+        named += [(name, item.at("where")) for name in item.get("where") or ()]
+    for name, node in named:
+        if name not in known:
+            problems.add("spec.unknown_column", node, f"no column {name[:100]!r} there", _near(name, known))
 
 
 def _order(problems: _Problems, drafts: list[_Draft], producers: dict[str, int]) -> list[_Draft]:
@@ -758,6 +815,7 @@ def _with_aggregators(draft: _Draft, job: Job) -> list[Job]:
     if not names:
         return [job]
     batches = {dataset_id: f"{dataset_id}#{job.name}.batches" for dataset_id in names}
+    finality = draft.record.get("batch", "finality")
     # An aggregator that waits for a full range must not hold its own inputs.
     unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     aggregators = [
@@ -766,7 +824,11 @@ def _with_aggregators(draft: _Draft, job: Job) -> list[Job]:
             activation=model.Activation.REACTIVE,
             runtime="dispatcher",
             operator="aggregator",
-            config={"size": draft.record.get("batch", "size"), "source_dataset": dataset_id},
+            config={
+                "size": draft.record.get("batch", "size"),
+                "source_dataset": dataset_id,
+                **({"finality": finality} if finality else {}),
+            },
             inputs=(Input(dataset_id, dataset_id),),
             outputs=(Output("batches", batches[dataset_id]),),
             execution_strategy=model.ExecutionStrategy.PER_UPDATE,

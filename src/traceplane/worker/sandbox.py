@@ -462,6 +462,7 @@ def _lies_within(payload: Mapping[str, Any], reuse: Reuse) -> bool:
     readable = [str(folder) for folder in (*reuse.readable, *reuse.writable)]
     writable = [str(folder) for folder in reuse.writable]
     files = [file for entry in payload.get("inputs") or () for file in entry.get("files") or ()]
+    files += [file for entry in payload.get("outputs") or () for file in entry.get("existing") or ()]
     folders = [entry.get("folder") for entry in payload.get("outputs") or ()]
     return all(
         isinstance(file, str) and any(is_within(file, folder) for folder in readable) for file in files

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -40,6 +40,7 @@ from traceplane.task_api import (
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.frames import Limits
+from traceplane.worker.hot_inputs import LocalInputs, fetched
 from traceplane.worker.intake import Intake
 from traceplane.worker.object_cache import ObjectCache
 from traceplane.worker.sandbox import Sandbox
@@ -79,6 +80,8 @@ class _Held:
     """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
     next_beat: float = 0.0
     progress: dict[str, Any] | None = None
+    local: LocalInputs = field(default_factory=LocalInputs)
+    """Its hot inputs, as they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +232,18 @@ class Wrapper:
                 retryable=body.code not in _NOT_WORTH_A_RETRY,
             )
             return self._completion(held, "failed", traceparent, error=failure)
+        if lost := _rows_lost(held, result):
+            return self._completion(held, "failed", traceparent, error=lost)
         crash_point("worker.after_stage")
         events = [msgspec.convert(event, EventOut) for event in result.events]
-        return self._completion(held, "completed", traceparent, outputs=outputs, events=events)
+        return self._completion(
+            held,
+            "completed",
+            traceparent,
+            outputs=outputs,
+            events=events,
+            hot_reads=held.local.reads if held.job.operator == "compact" else [],
+        )
 
     async def _run_on_inputs(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         if self._store.cache is None:
@@ -252,6 +264,12 @@ class Wrapper:
         return outputs
 
     async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
+        async with fetched(
+            self._client, held.task, held.job, lambda: held.token, self._store.inputs
+        ) as held.local:
+            return await self._run_on(held, on_log, traceparent)
+
+    async def _run_on(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
         is_source = job.activation == "source"
         builtin = _SPARK_TASK if self._spark is not None else PYTHON_OPERATORS.get(job.operator)
@@ -277,7 +295,8 @@ class Wrapper:
                 {
                     "name": i.name,
                     "where": i.where,
-                    "files": self._paths(found),
+                    "select": i.columns,
+                    "files": held.local.files.get(number, self._paths(found)),
                     "position": i.position,
                     "kept": {
                         path: f["kept"]
@@ -286,7 +305,7 @@ class Wrapper:
                     },
                     "columns": msgspec.to_builtins(columns or []),
                 }
-                for i, found, columns in zip(job.inputs, files, schemas, strict=True)
+                for number, (i, found, columns) in enumerate(zip(job.inputs, files, schemas, strict=True))
             ],
             "outputs": [
                 {"name": o.name, "folder": str(self._store.outputs / prefix), "existing": self._paths(found)}
@@ -434,6 +453,15 @@ class Wrapper:
             held.verdict = verdict
             telemetry.emit("worker.stopping_task", task_id=str(held.task.task_id), why=why or verdict)
             held.run.cancel()
+
+
+def _rows_lost(held: _Held, result: RunResult) -> TaskError | None:
+    """Rows may be deleted where they were compacted from, so none may be missing from what was written."""
+    read, written = sum(held.local.rows.values()), sum(output.row_count for output in result.outputs)
+    filtered = any(i.where for i in held.job.inputs)
+    if held.job.operator != "compact" or not held.local.rows or filtered or read == written:
+        return None
+    return TaskError("compact.rows_differ", f"{read} rows were read and {written} written")
 
 
 def _limits(runtime: Runtime) -> Limits:

@@ -15,6 +15,18 @@ where (select count(*) from aggregator_positions p
        where p.job_id = $1 and p.position between r.range_start and r.range_start + $3::bigint - 1) = $3::bigint
 order by r.range_start
 
+-- name: head
+-- The highest position that arrived.
+select max(position) from aggregator_positions where job_id = $1::uuid
+
+-- name: ranges_between
+-- The ranges of a size that have a position here and end within these bounds.
+select distinct position - mod(mod(position, $4::bigint) + $4::bigint, $4::bigint) as range_start
+from aggregator_positions
+where job_id = $1::uuid and position between $2::bigint - $4::bigint + 1 and $3::bigint
+  and position - mod(mod(position, $4::bigint) + $4::bigint, $4::bigint) + $4::bigint - 1
+      between $2::bigint and $3::bigint
+
 -- name: told_of_commits
 -- Of these tasks, those whose event tells of a commit: every position of its scope has been written.
 select i.task_id from task_inputs i join events e using (event_id)

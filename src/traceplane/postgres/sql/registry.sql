@@ -67,7 +67,8 @@ delete from job_pressure where job_id = any($1::uuid[])
 
 -- name: add_job_input
 -- An edge into a job.
-insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id, filter) values ($1, $2, $3, $4, $5, $6)
+insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id, filter, columns)
+values ($1, $2, $3, $4, $5, $6, $7)
 
 -- name: add_job_output
 -- An edge out of a job.
@@ -84,7 +85,9 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
   j.max_attempts,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
-      'where', i.filter, 'position', rows.position_column, 'storage', rows.dataset_uuid || '/' || rows.generation_id || '/') order by i.input_index)
+      'where', i.filter, 'columns', i.columns, 'position', rows.position_column,
+      'storage', rows.dataset_uuid || '/' || rows.generation_id || '/',
+      'hot', exists (select 1 from hot_tables h where h.generation_id = rows.generation_id)) order by i.input_index)
     from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
     where i.job_id = j.job_id), '[]') as inputs,

@@ -1,0 +1,177 @@
+"""Hot datasets: the types their tables have, and where the rows of a range are.
+
+A hot generation has one table. Each of its rows has a position, in a column that the dataset names, and a commit that
+replaces its scope deletes the rows of these positions before it writes its own: the table holds the newest word on
+every position and nothing else.
+
+When a range is compacted away, its rows leave the table, and a commit of the hot generation itself says in which
+files they are now (they are *moved*). So a reader of a range gets the table's rows, and of each moved commit the
+positions that no newer commit covers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+_TYPES = {
+    "boolean": ("boolean", "bool"),
+    "tinyint": ("smallint", "int8"),
+    "smallint": ("smallint", "int16"),
+    "int": ("integer", "int32"),
+    "integer": ("integer", "int32"),
+    "bigint": ("bigint", "int64"),
+    "long": ("bigint", "int64"),
+    "float": ("real", "float"),
+    "double": ("double precision", "double"),
+    "string": ("text", "string"),
+    "binary": ("bytea", "binary"),
+    "date": ("date", "date32[day]"),
+    "timestamp": ("timestamptz", "timestamp[us, tz=UTC]"),
+    "timestamp_ntz": ("timestamp", "timestamp[us]"),
+}
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+_POSITIONS = frozenset({"tinyint", "smallint", "int", "integer", "bigint", "long"})
+_SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+_LONGEST_NAME = 63
+
+SUPPORTED_TYPES = (*sorted(_TYPES), "decimal(p, s)")
+
+
+@dataclass(frozen=True, slots=True)
+class HotColumn:
+    name: str
+    type: str
+    """As the DAG file has it: a Spark SQL type."""
+    nullable: bool = True
+
+    @property
+    def postgres_type(self) -> str:
+        found = stored_as(self.type)
+        assert found is not None, "checked when the dataset was deployed"
+        return found[0]
+
+    @property
+    def arrow_type(self) -> str:
+        """By its name, as manifests have it."""
+        found = stored_as(self.type)
+        assert found is not None, "checked when the dataset was deployed"
+        return found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class HotTable:
+    generation_id: UUID
+    columns: tuple[HotColumn, ...]
+    position: str
+    unique_key: tuple[str, ...] = ()
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a commit takes the place of what its scope held; else rows are added by `unique_key`."""
+        return not self.unique_key
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCommit:
+    """A live commit of a hot generation; one with files is moved, the rows of the others are in the table."""
+
+    commit_id: int
+    start: int
+    end: int
+    rows: int
+    files: tuple[dict[str, Any], ...] = ()
+
+
+Interval = tuple[int, int]
+"""Positions from the first to the last, both included."""
+
+
+def stored_as(type_: str) -> tuple[str, str] | None:
+    """The Postgres and the Arrow type of a Spark SQL type; None if a hot table has no such columns."""
+    name = type_.strip().lower()
+    if match := _DECIMAL.fullmatch(name):
+        precision, scale = int(match[1]), int(match[2] or 0)
+        if not 1 <= precision <= 38 or scale > precision:
+            return None
+        return f"numeric({precision}, {scale})", f"decimal128({precision}, {scale})"
+    return _TYPES.get(name)
+
+
+def can_be_position(type_: str) -> bool:
+    return type_.strip().lower() in _POSITIONS
+
+
+def can_be_column(name: str) -> bool:
+    return len(name.encode()) <= _LONGEST_NAME and name not in _SYSTEM_COLUMNS
+
+
+def state_of(held: Iterable[HeldCommit]) -> str:
+    """A word for what a range holds: the same live commits, the same rows. SQL spells it alike."""
+    ids = sorted(commit.commit_id for commit in held)
+    return hashlib.md5(",".join(map(str, ids)).encode()).hexdigest() if ids else ""
+
+
+def moved_rows(
+    held: Sequence[HeldCommit], start: int, end: int, *, replaces: bool
+) -> list[tuple[HeldCommit, tuple[Interval, ...]]]:
+    """The moved commits that hold rows of a range, and which of their positions count there.
+
+    Commits are in the order they were made. What a newer one covers, moved or not, is not read from an older one,
+    unless commits only ever add.
+    """
+    found: list[tuple[HeldCommit, tuple[Interval, ...]]] = []
+    covered: list[Interval] = []
+    for commit in reversed(held):
+        if commit.files:
+            wanted = (max(commit.start, start), min(commit.end, end))
+            if kept := _without(wanted, covered if replaces else []):
+                found.append((commit, kept))
+        covered = _united(covered, (commit.start, commit.end))
+    return found[::-1]
+
+
+def _united(intervals: Sequence[Interval], new: Interval) -> list[Interval]:
+    """Apart and in order, with one more; those that touch become one."""
+    low, high = new
+    apart = []
+    for first, last in intervals:
+        if last < low - 1 or first > high + 1:
+            apart.append((first, last))
+        else:
+            low, high = min(low, first), max(high, last)
+    return sorted([*apart, (low, high)])
+
+
+def _without(wanted: Interval, covered: Sequence[Interval]) -> tuple[Interval, ...]:
+    position, kept = wanted[0], []
+    for first, last in covered:
+        if last < position or first > wanted[1]:
+            continue
+        if first > position:
+            kept.append((position, first - 1))
+        position = last + 1
+    if position <= wanted[1]:
+        kept.append((position, wanted[1]))
+    return tuple(kept)
+
+
+def parts(held: Sequence[HeldCommit], start: int, end: int, *, rows_per_part: int) -> list[Interval]:
+    """A range in pieces of about so many rows of the table, by what its commits say they hold."""
+    cuts: set[int] = set()
+    pending = 0
+    for commit in sorted((c for c in held if not c.files and c.rows), key=lambda c: c.start):
+        if pending + commit.rows > rows_per_part and pending:
+            cuts.add(commit.start)
+            pending = 0
+        pending += commit.rows
+        pieces = min(-(-commit.rows // rows_per_part), commit.end - commit.start + 1)
+        width = commit.end - commit.start + 1
+        cuts.update(commit.start + width * n // pieces for n in range(1, pieces))
+    bounds = [start, *sorted(cut for cut in cuts if start < cut <= end), end + 1]
+    return [(low, high - 1) for low, high in itertools.pairwise(bounds)]

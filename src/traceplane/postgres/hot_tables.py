@@ -1,0 +1,156 @@
+"""The tables of hot generations: made at deploy, written with a commit, read by range.
+
+Names and types of a table come from its dataset, so these statements are put together here, from quoted names and
+from types of a fixed list; values are always parameters. Rows go in and out as CSV, which Postgres and Arrow both
+write and read without Python touching a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import IO, Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from traceplane.model.hot_table import HeldCommit, HotColumn, HotTable
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("hot_tables")
+
+SCHEMA = "traceplane_hot"
+
+Range = tuple[UUID, int, int]
+"""A generation, and positions from the first to the last."""
+
+
+class RowsRefused(Exception):
+    """Postgres does not take the rows; the transaction is lost, and the same rows will be refused again."""
+
+
+class FilterRefused(Exception):
+    """A value that the column it is compared with cannot have."""
+
+
+def table_name(generation_id: UUID) -> str:
+    return f"g_{generation_id.hex}"
+
+
+async def create(tx: Transaction, table: HotTable) -> None:
+    name, position = _name(table), _quoted(table.position)
+    columns = ", ".join(
+        f"{_quoted(c.name)} {c.postgres_type}{'' if c.nullable and c.name != table.position else ' not null'}"
+        for c in table.columns
+    )
+    await tx.run(f"create table {name} ({columns})")
+    await tx.run(f"create index on {name} ({position})")
+    if table.unique_key:
+        await tx.run(f"create unique index on {name} ({', '.join(map(_quoted, table.unique_key))})")
+    await tx.rows(
+        _SQL["add"],
+        table.generation_id,
+        [msgspec.to_builtins(c) for c in table.columns],
+        table.position,
+        list(table.unique_key),
+    )
+
+
+async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, HotTable]:
+    return {
+        r["generation_id"]: HotTable(
+            r["generation_id"],
+            tuple(HotColumn(**column) for column in r["columns"]),
+            r["position"],
+            tuple(r["unique_key"]),
+        )
+        for r in await tx.rows(_SQL["load"], list(generation_ids))
+    }
+
+
+async def lock(tx: Transaction, generation_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["lock"], list(generation_ids))
+
+
+async def held(tx: Transaction, ranges: Sequence[Range]) -> list[list[HeldCommit]]:
+    """For each range, the live commits that overlap it."""
+    found: list[list[HeldCommit]] = [[] for _ in ranges]
+    for r in await tx.rows(_SQL["held"], *_columns(ranges)):
+        found[r["number"]].append(
+            HeldCommit(r["commit_id"], r["range_start"], r["range_end"], r["row_count"], tuple(r["files"]))
+        )
+    return found
+
+
+async def states(tx: Transaction, ranges: Sequence[Range]) -> list[str]:
+    found = ["" for _ in ranges]
+    for r in await tx.rows(_SQL["states"], *_columns(ranges)):
+        found[r["number"]] = r["state"]
+    return found
+
+
+async def clear(tx: Transaction, table: HotTable, start: int, end: int) -> None:
+    """Removes the rows of these positions."""
+    await tx.run(f"delete from {_name(table)} where {_quoted(table.position)} between $1 and $2", start, end)
+
+
+async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> None:
+    """Adds rows in CSV; with a unique key, those that are not there yet."""
+    names = [c.name for c in table.columns]
+    try:
+        if not table.unique_key:
+            copied = await tx.copy_in(table_name(table.generation_id), names, rows, schema=SCHEMA)
+        else:
+            draft = f"draft_{table.generation_id.hex}"
+            await tx.run(f"create temporary table {draft} (like {_name(table)}) on commit drop")
+            copied = await tx.copy_in(draft, names, rows)
+            columns = ", ".join(map(_quoted, names))
+            await tx.run(
+                f"insert into {_name(table)} ({columns}) select {columns} from {draft} on conflict do nothing"
+            )
+            await tx.run(f"drop table {draft}")
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+        raise RowsRefused(str(error)) from error
+    if copied != count:
+        raise RowsRefused(f"of {count} rows {copied} arrived")
+
+
+async def read(
+    tx: Transaction,
+    table: HotTable,
+    start: int,
+    end: int,
+    push: Callable[[bytes], Awaitable[None]],
+    *,
+    columns: Sequence[str],
+    where: Mapping[str, Any],
+) -> None:
+    """Sends the rows of these positions in CSV, without a header; only these columns, only rows equal to `where`."""
+    types = {c.name: c.postgres_type for c in table.columns}
+    filters = [
+        f" and {_quoted(name)} = ${number}::text::{types[name]}" for number, name in enumerate(where, start=3)
+    ]
+    query = (
+        f"select {', '.join(map(_quoted, columns))} from {_name(table)}"
+        f" where {_quoted(table.position)} between $1::bigint and $2::bigint{''.join(filters)}"
+    )
+    try:
+        await tx.copy_out(query, start, end, *(_as_text(value) for value in where.values()), push=push)
+    except asyncpg.DataError as error:
+        raise FilterRefused(str(error)) from error
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _columns(ranges: Sequence[Range]) -> list[list[Any]]:
+    return [[r[n] for r in ranges] for n in range(3)]
+
+
+def _name(table: HotTable) -> str:
+    return f"{SCHEMA}.{table_name(table.generation_id)}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

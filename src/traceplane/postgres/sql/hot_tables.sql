@@ -1,0 +1,41 @@
+-- Hot datasets: which generations have a table, and which live commits its rows, or files in their place, come from.
+
+-- name: add
+-- A generation's rows are in a table of its own.
+insert into hot_tables (generation_id, columns, position, unique_key) values ($1, $2, $3, $4)
+
+-- name: load
+-- The tables of those generations that have one.
+select generation_id, columns, position, unique_key from hot_tables where generation_id = any($1::uuid[])
+
+-- name: lock
+-- Commits of a hot generation take turns from here on. Always before the cursors, and in the same order.
+select generation_id from hot_tables where generation_id = any($1::uuid[]) order by generation_id for no key update
+
+-- name: held
+-- The live commits that overlap a range, for each of several ranges, in the order they were made.
+select w.ord::int - 1 as number, c.commit_id, c.range_start, c.range_end, c.row_count, c.files
+from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as w (generation_id, range_start, range_end, ord)
+join generation_cursors k using (generation_id)
+cross join lateral (
+  select c.commit_id, c.range_start, c.range_end, c.row_count, c.files from dataset_commits c
+  where c.generation_id = k.generation_id and c.superseded_by is null
+    and c.range_start >= greatest(w.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= w.range_end and c.range_end >= w.range_start
+  offset 0  -- a probe by index for each range
+) c
+order by w.ord, c.commit_id
+
+-- name: states
+-- A word for what each range holds, as model.hot_table.state_of spells it; none for a range that holds nothing.
+select w.ord::int - 1 as number, md5(string_agg(c.commit_id::text, ',' order by c.commit_id)) as state
+from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as w (generation_id, range_start, range_end, ord)
+join generation_cursors k using (generation_id)
+cross join lateral (
+  select c.commit_id from dataset_commits c
+  where c.generation_id = k.generation_id and c.superseded_by is null
+    and c.range_start >= greatest(w.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= w.range_end and c.range_end >= w.range_start
+  offset 0  -- a probe by index for each range
+) c
+group by w.ord

@@ -1,0 +1,259 @@
+"""Hot inputs as files: the wrapper fetches a task's rows from the dispatcher, several pieces at a time.
+
+Operators read them as they read any input, as Parquet files, and hold neither a token nor a database. The files lie
+in the object store, in a staging folder of the input that belongs to this attempt alone: the task's process and the
+worker's Spark reach them there, and garbage collection finds what a killed worker left.
+
+All pieces are of one moment. If the range is written meanwhile, the dispatcher says so, and reading begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traceplane.errors import Conflict, PlatformError
+from traceplane.task_api import (
+    ClaimedTask,
+    ColumnSchema,
+    DispatcherClient,
+    Fence,
+    HotInput,
+    HotRead,
+    InputRef,
+    JobPayload,
+    MovedFile,
+    RowsRequest,
+)
+from traceplane.worker.staging import remove_tree
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PIECES_AT_ONCE = 4
+_TRIES = 5
+_PAUSE_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class LocalInputs:
+    """Hot inputs by their place among the job's inputs; one that is missing is not hot."""
+
+    files: dict[int, list[str]] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+    reads: list[HotRead] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def fetched(
+    client: DispatcherClient, task: ClaimedTask, job: JobPayload, token: Callable[[], str], object_store: Path
+) -> AsyncIterator[LocalInputs]:
+    """The task's hot inputs as files that are gone afterwards."""
+    folders = {
+        number: object_store / f"{i.dataset_uuid}/{i.dataset_version}/staging/{task.task_id}/{task.attempt}"
+        for number, (i, place) in enumerate(zip(job.inputs, task.hot_inputs, strict=False))
+        if place is not None
+    }
+    if not folders:
+        yield LocalInputs()
+        return
+    try:
+        yield await _fetch(client, task, job, token, object_store, folders)
+    finally:
+        for folder in folders.values():
+            await asyncio.to_thread(_remove, folder)
+
+
+async def _fetch(
+    client: DispatcherClient,
+    task: ClaimedTask,
+    job: JobPayload,
+    token: Callable[[], str],
+    object_store: Path,
+    folders: dict[int, Path],
+) -> LocalInputs:
+    fence = Fence(task.task_id, task.attempt, task.lease_token)
+    for tried in range(_TRIES):
+        try:
+            return await _read(client, fence, task, job, token, object_store, folders)
+        except Conflict as error:
+            if error.code != "hot.changed":
+                raise PlatformError("task.stale", error.message, value=error.value) from error
+        except PlatformError:  # the dispatcher may be away for a moment
+            if tried == _TRIES - 1:
+                raise
+        await asyncio.sleep(_PAUSE_SECONDS * 2**tried)
+        if (again := await client.fetch(fence)).task is None:
+            raise PlatformError("task.stale", f"the task is {again.outcome}", value=str(task.task_id))
+        task = again.task
+    raise PlatformError(
+        "hot.never_still",
+        f"a hot input was written at each of {_TRIES} tries to read it",
+        value=str(task.scope),
+        next_step="the task is tried again; let it work on ranges that are not written so often",
+    )
+
+
+async def _read(
+    client: DispatcherClient,
+    fence: Fence,
+    task: ClaimedTask,
+    job: JobPayload,
+    token: Callable[[], str],
+    object_store: Path,
+    folders: dict[int, Path],
+) -> LocalInputs:
+    found = LocalInputs()
+    for number, folder in folders.items():
+        place = task.hot_inputs[number]
+        assert place is not None, "the dispatcher tells of every hot input"
+        await asyncio.to_thread(_make_anew, folder)
+        reading = _Reading(client, fence, token, number, job.inputs[number], task.input_schemas[number])
+        found.files[number], found.rows[number] = await reading.run(place, folder, object_store)
+        found.reads.append(HotRead(job.inputs[number].input_index, place.state))
+    return found
+
+
+class _Reading:
+    """One hot input of one attempt."""
+
+    def __init__(
+        self,
+        client: DispatcherClient,
+        fence: Fence,
+        token: Callable[[], str],
+        number: int,
+        used: InputRef,
+        columns: Sequence[ColumnSchema] | None,
+    ) -> None:
+        self._client, self._fence, self._token, self._number = client, fence, token, number
+        from traceplane.dataplane.arrow_types import (
+            schema_of,
+        )  # and Arrow, which other tasks do not need here
+
+        wanted = [
+            c for c in columns or () if not used.columns or c.name in used.columns or c.name in used.where
+        ]
+        schema = schema_of({"name": c.name, "type": c.type, "nullable": c.nullable} for c in wanted)
+        assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+        self._schema: pa.Schema = schema
+
+    async def run(self, place: HotInput, folder: Path, object_store: Path) -> tuple[list[str], int]:
+        """The files, and how many rows they hold."""
+        turns = asyncio.Semaphore(_PIECES_AT_ONCE)
+
+        async def piece(number: int, start: int, end: int) -> tuple[str, int]:
+            async with turns:
+                return await self._piece(place, folder / f"part-{number:05d}", start, end)
+
+        async def moved(number: int, file: MovedFile) -> tuple[str, int]:
+            source = object_store / file.path
+            if file.keep is None:
+                return str(source), file.rows
+            target = folder / f"moved-{number:05d}.parquet"
+            async with turns:
+                rows = await asyncio.to_thread(_keep, source, target, self._schema, place.position, file.keep)
+            return str(target), rows
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(piece(n, *span)) for n, span in enumerate(place.parts)]
+                running += [group.create_task(moved(n, file)) for n, file in enumerate(place.files)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # one reason is enough to stop; the others follow from it
+        found = [task.result() for task in running]
+        return [path for path, _ in found], sum(rows for _, rows in found)
+
+    async def _piece(self, place: HotInput, target: Path, start: int, end: int) -> tuple[str, int]:
+        request = RowsRequest([self._token()], self._fence, self._number, start, end, place.state)
+        received = target.with_suffix(".csv")
+        with received.open("wb") as file:
+            async for chunk in self._client.rows(request):
+                file.write(chunk)
+        parquet = target.with_suffix(".parquet")
+        rows = await asyncio.to_thread(_as_parquet, received, parquet, self._schema)
+        received.unlink()
+        return str(parquet), rows
+
+
+def _as_parquet(source: Path, target: Path, schema: pa.Schema) -> int:
+    """CSV as Postgres writes it, without a header, becomes a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as parquet
+
+    hexadecimal = {f.name for f in schema if pa.types.is_binary(f.type)}
+    read_as = {f.name: pa.string() if f.name in hexadecimal else f.type for f in schema}
+    convert = csv.ConvertOptions(
+        column_types=read_as,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        true_values=["t"],
+        false_values=["f"],
+    )
+    rows = 0
+    with parquet.ParquetWriter(target, schema) as writer:
+        if source.stat().st_size:
+            with csv.open_csv(
+                source,
+                read_options=csv.ReadOptions(column_names=schema.names, block_size=8 << 20),
+                parse_options=csv.ParseOptions(newlines_in_values=True),
+                convert_options=convert,
+            ) as batches:
+                for batch in batches:
+                    columns = [
+                        _as_bytes(batch[name]) if name in hexadecimal else batch[name]
+                        for name in schema.names
+                    ]
+                    writer.write_batch(pa.record_batch(columns, schema=schema))
+                    rows += batch.num_rows
+    return rows
+
+
+def _as_bytes(texts: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array([None if t is None else bytes.fromhex(t[2:]) for t in texts.to_pylist()], pa.binary())
+
+
+def _keep(
+    source: Path, target: Path, schema: pa.Schema, position: str, keep: Sequence[tuple[int, int]]
+) -> int:
+    """The rows of a file that lie at these positions."""
+    import functools
+    import operator
+
+    import pyarrow.compute as pc
+    import pyarrow.dataset as dataset
+    import pyarrow.parquet as parquet
+
+    at = pc.field(position)
+    wanted = functools.reduce(operator.or_, ((at >= low) & (at <= high) for low, high in keep))
+    rows = 0
+    with parquet.ParquetWriter(target, schema) as writer:
+        found = dataset.dataset(source, format="parquet")
+        for batch in found.to_batches(columns=schema.names, filter=wanted):
+            writer.write_batch(batch.cast(schema))
+            rows += batch.num_rows
+    return rows
+
+
+def _make_anew(folder: Path) -> None:
+    """An empty folder that operators can read, whatever the umask."""
+    remove_tree(folder)
+    above = [p for p in folder.parents if not p.exists()]
+    folder.mkdir(parents=True)
+    for made in (folder, *above):
+        made.chmod(0o755)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # of the task, unless another attempt's is there

@@ -1,0 +1,507 @@
+"""Hot datasets: rows in Postgres with the commit, read as of one moment, and moved out without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.control_plane import ControlPlane, Held
+from tests.hot_worker import HotWorker, Rows
+from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.dispatcher import hot_reads, hot_writes
+from traceplane.dispatcher.garbage import collect
+from traceplane.errors import Forbidden, InvalidInput
+from traceplane.task_api import HotRead, Scope
+
+COLUMNS = "[{name: block, type: bigint}, {name: n, type: int}, {name: name, type: string}]"
+DAG = f"""
+version: 1
+dag: main
+datasets:
+  hot: {{storage: postgres, write_mode: direct, position: block, columns: {COLUMNS}}}
+jobs:
+- {{name: numbers, activation: source, source: {{kind: manual}}, outputs: [{{dataset: in}}]}}
+- name: store
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: in}}}}]
+  outputs: [{{dataset: hot}}]
+  config: {{entrypoint: "basic:copy"}}
+- name: reader
+  runtime: python
+  operator: python
+  inputs: [{{from: {{dataset: hot}}}}]
+  outputs: [{{dataset: seen}}]
+  config: {{entrypoint: "basic:copy"}}
+- name: cold
+  runtime: spark
+  operator: compact
+  inputs: [{{from: {{dataset: hot}}}}]
+  outputs: [{{dataset: cold}}]
+  config: {{delete_after_commit: true}}
+  execution_strategy: Bulk
+  batch: {{size: 5}}
+  max_attempts: 100
+  retry: {{base: 1ms, max: 1ms}}
+"""
+
+
+@pytest.fixture
+async def worker(database_url: str, tmp_path: Path) -> AsyncIterator[HotWorker]:
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        yield HotWorker(plane, tmp_path / "objects")
+
+
+def table(*rows: tuple[int, int]) -> pa.Table:
+    return pa.table(
+        {
+            "block": pa.array([block for block, _ in rows], pa.int64()),
+            "n": pa.array([n for _, n in rows], pa.int32()),
+            "name": pa.array([f"n{n}" for _, n in rows], pa.string()),
+        }
+    )
+
+
+def pairs(rows: Rows) -> list[tuple[int, int]]:
+    return sorted((row["block"], row["n"]) for row in rows)
+
+
+async def stored(worker: HotWorker, scope: int | Scope, *rows: tuple[int, int], emission: str = "") -> None:
+    await worker.plane.emit("in", [scope], emission=emission)
+    [held] = await worker.take("store")
+    assert await worker.store(held, table(*rows)) == "committed"
+
+
+def span(start: int, end: int) -> Scope:
+    return Scope(partition_key=f"{start}-{end}", start=start, end=end)
+
+
+async def test_rows_are_there_with_the_commit_and_replaced_with_the_next(worker: HotWorker) -> None:
+    plane = worker.plane
+    await plane.deploy(DAG)
+    await plane.emit("in", [1, 2])
+    one, two = await worker.take("store")
+    done = worker.done(one, table((1, 10), (1, 11)), table((1, 12)))
+    assert await plane.report((one, done), (two, worker.done(two, table((2, 20))))) == ["committed"] * 2
+    assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12), (2, 20)]
+    assert await plane.report((one, done)) == ["committed"]  # said again: answered alike, nothing changes
+    assert len(await worker.table("hot")) == 4
+    # A wider commit that covers a part rewrites exactly that part.
+    await stored(worker, span(2, 3), (3, 30))
+    assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12), (3, 30)]
+    await stored(worker, 3, (3, 31), emission="again")
+    assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12), (3, 31)]
+    kinds = await plane.sql(
+        "select e.kind::text, e.scope_key from events e join datasets using (dataset_uuid)"
+        " where dataset_id = 'hot' order by event_id"
+    )
+    assert [(r["scope_key"], r["kind"]) for r in kinds] == [
+        ("c:1", "data"), ("c:2", "data"), ("p:2-3", "invalidation"), ("c:3", "invalidation")
+    ]  # fmt: skip
+    # The staged files have served, and garbage collection takes them.
+    await plane.run_all()
+    found = await collect(plane.database, FolderObjectStore(worker.objects), grace=timedelta(0))
+    assert found.files >= 5
+    assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12), (3, 31)]
+
+
+async def test_rows_that_do_not_fit_fail_their_own_task_and_no_other(
+    worker: HotWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.plane.deploy(DAG)
+    monkeypatch.setattr(hot_writes, "MOST_BYTES", 2000)
+    good = table((0, 1))
+    wrong = {
+        "an unknown column": good.append_column("more", pa.array([1])),
+        "outside of the task's scope": table((99, 1)),
+        "is int and cannot hold": good.set_column(1, "n", pa.array(["one"])),
+        "cannot hold what was written": good.set_column(1, "n", pa.array([2**40])),
+        "is null or missing": good.drop_columns(["block"]),
+        "NUL": good.set_column(2, "name", pa.array(["a\0b"])),
+        "MB that one commit": pa.concat_tables([good] * 500),
+        "cannot be read": None,
+    }
+    await worker.plane.emit("in", range(len(wrong) + 1))
+    held = await worker.take("store")
+    reports = []
+    for number, (h, rows) in enumerate(zip(held, [*wrong.values(), good], strict=True)):
+        here = rows
+        if rows is not None and "block" in rows.column_names and rows["block"][0].as_py() == 0:
+            here = rows.set_column(0, "block", pa.array([number] * rows.num_rows))
+        if here is None:
+            done = worker.done(h, table((number, 1)))
+            (worker.objects / done.outputs[0].files[0].path).write_bytes(b"not Parquet")
+        else:
+            done = worker.done(h, here)
+        reports.append((h, done))
+    outcomes = await worker.plane.report(*reports)
+    assert outcomes == ["dead"] * (len(wrong) - 1) + ["retrying", "committed"]
+    codes = {}
+    for h, says in zip(held, wrong, strict=False):
+        error = await worker.error(h)
+        codes[says] = error["code"]
+        assert (says if says != "an unknown column" else "not one of the dataset's") in error["message"]
+        assert error["next_step"]
+    assert set(codes.values()) == {"commit.rows_unfit", "commit.too_large", "commit.file_unreadable"}
+    assert pairs(await worker.table("hot")) == [(len(wrong), 1)]
+
+
+async def test_append_adds_what_its_key_does_not_know(worker: HotWorker) -> None:
+    await worker.plane.deploy(
+        DAG.replace(
+            "outputs: [{dataset: hot}]",
+            "outputs: [{dataset: hot}]\n  update_strategy: append\n  unique_key: [n]",
+        )
+    )
+    await stored(worker, 1, (1, 10), (1, 11))
+    await stored(worker, 1, (1, 11), (1, 12), (1, 12), emission="again")
+    assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12)]
+
+
+async def test_every_type_comes_back_as_it_went_in(worker: HotWorker) -> None:
+    kinds = {
+        "b": ("boolean", pa.bool_(), [True, False, None]),
+        "i8": ("tinyint", pa.int8(), [-128, 127, None]),
+        "i16": ("smallint", pa.int16(), [-(2**15), 2**15 - 1, None]),
+        "i64": ("bigint", pa.int64(), [-(2**63), 2**63 - 1, None]),
+        "f": ("float", pa.float32(), [1.5, float("inf"), None]),
+        "d": ("double", pa.float64(), [0.1, -float("inf"), None]),
+        "wide": ("decimal(38, 0)", pa.decimal128(38, 0), [Decimal(10**38 - 1), Decimal(-1), None]),
+        "cents": ("decimal(10, 2)", pa.decimal128(10, 2), [Decimal("0.10"), Decimal("-1.00"), None]),
+        "Text, odd": ("string", pa.string(), ['a "quoted",\nline\\.\n\\.\n', "", None]),
+        "raw": ("binary", pa.binary(), [b"\0\xff", b"", None]),
+        "day": ("date", pa.date32(), [date(1, 1, 1), date(9999, 12, 31), None]),
+        "at": (
+            "timestamp",
+            pa.timestamp("us", "UTC"),
+            [datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)] * 2 + [None],
+        ),
+        "local": ("timestamp_ntz", pa.timestamp("us"), [datetime(2024, 2, 29, 1, 2, 3, 4)] * 2 + [None]),
+    }
+    columns = [
+        {"name": "block", "type": "bigint"},
+        *({"name": n.replace(" ", "_"), "type": k[0]} for n, k in kinds.items()),
+    ]
+    await worker.plane.deploy(DAG.replace(COLUMNS, msgspec.json.encode(columns).decode()))
+    given = pa.table(
+        {
+            "block": pa.array([7, 7, 7], pa.int64()),
+            **{n.replace(" ", "_"): pa.array(k[2], k[1]) for n, k in kinds.items()},
+        }
+    )
+    await worker.plane.emit("in", [7])
+    [held] = await worker.take("store")
+    assert await worker.store(held, given) == "committed"
+    [reader] = await worker.take("reader")
+    found, _ = await worker.read(reader)
+    assert found.sort_by("i64").to_pylist() == given.sort_by("i64").to_pylist()
+    assert found.schema.equals(given.schema)
+
+
+async def test_a_reader_gets_its_scope_its_columns_and_its_rows_in_pieces_of_one_moment(
+    worker: HotWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_reads, "_ROWS_PER_PART", 3)
+    pruned = 'from: {dataset: hot}, where: {name: "n1"}, columns: [block]'
+    await worker.plane.deploy(DAG.replace("from: {dataset: hot}", pruned, 1).replace("size: 5", "size: 500"))
+    rows = [(block, n) for block in range(4) for n in range(3)]
+    await stored(worker, span(0, 3), *rows)
+    await stored(worker, 9, (9, 1))
+    wide, narrow = await worker.take("reader")
+    found, local = await worker.read(narrow)
+    assert found.to_pylist() == [{"block": 9, "name": "n1"}]
+    found, local = await worker.read(wide)
+    assert len(local.files[0]) == 4
+    assert sorted(found["block"].to_pylist()) == [0, 1, 2, 3]
+    assert found.column_names == ["block", "name"]
+    # Written between two pieces: it begins anew, and sees the new rows only.
+    client, asked = worker.client, len(worker.client.asked)
+    original = client.rows
+
+    def disturbed(request: Any) -> Any:
+        async def pieces() -> AsyncIterator[bytes]:
+            if len(client.asked) == asked + 2:
+                client.asked.append(request)
+                await stored(worker, span(0, 3), *((b, n) for b, n in rows if b < 2), emission="again")
+            async for piece in original(request):
+                yield piece
+
+        return pieces()
+
+    monkeypatch.setattr(client, "rows", disturbed)
+    found, local = await worker.read(wide)
+    assert sorted(found["block"].to_pylist()) == [0, 1]
+    # What was not granted is not sent.
+    beyond = msgspec.structs.replace(client.asked[-1], end=500)
+    with pytest.raises(Forbidden) as refused:
+        _ = [piece async for piece in original(beyond)]
+    assert refused.value.code == "task.input_not_granted"
+
+
+async def test_a_filter_that_the_column_cannot_have_is_the_users_error(worker: HotWorker) -> None:
+    await worker.plane.deploy(
+        DAG.replace("from: {dataset: hot}", 'from: {dataset: hot}, where: {n: "one"}', 1)
+    )
+    await stored(worker, 1, (1, 1))
+    [reader] = await worker.take("reader")
+    with pytest.raises(InvalidInput) as refused:
+        await worker.read(reader)
+    assert refused.value.code == "hot.filter_invalid"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("write_mode: direct, ", "", "deploy.buffered_unsupported"),
+        ("config: {delete_after_commit: true}", "config: {delete_after_commit: 1}", "deploy.config_invalid"),
+        ("config: {delete_after_commit: true}", "config: {sort: block}", "deploy.config_invalid"),
+        ("config: {delete_after_commit: true}", "config: {target: 1}", "deploy.config_invalid"),
+        ("outputs: [{dataset: cold}]", "outputs: []", "deploy.config_invalid"),
+        ("outputs: [{dataset: hot}]", "outputs: [{dataset: hot}]\n  update_strategy: append\n  unique_key: [x]",
+         "deploy.config_invalid"),
+    ],
+)  # fmt: skip
+async def test_what_could_not_work_is_refused_at_deploy(
+    worker: HotWorker, old: str, new: str, code: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await worker.plane.deploy(DAG.replace(old, new))
+    assert refused.value.code == code
+
+
+# Compaction -----------------------------------------------------------------------------------------
+
+
+async def compacted(worker: HotWorker, held: Held) -> str:
+    found, local = await worker.read(held)
+    (outcome,) = await worker.plane.report((held, worker.done(held, found, local=local)))
+    return outcome
+
+
+async def test_what_is_compacted_leaves_the_table_and_is_read_all_the_same(worker: HotWorker) -> None:
+    await worker.plane.deploy(DAG)
+    for block in range(6):
+        await stored(worker, block, (block, block))
+    [cold] = await worker.take("cold")
+    assert await compacted(worker, cold) == "committed"
+    assert pairs(await worker.files("cold")) == [(n, n) for n in range(5)]
+    assert pairs(await worker.table("hot")) == [(5, 5)]
+    # A reader that comes late finds its position in the file.
+    for block, reader in enumerate(await worker.take("reader")):
+        found, _ = await worker.read(reader)
+        assert pairs(found.to_pylist()) == [(block, block)]
+    # A rewritten position counts in the table, and no longer in the file; the range is compacted again, from both.
+    await stored(worker, 2, emission="gone")
+    await stored(worker, 3, (3, 300), emission="fork")
+    assert pairs(await worker.table("hot")) == [(3, 300), (5, 5)]
+    [again] = await worker.take("cold")
+    assert (again.task.kind, again.task.scope.partition_key) == ("invalidation", "0-4")
+    assert await compacted(worker, again) == "committed"
+    assert pairs(await worker.files("cold")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
+    assert pairs(await worker.table("hot")) == [(5, 5)]
+    # The files of the first compaction go, those of the second stay.
+    await collect(worker.plane.database, FolderObjectStore(worker.objects), grace=timedelta(0))
+    assert pairs(await worker.files("cold")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
+    assert pairs(await worker.files("hot")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
+
+
+async def test_a_task_that_was_overtaken_moves_nothing_and_tries_again(worker: HotWorker) -> None:
+    await worker.plane.deploy(DAG)
+    for block in range(5):
+        await stored(worker, block, (block, block))
+    [cold] = await worker.take("cold")
+    found, local = await worker.read(cold)
+    await stored(worker, 2, (2, 200), emission="fork")
+    assert await worker.plane.report((cold, worker.done(cold, found, local=local))) == ["retrying"]
+    assert (await worker.error(cold))["code"] == "compact.input_changed"
+    assert await worker.files("cold") == []
+    assert len(await worker.table("hot")) == 5
+    # Of a move and a write in one call the write is the newer, whichever stands first.
+    [cold] = await worker.take("cold")
+    await worker.plane.emit("in", [3], emission="fork")
+    [store] = await worker.take("store")
+    found, local = await worker.read(cold)
+    reports = [(store, worker.done(store, table((3, 300)))), (cold, worker.done(cold, found, local=local))]
+    assert await worker.plane.report(*reports) == ["committed"] * 2
+    assert pairs(await worker.table("hot")) == [(3, 300)]
+    [late, *_] = [h for h in await worker.take("reader") if h.task.scope == Scope(cursor=3)]
+    assert pairs((await worker.read(late))[0].to_pylist()) == [(3, 300)]
+    # Nor does a job that was not told to delete, whatever its report says.
+    reads = [HotRead(0, late.task.hot_inputs[0].state)]
+    done = msgspec.structs.replace(worker.done(late, table()), hot_reads=reads)
+    assert await worker.plane.report((late, done)) == ["committed"]
+    assert pairs(await worker.table("hot")) == [(3, 300)]
+
+
+async def test_two_dispatchers_that_write_and_move_at_once_leave_the_newest_word_on_each_position(
+    worker: HotWorker, database_url: str
+) -> None:
+    await worker.plane.deploy(DAG)
+    async with ControlPlane.open(database_url, home=worker.objects.parent) as second:
+        for number in range(12):
+            scopes = [span(0, 4), span(3, 6), 4, 2]
+            await worker.plane.emit("in", scopes, emission=f"w{number}")
+            reports = []
+            for own, held in enumerate(await worker.take("store")):
+                first, last = held.task.scope.first, held.task.scope.last
+                rows = [(p, number * 10 + own) for p in range(first, last + 1)]
+                reports.append((held, worker.done(held, table(*rows))))
+            for held in await worker.take("cold"):
+                found, local = await worker.read(held)
+                reports.append((held, worker.done(held, found, local=local)))
+            planes = [worker.plane, second]
+            outcomes = await asyncio.gather(
+                *(planes[n % 2].report(report) for n, report in enumerate(reports))
+            )
+            assert {outcome for [outcome] in outcomes} <= {"committed", "retrying"}
+            words = await worker.plane.sql(
+                "select range_start, range_end, task_id, output_index from dataset_commits c join datasets d"
+                " on d.current_generation_id = c.generation_id where dataset_id = 'hot' order by commit_id"
+            )
+            written = {h.task_id: completion.outputs[0] for h, completion in reports if h.job.name == "store"}
+            newest: dict[int, int] = {}
+            for word in (w for w in words if w["task_id"] in written):
+                path = worker.objects / written[word["task_id"]].files[0].path
+                newest |= dict(pairs(parquet.read_table(path).to_pylist()))
+            await stored(worker, 9, (9, number), emission=f"x{number}")  # a range of its own, never full
+            await _read_everything(worker, {**newest, 9: number})
+
+
+async def _read_everything(worker: HotWorker, expected: dict[int, int]) -> None:
+    """What the readers see, whether it lies in the table or was moved."""
+    for held in await worker.take("reader"):
+        found, _ = await worker.read(held)
+        first, last = held.task.scope.first, held.task.scope.last
+        assert pairs(found.to_pylist()) == [(p, n) for p, n in sorted(expected.items()) if first <= p <= last]
+        await worker.store(held, found)
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=pytest.mark.chaos)], ids=str)
+async def test_any_order_of_writes_reorgs_and_compactions_ends_like_a_build_from_scratch(
+    worker: HotWorker, seeds: range
+) -> None:
+    await worker.plane.deploy(DAG)
+    for seed in seeds:
+        await _History(worker, random.Random(seed), first=seed * 1000).run(steps=45)
+
+
+class _History:
+    """Random steps on a band of positions, beside a model that is too simple to be wrong."""
+
+    WIDTH = 15
+
+    def __init__(self, worker: HotWorker, chance: random.Random, first: int) -> None:
+        self.worker, self.chance, self.first = worker, chance, first
+        self.model: dict[int, list[tuple[int, int]]] = {}
+        self.held: defaultdict[str, list[tuple[Held, Any]]] = defaultdict(list)
+        self.words = 0
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            await self.chance.choices(
+                [self.emit, self.claim, self.store, self.start_compacting, self.finish_compacting, self.look],
+                weights=[5, 4, 5, 3, 2, 2],
+            )[0]()
+        await self.settle()
+        await self.compare()
+
+    def position(self) -> int:
+        return self.first + self.chance.randrange(self.WIDTH)
+
+    async def emit(self) -> None:
+        start = self.position()
+        end = min(start + self.chance.choice([0, 0, 0, 2, 6]), self.first + self.WIDTH - 1)
+        self.words += 1
+        await self.worker.plane.emit(
+            "in", [start if start == end else span(start, end)], emission=f"w{self.words}"
+        )
+
+    async def claim(self) -> None:
+        for job in ("store", "reader", "cold"):
+            self.held[job] += [(held, None) for held in await self.worker.take(job)]
+
+    def some(self, job: str) -> tuple[Held, Any] | None:
+        waiting = self.held[job]
+        return waiting.pop(self.chance.randrange(len(waiting))) if waiting else None
+
+    async def store(self) -> None:
+        """One or two commits in one call."""
+        reports = []
+        for held, _ in filter(None, [self.some("store") for _ in range(self.chance.choice([1, 2]))]):
+            scope = held.task.scope
+            rows = [(p, self.chance.randrange(1000)) for p in range(scope.first, scope.last + 1)]
+            rows = [row for row in rows for _ in range(self.chance.choice([0, 1, 2]))]
+            reports.append((held, self.worker.done(held, table(*rows))))
+            self.model |= {p: [r for r in rows if r[0] == p] for p in range(scope.first, scope.last + 1)}
+        if reports and self.chance.random() < 0.3 and (found := self.some("reading")):
+            held, (rows, local) = found
+            reports.insert(
+                self.chance.choice([0, len(reports)]), (held, self.worker.done(held, rows, local=local))
+            )
+        if reports:
+            outcomes = await self.worker.plane.report(*reports)
+            assert outcomes.count("retrying") <= sum(h.job.name == "cold" for h, _ in reports)
+
+    async def start_compacting(self) -> None:
+        if found := self.some("cold"):
+            held, _ = found
+            rows, local = await self.worker.read(held)
+            assert pairs(rows.to_pylist()) == self.expected(held.task.scope.first, held.task.scope.last)
+            self.held["reading"].append((held, (rows, local)))
+
+    async def finish_compacting(self) -> None:
+        if found := self.some("reading"):
+            held, (rows, local) = found
+            done = self.worker.done(held, rows, local=local)
+            assert await self.worker.plane.report((held, done)) in (["committed"], ["retrying"])
+            again = await self.worker.plane.report((held, done))
+            assert again in (["committed"], ["retrying"])
+
+    async def look(self) -> None:
+        """Another job that reads the hot dataset, early or long after the rows were moved."""
+        if found := self.some("reader"):
+            held, _ = found
+            rows, _ = await self.worker.read(held)
+            assert pairs(rows.to_pylist()) == self.expected(held.task.scope.first, held.task.scope.last)
+            await self.worker.store(held, rows)
+
+    def expected(self, first: int, last: int) -> list[tuple[int, int]]:
+        return sorted(row for p in range(first, last + 1) for row in self.model.get(p, []))
+
+    async def settle(self) -> None:
+        for _ in range(200):
+            await self.claim()
+            while any(self.held.values()):
+                await self.store()
+                await self.look()
+                await self.start_compacting()
+                await self.finish_compacting()
+            states = await self.worker.plane.states()
+            if not {"queued", "dispatched", "running"} & set(states):
+                assert "dead" not in states
+                return
+        raise AssertionError(f"it does not come to rest: {states}")
+
+    async def compare(self) -> None:
+        band = range(self.first, self.first + self.WIDTH)
+        full = [
+            p
+            for start in range(self.first, self.first + self.WIDTH, 5)
+            if all(q in self.model for q in range(start, start + 5))
+            for p in range(start, start + 5)
+        ]
+        cold = [row for row in await self.worker.files("cold") if row["block"] in band]
+        assert pairs(cold) == sorted(row for p in full for row in self.model[p])
+        table = [row for row in await self.worker.table("hot") if row["block"] in band]
+        assert pairs(table) == sorted(row for p in self.model if p not in full for row in self.model[p])
