@@ -30,6 +30,7 @@ version: 1
 dag: main
 datasets:
   hot: {{storage: postgres, write_mode: direct, position: block, columns: {COLUMNS}}}
+  seen: {{position: block}}
 jobs:
 - {{name: numbers, activation: source, source: {{kind: manual}}, outputs: [{{dataset: in}}]}}
 - name: store

@@ -366,10 +366,6 @@ BROKEN = {
         "spec.write_mode_needs_postgres",
         DATASETS + "{x: {write_mode: »direct}}\njobs:\n" + SOURCE,
     ),
-    "position on parquet": (
-        "spec.position_needs_postgres",
-        DATASETS + "{x: {position: »a, columns: [{name: a, type: bigint}]}}\njobs:\n" + SOURCE,
-    ),
     "hot table without columns": (
         "spec.hot_needs_position",
         DATASETS + "{x: »{storage: postgres, write_mode: direct}}\njobs:\n" + SOURCE,

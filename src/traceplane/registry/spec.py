@@ -689,8 +689,7 @@ def _check_datasets(
             problems.add("spec.write_mode_needs_postgres", dataset.at("write_mode"), message, "remove it")
         columns = [(column.get("name"), column.at("name")) for column in dataset.get("columns") or ()]
         _refuse_repeats(problems, "column", columns)
-        if not dataset.has("storage", "postgres"):
-        elif dataset.has("write_mode", "direct"):
+        if dataset.has("storage", "postgres") and dataset.has("write_mode", "direct"):
             _check_hot_table(problems, dataset)
     for draft in drafts:
         for used, item in draft.inputs:
