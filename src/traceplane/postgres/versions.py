@@ -130,15 +130,13 @@ async def unroute(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[UUID]
     return [r["job_id"] for r in await tx.rows(_SQL["unroute"], dag_id, version_id)]
 
 
-async def route(tx: Transaction, version_id: UUID) -> list[UUID]:
-    """Lets the version's jobs serve; those that have missed events."""
-    return [r["job_id"] for r in await tx.rows(_SQL["route"], version_id)]
-
-
-async def meter(tx: Transaction, version_id: UUID, executions: Mapping[str, Execution], window: int) -> None:
-    columns = list(zip(*(execution_fields(e, window) for e in executions.values()), strict=True))
-    if columns:
-        await tx.rows(_SQL["meter"], version_id, list(executions), *(list(column) for column in columns))
+async def route(
+    tx: Transaction, version_id: UUID, executions: Mapping[str, Execution], window: int
+) -> list[UUID]:
+    """Lets the version's jobs serve, metered like this; those that have missed events."""
+    columns = zip(*(execution_fields(e, window) for e in executions.values()), strict=True)
+    rows = await tx.rows(_SQL["route"], version_id, list(executions), *(list(column) for column in columns))
+    return [r["job_id"] for r in rows]
 
 
 async def inputs_of(tx: Transaction, job_ids: Sequence[UUID]) -> list[tuple[UUID, UUID]]:

@@ -37,9 +37,8 @@ async def move(
     await versions.point(tx, dag_id, version_id)
     crash_point("cutover.after_pointers")
     gone = await versions.unroute(tx, dag_id, version_id)
-    missed = await versions.route(tx, version_id)
+    missed = await versions.route(tx, version_id, executions, window)
     elsewhere = await versions.follow_external(tx, dag_id, version_id)
-    await versions.meter(tx, version_id, executions, window)
     if gone:
         await registry.clear_pressure(tx, gone)
         await versions.forget_replays(tx, gone)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import UnionType
@@ -880,7 +881,7 @@ Executions = dict[str, model.Execution]
 
 def executions(data: dict[str, Any]) -> Executions:
     """Of a DAG that `dump_normalized` wrote."""
-    return {job.name: job.execution for job in from_normalized(data).jobs}
+    return {job["name"]: _revive(model.Execution, job["execution"]) for job in data["jobs"]}
 
 
 def from_normalized(data: dict[str, Any]) -> Dag:
@@ -889,10 +890,13 @@ def from_normalized(data: dict[str, Any]) -> Dag:
     return dag
 
 
+_hints = cache(get_type_hints)
+
+
 def _revive(kind: Any, data: Any) -> Any:
     """JSON values as the dataclass, tuple or enum that the annotation `kind` asks for."""
     if hasattr(kind, "__dataclass_fields__"):
-        kinds = get_type_hints(kind)
+        kinds = _hints(kind)
         return kind(**{name: _revive(kinds[name], value) for name, value in data.items()})
     if isinstance(kind, UnionType):  # of something and None
         return None if data is None else _revive(get_args(kind)[0], data)

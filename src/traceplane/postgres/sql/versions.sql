@@ -133,25 +133,25 @@ where j.dag_id = $1 and j.routed
 returning j.job_id
 
 -- name: route
--- Jobs of the version serve; those that have missed events since they last did.
-with serving as (
-  select j.job_id, j.routed from dag_version_jobs v join jobs j using (job_id)
-  where v.dag_version_id = $1 and (j.building or not j.routed)
+-- Jobs of the version serve, metered as it says; those that have missed events since they last did.
+with serving as materialized (
+  select j.job_id, j.name, j.routed from dag_version_jobs v join jobs j using (job_id) where v.dag_version_id = $1
 ), changed as (
-  update jobs j set routed = true, building = false, revision = revision + 1 from serving s where j.job_id = s.job_id
+  update jobs j set routed = true, building = false, priority = n.priority, max_concurrency = n.max_concurrency,
+    dispatch_window = n.dispatch_window, max_queue_depth = n.max_queue_depth, max_queue_age = n.max_queue_age,
+    timeout = n.timeout, lease = n.lease, max_attempts = n.max_attempts, retry_base = n.retry_base,
+    retry_max = n.retry_max, revision = j.revision + 1
+  from serving s, unnest($2::text[], $3::smallint[], $4::int[], $5::int[], $6::int[], $7::interval[],
+      $8::interval[], $9::interval[], $10::int[], $11::interval[], $12::interval[])
+    as n (name, priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease, max_attempts,
+          retry_base, retry_max)
+  where j.job_id = s.job_id and n.name = s.name
+    and (j.routed, not j.building, j.priority, j.max_concurrency, j.dispatch_window, j.max_queue_depth, j.max_queue_age,
+         j.timeout, j.lease, j.max_attempts, j.retry_base, j.retry_max)
+      is distinct from (true, true, n.priority, n.max_concurrency, n.dispatch_window, n.max_queue_depth, n.max_queue_age,
+         n.timeout, n.lease, n.max_attempts, n.retry_base, n.retry_max)
 )
 select job_id from serving where not routed
-
--- name: meter
--- How the jobs of a version are metered, all in one statement.
-update jobs j set priority = n.priority, max_concurrency = n.max_concurrency, dispatch_window = n.dispatch_window,
-  max_queue_depth = n.max_queue_depth, max_queue_age = n.max_queue_age, timeout = n.timeout, lease = n.lease,
-  max_attempts = n.max_attempts, retry_base = n.retry_base, retry_max = n.retry_max, revision = j.revision + 1
-from dag_version_jobs v, unnest($2::text[], $3::smallint[], $4::int[], $5::int[], $6::int[], $7::interval[],
-    $8::interval[], $9::interval[], $10::int[], $11::interval[], $12::interval[])
-  as n (name, priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease, max_attempts,
-        retry_base, retry_max)
-where v.dag_version_id = $1 and j.job_id = v.job_id and j.name = n.name
 
 -- name: inputs_of
 -- What jobs read.
