@@ -88,18 +88,23 @@ def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
     process = terminal.start(up.strip())
     try:
         terminal.until("traceplane status")
-        assert "Deployed shop version 1." in terminal.run(deploy)
+        assert "Deployed shop version 1, which serves." in terminal.run(deploy)
         status = terminal.until("traceplane status", "no unfinished tasks", "shop.sales: 13 commits")
         assert "shop.weekly: 1 commits" in status
 
         said = terminal.run(mend)
         assert "dead       shop/sales  3  attempt 2/2  operator.raised: the till was broken" in said
         assert "It is dead after 2 attempts" in said
+        assert "Deployed shop version 2, which is being built." in said
+        assert "version 2 is active" in said
         terminal.until("traceplane status", "no unfinished tasks", "14 commits", "shop.weekly: 2 commits")
         assert totals(terminal.folder) == {0: 91, 7: 140}
+        assert "Version 1 of shop serves, in place of 2." in terminal.run("traceplane rollback shop")
+        assert "shop.weekly: 1 commits" in terminal.run("traceplane status")
+        terminal.run("traceplane rollback shop --to 2")
 
         assert "0 accepted, 14 had been accepted before" in terminal.run("traceplane emit shop.days 0..13")
-        assert "no changes, version 1" in terminal.run("traceplane deploy dag.yaml")
+        assert "no changes, version 2" in terminal.run("traceplane deploy dag.yaml")
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(90)

@@ -74,7 +74,7 @@ with_code = click.option(
     "--code",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with the modules that the jobs run; they become part of the deploy.",
+    help="Folder with the modules that the jobs run; they become part of the deploy. By default ./code.",
 )
 
 
@@ -230,8 +230,9 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
 def _deploy_request(settings: Settings, file: Path, code: tuple[Path, ...]) -> DeployRequest:
     """Problems are told before anything is sent."""
     dag = spec.load(file, known_runtimes=frozenset(settings.runtimes))
-    modules = (
-        code_identity.collect(dag, settings.runtimes, code, is_installed=_is_installed) if code else None
+    folders = code or tuple(path for path in settings.worker_code_paths if path.is_dir())
+    modules = code_identity.collect(
+        dag, settings.runtimes, folders, is_installed=_is_installed, all_are_there=bool(code)
     )
     return DeployRequest(file.read_text(), str(file), code=modules or None)
 

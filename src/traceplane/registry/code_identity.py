@@ -46,10 +46,12 @@ def collect(
     folders: Sequence[Path],
     *,
     is_installed: Callable[[str], bool],
+    all_are_there: bool = True,
 ) -> dict[str, str]:
     """The sources that the jobs of a DAG need from these folders, by path.
 
-    An entrypoint in an installed package needs none. Raises InvalidInput for a module that is not there or not
+    An entrypoint in an installed package needs none, and neither does one that is elsewhere unless `all_are_there`:
+    its job runs what the workers have. Raises InvalidInput for a module that is not there or not
     Python, and TooLarge.
     """
     project = Project([_Folder(folder) for folder in folders])
@@ -57,7 +59,7 @@ def collect(
     for job, module in _coded_jobs(dag, runtimes):
         if project.has(module):
             files |= {path: found.text for path, found in project.modules(module, f"job {job.name}").items()}
-        elif not is_installed(module.partition(".")[0]):
+        elif all_are_there and not is_installed(module.partition(".")[0]):
             raise _missing(module, f"the entrypoint of job {job.name}", str(job.config["entrypoint"]))
     _check_size(files)
     return files
