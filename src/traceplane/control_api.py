@@ -78,7 +78,7 @@ class BuildView(Wire, frozen=True):
 
 class VersionView(Wire, frozen=True):
     version: int
-    state: Literal["building", "active", "retired", "aborted"]
+    state: Literal["building", "active", "retired", "aborted", "collected"]
     created_at: str
     activated_at: str | None = None
     manual_cutover: bool = False

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.control_plane import ControlPlane
 from tests.postgres.test_commits import job, span
+from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.dispatcher.garbage import Collected, collect
 from traceplane.errors import Conflict, NotFound
 
 SOURCE = """
@@ -292,3 +296,44 @@ async def test_a_change_of_metering_and_its_rollback_are_moves_too(plane: Contro
     await plane.rollback("main")
     assert await plane.value("select max_concurrency from jobs where name = 'a'") is None
     assert await active(plane) == 1
+
+
+async def test_data_of_old_versions_goes_and_they_cannot_serve_again(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    store = FolderObjectStore(tmp_path)
+
+    def stored() -> set[str]:
+        return {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+
+    async def write_files() -> None:
+        for row in await plane.sql(
+            "select f ->> 'path' as path from dataset_commits, jsonb_array_elements(files) f"
+        ):
+            (tmp_path / row["path"]).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / row["path"]).write_bytes(b"x" * 10)
+
+    await filled(plane)
+    for version in (2, 3, 4):
+        await plane.deploy(chain(version))
+        await build(plane)
+    await write_files()
+    before = stored()
+    grace = timedelta(hours=1)
+    assert (await collect(plane.database, store, grace=grace, keep_versions=1)).files == 0
+    await plane.pass_time(7200)
+    dry = await collect(plane.database, store, grace=grace, keep_versions=1, dry_run=True)
+    assert stored() == before
+    done = await collect(plane.database, store, grace=grace, keep_versions=1)
+    assert done == dry
+    assert (done.versions, done.files) == (2, 20)  # b and c of two versions, five scopes each
+    assert await served(plane, "c") == [f"c:{n}" for n in range(5)]
+    with pytest.raises(Conflict, match=r"version\.collected"):
+        await plane.rollback("main", to=2)
+    await plane.rollback("main", to=3)
+    live = await plane.sql(
+        "select f ->> 'path' as path from datasets join dataset_commits on generation_id = current_generation_id,"
+        " jsonb_array_elements(files) f where superseded_by is null"
+    )
+    assert {r["path"] for r in live} <= stored()
+    assert await collect(plane.database, store, grace=grace, keep_versions=1) == Collected()

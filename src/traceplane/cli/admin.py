@@ -126,9 +126,16 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 @click.option(
     "--grace", default="24h", show_default=True, metavar="DURATION", help="Age that garbage has at least."
 )
+@click.option(
+    "--keep-versions",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Earlier versions of each DAG that can still be rolled back to.",
+)
 @click.pass_obj
-def gc(settings: Settings, dry_run: bool, grace: str) -> None:
-    """Delete files that nobody can read any more: replaced ones, and leftovers of attempts."""
+def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> None:
+    """Delete data that nobody can read any more: old versions, replaced files, and leftovers of attempts."""
     from traceplane.dispatcher.garbage import Collected, collect
 
     age = _duration(grace)
@@ -144,7 +151,9 @@ def gc(settings: Settings, dry_run: bool, grace: str) -> None:
         database = await Database.connect(url, connections=1)
         objects = object_store_for(settings)
         try:
-            return await collect(database, objects, grace=age, dry_run=dry_run, found=found)
+            return await collect(
+                database, objects, grace=age, keep_versions=keep_versions, dry_run=dry_run, found=found
+            )
         finally:
             await objects.close()
             await database.close()
@@ -152,7 +161,7 @@ def gc(settings: Settings, dry_run: bool, grace: str) -> None:
     done = asyncio.run(run())
     click.echo(
         f"{'would delete' if dry_run else 'deleted'} {done.files} files, {done.bytes} bytes, "
-        f"of {done.commits} replaced commits and {done.attempts} attempts"
+        f"of {done.versions} old versions, {done.commits} commits and {done.attempts} attempts"
     )
 
 

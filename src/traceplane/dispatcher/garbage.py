@@ -1,7 +1,8 @@
 """Garbage collection: files that nobody can read any more.
 
-Two kinds: files of commits that a later one took the place of, and what attempts left behind that can no longer
-commit. Both wait for a grace period, since a running task or query may still read what it was handed.
+Three kinds: all data of versions that nobody will go back to, files of commits that a later one took the place of,
+and what attempts left behind that can no longer commit. All wait for a grace period, since a running task or query
+may still read what it was handed.
 
 Files go first and rows after them: a collection that dies half way has left a row whose file is gone, which nobody
 reads, and the next one goes on there. A file that any live commit names is never touched.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
-from traceplane.postgres import commits, tasks
+from traceplane.postgres import commits, hot_tables, tasks, versions
 from traceplane.postgres.database import Database
 
 _COMMITS_AT_ONCE = 200
@@ -22,6 +23,7 @@ _COMMITS_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Collected:
+    versions: int = 0
     commits: int = 0
     attempts: int = 0
     files: int = 0
@@ -33,15 +35,59 @@ async def collect(
     store: ObjectStore,
     *,
     grace: timedelta,
+    keep_versions: int = 2,
     dry_run: bool = False,
     found: Callable[[str, int], None] = lambda path, size: None,
 ) -> Collected:
-    """Collects all there is; `found` hears of every file and its size. A dry run only looks."""
+    """Collects all there is; `found` hears of every file and its size. A dry run only looks.
+
+    `keep_versions`: so many of the versions that served before the active one can still be gone back to.
+    """
+    old = await _old_versions(database, store, grace, keep_versions, dry_run, found)
     replaced = await _superseded(database, store, grace, dry_run, found)
     left = await _leftovers(database, store, grace, dry_run, found)
     return Collected(
-        replaced.commits, left.attempts, replaced.files + left.files, replaced.bytes + left.bytes
+        old.versions,
+        old.commits + replaced.commits,
+        left.attempts,
+        old.files + replaced.files + left.files,
+        old.bytes + replaced.bytes + left.bytes,
     )
+
+
+async def _old_versions(
+    database: Database,
+    store: ObjectStore,
+    grace: timedelta,
+    keep: int,
+    dry_run: bool,
+    found: Callable[[str, int], None],
+) -> Collected:
+    async with database.transaction() as tx:
+        gone = [v["dag_version_id"] for v in await versions.old(tx, grace, keep)]
+        if not dry_run:
+            await versions.give_up(tx, gone)  # nobody can go back to them from here on
+        generations = await versions.forgotten_generations(tx, gone)
+    count, files, size, after = 0, 0, 0, 0
+    while generations:
+        async with database.transaction() as tx:
+            batch = await commits.of_generations(tx, list(generations), after, _COMMITS_AT_ONCE)
+            tasks_of = sorted({task_id for _, task_id, _ in batch})
+            read = await commits.paths_elsewhere(tx, tasks_of, list(generations), grace) if batch else set()
+        if not batch:
+            break
+        there = await store.sizes(sorted({path for _, _, paths in batch for path in paths} - read))
+        if not dry_run:
+            await store.delete([f.path for f in there])
+            async with database.transaction() as tx:
+                await commits.forget_of_generations(tx, [commit_id for commit_id, _, _ in batch])
+        count, files, size = count + len(batch), files + len(there), size + _told(there, found)
+        after = batch[-1][0]
+    for generation_id, hot in generations.items():
+        if hot and not dry_run:
+            async with database.transaction() as tx:
+                await hot_tables.drop(tx, generation_id)
+    return Collected(versions=len(gone), commits=count, files=files, bytes=size)
 
 
 async def _superseded(

@@ -136,6 +136,25 @@ async def paths(tx: Transaction, task_ids: Sequence[UUID], *, grace: timedelta |
     return {f["path"] for r in rows for f in r["files"]}
 
 
+async def of_generations(
+    tx: Transaction, generation_ids: Sequence[UUID], after: int, limit: int
+) -> list[tuple[int, UUID, list[str]]]:
+    """Id, task and files of commits of generations that nobody reads."""
+    rows = await tx.rows(_SQL["of_generations"], list(generation_ids), after, limit)
+    return [(r["commit_id"], r["task_id"], [f["path"] for f in r["files"]]) for r in rows]
+
+
+async def paths_elsewhere(
+    tx: Transaction, task_ids: Sequence[UUID], generation_ids: Sequence[UUID], grace: timedelta
+) -> set[str]:
+    rows = await tx.rows(_SQL["files_elsewhere"], task_ids, list(generation_ids), grace)
+    return {f["path"] for r in rows for f in r["files"]}
+
+
+async def forget_of_generations(tx: Transaction, commit_ids: Sequence[int]) -> None:
+    await tx.rows(_SQL["forget_of_generations"], commit_ids)
+
+
 async def forget(tx: Transaction, commit_ids: Sequence[int]) -> None:
     await tx.rows(_SQL["forget"], commit_ids)
 

@@ -56,6 +56,12 @@ async def create(tx: Transaction, table: HotTable) -> None:
     )
 
 
+async def drop(tx: Transaction, generation_id: UUID) -> None:
+    """The table of a generation that nobody reads any more."""
+    await tx.run(f"drop table if exists {SCHEMA}.{table_name(generation_id)}")
+    await tx.rows(_SQL["drop"], generation_id)
+
+
 async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, HotTable]:
     return {
         r["generation_id"]: HotTable(

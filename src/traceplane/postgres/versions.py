@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -159,6 +160,24 @@ async def abort(tx: Transaction, version_id: UUID) -> list[UUID]:
     """The jobs that were building."""
     await tx.rows(_SQL["abort"], version_id)
     return [r["job_id"] for r in await tx.rows(_SQL["stop_building"], version_id)]
+
+
+# Letting go ----------------------------------------------------------------------------------------
+
+
+async def old(tx: Transaction, grace: timedelta, keep: int) -> list[dict[str, Any]]:
+    """Versions that nobody can want any more; `keep` of those that served stay."""
+    return [dict(r) for r in await tx.rows(_SQL["old"], grace, keep)]
+
+
+async def give_up(tx: Transaction, version_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["give_up"], list(version_ids))
+
+
+async def forgotten_generations(tx: Transaction, version_ids: Sequence[UUID]) -> dict[UUID, bool]:
+    """Generations that only these versions, and those given up before, have; and whether they are hot."""
+    rows = await tx.rows(_SQL["forgotten_generations"], list(version_ids))
+    return {r["generation_id"]: r["hot"] for r in rows}
 
 
 # Looking -------------------------------------------------------------------------------------------

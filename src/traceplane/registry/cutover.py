@@ -19,6 +19,7 @@ from traceplane.postgres.versions import Missing, Versions
 from traceplane.registry import spec
 
 _CANCELED_AT_ONCE = 500
+_WHY_NOT = {"active": "version.active", "collected": "version.collected"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None, w
                 )
             if target["state"] != "retired":
                 raise Conflict(
-                    "version.never_served" if target["state"] != "active" else "version.active",
+                    _WHY_NOT.get(target["state"], "version.never_served"),
                     f"version {target['number']} is {target['state']}",
                     value=target["number"],
                     next_step="choose one that was active before; see `traceplane versions`",

@@ -1,9 +1,10 @@
 -- Versions that are built beside the one that serves, and what their jobs have still to be told of the past.
 
 alter table dag_versions
-  add column state text not null default 'active' check (state in ('building', 'active', 'retired', 'aborted')),
+  add column state text not null default 'active' check (state in ('building', 'active', 'retired', 'aborted', 'collected')),
   add column manual_cutover boolean not null default false,
-  add column activated_at timestamptz;
+  add column activated_at timestamptz,
+  add column retired_at timestamptz;
 update dag_versions v set state = 'retired' from dags d where d.dag_id = v.dag_id and d.active_version_id <> v.dag_version_id;
 update dag_versions set activated_at = created_at;
 create unique index dag_versions_one_building on dag_versions (dag_id) where state = 'building';

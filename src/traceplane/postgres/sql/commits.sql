@@ -119,6 +119,21 @@ order by superseded_at, commit_id limit $4
 select files from dataset_commits
 where task_id = any($1::uuid[]) and coalesce(superseded_at >= tp_now() - $2::interval, true)
 
+-- name: of_generations
+-- Commits of generations that nobody reads, a page of them.
+select commit_id, task_id, files from dataset_commits
+where generation_id = any($1::uuid[]) and commit_id > $2 order by commit_id limit $3
+
+-- name: files_elsewhere
+-- What the commits of these tasks hold in other generations than these: hot rows that were moved say where they went.
+select files from dataset_commits
+where task_id = any($1::uuid[]) and generation_id <> all($2::uuid[])
+  and coalesce(superseded_at >= tp_now() - $3::interval, true)
+
+-- name: forget_of_generations
+-- Commits whose files are gone, and their generations with them.
+delete from dataset_commits where commit_id = any($1::bigint[])
+
 -- name: forget
 -- Commits whose files are gone.
 delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null

@@ -1,5 +1,9 @@
 -- Hot datasets: which generations have a table, and which live commits its rows, or files in their place, come from.
 
+-- name: drop
+-- A generation whose table is gone.
+delete from hot_tables where generation_id = $1
+
 -- name: add
 -- A generation's rows are in a table of its own.
 insert into hot_tables (generation_id, columns, position, unique_key) values ($1, $2, $3, $4)

@@ -117,13 +117,13 @@ with gone as (
   update datasets d set current_generation_id = v.generation_id, definition = v.definition
   from dag_version_datasets v where v.dag_version_id = $2 and d.dataset_uuid = v.dataset_uuid
 ), left_behind as (
-  update dag_versions set state = 'retired' where dag_id = $1 and state = 'active' and dag_version_id <> $2
+  update dag_versions set state = 'retired', retired_at = tp_now() where dag_id = $1 and state = 'active' and dag_version_id <> $2
 )
 update dags set active_version_id = $2 where dag_id = $1
 
 -- name: activate
 -- The version that the pointers are at.
-update dag_versions set state = 'active', activated_at = tp_now() where dag_version_id = $1
+update dag_versions set state = 'active', activated_at = tp_now(), retired_at = null where dag_version_id = $1
 
 -- name: unroute
 -- Jobs that are not of the version receive no more events.
@@ -188,13 +188,36 @@ select distinct job_id, new as generation_id from followers
 
 -- name: abort
 -- A version that will never serve.
-update dag_versions set state = 'aborted' where dag_version_id = $1 and state = 'building'
+update dag_versions set state = 'aborted', retired_at = tp_now() where dag_version_id = $1 and state = 'building'
 
 -- name: stop_building
 -- Its own jobs receive no more events.
 update jobs j set routed = false, building = false, revision = revision + 1
 from dag_version_jobs v where v.dag_version_id = $1 and v.job_id = j.job_id and j.building
 returning j.job_id
+
+-- name: old
+-- Versions that nobody can want any more: given up, or not among the last that served before the active one.
+select dag_version_id, dag, number from (
+  select v.dag_version_id, d.name as dag, v.number, v.state, v.retired_at,
+         row_number() over (partition by v.dag_id, v.state order by v.retired_at desc) as age
+  from dag_versions v join dags d using (dag_id) where v.state in ('retired', 'aborted')
+) v where v.retired_at < tp_now() - $1::interval and (v.state = 'aborted' or v.age > $2)
+order by dag, number
+
+-- name: give_up
+-- Versions that cannot serve again, since their data is about to go.
+update dag_versions set state = 'collected' where dag_version_id = any($1::uuid[]) and state in ('retired', 'aborted')
+
+-- name: forgotten_generations
+-- Generations that no version can serve any more and that still hold something; with these versions given up too.
+select distinct v.generation_id, exists (select 1 from hot_tables h where h.generation_id = v.generation_id) as hot
+from dag_version_datasets v join dag_versions w using (dag_version_id)
+where (w.state = 'collected' or w.dag_version_id = any($1::uuid[]))
+  and not exists (select 1 from dag_version_datasets o join dag_versions x using (dag_version_id)
+    where o.generation_id = v.generation_id and x.state <> 'collected' and x.dag_version_id <> all($1::uuid[]))
+  and (exists (select 1 from dataset_commits c where c.generation_id = v.generation_id)
+    or exists (select 1 from hot_tables h where h.generation_id = v.generation_id))
 
 -- name: list
 -- The versions of a DAG, the newest first, with what of their data is there: scopes and rows of those datasets that
