@@ -59,3 +59,14 @@ def sum_range(task: OperatorTask) -> list[dict]:
     (name,) = task.inputs
     rows = task.read(name).to_pylist()
     return [{"first": task.scope.start, "last": task.scope.end, "sum": sum(r["plus_one"] for r in rows)}]
+
+
+def stamped(task: OperatorTask) -> list[dict]:
+    """A row that says which version of the job wrote it."""
+    return [{"position": task.scope.position, "version": task.config["version"]}]
+
+
+def carried(task: OperatorTask) -> list[dict]:
+    """The rows of the one input, as they are."""
+    [name] = task.inputs
+    return task.read(name).to_pylist()
