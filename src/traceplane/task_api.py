@@ -371,7 +371,7 @@ class Caller:
                 next_step="check that it runs; the call may be repeated",
             ) from error
         if answer.status >= 400:
-            raise _as_error(answer.status, raw)
+            raise as_error(answer.status, raw)
         try:
             return msgspec.json.decode(raw, type=response)
         except msgspec.DecodeError as error:
@@ -380,7 +380,8 @@ class Caller:
             ) from error
 
 
-def _as_error(status: int, raw: bytes) -> TraceplaneError:
+def as_error(status: int, raw: bytes) -> TraceplaneError:
+    """The error that a service answered with."""
     try:
         body = msgspec.json.decode(raw)["error"]
         kind = _ERRORS.get(status, PlatformError)

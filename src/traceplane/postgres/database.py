@@ -153,6 +153,18 @@ class Database:
             raise _unavailable(error) from error
 
     @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Transaction]:
+        """A transaction that changes nothing, and in which every statement sees the same state."""
+        try:
+            async with (
+                self._pool.acquire(timeout=10) as connection,
+                connection.transaction(isolation="repeatable_read", readonly=True),
+            ):
+                yield Transaction(connection)
+        except RETRYABLE as error:
+            raise _unavailable(error) from error
+
+    @contextlib.asynccontextmanager
     async def statement(self, label: str) -> AsyncIterator[Transaction]:
         """A transaction of a single statement, which needs no round trips to begin and to commit; with a
         crash point armed around it, an ordinary one."""
