@@ -15,6 +15,7 @@ import pytest
 
 from tests.query.published import DAG, SECRET, Shop, items, orders, queries
 from traceplane.errors import Conflict, NotFound, TraceplaneError
+from traceplane.postgres import commits
 from traceplane.query.engines import Engines
 from traceplane.query.service import NOW, AsOf, Caller, Limits, Queries
 
@@ -170,13 +171,8 @@ async def test_a_query_is_as_of_a_version_or_a_time(shop: Shop, asked: Asked) ->
         assert refused.value.code == code
 
     # What was collected cannot be asked for, rather than be answered without it.
-    await shop.plane.sql(
-        "update dataset_commits set superseded_at = superseded_at where superseded_by is not null"
-    )
     async with shop.plane.database.transaction() as tx:
         gone = await tx.rows("select commit_id from dataset_commits where superseded_by is not null")
-        from traceplane.postgres import commits
-
         await commits.forget(tx, [row["commit_id"] for row in gone])
     with pytest.raises(Conflict) as collected:
         await asked.rows(total, as_of=AsOf({}, second))
@@ -221,13 +217,14 @@ async def _point_back(shop: Shop, dataset_uuid: UUID, generation: UUID) -> None:
 
 
 async def test_a_reader_sees_one_consistent_set_of_generations(shop: Shop, asked: Asked) -> None:
-    """Guarantee 5: while pointers of two datasets move together, back and forth, no query sees one moved and one not."""
+    """Guarantee 5: while pointers of two datasets move together, no query sees one moved and the other not."""
     pointers: list[tuple[UUID, UUID, UUID]] = []
     for dataset, table in (("shop.orders", orders(1, 7)), ("shop.items", items(1, 7))):
         uuid, old = await shop.generation(dataset)
         position = "id" if dataset == "shop.orders" else "order_id"
         new = await shop.plane.value(
-            "insert into generations (dataset_uuid, fingerprint, position_column) values ($1, 'x', $2) returning generation_id",
+            "insert into generations (dataset_uuid, fingerprint, position_column) values ($1, 'x', $2)"
+            " returning generation_id",
             uuid,
             position,
         )
@@ -253,7 +250,7 @@ async def test_a_reader_sees_one_consistent_set_of_generations(shop: Shop, asked
     sql = "select (select count(*) from shop.orders), (select count(*) from shop.items)"
     try:
         # Pointers and file lists are what could be mixed; the engine only reads the files it is told.
-        for _ in range(300):
+        for _ in range(120):
             prepared = await asked.service.prepare(READER, sql)
             seen.add(tuple(str(d.generation_id) for _, d in sorted(prepared.datasets.items())))
             assert [c.of_files for c in prepared.chosen] in ([3, 1], [1, 1])
@@ -277,12 +274,13 @@ async def test_personal_data_is_absent_without_the_grant_whatever_is_asked(shop:
             continue
         for relation in request["relations"]:
             assert "email" not in {column["name"] for column in relation["columns"]}, sql
-    # They are run together, one process for all: what fails alone would fail there.
+    # What is built like that is run for some of them.
     for sql in [*queries("personal_data_queries.txt")][::9]:
         try:
-            assert SECRET not in json.dumps(await asked.answer(sql)), sql
+            shown = json.dumps(await asked.answer(sql))
         except TraceplaneError as error:
-            assert SECRET not in str(error), sql
+            shown = str(error)
+        assert SECRET not in shown, sql
     assert await asked.rows("select email from shop.orders where id = 1", ADMIN) == [
         [f"{SECRET}-1@mail.example"]
     ]
@@ -293,7 +291,8 @@ async def test_personal_data_is_absent_without_the_grant_whatever_is_asked(shop:
     assert len((await asked.rows("select * from shop.ranges where id = 1", READER))[0]) == 4
     # The mark of the version that is read counts, and so does that of the newest definition.
     await shop.plane.sql(
-        "update datasets set definition = jsonb_set(definition, '{columns,4,pii}', 'false') where dataset_id = 'shop.orders'"
+        "update datasets set definition = jsonb_set(definition, '{columns,4,pii}', 'false')"
+        " where dataset_id = 'shop.orders'"
     )
     assert len((await asked.rows("select * from shop.orders where id = 1"))[0]) == 4
     assert "pii: true" in DAG

@@ -10,12 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 import click
-import pyarrow as pa
-import pyarrow.ipc as ipc
 
 from traceplane.cli import profile
 from traceplane.cli.control import as_json, call, print_json
-from traceplane.client import Client
 from traceplane.control_api import CatalogResponse, DatasetDetail
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
@@ -40,6 +37,10 @@ _SHOWN_ROWS = 1000
 @click.pass_obj
 def query(settings: Settings, sql: str, format_: str, as_of: tuple[str, ...], output: Path | None) -> None:
     """Run one SELECT over datasets; all of them are read at one consistent point."""
+    import pyarrow.ipc as ipc  # slow to import, and no other command needs it
+
+    from traceplane.client import Client
+
     versions, at = _as_of(as_of)
     chosen = profile.with_tokens(settings)
     if chosen.user_token is None:
@@ -89,7 +90,7 @@ def _as_of(given: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
     return versions, at
 
 
-def _lines(table: pa.Table) -> Iterator[str]:
+def _lines(table: Any) -> Iterator[str]:
     rows = [[_cell(v) for v in row.values()] for row in table.slice(0, _SHOWN_ROWS).to_pylist()]
     widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(table.column_names)]
     yield "  ".join(

@@ -97,9 +97,16 @@ class Engines:
             spill = tempfile.mkdtemp(prefix="query-", dir=self._spill_root)
             try:
                 body = msgspec.json.encode({**request, "spill": spill, "seconds": seconds + 10})
-                async with contextlib.aclosing(self._converse(body, deadline, seconds)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                try:
+                    async with contextlib.aclosing(self._converse(body, deadline, seconds)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                except _NothingCame:
+                    if not await self._server_died():
+                        raise _refused("query.engine_failed", "the engine crashed on this query") from None
+                    async with contextlib.aclosing(self._converse(body, deadline, seconds)) as pieces:
+                        async for piece in pieces:
+                            yield piece
             finally:
                 shutil.rmtree(spill, ignore_errors=True)
         finally:
@@ -119,7 +126,7 @@ class Engines:
     async def _converse(self, body: bytes, deadline: float, seconds: float) -> AsyncGenerator[bytes]:
         query = str(next(self._numbers))
         ours, theirs = socket.socketpair()
-        writer = None
+        writer, begun = None, False
         try:
             async with asyncio.timeout_at(
                 asyncio.get_running_loop().time() + deadline - time.monotonic()
@@ -134,6 +141,7 @@ class Engines:
                 async with asyncio.timeout_at(timer.when()):
                     kind, size = _HEAD.unpack(await reader.readexactly(_HEAD.size))
                     piece = await reader.readexactly(size)
+                begun = True
                 if kind == b"D":
                     yield piece
                     continue
@@ -143,6 +151,8 @@ class Engines:
         except TimeoutError:
             raise _refused("query.timeout", f"the query took longer than {seconds:g} seconds") from None
         except (asyncio.IncompleteReadError, ConnectionError):
+            if not begun:
+                raise _NothingCame from None
             raise _refused("query.engine_failed", "the engine ended in the middle of the query") from None
         finally:
             theirs.close()
@@ -151,6 +161,14 @@ class Engines:
             else:
                 writer.close()
             self._kill(query)
+
+    async def _server_died(self) -> bool:
+        """Whether it was the server that ended, and not only the query's process."""
+        try:
+            await asyncio.to_thread(self._process.wait, 1.0) if self._process is not None else None
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     async def _hand_over(self, query: str, descriptor: socket.socket) -> None:
         for attempt in (1, 2):
@@ -207,6 +225,10 @@ class Engines:
             )
         telemetry.emit("query.engine_started", pid=self._process.pid, **msgspec.json.decode(hello))
         return ours
+
+
+class _NothingCame(Exception):
+    """A conversation that ended without a word: the query's process crashed, or it was never started."""
 
 
 def _refused(code: str, message: str) -> TraceplaneError:

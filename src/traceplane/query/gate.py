@@ -137,7 +137,8 @@ _SYNTAX: frozenset[type[exp.Expr]] = frozenset(
         # names and values
         exp.Star, exp.Column, exp.Columns, exp.Identifier, exp.Dot, exp.Literal, exp.Null, exp.Boolean, exp.Var,
         exp.DataType, exp.DataTypeParam, exp.ColumnDef, exp.Interval, exp.IntervalSpan, exp.Paren, exp.Bracket,
-        exp.Slice, exp.PropertyEQ, exp.Kwarg, exp.Lambda, exp.Comprehension, exp.HexString, exp.ByteString, exp.RawString, exp.National,
+        exp.Slice, exp.PropertyEQ, exp.Kwarg, exp.Lambda, exp.Comprehension,
+        exp.HexString, exp.ByteString, exp.RawString, exp.National,
         exp.JSONPath, exp.JSONPathRoot, exp.JSONPathKey, exp.JSONPathSubscript, exp.JSONPathSlice,
         exp.JSONPathWildcard, exp.JSONPathRecursive, exp.JSONPathUnion, exp.JSONPathSelector,
         exp.JSONKeyValue, exp.ArrayAgg,
