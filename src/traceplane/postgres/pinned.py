@@ -37,11 +37,8 @@ class PinnedDataset:
     forgotten_until: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedCommit:
-    commit_id: int
-    positions: Range
-    hidden: tuple[Range, ...]
+CommitFiles = Any
+"""A row of four: commit_id, first and last position, and the files as JSON text."""
 
 
 async def datasets(
@@ -91,21 +88,27 @@ def _dataset(row: Any) -> PinnedDataset:
     )
 
 
-async def commits(tx: Transaction, generation_id: UUID, at: datetime | None = None) -> list[PinnedCommit]:
-    """The commits that readers see, now or at a time, in the order of their positions."""
+async def commits(
+    tx: Transaction, generation_id: UUID, at: datetime | None = None
+) -> tuple[list[int], dict[int, list[Range]]]:
+    """The commits that readers see, now or at a time, in the order of their positions; and for some of them the
+    positions that newer ones have taken over."""
     if at is None:
-        rows = await tx.rows(_SQL["live_commits"], generation_id)
+        ids: list[int] = await tx.value(_SQL["live_ids"], generation_id)
+        rows = await tx.rows(_SQL["hidden"], generation_id)
     else:
         rows = await tx.rows(_SQL["commits_at"], generation_id, at)
-    return [
-        PinnedCommit(commit_id, (start, end), tuple((a, b) for a, b in hidden) if hidden else ())
-        for commit_id, start, end, hidden in rows
-    ]
+        ids = [row["commit_id"] for row in rows]
+    return ids, {row["commit_id"]: [(a, b) for a, b in row["hidden"]] for row in rows if row["hidden"]}
 
 
-async def files(tx: Transaction, commit_ids: Sequence[int]) -> list[tuple[int, str]]:
-    """The files of commits, as JSON text."""
-    return [(row["commit_id"], row["files"]) for row in await tx.rows(_SQL["files"], list(commit_ids))]
+async def live_files(tx: Transaction, generation_id: UUID) -> Sequence[CommitFiles]:
+    """What the live commits of a generation hold: (commit_id, first, last, files as JSON text)."""
+    return await tx.rows(_SQL["live_files"], generation_id)
+
+
+async def files(tx: Transaction, commit_ids: Sequence[int]) -> Sequence[CommitFiles]:
+    return await tx.rows(_SQL["files"], list(commit_ids))
 
 
 async def sizes(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:

@@ -6,9 +6,10 @@ had a commit since (its `row_version`), in the query's own snapshot; so the list
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -19,12 +20,12 @@ from traceplane.model.positions import Range, kept
 from traceplane.model.pruning import Condition, may_lie_within
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.pinned import PinnedCommit, PinnedDataset
+from traceplane.postgres.pinned import PinnedDataset
 
-MOST_FILES = 500_000
-"""Files that are kept in memory, over all generations; about 400 bytes each, and their statistics."""
+MOST_COMMITS = 500_000
+"""That are kept in memory, over all generations; about a kilobyte each."""
 _EVERYTHING = (-(2**63), 2**63 - 1)
-_COMMITS_AT_ONCE = 20_000
+_DECODED_AT_ONCE = 10_000
 
 
 class File(msgspec.Struct, frozen=True, gc=False):
@@ -37,26 +38,38 @@ class File(msgspec.Struct, frozen=True, gc=False):
 
 _files = msgspec.json.Decoder(list[File])
 
+Bounds = Mapping[str, Any] | None
+"""What is known of a column in a file."""
 
-@dataclass(slots=True)
+
+class Commit:
+    """What a commit holds; it never changes."""
+
+    __slots__ = ("_bounds", "commit_id", "files", "positions")
+
+    def __init__(self, commit_id: int, first: int, last: int, files: str) -> None:
+        self.commit_id, self.positions, self.files = commit_id, (first, last), _files.decode(files)
+        self._bounds: dict[str, list[Bounds]] = {}
+
+    def bounds(self, column: str, decode: Callable[[msgspec.Raw], Any]) -> list[Bounds]:
+        """The column's statistics in each file, which are decoded once."""
+        if (found := self._bounds.get(column)) is None:
+            found = self._bounds[column] = [decode(file.statistics).found for file in self.files]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class FileList:
     """The files of a generation in one state of it."""
 
     row_version: str
-    files: list[File]
-    commits: list[PinnedCommit]
-    """The commit of each file."""
-    bounds: dict[str, list[Mapping[str, Any] | None]] = field(default_factory=dict)
-    """Statistics of columns that were asked about, by file."""
+    commits: list[Commit]
+    hidden: dict[int, list[Range]]
+    """Positions that newer commits have taken over, by commit."""
 
-    def statistics(self, column: str) -> list[Mapping[str, Any] | None]:
-        if column not in self.bounds:
-            wanted = msgspec.defstruct(
-                "Wanted", [("found", dict[str, Any] | None, None)], rename={"found": column}
-            )
-            decode = msgspec.json.Decoder(wanted).decode
-            self.bounds[column] = [decode(file.statistics).found for file in self.files]  # type: ignore[attr-defined]
-        return self.bounds[column]
+    @property
+    def size(self) -> int:
+        return sum(len(commit.files) for commit in self.commits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,6 @@ class Chosen:
     """Paths, and the ranges of positions to read of them; no ranges for all of it."""
     files: int
     of_files: int
-    bytes: int
 
 
 class Catalog:
@@ -78,39 +90,30 @@ class Catalog:
         """The file list of the rows' generation, as the transaction sees it."""
         generation = dataset.row_generation_id
         if generation is None or not dataset.row_version:
-            return FileList("", [], [])  # nothing was ever committed
+            return FileList("", [], {})  # nothing was ever committed
         known = self._lists.get(generation)
         if at is None and known is not None and known.row_version == dataset.row_version:
             self._lists.move_to_end(generation)
             return known
-        commits = await pinned.commits(tx, generation, at)
-        found = await self._files_of(tx, commits, known)
-        listed = FileList(dataset.row_version, [], [])
-        for commit in commits:
-            for file in found.get(commit.commit_id, ()):
-                listed.files.append(file)
-                listed.commits.append(commit)
+        ids, hidden = await pinned.commits(tx, generation, at)
+        held = {commit.commit_id: commit for commit in known.commits} if known is not None else {}
+        missing = [commit_id for commit_id in ids if commit_id not in held]
+        if at is None and len(missing) * 2 > len(ids):
+            rows = await pinned.live_files(tx, generation)
+        else:
+            rows = await pinned.files(tx, missing) if missing else ()
+        for start in range(0, len(rows), _DECODED_AT_ONCE):
+            held |= {row[0]: Commit(*row) for row in rows[start : start + _DECODED_AT_ONCE]}
+            await asyncio.sleep(0)  # others are served meanwhile
+        listed = FileList(dataset.row_version, [held[commit_id] for commit_id in ids], hidden)
         if at is None:
             self._keep(generation, listed)
         return listed
 
-    async def _files_of(
-        self, tx: Transaction, commits: Sequence[PinnedCommit], known: FileList | None
-    ) -> dict[int, list[File]]:
-        found: dict[int, list[File]] = {}
-        if known is not None:
-            for commit, file in zip(known.commits, known.files, strict=True):
-                found.setdefault(commit.commit_id, []).append(file)
-        missing = [commit.commit_id for commit in commits if commit.commit_id not in found]
-        for start in range(0, len(missing), _COMMITS_AT_ONCE):
-            for commit_id, text in await pinned.files(tx, missing[start : start + _COMMITS_AT_ONCE]):
-                found[commit_id] = _files.decode(text)
-        return found
-
     def _keep(self, generation: UUID, listed: FileList) -> None:
         self._lists[generation] = listed
         self._lists.move_to_end(generation)
-        while len(self._lists) > 1 and sum(len(kept.files) for kept in self._lists.values()) > MOST_FILES:
+        while len(self._lists) > 1 and sum(len(kept.commits) for kept in self._lists.values()) > MOST_COMMITS:
             self._lists.popitem(last=False)
 
 
@@ -118,53 +121,54 @@ def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condit
     """The files that can hold rows which meet all conditions."""
     types = {column.name: column.type for column in dataset.columns}
     names = _by_lower_case(types)
-    candidates: Sequence[int] = range(len(listed.files))
-    for condition in conditions:
-        column = names.get(condition.column)
-        if column is None:
-            continue
-        candidates = _narrowed(listed, dataset, candidates, column, types[column], condition)
+    asked = [
+        _Asked(column, types[column], condition, column == dataset.position)
+        for condition in conditions
+        if (column := names.get(condition.column)) is not None
+    ]
     groups: dict[tuple[Range, ...], list[str]] = {}
-    size = 0
-    for index in candidates:
-        file, commit = listed.files[index], listed.commits[index]
-        ranges: list[Range] | None = None
-        if commit.hidden and dataset.position is not None:
-            ranges = kept(commit.positions, _EVERYTHING, commit.hidden)
+    for commit in listed.commits:
+        paths = [file.path for file in commit.files]
+        for question in asked:
+            if not paths:
+                break
+            found = question.answer(commit)
+            paths = [path for path in paths if path in found]
+        if not paths:
+            continue
+        ranges: list[Range] = []
+        if dataset.position is not None and (hidden := listed.hidden.get(commit.commit_id)):
+            ranges = kept(commit.positions, _EVERYTHING, hidden) or []
             if not ranges:
                 continue
-        groups.setdefault(tuple(ranges or ()), []).append(file.path)
-        size += file.bytes
+        groups.setdefault(tuple(ranges), []).extend(paths)
     return Chosen(
         [(paths, list(ranges)) for ranges, paths in groups.items()],
         sum(map(len, groups.values())),
-        len(listed.files),
-        size,
+        listed.size,
     )
 
 
-def _narrowed(
-    listed: FileList,
-    dataset: PinnedDataset,
-    candidates: Sequence[int],
-    column: str,
-    type_: str,
-    condition: Condition,
-) -> list[int]:
-    by_position = column == dataset.position
-    statistics = listed.statistics(column)
-    left = []
-    for index in candidates:
-        known = statistics[index]
-        if known is None:
-            if not by_position:
-                left.append(index)
-                continue
-            first, last = listed.commits[index].positions
-            known = {"min": first, "max": last}
-        if may_lie_within(known, condition.spans, type_, listed.files[index].rows):
-            left.append(index)
-    return left
+class _Asked:
+    """A condition on a column, put to one commit after the other."""
+
+    def __init__(self, column: str, type_: str, condition: Condition, is_position: bool) -> None:
+        self._column, self._type, self._spans, self._is_position = column, type_, condition.spans, is_position
+        wanted = msgspec.defstruct(
+            "Wanted", [("found", dict[str, Any] | None, None)], rename={"found": column}
+        )
+        self._decode = msgspec.json.Decoder(wanted).decode
+
+    def answer(self, commit: Commit) -> set[str]:
+        """The paths of the commit's files that can hold such a row."""
+        found = set()
+        for file, bounds in zip(commit.files, commit.bounds(self._column, self._decode), strict=True):
+            known = bounds
+            if known is None and self._is_position:
+                known = {"min": commit.positions[0], "max": commit.positions[1]}
+            if known is None or may_lie_within(known, self._spans, self._type, file.rows):
+                found.add(file.path)
+        return found
 
 
 def _by_lower_case(names: Mapping[str, str]) -> dict[str, str]:

@@ -48,8 +48,6 @@ Ranges = tuple[tuple[int, int], ...]
 _HEAD = struct.Struct(">cI")
 _FRAME_BYTES = 256 << 10
 _BATCH_ROWS = 20_000
-_LOOKED_AT_BY_DUCKDB = ("/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo")
-"""Limits of the machine. DuckDB ends the process if it sees that one of them is there and cannot open it."""
 _SLACK_BYTES = 1 << 30
 """What a process may use besides DuckDB's own memory: the result's batches, buffers of the reader, Python itself."""
 
@@ -101,15 +99,13 @@ class Refused(Exception):
 # --- the locked-down DuckDB -------------------------------------------------------------------------
 
 
-def open_locked(request: EngineRequest) -> duckdb.DuckDBPyConnection:
-    """A DuckDB that holds the relations, can read their files and nothing else, and cannot be changed any more."""
+def open_empty() -> duckdb.DuckDBPyConnection:
+    """A DuckDB without threads of its own, so that a fork takes it along whole: opening one takes longer than many a
+    query. It holds nothing."""
     connection = duckdb.connect(
         ":memory:",
         config={
-            "threads": request.threads,
-            "memory_limit": f"{request.memory_mb}MB",
-            "temp_directory": request.spill,
-            "max_temp_directory_size": f"{request.spill_mb}MB",
+            "threads": 1,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "allow_community_extensions": False,
@@ -120,6 +116,19 @@ def open_locked(request: EngineRequest) -> duckdb.DuckDBPyConnection:
         },
     )
     connection.execute("set TimeZone = 'UTC'")
+    connection.execute("select json_serialize_sql('select 1')").fetchall()
+    return connection
+
+
+def open_locked(
+    request: EngineRequest, connection: duckdb.DuckDBPyConnection | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A DuckDB that holds the relations, can read their files and nothing else, and cannot be changed any more."""
+    connection = connection or open_empty()
+    connection.execute(f"set memory_limit = '{request.memory_mb}MB'")
+    connection.execute(f"set temp_directory = {_text(request.spill)}")
+    connection.execute(f"set max_temp_directory_size = '{request.spill_mb}MB'")
+    connection.execute(f"set threads = {request.threads}")
     paths = sorted(
         {path for relation in request.relations for group in relation.groups for path in group.paths}
     )
@@ -359,8 +368,10 @@ class _Parquet:
 _ENCODERS: dict[str, Any] = {"json": _Json, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet}
 
 
-def answer_query(request: EngineRequest, answer: socket.socket) -> dict[str, int]:
-    connection = open_locked(request)
+def answer_query(
+    request: EngineRequest, answer: socket.socket, empty: duckdb.DuckDBPyConnection | None = None
+) -> dict[str, int]:
+    connection = open_locked(request, empty)
     check_tree(connection, request.sql, {relation.name for relation in request.relations})
     reader = connection.execute(request.sql).to_arrow_reader(_BATCH_ROWS)
     sink, rows = Sink(answer, request.max_bytes), 0
@@ -455,7 +466,7 @@ def _confine(request: EngineRequest, abi: int, system_calls: seccomp.Filter | No
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if abi:
         rules = landlock.Ruleset(abi, connect_allowed=False)
-        rules.allow_read([*request.roots, *_LOOKED_AT_BY_DUCKDB])
+        rules.allow_read(request.roots)
         rules.allow_write([request.spill])
         rules.enforce()
     kernel.drop_capabilities()
@@ -463,12 +474,14 @@ def _confine(request: EngineRequest, abi: int, system_calls: seccomp.Filter | No
         system_calls.enforce()
 
 
-def run_query(answer: socket.socket, abi: int, system_calls: seccomp.Filter | None) -> NoReturn:
+def run_query(
+    answer: socket.socket, empty: duckdb.DuckDBPyConnection, abi: int, system_calls: seccomp.Filter | None
+) -> NoReturn:
     code = 0
     try:
         request = _receive_request(answer)
         _confine(request, abi, system_calls)
-        done = answer_query(request, answer)
+        done = answer_query(request, answer, empty)
         send_frame(answer, b"F", msgspec.json.encode(done))
     except (BrokenPipeError, ConnectionResetError):
         code = 1  # the caller is gone
@@ -487,6 +500,9 @@ def serve(control: socket.socket) -> NoReturn:
     abi = landlock.supported_abi() if sys.platform == "linux" else 0
     system_calls = seccomp.Filter(network=False) if sys.platform == "linux" and seccomp.supported() else None
     _warm_up()
+    empty = open_empty()
+    gc.collect()
+    gc.freeze()  # what is there is shared with every query instead of being copied by its collector
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -515,7 +531,7 @@ def serve(control: socket.socket) -> NoReturn:
         answer = socket.socket(fileno=descriptors[0])
         if (pid := os.fork()) == 0:
             _become_child(control, reader, writer)
-            run_query(answer, abi, system_calls)
+            run_query(answer, empty, abi, system_calls)
         running[query] = pid
         answer.close()
 
@@ -548,7 +564,7 @@ def _reap(running: dict[str, int]) -> None:
 
 
 def _warm_up() -> None:
-    """What every query would otherwise load for itself, outside of what it may read; it starts no thread."""
+    """What every query would otherwise load for itself, outside of what it may read."""
     os.environ.clear()
     os.environ["TZ"] = "UTC"
     ctypes.CDLL(None)
@@ -571,8 +587,6 @@ def _warm_up() -> None:
         stream.write_table(table)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    gc.collect()
-    gc.freeze()
 
 
 if __name__ == "__main__":

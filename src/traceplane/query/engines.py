@@ -207,7 +207,7 @@ class Engines:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "traceplane.query.engine", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -151,9 +151,7 @@ class Queries:
                 for relation, files in zip(gated.relations, chosen, strict=True)
             ],
             "format": format_,
-            "roots": sorted(
-                {self._readable(_generation_folder(p)) for c in chosen for ps, _ in c.groups for p in ps}
-            ),
+            "roots": [self._readable(folder) for folder in _generation_folders(chosen)],
             "max_rows": min(limits.max_rows, max_rows or limits.max_rows),
             "max_bytes": limits.max_bytes,
             "memory_mb": limits.memory_mb,
@@ -210,9 +208,10 @@ def _engine_column(column: SchemaColumn) -> dict[str, str | None]:
     return {"name": column.name, "type": type_of(column.type)}
 
 
-def _generation_folder(path: str) -> str:
-    """`{dataset}/{generation}` of a file below it."""
-    return "/".join(path.split("/")[:2])
+def _generation_folders(chosen: Iterable[Chosen]) -> list[str]:
+    """`{dataset}/{generation}` of all files."""
+    paths = (path for files in chosen for group, _ in files.groups for path in group)
+    return sorted({path[: path.find("/", path.find("/") + 1)] for path in paths})
 
 
 def _check_all_there(gated: Gated, datasets: Mapping[str, PinnedDataset], as_of: AsOf) -> None:

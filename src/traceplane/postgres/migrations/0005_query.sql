@@ -24,6 +24,10 @@ create trigger dag_activated after insert or update of active_version_id on dags
 -- Until when replaced commits of a generation were forgotten: there is no reading it as of an earlier time.
 alter table generation_cursors add column forgotten_until timestamptz;
 
+-- Queries ask anew which commits are live, but keep what they hold; what is hidden of them is all that can change.
+create index dataset_commits_hidden on dataset_commits (generation_id, commit_id)
+  where hidden is not null and superseded_by is null;
+
 -- Queries that the gate refused; never their text.
 create table query_denials (
   denial_id bigint generated always as identity primary key,

@@ -37,12 +37,16 @@ left join generation_schemas s on s.generation_id = r.generation_id
 left join generation_cursors k on k.generation_id = r.generation_id
 order by p.dataset_id
 
--- name: live_commits
--- The live commits of a generation, without their files.
-select commit_id, range_start, range_end,
-  (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(hidden) h) as hidden
+-- name: live_ids
+-- The live commits of a generation in the order of their positions. An index has it all.
+select coalesce(array_agg(commit_id order by range_start, commit_id), '{}')
 from dataset_commits where generation_id = $1 and superseded_by is null
-order by range_start, commit_id
+
+-- name: hidden
+-- Of a generation's live commits, those that newer ones have taken positions from.
+select commit_id, jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) as hidden
+from dataset_commits, unnest(hidden) h
+where generation_id = $1 and hidden is not null and superseded_by is null group by commit_id
 
 -- name: commits_at
 -- The commits of a generation that were live at a time. Of what newer ones hide today, that much was hidden then which
@@ -61,13 +65,18 @@ with there as materialized (
       where n.commit_id > t.commit_id and n.range_start <= t.range_end and n.range_end >= t.range_start), '{}') end as hidden
   from there t
 )
-select commit_id, range_start, range_end,
+select commit_id,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(hidden) h) as hidden
 from shown order by range_start, commit_id
 
+-- name: live_files
+-- What a generation's live commits hold, as text: who reads a hundred thousand of them decodes only what is needed.
+select commit_id, range_start, range_end, files::text as files
+from dataset_commits where generation_id = $1 and superseded_by is null
+
 -- name: files
--- What commits hold, as text: who reads a hundred thousand of them decodes only what is needed.
-select commit_id, files::text as files from dataset_commits where commit_id = any($1::bigint[])
+-- The same of single commits.
+select commit_id, range_start, range_end, files::text as files from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: sizes
 -- Rows and bytes that readers see of generations.
