@@ -218,7 +218,8 @@ class Bench:
         await self.made.connection.execute(
             "insert into dataset_commits (task_id, output_index, generation_id, partition_key, range_start, range_end,"
             " files, row_count, bytes, schema_hash, committed_at)"
-            " select gen_random_uuid(), 0, $1::uuid, n::text, n * 100, n * 100 + 99, jsonb_build_array(jsonb_build_object("
+            " select gen_random_uuid(), 0, $1::uuid, n::text, n * 100, n * 100 + 99,"
+            " jsonb_build_array(jsonb_build_object("
             " 'path', $1::uuid::text || '/' || n || '/staging/0194f000-0000-7000-8000-000000000000/1/0.parquet',"
             " 'rows', 100, 'bytes', 12345, 'statistics', jsonb_build_object("
             "   'k', jsonb_build_object('min', n * 100, 'max', n * 100 + 99, 'null_count', 0),"

@@ -74,7 +74,8 @@ async def test_only_files_that_can_hold_the_answer_are_read_and_the_answer_is_th
         "55 < id": 1,
         "id >= 21 and id <= 40": 1,
         "id = -1": 0,
-        "id = 7.5": 3,  # a decimal against whole numbers is not compared here
+        "id = 7.5": 1,
+        "id = 1e16": 3,  # the engine may round
         "day >= date '2024-02-15' and day < '2024-03-01'": 1,
         "day = '2024-1-5'": 3,  # not written as statistics are
         "amount < 3": 1,

@@ -8,7 +8,7 @@ nor decimals and points in time in their written form.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,32 +29,52 @@ class Condition:
     spans: tuple[Span, ...]
 
 
+Bounds = tuple[Any, Any] | None
+"""The least and the greatest value of a column in a file, each None if not known; None if there is no value at all."""
+
+
+def bounds(known: Mapping[str, Any] | None, type_: str, rows: int) -> Bounds:
+    """What statistics tell, as far as it can be compared."""
+    if not known:
+        return (None, None)
+    if known.get("null_count") == rows:
+        return None
+    return _comparable(known.get("min"), type_), _comparable(known.get("max"), type_)
+
+
+def narrowed(files: Iterable[int], found: Sequence[Bounds], spans: Sequence[Span], type_: str) -> list[int]:
+    """Those of the files, which are indexes into `found`, that can have a row within one of the spans."""
+    wanted = [(_comparable(a, type_), _comparable(b, type_), _is_open(b, type_)) for a, b in spans]
+    left = []
+    for index in files:
+        bound = found[index]
+        if bound is None:
+            continue
+        low, high = bound
+        for first, last, open_upwards in wanted:
+            if last is not None and low is not None and last < low:
+                continue
+            if first is not None and high is not None and first > high and not open_upwards:
+                continue
+            left.append(index)
+            break
+    return left
+
+
+def _is_open(last: Literal | None, type_: str) -> bool:
+    """Statistics leave NaN out, which is greater than everything: a span that is open upwards may always hold it."""
+    return type_ == "double" and last is None
+
+
 def may_hold(file: Mapping[str, Any], where: Mapping[str, Any], types: Mapping[str, str]) -> bool:
     """Whether a file can have a row that equals `where` in all its columns; `types` are Arrow's."""
     statistics = file.get("statistics") or {}
     return all(
-        may_lie_within(statistics[column], ((value, value),), types.get(column), file["rows"])
+        narrowed((0,), [bounds(statistics[column], type_, file["rows"])], ((value, value),), type_)
         for column, value in where.items()
         if column in statistics and value is not None
+        for type_ in (types.get(column, ""),)
     )
-
-
-def may_lie_within(known: Mapping[str, Any], spans: tuple[Span, ...], type_: str | None, rows: int) -> bool:
-    """Whether a file whose column has these statistics can have a row within one of the spans."""
-    if known.get("null_count") == rows:
-        return False
-    low, high = _comparable(known.get("min"), type_), _comparable(known.get("max"), type_)
-    return any(_overlap(span, low, high, type_) for span in spans)
-
-
-def _overlap(span: Span, low: Any, high: Any, type_: str | None) -> bool:
-    first, last = _comparable(span[0], type_), _comparable(span[1], type_)
-    if last is not None and low is not None and last < low:
-        return False
-    # Statistics leave NaN out, which is greater than everything: a span that is open upwards may always hold it.
-    if type_ == "double" and span[1] is None:
-        return True
-    return not (first is not None and high is not None and first > high)
 
 
 def _comparable(value: Any, type_: str | None) -> Any:
@@ -66,8 +86,11 @@ def _comparable(value: Any, type_: str | None) -> Any:
             return (
                 value if _WHOLE.fullmatch(type_ or "") else _as_double(value) if type_ == "double" else None
             )
+        case float() if type_ == "double":
+            return value if value == value else None
         case float():
-            return value if type_ == "double" and value == value else None
+            # Beyond, the engine may round a whole number to meet it.
+            return value if abs(value) < 2**53 and _WHOLE.fullmatch(type_ or "") else None
         case str() if type_ in _TEXT:
             return value
         case str() if type_ == "date32[day]" and _DAY.fullmatch(value):

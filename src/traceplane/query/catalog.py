@@ -11,13 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from traceplane.model.positions import Range, kept
-from traceplane.model.pruning import Condition, may_lie_within
+from traceplane.model.pruning import Bounds, Condition, bounds, narrowed
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.pinned import PinnedDataset
@@ -38,9 +39,6 @@ class File(msgspec.Struct, frozen=True, gc=False):
 
 _files = msgspec.json.Decoder(list[File])
 
-Bounds = Mapping[str, Any] | None
-"""What is known of a column in a file."""
-
 
 class Commit:
     """What a commit holds; it never changes."""
@@ -51,25 +49,41 @@ class Commit:
         self.commit_id, self.positions, self.files = commit_id, (first, last), _files.decode(files)
         self._bounds: dict[str, list[Bounds]] = {}
 
-    def bounds(self, column: str, decode: Callable[[msgspec.Raw], Any]) -> list[Bounds]:
-        """The column's statistics in each file, which are decoded once."""
-        if (found := self._bounds.get(column)) is None:
-            found = self._bounds[column] = [decode(file.statistics).found for file in self.files]
+    def bounds(self, column: str, type_: str, decode: Callable[[msgspec.Raw], Any]) -> list[Bounds]:
+        """The column's bounds in each file, which are decoded once."""
+        key = f"{column}\0{type_}"
+        if (found := self._bounds.get(key)) is None:
+            found = self._bounds[key] = [
+                bounds(decode(file.statistics).found, type_, file.rows) for file in self.files
+            ]
         return found
 
 
-@dataclass(frozen=True, slots=True)
 class FileList:
     """The files of a generation in one state of it."""
 
-    row_version: str
-    commits: list[Commit]
-    hidden: dict[int, list[Range]]
-    """Positions that newer commits have taken over, by commit."""
+    def __init__(self, row_version: str, commits: list[Commit], hidden: dict[int, list[Range]]) -> None:
+        self.row_version = row_version
+        self.commits = commits
+        self.hidden = hidden
+        """Positions that newer commits have taken over, by commit."""
+        self.paths = [file.path for commit in commits for file in commit.files]
+        self._bounds: dict[tuple[str, str], list[Bounds]] = {}
 
-    @property
-    def size(self) -> int:
-        return sum(len(commit.files) for commit in self.commits)
+    @cached_property
+    def commit_of_file(self) -> list[Commit]:
+        return [commit for commit in self.commits for _ in commit.files]
+
+    def bounds(self, column: str, type_: str) -> list[Bounds]:
+        """Of each file."""
+        if (found := self._bounds.get((column, type_))) is None:
+            wanted = msgspec.defstruct(
+                "Wanted", [("found", dict[str, Any] | None, None)], rename={"found": column}
+            )
+            decode = msgspec.json.Decoder(wanted).decode
+            found = [b for commit in self.commits for b in commit.bounds(column, type_, decode)]
+            self._bounds[column, type_] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,54 +135,35 @@ def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condit
     """The files that can hold rows which meet all conditions."""
     types = {column.name: column.type for column in dataset.columns}
     names = _by_lower_case(types)
-    asked = [
-        _Asked(column, types[column], condition, column == dataset.position)
-        for condition in conditions
-        if (column := names.get(condition.column)) is not None
-    ]
+    left: Sequence[int] = range(len(listed.paths))
+    for condition in conditions:
+        if (column := names.get(condition.column)) is not None:
+            left = narrowed(left, listed.bounds(column, types[column]), condition.spans, types[column])
+            if column == dataset.position:
+                left = _within_commits(listed, left, condition)
+    return Chosen(_grouped(listed, dataset, left), len(left), len(listed.paths))
+
+
+def _within_commits(listed: FileList, left: Sequence[int], condition: Condition) -> list[int]:
+    """A row lies within the positions of its commit, also where a file tells nothing of the column."""
+    positions = [listed.commit_of_file[index].positions for index in left]
+    return [left[n] for n in narrowed(range(len(left)), positions, condition.spans, "int64")]
+
+
+def _grouped(
+    listed: FileList, dataset: PinnedDataset, left: Sequence[int]
+) -> list[tuple[list[str], list[Range]]]:
+    if not listed.hidden or dataset.position is None:
+        whole = listed.paths if len(left) == len(listed.paths) else [listed.paths[index] for index in left]
+        return [(whole, [])] if whole else []
     groups: dict[tuple[Range, ...], list[str]] = {}
-    for commit in listed.commits:
-        paths = [file.path for file in commit.files]
-        for question in asked:
-            if not paths:
-                break
-            found = question.answer(commit)
-            paths = [path for path in paths if path in found]
-        if not paths:
-            continue
-        ranges: list[Range] = []
-        if dataset.position is not None and (hidden := listed.hidden.get(commit.commit_id)):
-            ranges = kept(commit.positions, _EVERYTHING, hidden) or []
-            if not ranges:
-                continue
-        groups.setdefault(tuple(ranges), []).extend(paths)
-    return Chosen(
-        [(paths, list(ranges)) for ranges, paths in groups.items()],
-        sum(map(len, groups.values())),
-        listed.size,
-    )
-
-
-class _Asked:
-    """A condition on a column, put to one commit after the other."""
-
-    def __init__(self, column: str, type_: str, condition: Condition, is_position: bool) -> None:
-        self._column, self._type, self._spans, self._is_position = column, type_, condition.spans, is_position
-        wanted = msgspec.defstruct(
-            "Wanted", [("found", dict[str, Any] | None, None)], rename={"found": column}
-        )
-        self._decode = msgspec.json.Decoder(wanted).decode
-
-    def answer(self, commit: Commit) -> set[str]:
-        """The paths of the commit's files that can hold such a row."""
-        found = set()
-        for file, bounds in zip(commit.files, commit.bounds(self._column, self._decode), strict=True):
-            known = bounds
-            if known is None and self._is_position:
-                known = {"min": commit.positions[0], "max": commit.positions[1]}
-            if known is None or may_lie_within(known, self._spans, self._type, file.rows):
-                found.add(file.path)
-        return found
+    for index in left:
+        commit = listed.commit_of_file[index]
+        hidden = listed.hidden.get(commit.commit_id)
+        ranges = kept(commit.positions, _EVERYTHING, hidden) if hidden else None
+        if ranges is None or ranges:
+            groups.setdefault(tuple(ranges or ()), []).append(listed.paths[index])
+    return [(paths, list(ranges)) for ranges, paths in groups.items()]
 
 
 def _by_lower_case(names: Mapping[str, str]) -> dict[str, str]:
