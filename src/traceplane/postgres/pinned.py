@@ -37,8 +37,8 @@ class PinnedDataset:
     forgotten_until: datetime | None
 
 
-CommitFiles = Any
-"""A row of four: commit_id, first and last position, and the files as JSON text."""
+CommitPaths = Any
+"""A row of four: commit_id, first and last position, and the paths of its files."""
 
 
 async def datasets(
@@ -102,13 +102,22 @@ async def commits(
     return ids, {row["commit_id"]: [(a, b) for a, b in row["hidden"]] for row in rows if row["hidden"]}
 
 
-async def live_files(tx: Transaction, generation_id: UUID) -> Sequence[CommitFiles]:
-    """What the live commits of a generation hold: (commit_id, first, last, files as JSON text)."""
-    return await tx.rows(_SQL["live_files"], generation_id)
+async def paths(
+    tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None
+) -> Sequence[CommitPaths]:
+    """The files of these commits, or of all live ones of a generation."""
+    if commit_ids is None:
+        return await tx.rows(_SQL["live_paths"], generation_id)
+    return await tx.rows(_SQL["paths"], list(commit_ids))
 
 
-async def files(tx: Transaction, commit_ids: Sequence[int]) -> Sequence[CommitFiles]:
-    return await tx.rows(_SQL["files"], list(commit_ids))
+async def statistics(
+    tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None, column: str
+) -> Sequence[tuple[int, list[tuple[int, dict[str, Any] | None]] | None]]:
+    """By commit, for each of its files: its rows, and what is known of the column in it."""
+    if commit_ids is None:
+        return await tx.rows(_SQL["live_statistics"], generation_id, column)
+    return await tx.rows(_SQL["statistics"], list(commit_ids), column)
 
 
 async def sizes(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:

@@ -50,6 +50,12 @@ class Gated:
     def dataset_ids(self) -> list[str]:
         return sorted({relation.dataset_id for relation in self.relations})
 
+    def conditions(self, dataset_id: str) -> list[Condition]:
+        """What is asked of a dataset, wherever it is read."""
+        return [
+            c for relation in self.relations if relation.dataset_id == dataset_id for c in relation.conditions
+        ]
+
 
 def admit(sql: str) -> Gated:
     """The query as the engine gets it; or the reason why it does not, as an error."""

@@ -134,7 +134,10 @@ class Queries:
                 tx, caller.org, gated.dataset_ids, versions=as_of.versions, at=as_of.at
             )
             _check_all_there(gated, datasets, as_of)
-            lists = {name: await self._catalog.files(tx, d, as_of.at) for name, d in datasets.items()}
+            lists = {
+                name: await self._catalog.files(tx, dataset, gated.conditions(name), as_of.at)
+                for name, dataset in datasets.items()
+            }
 
         def narrow() -> tuple[Chosen, ...]:
             return tuple(

@@ -69,14 +69,33 @@ select commit_id,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(hidden) h) as hidden
 from shown order by range_start, commit_id
 
--- name: live_files
--- What a generation's live commits hold, as text: who reads a hundred thousand of them decodes only what is needed.
-select commit_id, range_start, range_end, files::text as files
+-- name: live_paths
+-- The files of a generation's live commits. Most commits have one, which is found without a subquery.
+select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then array[files->0->>'path']
+  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n) order by f.n) end as paths
 from dataset_commits where generation_id = $1 and superseded_by is null
 
--- name: files
+-- name: paths
 -- The same of single commits.
-select commit_id, range_start, range_end, files::text as files from dataset_commits where commit_id = any($1::bigint[])
+select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then array[files->0->>'path']
+  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n) order by f.n) end as paths
+from dataset_commits where commit_id = any($1::bigint[])
+
+-- name: live_statistics
+-- Rows of each file of a generation's live commits, and what is known of one column in it.
+select commit_id, case when jsonb_array_length(files) = 1
+    then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
+  else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
+        from jsonb_array_elements(files) with ordinality f (file, n)) end as known
+from dataset_commits where generation_id = $1 and superseded_by is null
+
+-- name: statistics
+-- The same of single commits.
+select commit_id, case when jsonb_array_length(files) = 1
+    then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
+  else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
+        from jsonb_array_elements(files) with ordinality f (file, n)) end as known
+from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: sizes
 -- Rows and bytes that readers see of generations.
