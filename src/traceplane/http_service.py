@@ -21,7 +21,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, unquote
@@ -95,6 +95,15 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
 Push = Callable[[bytes], Awaitable[None]]
 
 
+class Stream(msgspec.Struct, frozen=True):
+    """An answer in pieces, sent as they come. When the caller hangs up, or a piece fails, the rest is not asked for;
+    a failure leaves the answer visibly incomplete."""
+
+    pieces: AsyncGenerator[bytes]
+    content_type: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
 class Reply(msgspec.Struct, frozen=True):
     """An answer that is not the JSON of a struct: a page, a file, a status of its own."""
 
@@ -111,7 +120,7 @@ class Reply(msgspec.Struct, frozen=True):
 class Route:
     """One endpoint.
 
-    `request` is None for no body, `bytes` for the raw one. `response` is None for an empty 204, or `Reply`
+    `request` is None for no body, `bytes` for the raw one. `response` is None for an empty 204, or `Reply` or `Stream`
     where the handler makes its own. `auth` names the principal that may call: the service's `authenticate`
     gets it, and `PUBLIC` needs none. A path parameter is a whole segment, `/dags/{name}`.
     """
@@ -175,18 +184,23 @@ class App:
             endpoint, path_params = self._find(scope["method"], scope["raw_path"])
             label = endpoint.label
             reply = await self._answer(endpoint, path_params, scope, receive)
-        except _ClientGone:
+        except ClientGone:
             telemetry.count("http_requests_total", route=label, status=499)
             return
         except Exception as error:
             reply = _failure(error, label)
-        if reply.stream is not None:
-            failure = await _send_stream(reply, reply.stream, label, send)
+        if isinstance(reply, Reply) and reply.stream is not None:
+            failure = await _send_pushed(reply, reply.stream, label, send)
             if failure is None:
                 telemetry.count("http_requests_total", route=label, status=reply.status)
                 telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
                 return
             reply = failure
+        if isinstance(reply, Stream):
+            status = await _send_stream(reply, receive, send, label)
+            telemetry.count("http_requests_total", route=label, status=status)
+            telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
+            return
         headers = [*reply.headers]
         if reply.status != 204:
             headers.append((b"content-type", reply.content_type.encode()))
@@ -198,7 +212,7 @@ class App:
 
     async def _answer(
         self, endpoint: _Endpoint, path_params: dict[str, str], scope: Scope, receive: Receive
-    ) -> Reply:
+    ) -> Reply | Stream:
         principal = None
         if endpoint.auth != PUBLIC:
             principal = self._authenticate(endpoint.auth, Headers(raw=scope["headers"]))
@@ -221,7 +235,7 @@ class App:
             if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked
                 raise _too_deep() from None
             raise
-        if isinstance(result, Reply):
+        if isinstance(result, Reply | Stream):
             return result
         return Reply(b"" if endpoint.status == 204 else _encoder.encode(result), status=endpoint.status)
 
@@ -253,7 +267,7 @@ class App:
         raise NotFound("request.unknown_path", "there is nothing at this path", value=path.decode("latin-1"))
 
 
-async def _send_stream(
+async def _send_pushed(
     reply: Reply, stream: Callable[[Push], Awaitable[None]], label: str, send: Send
 ) -> Reply | None:
     """Sends the pieces; the answer to give instead, if it failed before there was one."""
@@ -278,8 +292,38 @@ async def _send_stream(
     return None
 
 
-class _ClientGone(Exception):
-    """The caller hung up before its body was complete; nobody is left to answer."""
+async def _send_stream(stream: Stream, receive: Receive, send: Send, label: str) -> int:
+    headers = [*stream.headers, (b"content-type", stream.content_type.encode())]
+
+    async def pump() -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for piece in stream.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def hung_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    pumping, leaving = asyncio.create_task(pump()), asyncio.create_task(hung_up())
+    try:
+        await asyncio.wait((pumping, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not pumping.done():
+            return 499
+        if (error := pumping.exception()) is not None:
+            # The server closes a connection whose answer is not complete, so nobody takes it for a whole one.
+            telemetry.emit("http.stream_broken", "warning", route=label, **describe(error))
+            return 500
+        return 200
+    finally:
+        for task in (pumping, leaving):
+            task.cancel()
+        await asyncio.gather(pumping, leaving, return_exceptions=True)
+        await stream.pieces.aclose()
+
+
+class ClientGone(Exception):
+    """The caller hung up; nobody is left to answer."""
 
 
 class _Endpoint:
@@ -357,7 +401,7 @@ async def _read_body(receive: Receive, declared: bytes | None, limit: int) -> by
     while more and size <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _ClientGone
+            raise ClientGone
         parts.append(message["body"])
         more = message["more_body"]
         if declared is None:
@@ -484,7 +528,9 @@ def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]
     """The OpenAPI 3.1 description of `routes`, made from their msgspec types."""
     types: list[Any] = [ErrorBody]
     for route in routes:
-        types += [t for t in (route.request, route.response, route.query) if t not in (None, bytes, Reply)]
+        types += [
+            t for t in (route.request, route.response, route.query) if t not in (None, bytes, Reply, Stream)
+        ]
     found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas = {type_: _as_int64(schema) for type_, schema in zip(types, found, strict=True)}
     components = _as_int64(components)
@@ -535,7 +581,7 @@ def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str
     answer: dict[str, Any] = {"description": "Done."}
     if route.response is not None:
         answer["content"] = (
-            {"*/*": {}} if route.response is Reply else {JSON: {"schema": schemas[route.response]}}
+            {"*/*": {}} if route.response in (Reply, Stream) else {JSON: {"schema": schemas[route.response]}}
         )
     status = 204 if route.response is None else route.status
     failures = {str(code): {"$ref": f"#/components/responses/Error{code}"} for code in sorted(codes)}

@@ -78,6 +78,19 @@ class Settings:
     token_overlap_seconds: float = 3600.0
     max_body_bytes: int = 16 * 1024 * 1024
     database_connections: int = 10
+    query_concurrency: int = 4
+    """Queries that one gateway runs at once; others wait."""
+    query_timeout_seconds: float = 60.0
+    """How long a query may take, the sending of its result included."""
+    query_max_rows: int = 1_000_000
+    query_max_bytes: int = 256 * 1024 * 1024
+    """Size of a result, as it is sent."""
+    query_memory_mb: int = 1024
+    """Memory of one query."""
+    query_spill_mb: int = 4096
+    """Disk that one query may use, under `home`, when its memory is full."""
+    query_threads: int = 0
+    """Threads of one query; 0: one for each core."""
     log_level: str = "info"
     log_format: str = "json"
     otlp_endpoint: str | None = None

@@ -410,7 +410,7 @@ class Caller:
                 self._base_url + path, data=self._encoder.encode(body), headers=self._headers
             ) as answer:
                 if answer.status >= 400:
-                    raise _as_error(answer.status, await answer.read())
+                    raise as_error(answer.status, await answer.read())
                 async for piece in answer.content.iter_any():
                     yield piece
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -433,7 +433,7 @@ class Caller:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise self._unreachable(path, error) from error
         if answer.status >= 400:
-            raise _as_error(answer.status, raw)
+            raise as_error(answer.status, raw)
         try:
             return msgspec.json.decode(raw, type=response)
         except msgspec.DecodeError as error:
@@ -457,7 +457,8 @@ class Caller:
         )
 
 
-def _as_error(status: int, raw: bytes) -> TraceplaneError:
+def as_error(status: int, raw: bytes) -> TraceplaneError:
+    """The error that a service answered with."""
     try:
         body = msgspec.json.decode(raw)["error"]
         kind = _ERRORS.get(status, PlatformError)

@@ -28,8 +28,8 @@ BOUNDARIES = (
 )
 LOOK = """
 select (select count(*) from many.b) as b, (select count(*) from many.c) as c, (select count(*) from many.d) as d,
-       (select count(distinct version) from
-         (select version from many.b union all select version from many.c union all select version from many.d)) as versions,
+       (select count(distinct version) from (select version from many.b union all select version from many.c
+          union all select version from many.d)) as versions,
        (select max(version) from many.b) as version
 """
 

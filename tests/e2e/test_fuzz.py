@@ -138,6 +138,9 @@ GATEWAY = [
     "GET /v1/tasks/{task_id}/explain",
     "POST /v1/tasks/retry",
     "POST /v1/tasks/cancel",
+    "POST /v1/query",
+    "GET /v1/datasets",
+    "GET /v1/datasets/{dataset_id}",
     "GET /v1/status",
 ]
 DISPATCHER = [

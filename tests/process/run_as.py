@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from traceplane.worker import kernel, private_root
+from traceplane.linux import kernel
+from traceplane.worker import private_root
 
 
 def closed_ancestor(path: Path) -> Path | None:

@@ -33,7 +33,7 @@ import pytest
 import pytest_asyncio
 
 from traceplane.errors import InvalidInput, PlatformError
-from traceplane.worker import kernel
+from traceplane.linux import kernel
 from traceplane.worker.assignment import Assignment, RunResult
 from traceplane.worker.confinement import LANDLOCK, NAMESPACES, SECCOMP, UID_SLOTS
 from traceplane.worker.frames import Limits
@@ -509,7 +509,8 @@ def _holder_of_the_secret(protect: bool) -> Iterator[int]:
     """A process, of an unprivileged user in any case, with the token in its environment."""
     script = f"""
 import os, time
-from traceplane.worker import confinement, kernel
+from traceplane.linux import kernel
+from traceplane.worker import confinement
 if os.geteuid() == 0:
     os.setresuid({OTHER_UID}, {OTHER_UID}, {OTHER_UID})
 kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

@@ -55,6 +55,8 @@ def test_a_file_that_cannot_hold_the_value_is_left_out(
         ({"r": {"min": 0.10000000149011612}}, {"r": 0.1}),
         ({"d": {"min": "2026-01-02T00:00:00"}}, {"d": "2026-01-02"}),
         ({"unknown": {"min": 3, "max": 7}}, {"unknown": 1}),
+        ({"n": {"min": 2**53 + 1, "max": 2**53 + 1}}, {"n": 2.0**53}),
+        ({"x": {"min": 2.0**53, "max": 2.0**53}}, {"x": 2**53 + 1}),
     ],
 )
 def test_a_file_that_may_hold_the_value_stays(statistics: dict[str, Any], where: dict[str, Any]) -> None:

@@ -28,6 +28,11 @@ def bearer(header_value: str | None) -> str:
     return token
 
 
+def may_see_pii(record: TokenRecord) -> bool:
+    """Columns marked as personal data are there for admins, and for tokens that were issued for it."""
+    return record.role is Role.ADMIN or record.sees_pii
+
+
 def require_role(record: TokenRecord, role: Role) -> None:
     """Pass if the user's role is this one or above it: admin > writer > reader. A worker has none."""
     if record.role is None or _RANK[record.role] < _RANK[role]:

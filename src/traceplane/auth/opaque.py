@@ -47,6 +47,8 @@ class TokenRecord:
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
+    sees_pii: bool = False
+    """Granted to this token; an admin sees personal data in any case."""
 
     def __post_init__(self) -> None:
         if (self.principal is Principal.USER) != (self.role is not None):
@@ -96,6 +98,7 @@ def issue(
     now: float,
     role: Role | None = None,
     expires_at: float | None = None,
+    sees_pii: bool = False,
 ) -> tuple[str, TokenRecord]:
     """A new token, to be shown once, and the record to store."""
     secret = base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)).rstrip(b"=").decode()
@@ -109,6 +112,7 @@ def issue(
         role=role,
         created_at=now,
         expires_at=expires_at,
+        sees_pii=sees_pii,
     )
     return token, record
 
@@ -140,6 +144,7 @@ def rotate(record: TokenRecord, now: float, overlap_seconds: float, *, expires_a
         now=now,
         role=record.role,
         expires_at=expires_at,
+        sees_pii=record.sees_pii,
     )
     outgoing = replace(record, expires_at=end if record.expires_at is None else min(record.expires_at, end))
     return Rotation(token=token, record=successor, outgoing=outgoing)

@@ -88,10 +88,13 @@ async def issue_token(
     name: str,
     role: Role | None = None,
     lifetime_seconds: float | None = None,
+    sees_pii: bool = False,
 ) -> str:
     now = await tokens.clock(tx)
     expires_at = None if lifetime_seconds is None else now + lifetime_seconds
-    token, record = opaque.issue(principal, org=org, name=name, now=now, role=role, expires_at=expires_at)
+    token, record = opaque.issue(
+        principal, org=org, name=name, now=now, role=role, expires_at=expires_at, sees_pii=sees_pii
+    )
     await _store_record(tx, record)
     return token
 
@@ -167,10 +170,20 @@ def _record(row: dict[str, Any]) -> TokenRecord:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
+        sees_pii=row["sees_pii"],
     )
 
 
 async def _store_record(tx: Transaction, r: TokenRecord) -> None:
     await tokens.store_access_token(
-        tx, r.token_hash, r.principal, r.org, r.name, r.role, r.created_at, r.expires_at, r.revoked_at
+        tx,
+        r.token_hash,
+        r.principal,
+        r.org,
+        r.name,
+        r.role,
+        r.created_at,
+        r.expires_at,
+        r.revoked_at,
+        r.sees_pii,
     )

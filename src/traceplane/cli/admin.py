@@ -58,16 +58,21 @@ _principal = click.argument("principal", type=click.Choice(["worker", "user"]))
 @_principal
 @click.argument("name")
 @click.option("--role", type=click.Choice(["admin", "writer", "reader"]), help="Required for a user.")
+@click.option("--pii", is_flag=True, help="Queries with it see columns marked as personal data.")
 @click.pass_obj
-def issue(settings: Settings, principal: str, name: str, role: str | None) -> None:
+def issue(settings: Settings, principal: str, name: str, role: str | None, pii: bool) -> None:
     """Print a new token; it is shown once and only its hash is stored."""
     if (principal == "user") != (role is not None):
         raise click.UsageError("a user token needs --role, a worker token has none")
+    if pii and principal != "user":
+        raise click.UsageError("only a user token takes --pii")
     chosen = Role(role) if role else None
     click.echo(
         _in_transaction(
             settings,
-            lambda tx: store.issue_token(tx, Principal(principal), org=settings.org, name=name, role=chosen),
+            lambda tx: store.issue_token(
+                tx, Principal(principal), org=settings.org, name=name, role=chosen, sees_pii=pii
+            ),
         )
     )
 

@@ -65,7 +65,7 @@ def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Ans
     return asyncio.run(run())
 
 
-def _print_json(answer: Wire) -> None:
+def print_json(answer: Wire) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
 
 
@@ -88,7 +88,7 @@ def plan(settings: Settings, file: Path, code: tuple[Path, ...], as_json: bool) 
     request = _deploy_request(settings, file, code)
     answer = call(settings, lambda c: c.call("POST", "/v1/plan", PlanResponse, request))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(answer.text, nl=False)
         if answer.blocked:
@@ -124,7 +124,7 @@ def deploy(
     )
     answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(answer.text, nl=False)
         if answer.changed:
@@ -171,7 +171,7 @@ def versions(settings: Settings, dag: str, limit: int, as_json: bool) -> None:
     query = {"dag": dag, "limit": str(limit)}
     answer = call(settings, lambda c: c.call("GET", "/v1/versions", VersionsResponse, query=query))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for v in answer.versions:
         since = f"active since {v.activated_at}" if v.state == "active" else v.state
@@ -214,14 +214,14 @@ def abort(settings: Settings, dag: str, as_json: bool) -> None:
     """Give up the version of DAG that is being built; what serves goes on."""
     answer = call(settings, lambda c: c.call("POST", "/v1/abort", MovedResponse, DagName(dag)))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(f"Version {answer.version} of {answer.dag} is given up.")
 
 
 def _print_moved(answer: MovedResponse, as_json: bool) -> None:
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         before = f", in place of {answer.before}" if answer.before is not None else ""
         click.echo(f"Version {answer.version} of {answer.dag} serves{before}.")
@@ -270,7 +270,7 @@ def emit(
 
     answer = call(settings, send)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         repeated = f", {answer.duplicates} had been accepted before" if answer.duplicates else ""
         click.echo(f"{answer.accepted} accepted{repeated}")
@@ -334,7 +334,7 @@ def backfill(
             bar.show(answer)
             click.echo()
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     if wait and answer.failed:
         raise SystemExit(1)
 
@@ -390,7 +390,7 @@ def tasks(
     query = {k: v for k, v in wanted.items() if v is not None}
     answer = call(settings, lambda c: c.call("GET", "/v1/tasks", TasksResponse, query=query))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for t in answer.tasks:
         click.echo(_task_line(t))
@@ -411,7 +411,7 @@ def explain(settings: Settings, task_id: UUID, as_json: bool) -> None:
     """Say why a task waits: edge, threshold and figure."""
     answer = call(settings, lambda c: c.call("GET", f"/v1/tasks/{task_id}/explain", ExplainResponse))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     click.echo(f"Task {answer.task_id} of job {answer.job} is {answer.state}.")
     for reason in answer.reasons:
@@ -452,7 +452,7 @@ def status(settings: Settings, as_json: bool) -> None:
     """Show unfinished tasks per job and what each dataset holds."""
     answer = call(settings, lambda c: c.call("GET", "/v1/status", StatusResponse))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for job, states in sorted(answer.counts.items()):
         click.echo(f"{job}: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
@@ -470,7 +470,7 @@ def dags(settings: Settings, as_json: bool) -> None:
     """Show what is deployed."""
     answer = call(settings, lambda c: c.call("GET", "/v1/dags", DagsResponse))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for d in answer.dags:
         click.echo(f"{d.dag} version {d.version}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,18 @@ from uuid import UUID
 import msgspec
 
 from traceplane import __version__, telemetry
-from traceplane.auth.access import bearer, require_role
+from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.store import load_token_book
 from traceplane.control_api import (
     BackfillRequest,
     BackfillResponse,
     BuildView,
+    CatalogResponse,
     DagName,
     DagsResponse,
     DagView,
+    DatasetDetail,
     DatasetView,
     DeployRequest,
     DeployResponse,
@@ -35,6 +38,7 @@ from traceplane.control_api import (
     ManualEvent,
     MovedResponse,
     PlanResponse,
+    QueryRequest,
     ReasonView,
     RollbackRequest,
     StatusResponse,
@@ -49,9 +53,10 @@ from traceplane.control_api import (
     VersionView,
 )
 from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.gateway import datasets
 from traceplane.gateway.backfill import backfill
 from traceplane.group_commit import GroupCommit
-from traceplane.http_service import App, Call, Route
+from traceplane.http_service import App, Call, ClientGone, Route, Stream
 from traceplane.model.dag import Dag
 from traceplane.model.explain import explain
 from traceplane.model.runtimes import Runtime
@@ -59,6 +64,8 @@ from traceplane.postgres import commits, events, outbox, registry, tasks, tokens
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.versions import Missing
+from traceplane.query.engines import Engines
+from traceplane.query.service import AsOf, Caller, Limits, Queries, Result
 from traceplane.registry import apply, code_identity, cutover, spec
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.runtime import Outcome
@@ -81,6 +88,22 @@ class PublicApi:
         self._book = TokenBook(())
         self._now = 0.0
         self._emits: GroupCommit[_Emit, EmitResponse] = GroupCommit("emit", self._commit_emits, max_items=64)
+        self._queries = Queries(
+            database,
+            Engines(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
+            object_root=settings.object_store_root.resolve(),
+            limits=Limits(
+                seconds=settings.query_timeout_seconds,
+                max_rows=settings.query_max_rows,
+                max_bytes=settings.query_max_bytes,
+                memory_mb=settings.query_memory_mb,
+                spill_mb=settings.query_spill_mb,
+                threads=settings.query_threads or os.cpu_count() or 1,
+            ),
+        )
+
+    async def close(self) -> None:
+        await self._queries.close()
 
     def app(self) -> App:
         routes = [
@@ -107,6 +130,10 @@ class PublicApi:
             Route("POST", "/v1/tasks/retry", TaskIds, TaskChanges, self.retry, WRITER,
                   "Start dead or canceled tasks again."),
             Route("POST", "/v1/tasks/cancel", TaskIds, TaskChanges, self.cancel, WRITER, "Stop tasks."),
+            Route("POST", "/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
+            Route("GET", "/v1/datasets", None, CatalogResponse, self.datasets, READER, "Datasets with their sizes."),
+            Route("GET", "/v1/datasets/{dataset_id}", None, DatasetDetail, self.dataset, READER,
+                  "One dataset with its schema and lineage."),
             Route("GET", "/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
         ]  # fmt: skip
         return App(
@@ -241,6 +268,29 @@ class PublicApi:
     async def backfill(self, call: Call[BackfillRequest]) -> BackfillResponse:
         return await backfill(self._database, call.principal.org, call.body)
 
+    # Queries ---------------------------------------------------------------------------------------
+
+    async def query(self, call: Call[QueryRequest]) -> Stream:
+        body = call.body
+        running = asyncio.create_task(
+            self._queries.run(
+                _caller(call.principal),
+                body.sql,
+                format_=body.format or _accepted(call.header("accept")),
+                as_of=AsOf(body.as_of_version, body.as_of_time),
+                max_rows=body.max_rows,
+            )
+        )
+        result = await _unless_hung_up(call, running)
+        pinned = msgspec.json.encode(result.generations) if len(result.generations) <= 20 else b"{}"
+        return Stream(result.pieces, result.content_type, ((b"traceplane-generations", pinned),))
+
+    async def datasets(self, call: Call[None]) -> CatalogResponse:
+        return await datasets.catalog(self._database, _caller(call.principal))
+
+    async def dataset(self, call: Call[None]) -> DatasetDetail:
+        return await datasets.detail(self._database, _caller(call.principal), call.path_params["dataset_id"])
+
     # Tasks -----------------------------------------------------------------------------------------
 
     async def list_tasks(self, call: Call[None]) -> TasksResponse:
@@ -333,6 +383,39 @@ async def _version_view(tx: Transaction, row: dict[str, Any]) -> VersionView:
         dead=lacking.dead,
         sources_behind=lacking.sources_behind,
     )
+
+
+def _caller(record: TokenRecord) -> Caller:
+    return Caller(record.org, record.name, str(record.role), may_see_pii(record))
+
+
+_BY_MEDIA_TYPE = {
+    "text/csv": "csv",
+    "application/vnd.apache.arrow.stream": "arrow",
+    "application/vnd.apache.parquet": "parquet",
+}
+
+
+def _accepted(header: str | None) -> str:
+    for wish in (header or "").split(","):
+        if (format_ := _BY_MEDIA_TYPE.get(wish.partition(";")[0].strip().lower())) is not None:
+            return format_
+    return "json"
+
+
+async def _unless_hung_up(call: Call[Any], running: asyncio.Task[Result]) -> Result:
+    """What the task gives; it is ended when nobody waits for it any more."""
+    leaving = asyncio.create_task(call.hung_up())
+    try:
+        await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            running.cancel()
+            await asyncio.wait((running,))
+            raise ClientGone
+        return running.result()
+    finally:
+        leaving.cancel()
+        running.cancel()
 
 
 def _manual_event(event: ManualEvent, targets: dict[str, dict[str, Any]]) -> NewEvent:

@@ -25,4 +25,5 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
         )
     finally:
+        await api.close()
         await database.close()

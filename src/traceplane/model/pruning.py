@@ -1,46 +1,106 @@
 """Which files can hold rows of a value, by what is known of their columns.
 
 A file is left out only if its statistics prove that it has no such row. Bounds are compared only where JSON and
-the column order values alike: whole numbers, doubles, text and booleans; not single floats, which are rounded,
-nor dates and decimals in their written form.
+the column order values alike: whole numbers, doubles, text, booleans and days; not single floats, which are rounded,
+nor decimals and points in time in their written form.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-_NUMBER = re.compile(r"u?int(8|16|32|64)|double")
+_WHOLE = re.compile(r"u?int(8|16|32|64)")
 _TEXT = {"string", "large_string", "string_view"}
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+Literal = str | int | float | bool
+Span = tuple[Literal | None, Literal | None]
+"""First and last value, both included; None for no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A column's value lies in one of the spans, and is not null."""
+
+    column: str
+    spans: tuple[Span, ...]
+
+
+Bounds = tuple[Any, Any] | None
+"""The least and the greatest value of a column in a file, each None if not known; None if there is no value at all."""
+
+
+def bounds(known: Mapping[str, Any] | None, type_: str, rows: int) -> Bounds:
+    """What statistics tell, as far as it can be compared."""
+    if not known:
+        return (None, None)
+    if known.get("null_count") == rows:
+        return None
+    return _comparable(known.get("min"), type_), _comparable(known.get("max"), type_)
+
+
+def narrowed(files: Iterable[int], found: Sequence[Bounds], spans: Sequence[Span], type_: str) -> list[int]:
+    """Those of the files, which are indexes into `found`, that can have a row within one of the spans."""
+    wanted = [(_comparable(a, type_), _comparable(b, type_), _is_open(b, type_)) for a, b in spans]
+    left = []
+    for index in files:
+        bound = found[index]
+        if bound is None:
+            continue
+        low, high = bound
+        for first, last, open_upwards in wanted:
+            if last is not None and low is not None and last < low:
+                continue
+            if first is not None and high is not None and first > high and not open_upwards:
+                continue
+            left.append(index)
+            break
+    return left
+
+
+def _is_open(last: Literal | None, type_: str) -> bool:
+    """Statistics leave NaN out, which is greater than everything: a span that is open upwards may always hold it."""
+    return type_ == "double" and last is None
 
 
 def may_hold(file: Mapping[str, Any], where: Mapping[str, Any], types: Mapping[str, str]) -> bool:
     """Whether a file can have a row that equals `where` in all its columns; `types` are Arrow's."""
     statistics = file.get("statistics") or {}
     return all(
-        _may_equal(statistics[column], value, types.get(column), file["rows"])
+        narrowed((0,), [bounds(statistics[column], type_, file["rows"])], ((value, value),), type_)
         for column, value in where.items()
         if column in statistics and value is not None
+        for type_ in (types.get(column, ""),)
     )
 
 
-def _may_equal(known: Mapping[str, Any], value: Any, type_: str | None, rows: int) -> bool:
-    if known.get("null_count") == rows:
-        return False
-    if not _comparable(value, type_):
-        return True
-    low, high = known.get("min"), known.get("max")
-    return not ((_comparable(low, type_) and value < low) or (_comparable(high, type_) and value > high))
-
-
-def _comparable(value: Any, type_: str | None) -> bool:
+def _comparable(value: Any, type_: str | None) -> Any:
+    """The value as the column's bounds compare with it, or None if they do not."""
     match value:
         case bool():
-            return type_ == "bool"
-        case int() | float():
-            return type_ is not None and _NUMBER.fullmatch(type_) is not None
-        case str():
-            return type_ in _TEXT
-        case _:
-            return False
+            return value if type_ == "bool" else None
+        case int():
+            return (
+                value if _WHOLE.fullmatch(type_ or "") else _as_double(value) if type_ == "double" else None
+            )
+        case float() if type_ == "double":
+            return value if value == value else None
+        case float():
+            # Beyond, the engine may round a whole number to meet it.
+            return value if abs(value) < 2**53 and _WHOLE.fullmatch(type_ or "") else None
+        case str() if type_ in _TEXT:
+            return value
+        case str() if type_ == "date32[day]" and _DAY.fullmatch(value):
+            return value
+    return None
+
+
+def _as_double(value: int) -> float | None:
+    """Rounded as the engine rounds it, so that what it finds equal is equal here."""
+    try:
+        return float(value)
+    except OverflowError:
+        return None

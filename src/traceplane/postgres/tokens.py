@@ -55,7 +55,17 @@ async def store_access_token(
     created_at: float,
     expires_at: float | None,
     revoked_at: float | None,
+    sees_pii: bool,
 ) -> None:
     await tx.rows(
-        _SQL["store_access_token"], token_hash, principal, org, name, role, created_at, expires_at, revoked_at
+        _SQL["store_access_token"],
+        token_hash,
+        principal,
+        org,
+        name,
+        role,
+        created_at,
+        expires_at,
+        revoked_at,
+        sees_pii,
     )

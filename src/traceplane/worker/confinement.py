@@ -27,7 +27,8 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from traceplane.worker import kernel, landlock, private_root, seccomp
+from traceplane.linux import kernel, landlock, seccomp
+from traceplane.worker import private_root
 from traceplane.worker.frames import Configure, Limits
 
 NAMESPACES, NETWORK_NAMESPACE, UID_SLOTS = "namespaces", "network_namespace", "uid_slots"

@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from traceplane.worker import confinement, kernel, private_root, runner, seccomp
+from traceplane.linux import kernel, seccomp
+from traceplane.worker import confinement, private_root, runner
 from traceplane.worker.confinement import NAMESPACES, Isolation
 from traceplane.worker.frames import (
     Exited,

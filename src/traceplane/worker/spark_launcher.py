@@ -12,7 +12,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from traceplane.worker import kernel, landlock, private_root
+from traceplane.linux import kernel, landlock
+from traceplane.worker import private_root
 
 _SYSTEM = ("/proc", "/sys/fs/cgroup", "/sys/devices/system", "/sys/kernel/mm", "/etc/passwd", "/etc/group")
 _JAVA_SETTINGS = "/etc/java*"

@@ -21,7 +21,8 @@ from typing import NoReturn
 
 import msgspec
 
-from traceplane.worker import confinement, kernel, private_root, runner, seccomp
+from traceplane.linux import kernel, seccomp
+from traceplane.worker import confinement, private_root, runner
 from traceplane.worker.confinement import NAMESPACES, SECCOMP, UID_SLOTS, Isolation
 from traceplane.worker.frames import Configure, Hello, OpenSlot, receive, send
 from traceplane.worker.slot_server import ServerState, start_slot

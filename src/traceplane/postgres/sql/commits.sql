@@ -135,8 +135,14 @@ where task_id = any($1::uuid[]) and generation_id <> all($2::uuid[])
 delete from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: forget
--- Commits whose files are gone.
-delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
+-- Commits whose files are gone. Their generations cannot be read any more as of a time when they were live.
+with gone as (
+  delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
+  returning generation_id, superseded_at
+)
+update generation_cursors k set forgotten_until = greatest(k.forgotten_until, g.until)
+from (select generation_id, max(superseded_at) as until from gone group by generation_id) g
+where k.generation_id = g.generation_id
 
 -- name: summary
 -- Rows and bytes that readers see, per dataset.

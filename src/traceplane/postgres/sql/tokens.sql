@@ -22,7 +22,7 @@ update signing_keys set retires_at = tp_now() where retires_at is null or retire
 
 -- name: access_tokens
 -- Hashes of the opaque tokens, those that ended lately included, so that they are refused by their reason.
-select token_hash, principal, org, name, role, extract(epoch from created_at)::float8 as created_at,
+select token_hash, principal, org, name, role, sees_pii, extract(epoch from created_at)::float8 as created_at,
        extract(epoch from expires_at)::float8 as expires_at, extract(epoch from revoked_at)::float8 as revoked_at
 from access_tokens where expires_at is null or expires_at > tp_now() - interval '1 day'
 
@@ -32,8 +32,8 @@ lock table access_tokens in share row exclusive mode
 
 -- name: store_access_token
 -- A new token's hash, or the end of an old one.
-insert into access_tokens (token_hash, principal, org, name, role, created_at, expires_at, revoked_at)
-values ($1, $2, $3, $4, $5, to_timestamp($6::float8), to_timestamp($7::float8), to_timestamp($8::float8))
+insert into access_tokens (token_hash, principal, org, name, role, created_at, expires_at, revoked_at, sees_pii)
+values ($1, $2, $3, $4, $5, to_timestamp($6::float8), to_timestamp($7::float8), to_timestamp($8::float8), $9)
 on conflict (token_hash) do update set expires_at = excluded.expires_at, revoked_at = excluded.revoked_at
 
 -- name: clock

@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from traceplane.worker import kernel
+from traceplane.linux import kernel
 
 _SYS_CREATE_RULESET = 444
 _SYS_ADD_RULE = 445

@@ -15,7 +15,7 @@ import errno
 import os
 import socket
 
-from traceplane.worker import kernel
+from traceplane.linux import kernel
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2

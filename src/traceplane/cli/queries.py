@@ -1,0 +1,142 @@
+"""Commands for people who look at data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from traceplane.cli import profile
+from traceplane.cli.control import as_json, call, print_json
+from traceplane.control_api import CatalogResponse, DatasetDetail
+from traceplane.errors import InvalidInput
+from traceplane.settings import Settings
+
+_WIDEST = 40
+_SHOWN_ROWS = 1000
+
+
+@click.command()
+@click.argument("sql")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "csv", "arrow", "parquet"]),
+    default="table",
+    show_default=True,
+)
+@click.option(
+    "--as-of", metavar="DAG@VERSION|TIME", multiple=True, help="Read a version of a DAG, or a time."
+)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
+@click.pass_obj
+def query(settings: Settings, sql: str, format_: str, as_of: tuple[str, ...], output: Path | None) -> None:
+    """Run one SELECT over datasets; all of them are read at one consistent point."""
+    import pyarrow.ipc as ipc  # slow to import, and no other command needs it
+
+    from traceplane.client import Client
+
+    versions, at = _as_of(as_of)
+    chosen = profile.with_tokens(settings)
+    if chosen.user_token is None:
+        raise InvalidInput(
+            "cli.no_token",
+            "no user token was found",
+            next_step="run `traceplane up` here first, or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
+        )
+    client = Client(chosen.gateway_address, chosen.user_token)
+    wire: Any = "arrow" if format_ == "table" else format_
+    pieces = client.pieces(sql, format=wire, as_of_version=versions, as_of_time=at)
+    if format_ == "table":
+        table = ipc.open_stream(b"".join(pieces)).read_all()
+        text = "\n".join(_lines(table)) + "\n"
+        pieces = iter([text.encode()])
+    if output is not None:
+        with output.open("wb") as file:
+            file.writelines(pieces)
+        return
+    if format_ in ("arrow", "parquet") and sys.stdout.isatty():
+        raise InvalidInput(
+            "cli.binary_output", "this format is not for a terminal", next_step="give --output"
+        )
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def _as_of(given: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
+    versions: dict[str, int] = {}
+    at = None
+    for text in given:
+        dag, sign, number = text.rpartition("@")
+        if sign and number.isdigit():
+            versions[dag] = int(number)
+            continue
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidInput(
+                "cli.bad_as_of",
+                "a query is as of a version of a DAG or a time",
+                value=text,
+                next_step="for example chain@3 or 2026-01-31T12:00:00Z",
+            ) from None
+        at = at if at.tzinfo is not None else at.astimezone()
+    return versions, at
+
+
+def _lines(table: Any) -> Iterator[str]:
+    rows = [[_cell(v) for v in row.values()] for row in table.slice(0, _SHOWN_ROWS).to_pylist()]
+    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(table.column_names)]
+    yield "  ".join(
+        name.ljust(width) for name, width in zip(table.column_names, widths, strict=True)
+    ).rstrip()
+    yield "  ".join("-" * width for width in widths)
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    more = f", the first {_SHOWN_ROWS} shown" if table.num_rows > _SHOWN_ROWS else ""
+    yield f"({table.num_rows} {'row' if table.num_rows == 1 else 'rows'}{more})"
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else value.hex() if isinstance(value, bytes) else str(value)
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+
+
+@click.command()
+@click.argument("dataset", required=False)
+@as_json
+@click.pass_obj
+def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
+    """List datasets; or show one DATASET with its schema and where its columns come from."""
+    if dataset is None:
+        listed = call(settings, lambda c: c.call("GET", "/v1/datasets", CatalogResponse))
+        if as_json:
+            print_json(listed)
+            return
+        for d in listed.datasets:
+            click.echo(f"{d.dataset}  {d.dag}@{d.version}  {d.rows} rows  {d.bytes} bytes")
+        return
+    path = f"/v1/datasets/{quote(dataset, safe='')}"
+    shown = call(settings, lambda c: c.call("GET", path, DatasetDetail))
+    if as_json:
+        print_json(shown)
+        return
+    entry = shown.dataset
+    click.echo(f"{entry.dataset}  {entry.dag}@{entry.version}  {entry.rows} rows  {entry.bytes} bytes")
+    for column in shown.columns:
+        marks = "".join((" not null" * (not column.nullable), " pii" * column.pii))
+        source = f"  from {', '.join(column.derived_from)}" if column.derived_from else ""
+        click.echo(f"  {column.name}  {column.type}{marks}{source}")
+    for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
+        if jobs:
+            click.echo(f"{title} {', '.join(jobs)}")
+
+
+COMMANDS: tuple[Any, ...] = (query, datasets)

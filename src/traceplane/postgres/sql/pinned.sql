@@ -1,0 +1,125 @@
+-- What a query reads: which generations, and which of their files. All of it runs in one snapshot.
+
+-- name: datasets
+-- Datasets by their names, each with the generation that is asked for: of a version of its DAG ($3, $4), of a time ($5),
+-- or the current one; where its rows are, and what is declared of their columns, by the dataset that owns the rows too.
+with wanted as materialized (
+  select d.dataset_uuid, d.dataset_id, d.dag_id, d.definition, d.current_generation_id, g.name as dag,
+         case when n.number is not null
+                then (select v.dag_version_id from dag_versions v where v.dag_id = d.dag_id and v.number = n.number)
+              when $5::timestamptz is not null
+                then (select a.dag_version_id from dag_activations a
+                      where a.dag_id = d.dag_id and a.activated_at <= $5
+                      order by a.activated_at desc, a.activation_id desc limit 1)
+              else g.active_version_id end as dag_version_id,
+         n.number is not null or $5::timestamptz is not null as historic
+  from datasets d join orgs o using (org_id) join dags g on g.dag_id = d.dag_id
+  left join unnest($3::text[], $4::int[]) as n (dag, number) on n.dag = g.name
+  where o.slug = $1 and ($2::text[] is null or d.dataset_id = any($2::text[]))
+), pinned as materialized (
+  select w.*, v.number as version,
+         case when w.historic then m.generation_id else w.current_generation_id end as generation_id,
+         jsonb_path_query_first(v.spec, '$.datasets[*] ? (@.dataset_id == $id)',
+                                jsonb_build_object('id', w.dataset_id)) as versioned_definition
+  from wanted w
+  left join dag_versions v on v.dag_version_id = w.dag_version_id
+  left join dag_version_datasets m on m.dag_version_id = w.dag_version_id and m.dataset_uuid = w.dataset_uuid
+)
+select p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versioned_definition,
+       r.generation_id as row_generation_id, r.position_column, owner.definition as owner_definition,
+       s.columns, k.position as cursor, k.forgotten_until, k.xmin::text || k.ctid::text as row_version,
+       t.created_at as generation_created_at
+from pinned p
+left join generations t on t.generation_id = p.generation_id
+left join generations r on r.generation_id = coalesce(t.data_generation_id, t.generation_id)
+left join datasets owner on owner.dataset_uuid = r.dataset_uuid
+left join generation_schemas s on s.generation_id = r.generation_id
+left join generation_cursors k on k.generation_id = r.generation_id
+order by p.dataset_id
+
+-- name: live_ids
+-- The live commits of a generation in the order of their positions. An index has it all.
+select coalesce(array_agg(commit_id order by range_start, commit_id), '{}')
+from dataset_commits where generation_id = $1 and superseded_by is null
+
+-- name: hidden
+-- Of a generation's live commits, those that newer ones have taken positions from.
+select commit_id, jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) as hidden
+from dataset_commits, unnest(hidden) h
+where generation_id = $1 and hidden is not null and superseded_by is null group by commit_id
+
+-- name: commits_at
+-- The commits of a generation that were live at a time. Of what newer ones hide today, that much was hidden then which
+-- commits that had been made by then cover.
+with there as materialized (
+  select commit_id, range_start, range_end, hidden from dataset_commits
+  where generation_id = $1 and superseded_by is null and committed_at <= $2
+  union all
+  -- One that gave way as a whole since then no longer knows which part it had lost before.
+  select commit_id, range_start, range_end, '{(,)}'::int8multirange from dataset_commits
+  where generation_id = $1 and superseded_by is not null and superseded_at > $2 and committed_at <= $2
+), shown as (
+  select t.commit_id, t.range_start, t.range_end,
+    case when t.hidden is not null then t.hidden * coalesce((
+      select range_agg(int8range(n.range_start, nullif(n.range_end, 9223372036854775807), '[]')) from there n
+      where n.commit_id > t.commit_id and n.range_start <= t.range_end and n.range_end >= t.range_start), '{}') end as hidden
+  from there t
+)
+select commit_id,
+  (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(hidden) h) as hidden
+from shown order by range_start, commit_id
+
+-- name: live_paths
+-- The files of a generation's live commits. Most commits have one, which is found without a subquery.
+select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then array[files->0->>'path']
+  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n) order by f.n) end as paths
+from dataset_commits where generation_id = $1 and superseded_by is null
+
+-- name: paths
+-- The same of single commits.
+select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then array[files->0->>'path']
+  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n) order by f.n) end as paths
+from dataset_commits where commit_id = any($1::bigint[])
+
+-- name: live_statistics
+-- Rows of each file of a generation's live commits, and what is known of one column in it.
+select commit_id, case when jsonb_array_length(files) = 1
+    then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
+  else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
+        from jsonb_array_elements(files) with ordinality f (file, n)) end as known
+from dataset_commits where generation_id = $1 and superseded_by is null
+
+-- name: statistics
+-- The same of single commits.
+select commit_id, case when jsonb_array_length(files) = 1
+    then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
+  else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
+        from jsonb_array_elements(files) with ordinality f (file, n)) end as known
+from dataset_commits where commit_id = any($1::bigint[])
+
+-- name: sizes
+-- Rows and bytes that readers see of generations.
+select generation_id, count(*) as commits, coalesce(sum(row_count), 0)::bigint as rows,
+       coalesce(sum(bytes), 0)::bigint as bytes
+from dataset_commits where generation_id = any($1::uuid[]) and superseded_by is null group by generation_id
+
+-- name: producers
+-- The jobs that write and read generations.
+select x.generation_id, d.name as dag, j.name as job, j.operator, j.definition->'config'->'query' as query,
+       x.name as output, true as writes
+from job_outputs x join jobs j using (job_id) join dags d using (dag_id) where x.generation_id = any($1::uuid[]) and j.routed
+union all
+select i.generation_id, d.name, j.name, j.operator, null, null, false
+from job_inputs i join jobs j using (job_id) join dags d using (dag_id) where i.generation_id = any($1::uuid[]) and j.routed
+
+-- name: inputs_of
+-- What the producer of a generation reads, under which names.
+select i.name, d.dataset_id, coalesce(g.data_generation_id, g.generation_id) as row_generation_id, s.columns
+from job_outputs x join jobs j on j.job_id = x.job_id and j.routed join job_inputs i on i.job_id = x.job_id
+join datasets d on d.dataset_uuid = i.dataset_uuid join generations g on g.generation_id = i.generation_id
+left join generation_schemas s on s.generation_id = coalesce(g.data_generation_id, g.generation_id)
+where x.generation_id = $1 order by i.input_index
+
+-- name: deny
+-- A query was refused.
+insert into query_denials (org, principal, role, reason, query_hash) values ($1, $2, $3, $4, $5)

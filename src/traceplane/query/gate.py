@@ -1,0 +1,445 @@
+"""The first line: parse, allow what is listed, and write the query anew. Pure.
+
+Every relation of the query gets a name that the gate chose (`tp_d0` for the first dataset it reads, `tp_c0` for the
+first common table expression), so nothing that a caller wrote can name a file, a Python variable or a catalog table.
+What comes out is generated from the tree, without comments and with all identifiers quoted.
+
+A relation also carries what the query asks of it in its own WHERE (`Condition`s), so that files which cannot hold
+such rows are left out before the engine sees them. A condition is only taken where leaving out rows that fail it
+cannot change the result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.tokenizer_core import TokenType
+
+from traceplane.errors import Forbidden, InvalidInput, TooLarge, TraceplaneError
+from traceplane.model.pruning import Condition, Literal, Span
+from traceplane.query.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
+
+LONGEST_SQL = 65_536
+DEEPEST = 100
+MOST_RELATIONS = 100
+
+# sqlglot says on a logger of its own that it does not know a statement; the gate's answer is enough.
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One place of the query where a dataset is read."""
+
+    name: str
+    dataset_id: str
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    sql: str
+    relations: tuple[Relation, ...]
+
+    @property
+    def dataset_ids(self) -> list[str]:
+        return sorted({relation.dataset_id for relation in self.relations})
+
+    def conditions(self, dataset_id: str) -> list[Condition]:
+        """What is asked of a dataset, wherever it is read."""
+        return [
+            c for relation in self.relations if relation.dataset_id == dataset_id for c in relation.conditions
+        ]
+
+
+def admit(sql: str) -> Gated:
+    """The query as the engine gets it; or the reason why it does not, as an error."""
+    tree = _parse(sql)
+    try:
+        _check(tree)
+        ctes = _rename_ctes(tree)
+        relations = _rename_relations(tree, ctes)
+        text = tree.sql(dialect="duckdb", identify=True, comments=False)
+    except RecursionError:
+        raise _too_deep() from None
+    except (SqlglotError, ValueError) as error:
+        raise _malformed(str(error)) from None
+    return Gated(text, tuple(relations))
+
+
+# --- parsing ----------------------------------------------------------------------------------------
+
+
+def _parse(sql: str) -> exp.Expr:
+    if len(sql) > LONGEST_SQL:
+        raise TooLarge("query.too_long", f"a query has at most {LONGEST_SQL} characters", value=len(sql))
+    try:
+        _check_depth(sql)
+        statements = [s for s in sqlglot.parse(sql, read="duckdb") if s is not None]
+    except RecursionError:
+        raise _too_deep() from None
+    except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        # Whatever a parser raises on hostile text is the text's fault.
+        raise _malformed(str(error)) from None
+    if len(statements) != 1:
+        raise Forbidden(
+            "query.several_statements",
+            "a query is exactly one statement",
+            value=len(statements),
+            next_step="send the statements one by one",
+        )
+    (tree,) = statements
+    if not isinstance(tree, exp.Select | exp.SetOperation | exp.Subquery):
+        raise Forbidden(
+            "query.not_a_select",
+            "only SELECT is allowed",
+            value=type(tree).__name__.upper(),
+            next_step="datasets are changed by jobs; schemas are at GET /v1/datasets",
+        )
+    return tree
+
+
+_OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE}
+_CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END}
+_UNARY = {TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS}
+
+
+def _check_depth(sql: str) -> None:
+    """Parsers recurse, here and in the engine: what is nested beyond use is refused before either looks."""
+    depth = run = 0
+    for token in sqlglot.tokenize(sql, read="duckdb"):
+        depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
+        run = run + 1 if token.token_type in _UNARY else 0
+        if depth > DEEPEST or run > DEEPEST:
+            raise _too_deep()
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput("query.too_deep", f"the query is nested more than {DEEPEST} levels deep")
+
+
+def _malformed(message: str) -> InvalidInput:
+    first = message.replace("\x1b[4m", "").replace("\x1b[0m", "").strip().partition("\n")[0]
+    return InvalidInput(
+        "query.malformed", f"the query cannot be parsed: {first[:300]}", next_step="the dialect is DuckDB's"
+    )
+
+
+# --- what may be in a query -------------------------------------------------------------------------
+
+_SYNTAX: frozenset[type[exp.Expr]] = frozenset(
+    {
+        # queries
+        exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery, exp.With, exp.CTE, exp.TableAlias, exp.Alias,
+        exp.Aliases, exp.From, exp.Join, exp.Lateral, exp.Table, exp.Values, exp.Tuple, exp.Where, exp.Group,
+        exp.Having, exp.Qualify, exp.Order, exp.Ordered, exp.Limit, exp.Offset, exp.Fetch, exp.LimitOptions,
+        exp.Distinct, exp.GroupingSets, exp.Cube, exp.Rollup, exp.TableSample, exp.Window, exp.WindowSpec,
+        exp.WithinGroup, exp.Filter, exp.IgnoreNulls, exp.RespectNulls, exp.HavingMax, exp.Unnest,
+        # names and values
+        exp.Star, exp.Column, exp.Columns, exp.Identifier, exp.Dot, exp.Literal, exp.Null, exp.Boolean, exp.Var,
+        exp.DataType, exp.DataTypeParam, exp.ColumnDef, exp.Interval, exp.IntervalSpan, exp.Paren, exp.Bracket,
+        exp.Slice, exp.PropertyEQ, exp.Kwarg, exp.Lambda, exp.Comprehension,
+        exp.HexString, exp.ByteString, exp.RawString, exp.National,
+        exp.JSONPath, exp.JSONPathRoot, exp.JSONPathKey, exp.JSONPathSubscript, exp.JSONPathSlice,
+        exp.JSONPathWildcard, exp.JSONPathRecursive, exp.JSONPathUnion, exp.JSONPathSelector,
+        exp.JSONKeyValue, exp.ArrayAgg,
+        # operators
+        exp.And, exp.Or, exp.Not, exp.Xor, exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ,
+        exp.NullSafeNEQ, exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.SimilarTo, exp.Glob, exp.Escape,
+        exp.RegexpLike, exp.RegexpILike, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Pow, exp.Neg,
+        exp.DPipe, exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift,
+        exp.BitwiseRightShift, exp.Collate, exp.Exists, exp.Any, exp.All, exp.Distance, exp.ArrayContainsAll,
+        exp.ArrayContainedBy, exp.ArrayOverlaps, exp.StartsWith,
+        # functions that sqlglot knows under names which are not DuckDB's
+        exp.Cast, exp.TryCast, exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Count, exp.CountIf, exp.Anonymous,
+        exp.AnonymousAggFunc, exp.Extract, exp.AtTimeZone, exp.Struct, exp.Array, exp.List, exp.Map, exp.ToMap,
+        exp.VarMap, exp.GenerateSeries, exp.Explode, exp.Posexplode, exp.CurrentDate, exp.CurrentTime,
+        exp.CurrentTimestamp, exp.Localtime, exp.Localtimestamp, exp.JSONExtract, exp.JSONExtractScalar,
+        exp.DateAdd, exp.DateSub, exp.DateDiff, exp.TimestampTrunc, exp.DateTrunc, exp.TsOrDsToDate, exp.StrToTime,
+        exp.TimeToStr, exp.StrToUnix, exp.UnixToTime, exp.TimeToUnix, exp.StrPosition, exp.Substring, exp.Trim,
+        exp.Concat, exp.ConcatWs, exp.GroupConcat, exp.ApproxDistinct, exp.Quantile, exp.PercentileCont,
+        exp.PercentileDisc, exp.ApproxQuantile, exp.Variance, exp.VariancePop, exp.Stddev, exp.StddevPop,
+        exp.StddevSamp, exp.LogicalAnd, exp.LogicalOr, exp.AnyValue, exp.ArgMax, exp.ArgMin, exp.RegexpExtract,
+        exp.RegexpExtractAll, exp.RegexpReplace, exp.RegexpSplit, exp.Split, exp.ArraySize, exp.ArrayToString,
+        exp.Transform, exp.ArrayFilter, exp.Rand, exp.Uuid, exp.MD5, exp.SHA, exp.SHA2, exp.Hex,
+        exp.Unhex, exp.Encode, exp.Decode, exp.StructExtract, exp.Levenshtein, exp.DayOfWeek, exp.DayOfWeekIso,
+        exp.DayOfMonth, exp.DayOfYear, exp.WeekOfYear, exp.LastDay, exp.Date, exp.Time, exp.MakeInterval,
+        exp.BitwiseAndAgg, exp.BitwiseOrAgg, exp.BitwiseXorAgg, exp.JSONArray, exp.JSONObject, exp.ParseJSON,
+        exp.First, exp.Last, exp.FirstValue, exp.LastValue, exp.NthValue, exp.Lag, exp.Lead, exp.RowNumber,
+    }
+)  # fmt: skip
+
+_OF_A_TABLE = {"this", "db", "catalog", "alias", "joins", "laterals", "sample"}
+
+
+def _check(tree: exp.Expr) -> None:
+    for node in tree.walk():
+        if isinstance(node, exp.Anonymous | exp.AnonymousAggFunc):
+            if not _known(str(node.this)):
+                raise _function(str(node.this))
+        elif type(node) not in _SYNTAX:
+            if not isinstance(node, exp.Func):
+                raise _syntax(type(node).__name__)
+            if not any(_known(name) for name in (*node.sql_names(), _written_name(node))):
+                raise _function(node.sql_name())
+        if isinstance(node, exp.Table):
+            _check_table(node)
+        elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
+            raise _syntax("a function after a dot")
+        elif isinstance(node, exp.Join) and node.args.get("global_"):
+            raise _syntax("GLOBAL JOIN")
+        elif isinstance(node, exp.Select) and (node.args.get("into") or node.args.get("locks")):
+            raise _syntax("SELECT INTO" if node.args.get("into") else "FOR UPDATE")
+
+
+def _written_name(node: exp.Func) -> str:
+    """What a function that sqlglot has under a name of its own is called in DuckDB."""
+    return node.sql(dialect="duckdb").partition("(")[0]
+
+
+def _known(name: str) -> bool:
+    return name.lower() in SCALARS_AND_AGGREGATES or name in OPERATORS
+
+
+def _check_table(table: exp.Table) -> None:
+    for key, value in table.args.items():
+        if value and key not in _OF_A_TABLE:
+            raise _syntax(key.upper())
+    if isinstance(table.this, exp.Func):
+        name = table.this.this if isinstance(table.this, exp.Anonymous) else _table_function(table.this)
+        if table.args.get("db") or str(name).lower() not in TABLE_FUNCTIONS:
+            raise _function(str(name))
+    elif not all(isinstance(part, exp.Identifier) for part in table.parts):
+        raise _syntax(type(table.this).__name__)
+
+
+def _table_function(node: exp.Func) -> str:
+    if isinstance(node, exp.GenerateSeries):
+        return "range" if node.args.get("is_end_exclusive") else "generate_series"
+    return type(node).sql_name()
+
+
+def _function(name: str) -> Forbidden:
+    return Forbidden(
+        "query.function_denied",
+        "the query calls a function that is not allowed",
+        value=name.lower()[:100],
+        next_step="see the allowed functions in docs/concepts/queries.md",
+    )
+
+
+def _syntax(name: str) -> Forbidden:
+    return Forbidden("query.syntax_denied", "the query uses syntax that is not allowed", value=name[:100])
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def _rename_ctes(tree: exp.Expr) -> dict[str, str]:
+    """Names of common table expressions are unique in a query, so that a name means one thing wherever it stands."""
+    names: dict[str, str] = {}
+    for cte in tree.find_all(exp.CTE):
+        name = cte.alias.lower()
+        if name in names:
+            raise InvalidInput(
+                "query.duplicate_cte",
+                "two common table expressions have one name",
+                value=cte.alias,
+                next_step="rename one of them",
+            )
+        names[name] = f"tp_c{len(names)}"
+        cte.args["alias"].set("this", exp.to_identifier(names[name], quoted=True))
+    return names
+
+
+def _rename_relations(tree: exp.Expr, ctes: Mapping[str, str]) -> list[Relation]:
+    found: list[tuple[exp.Table, str]] = []
+    unaliased: dict[tuple[str, ...], exp.Identifier] = {}
+    for table in [*tree.find_all(exp.Table)]:
+        if isinstance(table.this, exp.Func):
+            continue
+        parts = [part.name for part in table.parts]
+        last = exp.to_identifier(parts[-1], quoted=True)
+        if len(parts) == 1 and parts[0].lower() in ctes:
+            name = ctes[parts[0].lower()]
+        else:
+            name = f"tp_d{len(found)}"
+            found.append((table, ".".join(parts)))
+            if not table.alias:
+                unaliased[tuple(part.lower() for part in parts)] = last
+        _point_at(table, name, last)
+    if len(found) > MOST_RELATIONS:
+        raise TooLarge("query.too_many_relations", f"a query reads at most {MOST_RELATIONS} relations")
+    _requalify_columns(tree, unaliased)
+    conditions = _conditions(tree)
+    return [
+        Relation(table.name, dataset_id, tuple(conditions.get(table.name, ()))) for table, dataset_id in found
+    ]
+
+
+def _point_at(table: exp.Table, name: str, alias: exp.Identifier) -> None:
+    table.set("this", exp.to_identifier(name, quoted=True))
+    table.set("db", None)
+    table.set("catalog", None)
+    given = table.args.get("alias")
+    if given is None:
+        table.set("alias", exp.TableAlias(this=alias))
+    elif given.this is None:
+        given.set("this", alias)
+
+
+def _requalify_columns(tree: exp.Expr, unaliased: Mapping[tuple[str, ...], exp.Identifier]) -> None:
+    """`chain.logs.block_number` names the column by its dataset: the part before it becomes the relation's alias."""
+    for column in [*tree.find_all(exp.Column)]:
+        parts = list(column.parts)
+        for size in range(len(parts) - 1, 1, -1):
+            prefix = tuple(part.name.lower() for part in parts[:size])
+            if prefix in unaliased:
+                first = exp.Column(this=parts[size].copy(), table=unaliased[prefix].copy())
+                rest = [part.copy() for part in parts[size + 1 :]]
+                column.replace(exp.Dot.build([first, *rest]) if rest else first)
+                break
+
+
+# --- what a query asks of a relation -----------------------------------------------------------------
+
+_PLAIN_JOIN_KINDS = {"", "INNER", "OUTER", "CROSS"}
+
+
+def _conditions(tree: exp.Expr) -> dict[str, list[Condition]]:
+    found: dict[str, list[Condition]] = {}
+    for select in tree.find_all(exp.Select):
+        where, joins = select.args.get("where"), select.args.get("joins") or []
+        if where is None or select.args.get("sample") or not all(_plain(join) for join in joins):
+            continue
+        sources = [s for s in (select.args.get("from_"), *joins) if s is not None]
+        tables = [s.this for s in sources if isinstance(s.this, exp.Table) and _is_plain_table(s.this)]
+        outputs = {e.alias.lower() for e in select.expressions if isinstance(e, exp.Alias)}
+        for conjunct in _conjuncts(where.this):
+            if (asked := _condition(conjunct)) is None:
+                continue
+            qualifier, condition = asked
+            for table in tables:
+                # Unqualified, the column may be any relation's that has it; the one that has not, ignores it.
+                own = qualifier == table.alias.lower() if qualifier else condition.column not in outputs
+                if own and table.name.startswith("tp_d"):
+                    found.setdefault(table.name, []).append(condition)
+    return found
+
+
+def _plain(join: exp.Join) -> bool:
+    """Whether a row that WHERE drops could also have been missing before the join."""
+    method, kind = str(join.args.get("method") or "").upper(), str(join.args.get("kind") or "").upper()
+    return method in ("", "NATURAL") and kind in _PLAIN_JOIN_KINDS
+
+
+def _is_plain_table(table: exp.Table) -> bool:
+    alias = table.args.get("alias")
+    return not table.args.get("sample") and not (alias is not None and alias.args.get("columns"))
+
+
+def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
+    waiting = [node]
+    while waiting:
+        match waiting.pop():
+            case exp.And() as both:
+                waiting += [both.this, both.expression]
+            case exp.Paren() as wrapped:
+                waiting.append(wrapped.this)
+            case other:
+                yield other
+
+
+Asked = tuple[str, Condition]
+"""The qualifier of the column, or "" for none; and what is asked of it. Names are in lower case."""
+
+
+def _condition(node: exp.Expr) -> Asked | None:
+    match node:
+        case exp.Paren():
+            return _condition(node.this)
+        case exp.Or():
+            one, other = _condition(node.this), _condition(node.expression)
+            if one is None or other is None or (one[0], one[1].column) != (other[0], other[1].column):
+                return None
+            return one[0], Condition(one[1].column, one[1].spans + other[1].spans)
+        case exp.Between() if not node.args.get("symmetric"):
+            return _asked(node.this, [(_literal(node.args["low"]), _literal(node.args["high"]))])
+        case exp.In() if node.expressions and not node.args.get("query"):
+            values = [_literal(value) for value in node.expressions]
+            return _asked(node.this, [(value, value) for value in values])
+        case exp.EQ() | exp.GT() | exp.GTE() | exp.LT() | exp.LTE():
+            kind: type[exp.Expr] = type(node)
+            column, value = node.this, _literal(node.expression)
+            if value is None:
+                column, value, kind = node.expression, _literal(node.this), _MIRRORED[kind]
+            if kind is exp.EQ:
+                return _asked(column, [(value, value)])
+            return _asked(column, [(value, None)] if kind in (exp.GT, exp.GTE) else [(None, value)], ends=1)
+    return None
+
+
+_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
+    exp.EQ: exp.EQ,
+    exp.GT: exp.LT,
+    exp.GTE: exp.LTE,
+    exp.LT: exp.GT,
+    exp.LTE: exp.GTE,
+}
+
+
+def _asked(column: exp.Expr, spans: list[Span], ends: int = 2) -> Asked | None:
+    """Spans are inclusive: that a bound itself does not count costs at most a file too many."""
+    if not isinstance(column, exp.Column) or isinstance(column.this, exp.Star) or column.args.get("db"):
+        return None
+    if any(sum(end is not None for end in span) < ends for span in spans):
+        return None
+    return column.table.lower(), Condition(column.name.lower(), tuple(spans))
+
+
+def _literal(node: exp.Expr) -> Literal | None:
+    match node:
+        case exp.Paren():
+            return _literal(node.this)
+        case exp.Literal() if node.is_string:
+            return str(node.this)
+        case exp.Literal():
+            return _number(str(node.this))
+        case exp.Neg():
+            value = _literal(node.this)
+            return -value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        case exp.Boolean():
+            return bool(node.this)
+        case exp.Cast() if node.to.is_type(exp.DType.DATE) and isinstance(node.this, exp.Literal):
+            return _literal(node.this)
+    return None
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        return None
+
+
+def denied(error: TraceplaneError) -> bool:
+    """Whether an error is a refusal to be audited, rather than a slip."""
+    return error.code in DENIALS
+
+
+DENIALS = frozenset(
+    {
+        "query.several_statements",
+        "query.not_a_select",
+        "query.function_denied",
+        "query.syntax_denied",
+        "query.unknown_relation",
+        "query.too_deep",
+        "query.too_long",
+    }
+)
