@@ -189,13 +189,13 @@ async def _second_version(shop: Shop, dataset_uuid: UUID) -> UUID:
             dataset_uuid,
         )
         version = await tx.value(
-            "insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints)"
-            " select dag_id, number + 1, spec, job_fingerprints, definition_fingerprints from dag_versions"
+            "insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints, state)"
+            " select dag_id, number + 1, spec, job_fingerprints, definition_fingerprints, 'retired' from dag_versions"
             " returning dag_version_id"
         )
         await tx.run(
             "insert into dag_version_datasets select $1, dataset_uuid, case when dataset_uuid = $2 then $3 else"
-            " current_generation_id end from datasets",
+            " current_generation_id end, definition from datasets",
             version,
             dataset_uuid,
             new,
