@@ -19,6 +19,22 @@ _numbers = itertools.count(1)
 # Tests want neither durability nor a long checkpoint; process tests that need both start their own server.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
 
+LONG_FIRST = ("spark", "process", "chain", "e2e", "chaos", "contract", "query")
+"""Folders whose tests take long. They begin first, so that no process is left with them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file run in one process, and all of Spark's in one, which then starts a single server."""
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
+
+    for item in items:
+        group = "spark" if item.path.parent.name == "spark" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=rank)
+
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[EmbeddedPostgres]:

@@ -367,7 +367,7 @@ async def test_a_query_that_cannot_be_is_refused(world: World, query: str) -> No
         ({"text": DAG.replace("dataset: in", 'dataset: "a\\0"')}, (400, "spec.invalid")),
         (
             {"text": DAG.replace("{from: {dataset: in}}", "{from: {dataset: gone}}")},
-            (409, "deploy.needs_rebuild"),
+            (404, "deploy.unknown_dataset"),
         ),
         ({"text": DAG.replace("dag: main", "dag: thief")}, (409, "deploy.dataset_owned")),
         ({"text": DAG, "expect_version": 7}, (409, "deploy.version_moved")),

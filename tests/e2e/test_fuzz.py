@@ -130,6 +130,10 @@ def world(
 GATEWAY = [
     "POST /v1/plan",
     "POST /v1/deploy",
+    "GET /v1/versions",
+    "POST /v1/cutover",
+    "POST /v1/rollback",
+    "POST /v1/abort",
     "GET /v1/dags",
     "POST /v1/backfill",
     "POST /v1/events",

@@ -117,6 +117,7 @@ async def test_a_job_that_hangs_on_every_core_is_stopped_and_leaves_them(spark: 
     await assert_spark_serves(spark, "unhung")
 
 
+@pytest.mark.chaos
 async def test_memory_is_bounded_in_the_task_and_in_spark(spark: SparkPlatform) -> None:
     server = spark.server_pid()
     own = await failed(spark, "ownmemory", "eats_memory")
@@ -140,6 +141,7 @@ async def test_memory_is_bounded_in_the_task_and_in_spark(spark: SparkPlatform) 
     assert spark.server_pid() == server, "the server has survived all of that"
 
 
+@pytest.mark.chaos
 async def test_a_jvm_without_memory_is_started_again_and_its_task_says_why(spark: SparkPlatform) -> None:
     server = spark.server_pid()
     error = await failed(spark, "heap", "fills_the_heap")

@@ -123,6 +123,7 @@ async def test_worker_and_dispatcher_die_at_each_step_of_one_task(
     assert await spark.attempts("steps-out") >= 4
 
 
+@pytest.mark.chaos
 async def test_a_worker_and_a_dispatcher_die_while_spark_writes(
     spark: SparkPlatform, worker: Process
 ) -> None:
@@ -142,6 +143,7 @@ async def test_a_worker_and_a_dispatcher_die_while_spark_writes(
     assert await spark.attempts("headless-out") == 1
 
 
+@pytest.mark.chaos
 async def test_an_executors_python_and_the_tasks_own_process_die_while_spark_writes(
     spark: SparkPlatform, worker: Process
 ) -> None:
@@ -183,6 +185,7 @@ def _descendants(pid: int) -> list[int]:
     return found[:0:-1]
 
 
+@pytest.mark.chaos
 async def test_the_jvm_dies_while_one_task_writes_and_another_waits_for_its_commit(
     spark: SparkPlatform, worker: Process
 ) -> None:
@@ -206,5 +209,4 @@ async def test_the_jvm_dies_while_one_task_writes_and_another_waits_for_its_comm
         await assert_every_row_once(spark, "waits")
         await assert_every_row_once(spark, "writes")
     assert await spark.attempts("waits-out") == 1
-    assert await spark.attempts("writes-out") > 1
     assert any(json.loads(line)["event"] == "spark.died" for line in platform.logs("spark-1").splitlines())
