@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ import pytest
 from tests.platform import until
 from tests.spark.conftest import SparkPlatform
 from tests.unit.test_docs import blocks
+from traceplane.client import Client
 from traceplane.control_api import TaskChanges, TaskIds
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -260,6 +262,14 @@ async def hot(spark: SparkPlatform, dataset: str) -> list[dict[str, Any]]:
     return [dict(row) for row in await spark.platform.sql(f"select * from traceplane_hot.g_{generation.hex}")]
 
 
+async def queried(spark: SparkPlatform) -> list[dict[str, Any]]:
+    """What a query sees of the hot dataset."""
+    client = Client(spark.platform.gateway_url, spark.platform.user_token)
+    counts = "count(*) as rows, count(distinct block) as blocks, count(distinct written) as versions"
+    sql = f"select {counts} from ledger.entries"
+    return (await asyncio.to_thread(client.query, sql)).to_pylist()
+
+
 async def runs(spark: SparkPlatform, job: str) -> list[str]:
     rows = await spark.platform.sql(
         "select t.scope_key from tasks t join jobs j using (job_id) where j.name = $1 and state = 'completed'"
@@ -280,6 +290,9 @@ async def test_the_documented_example_compacts_and_follows_a_reorganization(spar
     assert len(rows) == 500
     assert [(row["name"], row["n"]) for row in rows] == sorted((row["name"], row["n"]) for row in rows)
     assert {row["block"] for row in await hot(spark, "ledger.entries")} == {5, 6}
+    assert await queried(spark) == [
+        {"rows": 700, "blocks": 7, "versions": 7}
+    ]  # of table and files, each once
     [(_, large)] = (await live(spark, "ledger.large")).items()
     assert sorted(row["n"] for row in large) == list(range(700))
     assert set(large[0]) == {"n"}
@@ -308,5 +321,6 @@ async def test_the_documented_example_compacts_and_follows_a_reorganization(spar
     assert len(rows) == 500
     after = {row["block"]: row["written"] for row in rows}
     assert {block for block in after if after[block] != before[block]} == {3}
+    assert await queried(spark) == [{"rows": 700, "blocks": 7, "versions": 7}]
     assert {row["block"] for row in await hot(spark, "ledger.entries")} == {5, 6}
     assert list((spark.platform.folder / "objects").rglob("*.csv")) == []

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from traceplane import telemetry
+from traceplane.dataplane.arrow_types import schema_of
 from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
-from traceplane.postgres.database import Database
+from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.pinned import PinnedDataset
 from traceplane.query import catalog, gate
 from traceplane.query.catalog import Catalog, Chosen
 from traceplane.query.duckdb_types import type_of
 from traceplane.query.engines import Engines, Request
 from traceplane.query.gate import Gated
+from traceplane.query.hot_rows import export
 
 HELD_BACK_BYTES = 1 << 20
 """A result is answered from here on, or when it is complete: what goes wrong before then is a proper error."""
@@ -70,6 +74,12 @@ class Prepared:
     request: Request
     datasets: Mapping[str, PinnedDataset]
     chosen: tuple[Chosen, ...]
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+    """Files of this query alone: the rows of hot tables."""
+
+    def forget(self) -> None:
+        if self.scratch is not None:
+            self.scratch.cleanup()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,13 @@ class Queries:
             prepared = await self.prepare(caller, sql, format_=format_, as_of=as_of, max_rows=max_rows)
             planned = time.perf_counter()
             pieces = self._engines.run(prepared.request, seconds=self._limits.seconds)
-            held, rest = await _hold_back(pieces)
+            try:
+                held, rest = await _hold_back(pieces)
+            except BaseException:
+                prepared.forget()
+                raise
+            if rest is None:
+                prepared.forget()
         except TraceplaneError as error:
             await self._note_failure(caller, sql, error)
             raise
@@ -116,7 +132,7 @@ class Queries:
             metadata_ms=round((planned - started) * 1000),
         )
         generations = {name: str(d.generation_id) for name, d in prepared.datasets.items()}
-        return Result(CONTENT_TYPES[format_], generations, _joined(held, rest))
+        return Result(CONTENT_TYPES[format_], generations, _joined(held, rest, prepared.forget))
 
     async def prepare(
         self,
@@ -138,6 +154,7 @@ class Queries:
                 name: await self._catalog.files(tx, dataset, gated.conditions(name), as_of.at)
                 for name, dataset in datasets.items()
             }
+            hot, scratch = await self._hot_rows(tx, datasets)
 
         def narrow() -> tuple[Chosen, ...]:
             return tuple(
@@ -150,20 +167,52 @@ class Queries:
         request: Request = {
             "sql": gated.sql,
             "relations": [
-                self._relation(relation.name, datasets[relation.dataset_id], files, caller)
+                self._relation(
+                    relation.name, datasets[relation.dataset_id], files, caller, hot.get(relation.dataset_id)
+                )
                 for relation, files in zip(gated.relations, chosen, strict=True)
             ],
             "format": format_,
-            "roots": [self._readable(folder) for folder in _generation_folders(chosen)],
+            "roots": [
+                *(self._readable(folder) for folder in _generation_folders(chosen)),
+                *([scratch.name] if scratch is not None else []),
+            ],
             "max_rows": min(limits.max_rows, max_rows or limits.max_rows),
             "max_bytes": limits.max_bytes,
             "memory_mb": limits.memory_mb,
             "spill_mb": limits.spill_mb,
             "threads": limits.threads,
         }
-        return Prepared(request, datasets, chosen)
+        return Prepared(request, datasets, chosen, scratch)
 
-    def _relation(self, name: str, dataset: PinnedDataset, files: Chosen, caller: Caller) -> dict[str, Any]:
+    async def _hot_rows(
+        self, tx: Transaction, datasets: Mapping[str, PinnedDataset]
+    ) -> tuple[dict[str, Path], tempfile.TemporaryDirectory[str] | None]:
+        """Files with what is in the tables of hot datasets."""
+        wanted = {
+            name: dataset
+            for name, dataset in datasets.items()
+            if dataset.storage == "postgres" and dataset.row_generation_id is not None
+        }
+        if not wanted:
+            return {}, None
+        scratch = tempfile.TemporaryDirectory(prefix=".query-", dir=self._object_root)
+        os.chmod(scratch.name, 0o755)  # engines run as somebody else
+        try:
+            found = {}
+            for name, dataset in wanted.items():
+                assert dataset.row_generation_id is not None
+                schema = schema_of({"name": c.name, "type": c.type} for c in dataset.columns)
+                assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+                found[name] = await export(tx, dataset.row_generation_id, Path(scratch.name), schema)
+        except BaseException:
+            scratch.cleanup()
+            raise
+        return found, scratch
+
+    def _relation(
+        self, name: str, dataset: PinnedDataset, files: Chosen, caller: Caller, hot: Path | None
+    ) -> dict[str, Any]:
         columns = visible_columns(dataset, caller)
         if not columns:
             raise Conflict(
@@ -176,7 +225,10 @@ class Queries:
         return {
             "name": name,
             "columns": [_engine_column(c) for c in columns],
-            "groups": [{"paths": [self._readable(p) for p in ps], "kept": kept} for ps, kept in files.groups],
+            "groups": [
+                *({"paths": [self._readable(p) for p in ps], "kept": kept} for ps, kept in files.groups),
+                *([{"paths": [str(hot)], "kept": []}] if hot is not None else []),
+            ],
             "position": None if position is None else _engine_column(position),
         }
 
@@ -234,11 +286,12 @@ def _check_all_there(gated: Gated, datasets: Mapping[str, PinnedDataset], as_of:
                 value=name,
                 next_step="see `traceplane dags` for versions",
             )
-        if dataset.storage != "parquet":
+        if dataset.storage != "parquet" and as_of.at is not None:
             raise InvalidInput(
                 "query.hot_dataset",
-                "the rows of this dataset are in a hot table, which queries do not read yet",
+                "the rows of this dataset are in a hot table, which keeps nothing of earlier times",
                 value=name,
+                next_step="ask for it as it is now, or as of a version",
             )
         gone = dataset.forgotten_until
         if as_of.at is not None and gone is not None and as_of.at < gone:
@@ -270,7 +323,9 @@ async def _hold_back(pieces: AsyncGenerator[bytes]) -> tuple[list[bytes], AsyncG
     return held, None
 
 
-async def _joined(held: list[bytes], rest: AsyncGenerator[bytes] | None) -> AsyncGenerator[bytes]:
+async def _joined(
+    held: list[bytes], rest: AsyncGenerator[bytes] | None, forget: Callable[[], None]
+) -> AsyncGenerator[bytes]:
     try:
         for piece in held:
             yield piece
@@ -280,6 +335,7 @@ async def _joined(held: list[bytes], rest: AsyncGenerator[bytes] | None) -> Asyn
     finally:
         if rest is not None:
             await rest.aclose()
+        forget()
 
 
 def _hash(sql: str) -> str:

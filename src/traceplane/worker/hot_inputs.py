@@ -15,9 +15,10 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from traceplane.errors import Conflict, PlatformError
+from traceplane.postgres_csv import as_parquet
 from traceplane.task_api import (
     ClaimedTask,
     ColumnSchema,
@@ -176,50 +177,9 @@ class _Reading:
             async for chunk in self._client.rows(request):
                 file.write(chunk)
         parquet = target.with_suffix(".parquet")
-        rows = await asyncio.to_thread(_as_parquet, received, parquet, self._schema)
+        rows = await asyncio.to_thread(as_parquet, received, parquet, self._schema)
         received.unlink()
         return str(parquet), rows
-
-
-def _as_parquet(source: Path, target: Path, schema: pa.Schema) -> int:
-    """CSV as Postgres writes it, without a header, becomes a Parquet file."""
-    import pyarrow as pa
-    import pyarrow.csv as csv
-    import pyarrow.parquet as parquet
-
-    hexadecimal = {f.name for f in schema if pa.types.is_binary(f.type)}
-    read_as = {f.name: pa.string() if f.name in hexadecimal else f.type for f in schema}
-    convert = csv.ConvertOptions(
-        column_types=read_as,
-        null_values=[""],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-        true_values=["t"],
-        false_values=["f"],
-    )
-    rows = 0
-    with parquet.ParquetWriter(target, schema) as writer:
-        if source.stat().st_size:
-            with csv.open_csv(
-                source,
-                read_options=csv.ReadOptions(column_names=schema.names, block_size=8 << 20),
-                parse_options=csv.ParseOptions(newlines_in_values=True),
-                convert_options=convert,
-            ) as batches:
-                for batch in batches:
-                    columns = [
-                        _as_bytes(batch[name]) if name in hexadecimal else batch[name]
-                        for name in schema.names
-                    ]
-                    writer.write_batch(pa.record_batch(columns, schema=schema))
-                    rows += batch.num_rows
-    return rows
-
-
-def _as_bytes(texts: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.array([None if t is None else bytes.fromhex(t[2:]) for t in texts.to_pylist()], pa.binary())
 
 
 def _keep(

@@ -1,0 +1,45 @@
+"""The rows of hot tables as files for one query, from the snapshot that its pointers and file lists come from: a row
+that compaction moves is in the table or in a file there, never in both and never in neither."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+
+from traceplane.errors import TooLarge
+from traceplane.postgres import hot_tables
+from traceplane.postgres.database import Transaction
+from traceplane.postgres_csv import as_parquet
+
+MOST_BYTES = 512 << 20
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+async def export(tx: Transaction, generation_id: UUID, folder: Path, schema: pa.Schema) -> Path:
+    """A Parquet file with all rows that are in the table of a generation."""
+    table = (await hot_tables.load(tx, [generation_id]))[generation_id]
+    received = folder / f"{generation_id}.csv"
+    size = 0
+    with received.open("wb") as file:
+
+        async def push(piece: bytes) -> None:
+            nonlocal size
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise TooLarge(
+                    "query.hot_too_large",
+                    f"a hot table has more than the {MOST_BYTES >> 20} MB that a query reads of it",
+                    value=str(generation_id),
+                    next_step="compact it into files, and query the compacted dataset beside it",
+                )
+            file.write(piece)
+
+        await hot_tables.read(tx, table, _LEAST, _MOST, push, columns=schema.names, where={})
+    target = folder / f"{generation_id}.parquet"
+    await asyncio.to_thread(as_parquet, received, target, schema)
+    received.unlink()
+    target.chmod(0o644)
+    return target
