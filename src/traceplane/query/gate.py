@@ -25,7 +25,8 @@ from traceplane.model.pruning import Condition, Literal, Span
 from traceplane.query.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
 
 LONGEST_SQL = 65_536
-DEEPEST = 100
+MOST_WORDS = 10_000
+DEEPEST = 40
 MOST_RELATIONS = 100
 
 # sqlglot says on a logger of its own that it does not know a statement; the gate's answer is enough.
@@ -110,9 +111,15 @@ _UNARY = {TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS}
 
 
 def _check_depth(sql: str) -> None:
-    """Parsers recurse, here and in the engine: what is nested beyond use is refused before either looks."""
+    """Parsers recurse, here and in the engine, and take their time: what is nested or long beyond use is refused
+    before either looks."""
     depth = run = 0
-    for token in sqlglot.tokenize(sql, read="duckdb"):
+    tokens = sqlglot.tokenize(sql, read="duckdb")
+    if len(tokens) > MOST_WORDS:
+        raise TooLarge(
+            "query.too_long", f"a query has at most {MOST_WORDS} words, numbers and signs", value=len(tokens)
+        )
+    for token in tokens:
         depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
         run = run + 1 if token.token_type in _UNARY else 0
         if depth > DEEPEST or run > DEEPEST:
