@@ -50,6 +50,11 @@ class SparkSettings:
     allow_weak: bool = False
 
 
+_POOLS = """<?xml version="1.0"?>
+<allocations><pool name="default"><schedulingMode>FAIR</schedulingMode></pool></allocations>
+"""
+"""All work is in the default pool, which by itself does it in the order it came: a long job before all short ones."""
+
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.log.level": "WARN",
@@ -221,8 +226,11 @@ class SparkServer:
         settings = self._settings
         temp = settings.folder / "tmp"
         temp.mkdir(exist_ok=True)
+        pools = settings.folder / "pools.xml"
+        pools.write_text(_POOLS)
         conf = {
             **_CONF,
+            "spark.scheduler.allocation.file": pools.resolve().as_uri(),
             "spark.connect.grpc.binding.port": str(self._port),
             # What is collected is held in the heap: more than a part of it is refused, with a message.
             "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
