@@ -25,7 +25,7 @@ demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothi
 	@$(BIN)/python -m examples.demo
 
 test: check ## Run all tests but the long ones of `make chaos`
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup ## Format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .

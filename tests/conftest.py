@@ -23,17 +23,11 @@ LONG_FIRST = ("spark", "process", "chain", "e2e", "chaos", "contract", "query")
 """Folders whose tests take long. They begin first, so that no process is left with them at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process, and all of Spark's in one, which then starts a single server."""
-
     def rank(item: pytest.Item) -> int:
         folder = item.path.parent.name
         return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
-    for item in items:
-        group = "spark" if item.path.parent.name == "spark" else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=rank)
 
 
