@@ -23,6 +23,7 @@ from traceplane.chain.extract import ALL_TABLES, fetch_range
 from traceplane.chain.rpc import RpcClient, RpcSettings
 from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.cli import profile, supervisor
+from traceplane.client import Client
 from traceplane.control_api import DeployRequest, DeployResponse, StatusResponse
 from traceplane.errors import PlatformError
 from traceplane.postgres.database import Database
@@ -31,6 +32,8 @@ from traceplane.task_api import Caller
 
 HERE = Path(__file__).parent
 FIRST_BLOCKS, BATCH = 29, 10
+TOP_TOKENS = """select first_block || '-' || last_block as blocks, token_address, transfers, senders
+   from chain.top_tokens order by first_block, transfers desc, token_address"""
 JOBS = ("ingest", "transfers", "volumes", "top_tokens", "check")
 
 
@@ -106,11 +109,11 @@ class Demo:
         )
 
     async def show_top_tokens(self) -> None:
-        say("\n7. The tokens that moved most often, of every ten blocks:\n")
+        say(f"\n7. {TOP_TOKENS}\n")
         say("      blocks  token                                       transfers  senders")
-        for row in await self.rows("top_tokens", "first_block", "-transfers", "token_address"):
-            blocks = f"{row['first_block']}-{row['last_block']}"
-            say(f"      {blocks:<7} {row['token_address']}  {row['transfers']:>9} {row['senders']:>8}")
+        client = Client(self.settings.gateway_address, str(self.settings.user_token))
+        for row in (await asyncio.to_thread(client.query, TOP_TOKENS)).to_pylist():
+            say(f"      {row['blocks']:<7} {row['token_address']}  {row['transfers']:>9} {row['senders']:>8}")
 
     async def account(self, exact: bool) -> bool:
         """Whether every promise held: each dataset against what the chain says now, without Spark and platform."""

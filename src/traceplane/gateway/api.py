@@ -91,7 +91,7 @@ class PublicApi:
         self._queries = Queries(
             database,
             Engines(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
-            object_root=settings.object_store_root.resolve(),
+            object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
             limits=Limits(
                 seconds=settings.query_timeout_seconds,
                 max_rows=settings.query_max_rows,

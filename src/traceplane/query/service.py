@@ -91,7 +91,11 @@ class Result:
 
 
 class Queries:
-    def __init__(self, database: Database, engines: Engines, *, object_root: Path, limits: Limits) -> None:
+    """`object_root`: the folder that the object store is; none for one in S3, which queries do not read yet."""
+
+    def __init__(
+        self, database: Database, engines: Engines, *, object_root: Path | None, limits: Limits
+    ) -> None:
         self._database = database
         self._engines = engines
         self._object_root = object_root
@@ -144,6 +148,12 @@ class Queries:
         max_rows: int | None = None,
     ) -> Prepared:
         """Gate, pointers and file lists; the latter two in one snapshot, whatever is committed meanwhile."""
+        if self._object_root is None:
+            raise InvalidInput(
+                "query.store_unsupported",
+                "the object store is in S3, which queries do not read yet",
+                next_step="run queries where the object store is a folder",
+            )
         gated = await asyncio.to_thread(gate.admit, sql)
         async with self._database.snapshot() as tx:
             datasets = await pinned.datasets(
