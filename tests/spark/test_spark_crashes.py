@@ -97,6 +97,7 @@ async def assert_every_row_once(spark: SparkPlatform, name: str) -> None:
     assert await commits(spark, f"{name}.out") == 1
 
 
+@pytest.mark.chaos
 async def test_worker_and_dispatcher_die_at_each_step_of_one_task(
     spark: SparkPlatform, worker: Process
 ) -> None:
