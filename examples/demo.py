@@ -31,7 +31,7 @@ from traceplane.settings import Settings, load
 from traceplane.task_api import Caller
 
 HERE = Path(__file__).parent
-FIRST_BLOCKS, BATCH = 29, 10
+FIRST_BLOCKS, BATCH = 19, 10
 TOP_TOKENS = """select first_block || '-' || last_block as blocks, token_address, transfers, senders
    from chain.top_tokens order by first_block, transfers desc, token_address"""
 JOBS = ("ingest", "transfers", "volumes", "top_tokens", "check")

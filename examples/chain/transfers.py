@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
@@ -36,10 +36,10 @@ def address(topic: str) -> Column:
     return F.lower(F.concat(F.lit("0x"), F.substring(topic, -40, 40)))
 
 
-@F.pandas_udf(StringType())
-def decimal_text(words: pd.Series) -> pd.Series:
+@F.arrow_udf(StringType())
+def decimal_text(words: pa.Array) -> pa.Array:
     """256-bit numbers in decimal digits; Spark's own conversions end at 64 bits."""
-    return words.map(lambda word: str(int(word, 16)), na_action="ignore")
+    return pa.array([None if word is None else str(int(word, 16)) for word in words.to_pylist()], pa.string())
 
 
 def fitting(text: str) -> Column:
