@@ -383,7 +383,8 @@ async def test_nothing_of_a_child_runs_while_it_waits_for_long(sandbox: Sandbox,
     clock = (~child << 3) | 2
     used = time.clock_gettime(clock)
     await asyncio.sleep(0.3)
-    assert time.clock_gettime(clock) == used
+    # Its threads stop one after the other, microseconds apart; one that ran on would have used most of that time.
+    assert time.clock_gettime(clock) - used < 0.05
     second = await run(sandbox, of)
     assert second.code is None
     assert second.process == first.process
