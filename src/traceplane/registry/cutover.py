@@ -59,20 +59,14 @@ async def cut_over(database: Database, org: str, dag: str, *, window: int) -> Mo
     async def once() -> Moved | Missing:
         async with database.transaction("cutover") as tx:
             found = await _locked(tx, org, dag)
-            if found.building_id is None or found.building is None:
-                raise Conflict(
-                    "deploy.not_building",
-                    "no version of the DAG is being built",
-                    value=dag,
-                    next_step="deploy a change first",
-                )
-            lacking = await versions.missing(tx, found.building_id)
+            version_id, number = _building(found, dag)
+            lacking = await versions.missing(tx, version_id)
             if lacking.anything:
                 return lacking
-            built = await versions.by_number(tx, found.dag_id, found.building)
+            built = await versions.by_number(tx, found.dag_id, number)
             assert built is not None
-            await move(tx, found.dag_id, found.building_id, spec.executions(built["spec"]), window)
-            return Moved(dag, found.building, found.active)
+            await move(tx, found.dag_id, version_id, spec.executions(built["spec"]), window)
+            return Moved(dag, number, found.active)
 
     return await again_if_concurrent(once)
 
@@ -112,18 +106,24 @@ async def abort(database: Database, org: str, dag: str) -> int:
     async def once() -> int:
         async with database.transaction("cutover") as tx:
             found = await _locked(tx, org, dag)
-            if found.building_id is None or found.building is None:
-                raise Conflict(
-                    "deploy.not_building",
-                    "no version of the DAG is being built",
-                    value=dag,
-                    next_step="nothing is left to do",
-                )
-            await _give_up(tx, found.building_id)
+            version_id, number = _building(found, dag)
+            await _give_up(tx, version_id)
             await notify_dispatchers(tx)
-            return found.building
+            return number
 
     return await again_if_concurrent(once)
+
+
+def _building(found: Versions, dag: str) -> tuple[UUID, int]:
+    """Id and number of the version that is being built."""
+    if found.building_id is None or found.building is None:
+        raise Conflict(
+            "deploy.not_building",
+            "no version of the DAG is being built",
+            value=dag,
+            next_step="deploy a change first",
+        )
+    return found.building_id, found.building
 
 
 async def _give_up(tx: Transaction, version_id: UUID) -> None:
