@@ -249,6 +249,9 @@ def free_port() -> int:
 
 
 async def main(folder: Path) -> bool:
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     settings = load(
         environment={},
         home=folder,
@@ -296,6 +299,9 @@ if __name__ == "__main__":
     )
     with tempfile.TemporaryDirectory(prefix="traceplane-demo-", ignore_cleanup_errors=True) as temporary:
         Path(temporary).chmod(0o711)  # the sandbox and Postgres run as other users when this one is root
-        good = asyncio.run(main(Path(temporary)))
+        try:
+            good = asyncio.run(main(Path(temporary)))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            sys.exit("\nStopped.")
     say("\nNothing was lost, nothing was doubled." if good else "\nA promise was broken.")
     sys.exit(0 if good else 1)

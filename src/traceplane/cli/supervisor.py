@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from traceplane import telemetry
+from traceplane.linux import kernel
 from traceplane.settings import PREFIX, Settings
 
 _STOP_SECONDS = 40.0
@@ -86,6 +87,7 @@ async def _keep_running(child: Child, stop: asyncio.Event, told: Started | None,
             *child.arguments,
             env=dict(child.environment),
             start_new_session=True,  # Ctrl-C reaches only us; the children are stopped in order
+            preexec_fn=_end_with_parent,
             stdout=output,
             stderr=output,
         )
@@ -111,6 +113,12 @@ async def _keep_running(child: Child, stop: asyncio.Event, told: Started | None,
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await stop.wait()
+
+
+def _end_with_parent() -> None:
+    """However the supervisor ends, SIGKILL included, its processes are told to stop."""
+    if sys.platform == "linux":
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:

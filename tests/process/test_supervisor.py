@@ -1,0 +1,41 @@
+"""`traceplane up` leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.platform import free_port, until
+
+SUPERVISE = """
+import asyncio, sys
+from traceplane.cli.supervisor import Child, supervise
+started = lambda name, pid: print(pid, flush=True)
+asyncio.run(supervise([Child("gateway", ("gateway",), {environment!r})], asyncio.Event(), started=started))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str, tmp_path: Path) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "TRACEPLANE_HOME": str(tmp_path),
+        "TRACEPLANE_STATE_URL": database_url,
+        "TRACEPLANE_GATEWAY_PORT": str(free_port()),
+    }
+    code = SUPERVISE.format(environment=environment)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        owner.send_signal(signal.SIGKILL)
+
+    async def gone() -> bool:
+        state = Path(f"/proc/{child}/stat")
+        return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+    await until(gone, what="the gateway has ended")
