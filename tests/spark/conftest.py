@@ -67,13 +67,8 @@ class SparkPlatform:
         lines = self.platform.logs("spark-1").splitlines()
         return int([json.loads(line) for line in lines if "spark.ready" in line][-1]["pid"])
 
-    async def server_address(self) -> str:
+    def server_address(self) -> str:
         """Where that server listens; it keeps its port when it is started again."""
-
-        async def ready() -> bool:
-            return "spark.ready" in self.platform.logs("spark-1")
-
-        await until(ready, seconds=240, what="a Spark server")
         words = Path(f"/proc/{self.server_pid()}/cmdline").read_bytes().split(b"\0")
         (port,) = (word.partition(b"=")[2] for word in words if b"grpc.binding.port=" in word)
         return f"sc://127.0.0.1:{port.decode()}"
@@ -95,5 +90,10 @@ async def spark(
     async with Platform.start(url, folder, environment=settings) as platform:
         process = platform.add("spark-1", "worker", "--runtime", "spark")
         await process.start()
+
+        async def ready() -> bool:
+            return "spark.ready" in platform.logs("spark-1")
+
+        await until(ready, seconds=240, what="a Spark server")
         yield SparkPlatform(platform)
     drop_database(postgres_server, "spark")

@@ -55,7 +55,7 @@ jobs:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def worker(spark: SparkPlatform) -> AsyncIterator[Process]:
     """Runs the jobs of this file on the Spark server of `spark-1`."""
-    address = await spark.server_address()
+    address = spark.server_address()
     added = spark.platform.add(
         "remote-1", "worker", "--runtime", "spark_remote", TRACEPLANE_SPARK_REMOTE=address
     )
