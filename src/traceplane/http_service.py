@@ -21,7 +21,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, unquote
@@ -96,10 +96,13 @@ Push = Callable[[bytes], Awaitable[None]]
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """An answer in pieces, sent as they come. When the caller hangs up, or a piece fails, the rest is not asked for;
-    a failure leaves the answer visibly incomplete."""
+    """An answer in pieces, each sent as it comes.
 
-    pieces: AsyncGenerator[bytes]
+    What `write` raises before its first piece is answered as an error; later, the connection is cut, and the caller
+    sees that the answer is not complete. When the caller hangs up, `write` is canceled.
+    """
+
+    write: Callable[[Push], Awaitable[None]]
     content_type: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -111,9 +114,6 @@ class Reply(msgspec.Struct, frozen=True):
     content_type: str = JSON
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    stream: Callable[[Push], Awaitable[None]] | None = None
-    """Sends the body piece by piece instead. What it raises before the first piece is answered as an error; later,
-    the connection is cut, and the caller sees that the answer is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,25 +189,12 @@ class App:
             return
         except Exception as error:
             reply = _failure(error, label)
-        if isinstance(reply, Reply) and reply.stream is not None:
-            failure = await _send_pushed(reply, reply.stream, label, send)
-            if failure is None:
-                telemetry.count("http_requests_total", route=label, status=reply.status)
-                telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
-                return
-            reply = failure
-        if isinstance(reply, Stream):
-            status = await _send_stream(reply, receive, send, label)
-            telemetry.count("http_requests_total", route=label, status=status)
-            telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
-            return
-        headers = [*reply.headers]
-        if reply.status != 204:
-            headers.append((b"content-type", reply.content_type.encode()))
-            headers.append((b"content-length", b"%d" % len(reply.body)))
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
-        telemetry.count("http_requests_total", route=label, status=reply.status)
+        status = (
+            await _send_stream(reply, label, receive, send)
+            if isinstance(reply, Stream)
+            else await _send(reply, send)
+        )
+        telemetry.count("http_requests_total", route=label, status=status)
         telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
 
     async def _answer(
@@ -267,38 +254,31 @@ class App:
         raise NotFound("request.unknown_path", "there is nothing at this path", value=path.decode("latin-1"))
 
 
-async def _send_pushed(
-    reply: Reply, stream: Callable[[Push], Awaitable[None]], label: str, send: Send
-) -> Reply | None:
-    """Sends the pieces; the answer to give instead, if it failed before there was one."""
+async def _send(reply: Reply, send: Send) -> int:
+    headers = [*reply.headers]
+    if reply.status != 204:
+        headers.append((b"content-type", reply.content_type.encode()))
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+    return reply.status
+
+
+async def _send_stream(stream: Stream, label: str, receive: Receive, send: Send) -> int:
+    """Sends the pieces; the status that came of it."""
     begun = False
 
     async def push(piece: bytes) -> None:
         nonlocal begun
         if not begun:
             begun = True
-            headers = [*reply.headers, (b"content-type", reply.content_type.encode())]
-            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            headers = [*stream.headers, (b"content-type", stream.content_type.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    try:
-        await stream(push)
-        await push(b"")
-    except Exception as error:
-        if begun:
-            raise
-        return _failure(error, label)
-    await send({"type": "http.response.body", "body": b""})
-    return None
-
-
-async def _send_stream(stream: Stream, receive: Receive, send: Send, label: str) -> int:
-    headers = [*stream.headers, (b"content-type", stream.content_type.encode())]
-
     async def pump() -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for piece in stream.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await stream.write(push)
+        await push(b"")
         await send({"type": "http.response.body", "body": b""})
 
     async def hung_up() -> None:
@@ -310,16 +290,18 @@ async def _send_stream(stream: Stream, receive: Receive, send: Send, label: str)
         await asyncio.wait((pumping, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not pumping.done():
             return 499
-        if (error := pumping.exception()) is not None:
-            # The server closes a connection whose answer is not complete, so nobody takes it for a whole one.
-            telemetry.emit("http.stream_broken", "warning", route=label, **describe(error))
-            return 500
-        return 200
+        error = pumping.exception()
     finally:
         for task in (pumping, leaving):
             task.cancel()
         await asyncio.gather(pumping, leaving, return_exceptions=True)
-        await stream.pieces.aclose()
+    if error is None:
+        return 200
+    if not begun and isinstance(error, Exception):
+        return await _send(_failure(error, label), send)
+    # The server closes a connection whose answer is not complete, so nobody takes it for a whole one.
+    telemetry.emit("http.stream_broken", "warning", route=label, **describe(error))
+    return 500
 
 
 class ClientGone(Exception):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,10 +29,11 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str
         "TRACEPLANE_GATEWAY_PORT": str(free_port()),
     }
     code = SUPERVISE.format(environment=environment)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        child = int(owner.stdout.readline())
-        owner.send_signal(signal.SIGKILL)
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert owner.stdout is not None
+    child = int(await owner.stdout.readline())
+    owner.send_signal(signal.SIGKILL)
+    await owner.wait()
 
     async def gone() -> bool:
         state = Path(f"/proc/{child}/stat")

@@ -24,7 +24,7 @@ from yarl import URL
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, DatabaseUnavailable, Unauthenticated
-from traceplane.http_service import PUBLIC, App, Call, Push, Reply, Route, openapi, serve
+from traceplane.http_service import PUBLIC, App, Call, Push, Reply, Route, Stream, openapi, serve
 
 
 class Fence(msgspec.Struct):
@@ -68,14 +68,14 @@ async def echo_raw(call: Call[bytes]) -> Reply:
     )
 
 
-async def in_pieces(call: Call[None]) -> Reply:
-    async def stream(push: Push) -> None:
+async def in_pieces(call: Call[None]) -> Stream:
+    async def write(push: Push) -> None:
         for number in range(int(call.path_params["count"])):
             await push(b"piece %d\n" % number)
         if call.path_params["end"] == "fails":
             raise Conflict("dag.busy", "a deploy is under way")
 
-    return Reply(b"", "text/csv", stream=stream)
+    return Stream(write, "text/csv")
 
 
 async def remove(call: Call[None]) -> None:
@@ -108,7 +108,7 @@ ROUTES = [
     Route("POST", "/dags/active", None, Counted, conflicts, PUBLIC, "Switch."),
     Route("GET", "/runs", None, Page, list_page, PUBLIC, "Runs.", query=Page),
     Route("POST", "/hooks/{name}", bytes, Reply, echo_raw, PUBLIC, "A webhook.", max_body_bytes=1000),
-    Route("GET", "/pieces/{count}/{end}", None, Reply, in_pieces, PUBLIC, "Pieces."),
+    Route("GET", "/pieces/{count}/{end}", None, Stream, in_pieces, PUBLIC, "Pieces."),
     Route("GET", "/breaks", None, Counted, breaks, PUBLIC, "Fails."),
     Route("GET", "/no-database", None, Counted, no_database, PUBLIC, "Fails for now."),
 ]

@@ -22,7 +22,7 @@ from traceplane.dispatcher.leasing import (
 )
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.group_commit import GroupCommit
-from traceplane.http_service import PUBLIC, App, Authenticate, Call, Push, Reply, Route
+from traceplane.http_service import PUBLIC, App, Authenticate, Call, Push, Route, Stream
 from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
 from traceplane.task_api import (
@@ -99,7 +99,7 @@ class InternalApi:
                   "Emit events of running tasks."),
             Route("POST", "/internal/task-complete", CompleteRequest, CompleteResponse, self.complete, CAPABILITY,
                   "Report the end of attempts; outputs, cursor and events commit together."),
-            Route("POST", "/internal/input-rows", RowsRequest, Reply, self.input_rows, CAPABILITY,
+            Route("POST", "/internal/input-rows", RowsRequest, Stream, self.input_rows, CAPABILITY,
                   "A piece of a hot input, as CSV."),
             Route("GET", "/internal/jwks", None, Jwks, self.jwks, PUBLIC,
                   "The public keys of capability tokens."),
@@ -195,14 +195,14 @@ class InternalApi:
         calls = [completion_call(completion, capabilities) for completion in call.body.completions]
         return CompleteResponse(list(await self._completions.submit(calls)))
 
-    async def input_rows(self, call: Call[RowsRequest]) -> Reply:
+    async def input_rows(self, call: Call[RowsRequest]) -> Stream:
         request = call.body
         _, grants = granted(request.fence, self._authority.capabilities(request.tokens))
 
-        async def stream(push: Push) -> None:
+        async def write(push: Push) -> None:
             await self._leasing.read_rows(self._rows_database, request, grants, push)
 
-        return Reply(b"", "text/csv", stream=stream)
+        return Stream(write, "text/csv")
 
     async def jwks(self, call: Call[None]) -> Jwks:
         return Jwks(**self._authority.jwks())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import defaultdict
@@ -56,7 +57,7 @@ from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway import datasets
 from traceplane.gateway.backfill import backfill
 from traceplane.group_commit import GroupCommit
-from traceplane.http_service import App, Call, ClientGone, Route, Stream
+from traceplane.http_service import App, Call, ClientGone, Push, Route, Stream
 from traceplane.model.dag import Dag
 from traceplane.model.explain import explain
 from traceplane.model.runtimes import Runtime
@@ -283,7 +284,13 @@ class PublicApi:
         )
         result = await _unless_hung_up(call, running)
         pinned = msgspec.json.encode(result.generations) if len(result.generations) <= 20 else b"{}"
-        return Stream(result.pieces, result.content_type, ((b"traceplane-generations", pinned),))
+
+        async def write(push: Push) -> None:
+            async with contextlib.aclosing(result.pieces) as pieces:
+                async for piece in pieces:
+                    await push(piece)
+
+        return Stream(write, result.content_type, ((b"traceplane-generations", pinned),))
 
     async def datasets(self, call: Call[None]) -> CatalogResponse:
         return await datasets.catalog(self._database, _caller(call.principal))
