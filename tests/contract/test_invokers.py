@@ -375,7 +375,7 @@ async def test_lambda_failures_have_their_codes_and_are_not_tried_again(
 ) -> None:
     made, url = service
     async with lambda_at(url, aws_session) as invoker:
-        error = await failure(invoker, function, timeout=0.5 if function == "slow" else 20)
+        error = await failure(invoker, function, timeout=3 if function == "slow" else 20)
     assert error.code == code
     assert says in str(error.value)
     assert len(made.calls) == 1

@@ -13,11 +13,12 @@ import os
 import shlex
 import signal
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
-from typing import Any, Protocol
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Protocol
 
 from traceplane.errors import PlatformError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _CONNECT_SECONDS = 5.0
@@ -55,6 +56,8 @@ class HttpInvoker:
             self._session = None
 
     async def invoke(self, target: str, payload: bytes, timeout_seconds: float) -> bytes:
+        import aiohttp  # most dispatchers call nobody, and start faster without it
+
         if self._session is None:
             # A call is not repeated, so it must not meet an idle connection that is just being closed; and
             # what one task's call was given as a cookie is no business of the next.
@@ -165,6 +168,8 @@ class LambdaInvoker:
         await self._open.aclose()
 
     async def invoke(self, target: str, payload: bytes, timeout_seconds: float) -> bytes:
+        import aiohttp
+
         lambda_client = await self._connected()
         from botocore.exceptions import (
             BotoCoreError,

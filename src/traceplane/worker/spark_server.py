@@ -20,9 +20,8 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-
-import pyspark
 
 from traceplane import telemetry
 from traceplane.dataplane.java import java_home
@@ -243,7 +242,7 @@ class SparkServer:
         }
         if settings.master.startswith("local"):  # a cluster has limits of its own
             conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
-        jars = Path(pyspark.__file__).parent / "jars" / "*"
+        jars = _spark_home() / "jars" / "*"
         options = _JAVA_OPTIONS.format(temp=temp).split()
         opens = [word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")]
         return [
@@ -261,7 +260,7 @@ class SparkServer:
     def _environment(self) -> dict[str, str]:
         return {
             "JAVA_HOME": str(self._java_home),
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_HOME": str(_spark_home()),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": _search_path(self._settings.code_paths),
@@ -312,3 +311,11 @@ def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     told = [line for line in lines if "Exception" in line or "Error" in line] or lines
     return told[-1][:300] if told else "it said nothing"
+
+
+def _spark_home() -> Path:
+    """Found, not imported: only user code's processes need the library."""
+    found = find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
