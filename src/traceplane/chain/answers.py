@@ -9,6 +9,7 @@ when asking again did not help.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -132,12 +133,18 @@ def doubt_block(number: int, block: AnyBlock) -> Doubt | None:
         return doubt
     if isinstance(block, SlimBlock):
         return None
-    for position, one in enumerate(block.transactions):
+    for one, position in zip(block.transactions, _positions(len(block.transactions)), strict=True):
         if one.block_hash != block.hash or one.block_number != block.number:
             return Doubt(f"transaction {one.hash} of block {number} says it is of another", one.block_hash)
-        if one.transaction_index != hex(position):
+        if one.transaction_index != position:
             return Doubt(f"the transactions of block {number} are not in order", one.transaction_index)
     return None
+
+
+@functools.lru_cache(maxsize=512)
+def _positions(count: int) -> tuple[str, ...]:
+    """0x0, 0x1, …: what the first so many things of a block are numbered."""
+    return tuple(map(hex, range(count)))
 
 
 def doubt_receipts(block: AnyBlock, receipts: Sequence[Receipt]) -> Doubt | None:
@@ -161,10 +168,11 @@ def doubt_receipts(block: AnyBlock, receipts: Sequence[Receipt]) -> Doubt | None
 
 
 def doubt_logs(block: AnyBlock, logs: Sequence[Log]) -> Doubt | None:
-    for position, log in enumerate(logs):
-        if log.block_hash != block.hash:
+    block_hash = block.hash
+    for log, position in zip(logs, _positions(len(logs)), strict=True):
+        if log.block_hash != block_hash:
             return Doubt(f"a log of block {block.hash} is of another block", log.block_hash)
-        if log.log_index != hex(position):
+        if log.log_index != position:
             return Doubt(f"the logs of block {block.hash} are not numbered without a gap", log.log_index)
         if len(log.topics) > 4:
             return Doubt("a log has more than four topics", len(log.topics))

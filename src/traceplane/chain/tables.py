@@ -106,8 +106,8 @@ def transactions_batch(blocks: Sequence[Block]) -> pa.RecordBatch:
         [one.hash for one in every],
         _few("transactionIndex", [one.transaction_index for one in every]),
         _int("nonce", [one.nonce for one in every]),
-        [one.from_.lower() for one in every],
-        [one.to and one.to.lower() for one in every],
+        _lower([one.from_ for one in every]),
+        _lower([one.to for one in every]),
         *(_wide(values), _decimal_text(values)),
         _int("gas", [one.gas for one in every]),
         _int("gasPrice", [one.gas_price for one in every]),
@@ -128,14 +128,16 @@ def receipts_batch(receipts: Sequence[Receipt]) -> pa.RecordBatch:
         _few("gasUsed", [one.gas_used for one in receipts]),
         _int("cumulativeGasUsed", [one.cumulative_gas_used for one in receipts]),
         _int("effectiveGasPrice", [one.effective_gas_price for one in receipts]),
-        [one.contract_address and one.contract_address.lower() for one in receipts],
+        _lower([one.contract_address for one in receipts]),
         _few("status", [one.status for one in receipts]),
         [one.root for one in receipts],
     )
 
 
 def logs_batch(logs: Sequence[Log]) -> pa.RecordBatch:
-    topics = [one.topics for one in logs]
+    topics = (
+        zip(*[(*one.topics, None, None, None, None)[:4] for one in logs], strict=True) if logs else ((),) * 4
+    )
     return _batch(
         LOGS,
         _few("blockNumber", [one.block_number for one in logs]),
@@ -143,8 +145,8 @@ def logs_batch(logs: Sequence[Log]) -> pa.RecordBatch:
         [one.transaction_hash for one in logs],
         _few("transactionIndex", [one.transaction_index for one in logs]),
         _few("logIndex", [one.log_index for one in logs]),
-        [one.address.lower() for one in logs],
-        *([one[i] if len(one) > i else None for one in topics] for i in range(4)),
+        _lower([one.address for one in logs]),
+        *topics,
         [one.data for one in logs],
     )
 
@@ -235,6 +237,10 @@ def _wide(numbers: Sequence[int | None]) -> pa.Array:
 
 def _decimal_text(numbers: Sequence[int | None]) -> pa.Array:
     return pa.array([None if number is None else str(number) for number in numbers], pa.string())
+
+
+def _lower(texts: Sequence[str | None]) -> pa.Array:
+    return pc.ascii_lower(pa.array(texts, pa.string()))
 
 
 def _repeated(column: pa.Array, counts: Sequence[int]) -> pa.Array:
