@@ -96,6 +96,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("loop_errors_total", "counter", "Passes of a background loop that failed.", ("loop",)),
     Metric("loop_seconds", "histogram", "Duration of one pass of a background loop.", ("loop",)),
     Metric("task_seconds", "histogram", "Duration of an attempt, from claim to end.", ("job",), _SLOW),
+    Metric("executions_finished_total", "counter", "Executions of pipelines that ended.", ("status",)),
+    Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),
     Metric("query_seconds", "histogram", "Time of a query until its result begins, by part.", ("part",)),
     Metric("stale_calls_total", "counter", "Calls refused because their attempt was over.", ("call",)),
