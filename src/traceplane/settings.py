@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -91,6 +92,29 @@ class Settings:
     """Disk that one query may use, under `home`, when its memory is full."""
     query_threads: int = 0
     """Threads of one query; 0: one for each core."""
+    kafka_bootstrap_servers: str | None = None
+    """Brokers that the trigger reads signals from; unset: files in the folder `signals` under `home`."""
+    kafka_signal_topic: str = "trading-signals"
+    kafka_consumer_group: str = "trigger-dispatcher"
+    kafka_auto_offset_reset: str = "latest"
+    """latest | earliest: where a group begins that has consumed nothing yet."""
+    kafka_dead_letter_topic: str | None = None
+    """Where signals go that cannot be understood; unset: the topic's name with `.dead-letter` behind it."""
+    kafka_security_protocol: str | None = None
+    kafka_sasl_mechanism: str | None = None
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password: str | None = None
+    kafka_ssl_ca_location: Path | None = None
+    trigger_port: int = 7462
+    """Where the trigger serves its metrics."""
+    trigger_preset: str = "balanced"
+    """low_latency | balanced | high_throughput: what the three settings below are unless they are set."""
+    batch_size: int | None = None
+    """A batch of signals is due when it has so many,"""
+    batch_timeout_seconds: float | None = None
+    """or after this long."""
+    cache_refresh_interval_seconds: float | None = None
+    """How often the trigger asks for changed pipelines, besides being told of changes."""
     log_level: str = "info"
     log_format: str = "json"
     otlp_endpoint: str | None = None
@@ -116,6 +140,17 @@ class Settings:
         return self.object_cache or self.home / "cache"
 
     @property
+    def batching(self) -> Batching:
+        preset = PRESETS[self.trigger_preset]
+        return Batching(
+            preset.size if self.batch_size is None else self.batch_size,
+            preset.timeout_seconds if self.batch_timeout_seconds is None else self.batch_timeout_seconds,
+            preset.cache_refresh_seconds
+            if self.cache_refresh_interval_seconds is None
+            else self.cache_refresh_interval_seconds,
+        )
+
+    @property
     def dispatcher_address(self) -> str:
         return self.dispatcher_url or f"http://{self.host}:{self.dispatcher_port}"
 
@@ -124,8 +159,42 @@ class Settings:
         return self.gateway_url or f"http://{self.host}:{self.gateway_port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When a batch of signals is due, and how old the trigger's pipelines may be."""
+
+    size: int
+    timeout_seconds: float
+    cache_refresh_seconds: float
+
+
+PRESETS = {
+    "low_latency": Batching(5, 0.1, 15.0),
+    "balanced": Batching(20, 0.5, 30.0),
+    "high_throughput": Batching(50, 1.0, 60.0),
+}
+
+UNPREFIXED = {
+    "LOG_LEVEL": "log_level",
+    "KAFKA_BOOTSTRAP_SERVERS": "kafka_bootstrap_servers",
+    "KAFKA_SIGNAL_TOPIC": "kafka_signal_topic",
+    "KAFKA_CONSUMER_GROUP": "kafka_consumer_group",
+    "KAFKA_AUTO_OFFSET_RESET": "kafka_auto_offset_reset",
+    "BATCH_SIZE": "batch_size",
+    "BATCH_TIMEOUT_SECONDS": "batch_timeout_seconds",
+    "CACHE_REFRESH_INTERVAL_SECONDS": "cache_refresh_interval_seconds",
+}
+"""Names that a trigger has in deployments older than this one; `with_unprefixed` reads them too."""
+
+_POSTGRES = ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_HOST", "POSTGRES_PORT", "POSTGRES_DB")
+
 _KNOWN = {f.name: f for f in fields(Settings)}
-_CHOICES = {"wake_queue": ("postgres", "sqs"), "log_format": ("json", "text")}
+_CHOICES = {
+    "wake_queue": ("postgres", "sqs"),
+    "log_format": ("json", "text"),
+    "kafka_auto_offset_reset": ("latest", "earliest"),
+    "trigger_preset": ("balanced", "low_latency", "high_throughput"),
+}
 
 
 def load(
@@ -150,6 +219,30 @@ def load(
         raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
     _check(settings)
     return settings
+
+
+def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a trigger, which also go by names without the prefix. Other processes do not look at them:
+    a `LOG_LEVEL` or `BATCH_SIZE` may be meant for somebody else."""
+    environment = os.environ if environment is None else environment
+    values = {
+        key: environment[name]
+        for name, key in UNPREFIXED.items()
+        if environment.get(name) and f"{PREFIX}{name}" not in environment
+    }
+    if "log_level" in values:
+        values["log_level"] = values["log_level"].lower()
+    if settings.state_url is None and environment.get("POSTGRES_HOST"):
+        user, password, host, port, name = (quote(environment.get(n, ""), safe="") for n in _POSTGRES)
+        url = f"postgresql://{user}{':' if password else ''}{password}@{host}:{port or 5432}/{name or user}"
+        values |= {"state_url": url, "data_url": url}
+    try:
+        known = {f.name: getattr(settings, f.name) for f in fields(settings)}
+        chosen = msgspec.convert({**known, **values}, Settings, strict=False, dec_hook=_as_path)
+    except msgspec.ValidationError as error:
+        raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
+    _check(chosen)
+    return chosen
 
 
 def _as_path(kind: type, value: Any) -> Any:
@@ -222,6 +315,9 @@ def _check(settings: Settings) -> None:
         raise InvalidInput(
             "settings.invalid", "object_cache_mb is zero or more", value=settings.object_cache_mb
         )
+    for name in ("batch_size", "batch_timeout_seconds", "cache_refresh_interval_seconds"):
+        if (value := getattr(settings, name)) is not None and not value > 0:
+            raise InvalidInput("settings.invalid", f"{name} is more than zero", value=value)
     if (settings.state_url is None) != (settings.data_url is None):
         raise InvalidInput(
             "settings.invalid",

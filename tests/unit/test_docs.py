@@ -248,7 +248,8 @@ async def test_no_endpoint_is_documented_that_does_not_exist() -> None:
 
 @pytest.mark.parametrize("metric", telemetry.METRICS, ids=lambda m: m.name)
 def test_every_metric_is_documented(metric: telemetry.Metric) -> None:
-    assert rows(page("operations/telemetry.md"))[metric.name][1] == metric.kind
+    documented = rows(sections(page("operations/telemetry.md"), level=2)["Metrics"])
+    assert documented[metric.name][1] == metric.kind
 
 
 def test_every_crash_point_is_documented() -> None:
@@ -262,6 +263,7 @@ def test_every_direct_dependency_is_documented_with_its_reason() -> None:
     titles = {
         "At run time": project["project"]["dependencies"],
         "Extra aws": project["project"]["optional-dependencies"]["aws"],
+        "Extra trigger": project["project"]["optional-dependencies"]["trigger"],
         "For development": project["dependency-groups"]["dev"],
     }
     documented = sections(page("dependencies.md"), level=2)

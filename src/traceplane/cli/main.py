@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from traceplane import __version__
-from traceplane.cli import admin, control, pipelines, queries, services
+from traceplane.cli import admin, control, pipelines, queries, services, trigger
 from traceplane.errors import TraceplaneError
 from traceplane.settings import load
 
@@ -30,6 +30,7 @@ for command in (
     *control.COMMANDS,
     *pipelines.COMMANDS,
     *queries.COMMANDS,
+    *trigger.COMMANDS,
     *admin.COMMANDS,
 ):
     cli.add_command(command)

@@ -15,7 +15,7 @@ from traceplane.runtime import run_process
 from traceplane.settings import Settings
 
 
-def _configure(settings: Settings, service: str) -> None:
+def configure(settings: Settings, service: str) -> None:
     telemetry.configure(
         service,
         log_level=settings.log_level,  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def _configure(settings: Settings, service: str) -> None:
     crash_points.arm(settings.crash_at)
 
 
-def _with_database(settings: Settings) -> Settings:
+def with_database(settings: Settings) -> Settings:
     """A process started alone on the local profile uses the embedded server that `up` or `init` made."""
     return profile.start_postgres(settings)[0]
 
@@ -39,7 +39,7 @@ def _with_database(settings: Settings) -> Settings:
 def up(settings: Settings, workers: int, spark: bool, code: tuple[Path, ...]) -> None:
     """Run everything in one terminal: embedded Postgres, dispatcher, gateway, workers."""
     chosen = replace(settings, worker_code_paths=code or settings.worker_code_paths)
-    _configure(chosen, "up")
+    configure(chosen, "up")
     ready, server = profile.start_postgres(chosen)
     prepared = asyncio.run(profile.prepare(ready))
     click.echo(
@@ -64,8 +64,8 @@ def dispatcher(settings: Settings) -> None:
     """Run a dispatcher: events to tasks to commits. Any number may run."""
     from traceplane.dispatcher import main as process
 
-    _configure(settings, "dispatcher")
-    chosen = _with_database(settings)
+    configure(settings, "dispatcher")
+    chosen = with_database(settings)
     run_process(lambda stop: process.run(chosen, stop))
 
 
@@ -75,8 +75,8 @@ def gateway(settings: Settings) -> None:
     """Run a gateway: the public API."""
     from traceplane.gateway import main as process
 
-    _configure(settings, "gateway")
-    chosen = _with_database(settings)
+    configure(settings, "gateway")
+    chosen = with_database(settings)
     run_process(lambda stop: process.run(chosen, stop))
 
 
@@ -87,7 +87,7 @@ def worker(settings: Settings, runtime: str) -> None:
     """Run a worker: operator code in a sandbox."""
     from traceplane.worker import main as process
 
-    _configure(settings, "worker")
+    configure(settings, "worker")
     chosen = profile.with_tokens(settings)
     run_process(lambda stop: process.run(chosen, stop, runtime=runtime), grace=90.0)
 

@@ -38,6 +38,7 @@ create table pipelines (
 );
 create unique index pipelines_one_of_a_name on pipelines (org_id, user_id, name) where deleted_at is null;
 create index pipelines_by_change on pipelines (changed_in);
+create index pipelines_by_list on pipelines (scanner_list_id) where scanner_list_id is not null;
 create index pipelines_scheduled on pipelines (pipeline_id)
   where trigger_mode = 'periodic' and is_active and deleted_at is null;
 
@@ -47,6 +48,15 @@ create table trigger_user_limits (
   launches_per_hour int not null check (launches_per_hour > 0),
   primary key (org_id, user_id)
 );
+
+-- Whoever writes a row, by hand too, marks it as changed.
+create function mark_as_changed() returns trigger language plpgsql as $$
+begin
+  new.changed_in := pg_current_xact_id();
+  return new;
+end $$;
+create trigger pipelines_marked before update on pipelines for each row execute function mark_as_changed();
+create trigger scanner_lists_marked before update on scanner_lists for each row execute function mark_as_changed();
 
 -- Who keeps pipelines in memory hears of a change; the periodic refresh finds it in any case.
 create function tell_of_pipelines() returns trigger language plpgsql as $$

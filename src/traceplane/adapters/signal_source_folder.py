@@ -1,0 +1,152 @@
+"""Signals from a folder, for machines without a broker: `<folder>/<topic>/<partition>.jsonl`, a message per line.
+
+Offsets are positions in the file. A partition belongs to the process that holds the lock on `<partition>.lock`;
+the kernel frees it when that process dies, and another one of the group goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from traceplane.adapters.signal_source import NOTHING, DeadLetter, Offsets, Polled, Position
+
+_LOOK_SECONDS = 0.02
+_CLAIM_SECONDS = 0.5
+_PIECE = 16 * 1024 * 1024
+
+
+def publish(folder: Path, topic: str, payloads: Sequence[bytes], *, partition: int = 0) -> None:
+    """Appends messages, whole: a reader never sees half a line as a message."""
+    root = folder / topic
+    root.mkdir(parents=True, exist_ok=True)
+    _append(root / f"{partition}.jsonl", b"".join(payload + b"\n" for payload in payloads))
+
+
+def _append(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
+
+
+class FolderSignalSource:
+    def __init__(self, folder: Path, topic: str, group: str, begin_at: str, offsets: Offsets) -> None:
+        self._root = folder / topic
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._group = group
+        self._begin_at = begin_at
+        self._offsets = offsets
+        self._positions: dict[int, int] = {}
+        self._locks: dict[int, int] = {}
+        self._claimed_at = -_CLAIM_SECONDS
+        self._first_look = True
+
+    def poll(self, least: int, wait: float, most: int) -> Polled:
+        deadline = time.monotonic() + wait
+        while True:
+            self._claim()
+            found = {n: self._lines(n, most) for n in sorted(self._positions)}
+            count = sum(map(len, found.values()))
+            left = deadline - time.monotonic()
+            if count >= least or left <= 0:
+                return self._polled({n: lines for n, lines in found.items() if lines}, most)
+            time.sleep(min(_LOOK_SECONDS, left))
+
+    def _lines(self, partition: int, most: int) -> list[bytes]:
+        """Complete lines that follow; the last one may be in the making."""
+        with self._path(partition).open("rb") as file:
+            file.seek(self._positions[partition])
+            piece = file.read(_PIECE)
+            while piece and b"\n" not in piece and (more := file.read(_PIECE)):
+                piece += more
+        return piece[: piece.rfind(b"\n") + 1].splitlines(keepends=True)[:most]
+
+    def _polled(self, found: dict[int, list[bytes]], most: int) -> Polled:
+        payloads: list[bytes] = []
+        positions: list[Position] = []
+        places: list[tuple[int, int, list[int]]] = []
+        for partition, lines in found.items():
+            taken = lines[: most - len(payloads)]
+            if not taken:
+                continue
+            start = self._positions[partition]
+            offsets = list(accumulate(map(len, taken), initial=start))
+            places.append((len(payloads), partition, offsets))
+            payloads += [line[:-1] for line in taken]
+            self._positions[partition] = offsets[-1]
+            positions.append(Position(partition, start, offsets[-1]))
+
+        def place(n: int) -> tuple[int, int]:
+            first, partition, offsets = places[bisect_right(places, n, key=lambda p: p[0]) - 1]
+            return partition, offsets[n - first]
+
+        return Polled(payloads, positions, place) if payloads else NOTHING
+
+    def rewind(self) -> None:
+        self._positions.update(self._offsets.stored(list(self._positions)))
+
+    def lag(self) -> int:
+        return sum(len(self._lines(n, 1_000_000)) for n in self._positions)
+
+    def partitions(self) -> Collection[int]:
+        return tuple(self._positions)
+
+    def bury(self, letters: Sequence[DeadLetter]) -> int:
+        lines = [
+            msgspec.json.encode(
+                {
+                    "partition": letter.partition,
+                    "offset": letter.offset,
+                    "code": letter.code,
+                    "reason": letter.reason,
+                    "payload": letter.payload.decode(errors="replace"),
+                }
+            )
+            for letter in letters
+        ]
+        _append(self._root / "dead-letter.jsonl", b"".join(line + b"\n" for line in lines))
+        return len(lines)
+
+    def close(self) -> None:
+        for lock in self._locks.values():
+            os.close(lock)
+        self._locks, self._positions = {}, {}
+
+    def _claim(self) -> None:
+        """Partitions that nobody of the group has become ours."""
+        if time.monotonic() - self._claimed_at < _CLAIM_SECONDS:
+            return
+        self._claimed_at = time.monotonic()
+        there = {int(path.stem) for path in self._root.glob("*.jsonl") if path.stem.isdecimal()}
+        fresh = []
+        for partition in sorted(there - self._locks.keys()):
+            lock = os.open(self._root / f"{partition}.{self._group}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            self._locks[partition] = lock
+            fresh.append(partition)
+        known = dict(self._offsets.stored(fresh)) if fresh else {}
+        if len(known) < len(fresh):
+            # `latest` is about what was there before anybody of the group looked.
+            new = self._first_look and not self._offsets.stored(list(there))
+            end = new and self._begin_at == "latest"
+            known = dict(self._offsets.begin({n: self._path(n).stat().st_size if end else 0 for n in there}))
+        self._positions.update({n: known[n] for n in fresh})
+        self._first_look = False
+
+    def _path(self, partition: int) -> Path:
+        return self._root / f"{partition}.jsonl"

@@ -1,0 +1,230 @@
+"""Signals from a Kafka topic. Partitions are given out by the group's coordinator; offsets are never committed there.
+
+Every rebalance takes all partitions away and gives the new ones out (the eager protocol): the group is small, and the
+rule "whatever was polled around a rebalance is read again" is easy to see through.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from traceplane import telemetry
+from traceplane.adapters.signal_source import NOTHING, DeadLetter, Offsets, Polled, Position
+from traceplane.errors import QueueUnavailable
+from traceplane.settings import Settings
+
+_BURY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaAddress:
+    """A topic, and how to reach and read it."""
+
+    bootstrap_servers: str
+    topic: str
+    group: str
+    begin_at: str
+    """latest | earliest: for partitions that nobody consumed yet."""
+    dead_letter_topic: str
+    security: dict[str, str]
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> KafkaAddress:
+        assert settings.kafka_bootstrap_servers is not None
+        security = {
+            "security.protocol": settings.kafka_security_protocol,
+            "sasl.mechanism": settings.kafka_sasl_mechanism,
+            "sasl.username": settings.kafka_sasl_username,
+            "sasl.password": settings.kafka_sasl_password,
+            "ssl.ca.location": settings.kafka_ssl_ca_location,
+        }
+        return cls(
+            bootstrap_servers=settings.kafka_bootstrap_servers,
+            topic=settings.kafka_signal_topic,
+            group=settings.kafka_consumer_group,
+            begin_at=settings.kafka_auto_offset_reset,
+            dead_letter_topic=settings.kafka_dead_letter_topic
+            or f"{settings.kafka_signal_topic}.dead-letter",
+            security={name: str(value) for name, value in security.items() if value is not None},
+        )
+
+    @property
+    def client(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 3, **self.security}
+
+
+class KafkaSignalSource:
+    def __init__(
+        self, address: KafkaAddress, offsets: Offsets, options: dict[str, Any] | None = None
+    ) -> None:
+        self._address = address
+        self._offsets = offsets
+        self._positions: dict[int, int] = {}
+        self._changed = False
+        self._producer: Producer | None = None
+        self._complained_at = 0.0
+        self._consumer = Consumer(
+            {
+                **address.client,
+                "group.id": address.group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                # Only for a stored offset that the topic no longer has: what is left of it is not skipped.
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": "range",
+                "queued.min.messages": 200_000,
+                # A full queue is looked at again soon: the default, a second, would starve a fast reader.
+                "fetch.queue.backoff.ms": 20,
+                "error_cb": self._complain,
+                **(options or {}),
+            }
+        )
+        self._consumer.subscribe([address.topic], on_assign=self._assigned, on_revoke=self._revoked)
+
+    def poll(self, least: int, wait: float, most: int) -> Polled:
+        messages = self._consume(least, wait)
+        if len(messages) >= least and not self._changed:
+            messages += self._consume(most - len(messages), 0.0)
+        if self._changed:
+            self._changed = False
+            self._assign()
+            return NOTHING
+        return self._polled(messages)
+
+    def _consume(self, most: int, wait: float) -> list[Message]:
+        try:
+            return self._consumer.consume(most, wait) if most > 0 else []
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _polled(self, messages: list[Message]) -> Polled:
+        failed = [m for m in messages if m.error() is not None]
+        if failed:
+            for message in failed:
+                self._complain(message.error())
+            messages = [m for m in messages if m.error() is None]
+        if not messages:
+            return NOTHING
+        ends: dict[int, int] = {}
+        for message in messages:
+            ends[message.partition()] = message.offset()  # type: ignore[index,assignment]
+        positions = []
+        for partition, last in sorted(ends.items()):
+            positions.append(Position(partition, self._positions[partition], last + 1))
+            self._positions[partition] = last + 1
+        return Polled(
+            [message.value() or b"" for message in messages],
+            positions,
+            lambda n: (messages[n].partition(), messages[n].offset()),  # type: ignore[return-value,arg-type]
+            messages[0].timestamp()[1],
+        )
+
+    def rewind(self) -> None:
+        self._positions.update(self._offsets.stored(list(self._positions)))
+        self._assign()
+
+    def lag(self) -> int:
+        behind = 0
+        for partition, position in self._positions.items():
+            _, high = self._consumer.get_watermark_offsets(
+                TopicPartition(self._address.topic, partition), cached=True
+            )
+            behind += max(0, high - position) if high >= 0 else 0
+        return behind
+
+    def partitions(self) -> Collection[int]:
+        return tuple(self._positions)
+
+    def bury(self, letters: Sequence[DeadLetter]) -> int:
+        if self._producer is None:
+            self._producer = Producer({**self._address.client, "linger.ms": 5, "acks": "all"})
+        delivered = 0
+
+        def told(error: KafkaError | None, _: Message) -> None:
+            nonlocal delivered
+            delivered += error is None
+
+        for letter in letters:
+            headers: dict[str, str | bytes | None] = {
+                "topic": self._address.topic,
+                "partition": str(letter.partition),
+                "offset": str(letter.offset),
+                "code": letter.code,
+                "reason": letter.reason,
+            }
+            try:
+                self._producer.produce(
+                    self._address.dead_letter_topic, letter.payload, headers=headers, on_delivery=told
+                )
+            except (BufferError, KafkaException) as error:
+                self._complain(error)
+        self._producer.flush(_BURY_SECONDS)
+        return delivered
+
+    def close(self) -> None:
+        self._consumer.close()
+        if self._producer is not None:
+            self._producer.flush(_BURY_SECONDS)
+
+    # Rebalances; called by the client from within `consume` -----------------------------------------
+
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        numbers = [p.partition for p in partitions]
+        known = dict(self._offsets.stored(numbers))
+        if len(known) < len(numbers):
+            known = dict(self._offsets.begin(self._beginnings()))
+        self._positions = {n: known[n] for n in numbers}
+        self._changed = True
+        telemetry.emit("kafka_partitions_assigned", topic=self._address.topic, partitions=numbers)
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._offsets.settle()
+        self._positions = {}
+        self._changed = True
+        telemetry.emit(
+            "kafka_partitions_revoked",
+            topic=self._address.topic,
+            partitions=[p.partition for p in partitions],
+        )
+
+    def _beginnings(self) -> dict[int, int]:
+        """Where each partition of the topic begins. `latest` is meant for a group that is new: partitions that
+        were added to the topic of an old one are read from their start."""
+        try:
+            described = self._consumer.list_topics(self._address.topic, timeout=30)
+            everywhere = list(described.topics[self._address.topic].partitions)
+            new = not self._offsets.stored(everywhere)
+            found = {}
+            for number in everywhere:
+                partition = TopicPartition(self._address.topic, number)
+                low, high = self._consumer.get_watermark_offsets(partition, timeout=30)
+                found[number] = int(high if new and self._address.begin_at == "latest" else low)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return found
+
+    def _assign(self) -> None:
+        self._consumer.assign(
+            [TopicPartition(self._address.topic, n, offset) for n, offset in self._positions.items()]
+        )
+
+    # Trouble ------------------------------------------------------------------------------------------
+
+    def _complain(self, error: object) -> None:
+        """The client tries again by itself, and says so several times a second; one line a second tells as much."""
+        if time.monotonic() - self._complained_at >= 1.0:
+            self._complained_at = time.monotonic()
+            telemetry.emit("kafka_error", "warning", topic=self._address.topic, message=str(error))
+
+    def _unavailable(self, error: Exception) -> QueueUnavailable:
+        return QueueUnavailable(
+            "trigger.kafka_unavailable",
+            "Kafka did not answer; nothing was consumed",
+            value=str(error),
+            next_step=f"check that {self._address.bootstrap_servers} can be reached",
+        )

@@ -1,0 +1,84 @@
+"""Pipelines in memory. Asked for what changed, at once when told of a change and every so often in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.postgres import trigger
+from traceplane.postgres.database import Database
+from traceplane.runtime import Outcome
+from traceplane.trigger.matching import Index, IndexBuilder, Subscription
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    signal_type: str | None = None
+    direction: str | None = None
+    min_confidence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed(Outcome):
+    changed: int = 0
+
+
+class PipelineCache:
+    """`index` is always whole: a new one takes its place by one assignment."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._builder = IndexBuilder()
+        self._since = 0
+        self._failures = 0
+        self.index: Index = self._builder.change({})
+
+    async def refresh(self) -> Refreshed:
+        started = time.perf_counter()
+        try:
+            async with self._database.snapshot() as tx:
+                seen, changed = await trigger.changed_pipelines(tx, self._since)
+            # In a thread: many pipelines take a while, and batches go on meanwhile.
+            if changed or not self._since:
+                self.index = await asyncio.to_thread(self._rebuilt, changed)
+        except Exception:
+            self._failures += 1
+            telemetry.count("cache_refresh_failures_total")
+            telemetry.gauge("cache_refresh_failures_in_a_row", self._failures)
+            raise
+        self._since, self._failures = seen, 0
+        telemetry.gauge("cache_refresh_failures_in_a_row", 0)
+        telemetry.gauge("cache_pipelines", self.index.live)
+        telemetry.gauge("cache_size_bytes", self.index.nbytes)
+        milliseconds = (time.perf_counter() - started) * 1000
+        telemetry.observe("cache_refresh_duration_ms", milliseconds)
+        telemetry.emit(
+            "pipeline_cache_refreshed",
+            pipelines_count=self.index.live,
+            changed=len(changed),
+            duration_ms=round(milliseconds, 1),
+        )
+        return Refreshed(len(changed))
+
+    def _rebuilt(self, changed: list[trigger.StoredPipeline]) -> Index:
+        return self._builder.change({p.pipeline_id: _wanted(p) for p in changed})
+
+
+def _wanted(pipeline: trigger.StoredPipeline) -> tuple[Any, Any] | None:
+    if not pipeline.live:
+        return None
+    try:
+        wanted = msgspec.convert(pipeline.subscriptions, tuple[_Wanted, ...])
+    except msgspec.ValidationError as error:
+        _leave_out(pipeline.pipeline_id, str(error))
+        return None
+    return pipeline.tickers, [Subscription(w.signal_type, w.direction, w.min_confidence) for w in wanted]
+
+
+def _leave_out(pipeline_id: UUID, why: str) -> None:
+    telemetry.emit("pipeline_left_out", "warning", pipeline_id=pipeline_id, message=why)

@@ -1,0 +1,75 @@
+"""The trigger process, wired by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+
+from traceplane import __version__, http_service, telemetry
+from traceplane.adapters.signal_source import Offsets, SignalSource
+from traceplane.errors import Unauthenticated
+from traceplane.postgres import trigger
+from traceplane.postgres.database import Database
+from traceplane.runtime import run_loop, task_group
+from traceplane.settings import Settings
+from traceplane.trigger.cache import PipelineCache
+from traceplane.trigger.consumer import Consumer
+
+_CONNECTIONS = 3
+"""One writes batches, one answers for offsets, one reads pipelines."""
+
+
+async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
+    """Launches pipelines until `stop`."""
+    assert settings.state_url is not None
+    telemetry.emit("trigger_dispatcher_starting", version=__version__)
+    batching = settings.batching
+    database = await Database.connect(settings.state_url, connections=_CONNECTIONS)
+    cache = PipelineCache(database)
+    changed = asyncio.Event()
+    consumer = Consumer(
+        database,
+        cache,
+        lambda offsets: _source(settings, offsets),
+        group=settings.kafka_consumer_group,
+        topic=settings.kafka_signal_topic,
+        batch_size=batching.size,
+        batch_timeout=batching.timeout_seconds,
+    )
+    app = http_service.App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
+    try:
+        await cache.refresh()  # a signal that came before the pipelines would match none
+        await task_group(
+            stop,
+            api=http_service.serve(
+                app, host=settings.host, port=settings.trigger_port, stop=stop, bound=bound
+            ),
+            cache=run_loop(
+                "cache", cache.refresh, interval=batching.cache_refresh_seconds, kick=changed, stop=stop
+            ),
+            listener=database.listen([trigger.CHANNEL], lambda *_: changed.set(), stop),
+            consumer=consumer.run(stop),
+        )
+    finally:
+        await database.close()
+
+
+def _source(settings: Settings, offsets: Offsets) -> SignalSource:
+    if settings.kafka_bootstrap_servers is None:
+        from traceplane.adapters.signal_source_folder import FolderSignalSource
+
+        return FolderSignalSource(
+            settings.home / "signals",
+            settings.kafka_signal_topic,
+            settings.kafka_consumer_group,
+            settings.kafka_auto_offset_reset,
+            offsets,
+        )
+    from traceplane.adapters.signal_source_kafka import KafkaAddress, KafkaSignalSource  # an optional extra
+
+    return KafkaSignalSource(KafkaAddress.from_settings(settings), offsets)
+
+
+def _nobody(_: str, __: Headers) -> object:
+    raise Unauthenticated("token.missing", "the trigger has no calls but the public ones")
