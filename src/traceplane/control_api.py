@@ -460,6 +460,8 @@ class ExecutionView(Wire, frozen=True, omit_defaults=False):
     signal_id: str | None = None
     signal: dict[str, Any] | None = None
     scheduled_for: str | None = None
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of the pipeline's config, as it is now."""
     started_at: str | None = None
     finished_at: str | None = None
     error: dict[str, Any] | None = None

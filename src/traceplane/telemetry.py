@@ -110,6 +110,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("loop_seconds", "histogram", "Duration of one pass of a background loop.", ("loop",)),
     Metric("task_seconds", "histogram", "Duration of an attempt, from claim to end.", ("job",), _SLOW),
     Metric("executions_finished_total", "counter", "Executions of pipelines that ended.", ("status",)),
+    Metric("celery_messages_total", "counter", "Executions that Celery's workers were told of."),
     Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),
     Metric("query_seconds", "histogram", "Time of a query until its result begins, by part.", ("part",)),

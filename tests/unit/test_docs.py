@@ -263,6 +263,7 @@ def test_every_direct_dependency_is_documented_with_its_reason() -> None:
     titles = {
         "At run time": project["project"]["dependencies"],
         "Extra aws": project["project"]["optional-dependencies"]["aws"],
+        "Extra celery": project["project"]["optional-dependencies"]["celery"],
         "Extra trigger": project["project"]["optional-dependencies"]["trigger"],
         "For development": project["dependency-groups"]["dev"],
     }

@@ -13,6 +13,7 @@ from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
 from traceplane.dispatcher.builds import Builds
+from traceplane.dispatcher.celery_relay import CeleryRelay
 from traceplane.dispatcher.execution_status import ExecutionStatus
 from traceplane.dispatcher.gauges import Gauges
 from traceplane.dispatcher.in_process import InProcess
@@ -135,6 +136,12 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 "builds", Builds(database, settings.dispatch_window).run_once, interval=0.5, stop=stop
             ),
             executions=run_loop("executions", ExecutionStatus(database).run_once, interval=0.25, stop=stop),
+            celery=run_loop(
+                "celery",
+                CeleryRelay(database, settings.celery_broker_url).run_once,
+                interval=0.25,
+                stop=stop,
+            ),
             periodic=run_loop("periodic", PeriodicPipelines(database).run_once, interval=1.0, stop=stop),
             gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
             statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),

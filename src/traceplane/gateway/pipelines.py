@@ -171,6 +171,8 @@ class PipelineApi:
         async with self._database.transaction() as tx:
             found = await _execution(tx, org, execution_id)
             moved = await executions.move(tx, execution_id, change.status, start=start, error=error)
+            if not moved and found.status == change.status != "RUNNING" and found.target == "celery":
+                return found  # the answer to the first call was lost
             if not moved:
                 raise _not_movable(found, change)
             view = await _execution(tx, org, execution_id)

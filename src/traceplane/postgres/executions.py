@@ -64,6 +64,29 @@ async def move(
     return await tx.value(_SQL["move"], execution_id, to, list(start), error) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class CeleryMessage:
+    execution_id: UUID
+    pipeline_id: UUID
+    signal: dict[str, Any] | None
+    wanted: bool
+    """Whether the execution still waits for somebody to run it."""
+
+
+async def take_messages(tx: Transaction, limit: int) -> list[CeleryMessage]:
+    fields = CeleryMessage.__dataclass_fields__
+    rows = await tx.rows(_SQL["take_messages"], limit)
+    return [CeleryMessage(*(r[name] for name in fields)) for r in rows]
+
+
+async def messages_sent(tx: Transaction, execution_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["messages_sent"], list(execution_ids))
+
+
+async def postpone_messages(tx: Transaction, execution_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["postpone_messages"], list(execution_ids))
+
+
 async def listing(
     tx: Transaction,
     org: str,

@@ -89,10 +89,27 @@ update executions e set status = $2::text, started_at = coalesce(e.started_at, t
 where e.execution_id = $1 and e.target = 'celery' and e.status = any($3::text[])
 returning e.execution_id
 
+-- name: take_messages
+-- Messages that are due, locked so that one relay sends them, and whether there is still something to be run.
+select o.execution_id, e.pipeline_id, e.signal, e.status = 'PENDING' as wanted
+from celery_outbox o join executions e using (execution_id)
+where o.ready_at <= tp_now() order by o.execution_id limit $1 for update of o skip locked
+
+-- name: messages_sent
+-- Sent, or no longer wanted: the row has served.
+delete from celery_outbox where execution_id = any($1::uuid[])
+
+-- name: postpone_messages
+-- Not sent: tried again later, a little later each time.
+update celery_outbox set failures = failures + 1,
+  ready_at = tp_now() + interval '0.2 second' * power(2, least(failures, 7))
+where execution_id = any($1::uuid[])
+
 -- name: list
 -- Executions, the newest first. Planned anew for each call, since which index serves depends on the filter.
 select e.execution_id, e.pipeline_id, p.name as pipeline, p.user_id, e.target, e.status, e.signal_id, e.signal,
-       e.scheduled_for, e.error, e.created_at, e.started_at, e.finished_at
+       e.scheduled_for, e.error, e.created_at, e.started_at, e.finished_at,
+       coalesce(p.config->'parameters', '{}') as parameters
 from executions e join pipelines p using (pipeline_id) join orgs o using (org_id)
 where o.slug = $1 and ($2::uuid is null or e.execution_id = $2) and ($3::uuid is null or e.pipeline_id = $3)
   and ($4::text is null or e.status = $4) and ($5::uuid is null or e.execution_id < $5)
