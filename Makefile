@@ -44,7 +44,7 @@ chaos: setup ## Minutes of random kills under load, then the counts
 	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos tests/property tests/chain tests/spark tests/process tests/postgres/test_hot_tables.py
 
 lock: setup ## Resolve the dependencies anew
-	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --extra trigger --group dev --universal --generate-hashes --no-header -o locks/dev.txt
+	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --extra celery --extra trigger --group dev --universal --generate-hashes --no-header -o locks/dev.txt
 
 clean: ## Remove what the commands made
 	@rm -rf $(VENV) .traceplane bench/out bench/.venvs

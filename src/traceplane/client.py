@@ -1,4 +1,4 @@
-"""Queries from Python: results as Arrow tables.
+"""The gateway from Python: queries as Arrow tables, and executions for Celery's workers.
 
 from traceplane.client import Client
 
@@ -7,7 +7,9 @@ table = Client("http://127.0.0.1:7461", token).query("select count(*) from chain
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
@@ -17,12 +19,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from traceplane.control_api import QueryRequest
-from traceplane.errors import PlatformError
+from traceplane.control_api import ExecutionChange, ExecutionView, QueryRequest
+from traceplane.errors import Conflict, PlatformError
 from traceplane.task_api import as_error
 
 Format = Literal["json", "csv", "arrow", "parquet"]
 _PIECE_BYTES = 1 << 20
+_REPORT_PATIENCE_SECONDS = 600.0
 
 
 class Client:
@@ -60,13 +63,52 @@ class Client:
     ) -> Iterator[bytes]:
         """The result as it comes, in any format."""
         request = QueryRequest(sql, format, dict(as_of_version or {}), as_of_time, max_rows)
+        return self._call("POST", "/v1/query", request)
+
+    @contextlib.contextmanager
+    def execution(self, execution_id: str) -> Iterator[ExecutionView | None]:
+        """For a Celery worker that was told of an execution: the execution, once it is this worker's, or None if
+        another has it. It is completed when the block ends, or has failed when the block raises."""
+        path = f"/api/v1/executions/{execution_id}"
+        try:
+            claimed = self._move(path, ExecutionChange("RUNNING"))
+        except Conflict:
+            yield None
+            return
+        try:
+            yield claimed
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"[:20_000]
+            self._patiently_move(path, ExecutionChange("FAILED", text))
+            raise
+        self._patiently_move(path, ExecutionChange("COMPLETED"))
+
+    def _move(self, path: str, change: ExecutionChange) -> ExecutionView:
+        return msgspec.json.decode(b"".join(self._call("PATCH", path, change)), type=ExecutionView)
+
+    def _patiently_move(self, path: str, change: ExecutionChange) -> None:
+        """Repeats the report while the gateway is away: it changes nothing the second time."""
+        deadline, pause = time.monotonic() + _REPORT_PATIENCE_SECONDS, 0.1
+        while True:
+            try:
+                self._move(path, change)
+                return
+            except Conflict:
+                return  # it was given up for lost meanwhile
+            except PlatformError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 5.0)
+
+    def _call(self, method: str, path: str, body: msgspec.Struct) -> Iterator[bytes]:
         make = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = make(self._url.netloc, timeout=self._timeout)
         try:
             connection.request(
-                "POST",
-                self._url.path.rstrip("/") + "/v1/query",
-                msgspec.json.encode(request),
+                method,
+                self._url.path.rstrip("/") + path,
+                msgspec.json.encode(body),
                 {"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             )
             answer = connection.getresponse()

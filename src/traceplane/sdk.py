@@ -22,6 +22,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,23 @@ class WrittenFile:
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Execution:
+    """One run of a pipeline."""
+
+    execution_id: str
+    pipeline_id: str
+    pipeline: str
+    """Its name."""
+    user_id: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """`parameters` of the pipeline's config."""
+    signal: Mapping[str, Any] | None = None
+    """The signal that launched it: the first of those that matched."""
+    scheduled_for: datetime | None = None
+    """Of a periodic pipeline: the time that it was launched for."""
+
+
 @dataclass
 class Written:
     """What was written to one output so far."""
@@ -130,6 +148,8 @@ class OperatorTask:
             (cursor, emission, kind) for cursor, emission, kind in payload.get("resume") or ()
         )
         """Of a source: the last word on each of its newest cursors, the highest first: (cursor, emission, kind)."""
+        self.execution = _as_execution(payload.get("execution"))
+        """Of a pipeline's job: what is run."""
         self.platform: Mapping[str, Any] = payload.get("platform") or {}
         """What the worker offers its operators, for example the address of its Spark."""
         self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
@@ -323,6 +343,15 @@ def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
         entry.get("position"),
         {file: tuple((a, b) for a, b in ranges) for file, ranges in (entry.get("kept") or {}).items()},
     )
+
+
+def _as_execution(entry: Mapping[str, Any] | None) -> Execution | None:
+    if entry is None:
+        return None
+    given = dict(entry)
+    if (at := given.get("scheduled_for")) is not None:
+        given["scheduled_for"] = datetime.fromisoformat(at)
+    return Execution(**given)
 
 
 def load(entrypoint: str) -> Callable[..., Any]:

@@ -107,6 +107,8 @@ class Settings:
     kafka_sasl_username: str | None = None
     kafka_sasl_password: str | None = None
     kafka_ssl_ca_location: Path | None = None
+    celery_broker_url: str | None = None
+    """Redis that Celery's workers hear from, for pipelines with the target celery."""
     trigger_port: int = 7462
     """Where the trigger serves its metrics."""
     trigger_preset: str = "balanced"

@@ -147,6 +147,13 @@ class JobPayload(Wire, frozen=True):
     outputs: list[OutputRef]
     code_bundle: str | None = None
     """The code that it was deployed with; None: what the worker's own folders have."""
+    source_kind: str | None = None
+    """Of a source: what sets it off."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether its task is kept running, rather than being one of many that end."""
+        return self.source_kind == "always_on"
 
 
 class ColumnSchema(Wire, frozen=True):
@@ -176,6 +183,20 @@ class HotInput(Wire, frozen=True):
     files: list[MovedFile] = []
 
 
+class PipelineRun(Wire, frozen=True):
+    """The execution that a task of a pipeline is."""
+
+    pipeline_id: UUID
+    pipeline: str
+    user_id: str
+    parameters: dict[str, Any] = {}
+    """What the pipeline's config says."""
+    signal: dict[str, Any] | None = None
+    """The signal that launched it."""
+    scheduled_for: str | None = None
+    """The time that it was launched for."""
+
+
 class ClaimedTask(Wire, frozen=True):
     task_id: UUID
     attempt: int
@@ -198,6 +219,8 @@ class ClaimedTask(Wire, frozen=True):
     """Of an operator that asks for it: the emission of the event that the task is for."""
     resume: list[tuple[int, str, str]] = []
     """Of a source: its newest cursors, the highest first, with emission and kind of the last event about each."""
+    execution: PipelineRun | None = None
+    """Of a pipeline's job: what is run."""
     traceparent: str | None = None
     token: int = 0
 

@@ -146,6 +146,17 @@ GATEWAY = [
     "GET /v1/datasets",
     "GET /v1/datasets/{dataset_id}",
     "GET /v1/status",
+    "POST /api/v1/pipelines",
+    "GET /api/v1/pipelines",
+    "GET /api/v1/pipelines/{pipeline_id}",
+    "PATCH /api/v1/pipelines/{pipeline_id}",
+    "DELETE /api/v1/pipelines/{pipeline_id}",
+    "GET /api/v1/scanner-lists",
+    "PUT /api/v1/scanner-lists/{name}",
+    "DELETE /api/v1/scanner-lists/{name}",
+    "GET /api/v1/executions",
+    "GET /api/v1/executions/{execution_id}",
+    "PATCH /api/v1/executions/{execution_id}",
 ]
 DISPATCHER = [
     "POST /internal/task-claim",

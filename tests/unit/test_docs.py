@@ -237,7 +237,9 @@ async def test_every_field_of_every_type_is_documented(make: Any) -> None:
 
 async def test_no_endpoint_is_documented_that_does_not_exist() -> None:
     known = {name for make in (internal_api, public_api) for name, _ in operations(await openapi(make()))}
-    documented = {t for t in sections(page("reference/api.md")) if re.match(r"(GET|POST|PUT|DELETE) /", t)}
+    documented = {
+        t for t in sections(page("reference/api.md")) if re.match(r"(GET|POST|PUT|PATCH|DELETE) /", t)
+    }
     assert documented == known | {"GET /openapi.json"}
 
 
@@ -261,6 +263,7 @@ def test_every_direct_dependency_is_documented_with_its_reason() -> None:
     titles = {
         "At run time": project["project"]["dependencies"],
         "Extra aws": project["project"]["optional-dependencies"]["aws"],
+        "Extra celery": project["project"]["optional-dependencies"]["celery"],
         "Extra trigger": project["project"]["optional-dependencies"]["trigger"],
         "For development": project["dependency-groups"]["dev"],
     }

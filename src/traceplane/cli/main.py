@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from traceplane import __version__
-from traceplane.cli import admin, control, queries, services, trigger
+from traceplane.cli import admin, control, pipelines, queries, services, trigger
 from traceplane.errors import TraceplaneError
 from traceplane.settings import load
 
@@ -25,7 +25,14 @@ def cli(context: click.Context, config: Path | None, home: Path | None) -> None:
     context.obj = load(config, home=home)
 
 
-for command in (*services.COMMANDS, *control.COMMANDS, *queries.COMMANDS, *trigger.COMMANDS, *admin.COMMANDS):
+for command in (
+    *services.COMMANDS,
+    *control.COMMANDS,
+    *pipelines.COMMANDS,
+    *queries.COMMANDS,
+    *trigger.COMMANDS,
+    *admin.COMMANDS,
+):
     cli.add_command(command)
 
 

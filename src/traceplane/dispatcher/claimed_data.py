@@ -20,11 +20,11 @@ from traceplane.model.dataset_schema import as_arrow
 from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
 from traceplane.model.runtimes import TOLD_OF_EMISSIONS
-from traceplane.postgres import commits, events, generation_schemas
+from traceplane.postgres import commits, events, executions, generation_schemas
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
-from traceplane.task_api import ColumnSchema, HotInput, InputRef, JobPayload, OutputRef
+from traceplane.task_api import ColumnSchema, HotInput, InputRef, JobPayload, OutputRef, PipelineRun
 
 _RESUMED_CURSORS = 2048
 
@@ -70,6 +70,7 @@ def job_entry(row: dict[str, Any]) -> JobEntry:
         inputs=inputs,
         outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
         code_bundle=definition.get("code_bundle"),
+        source_kind=row["source_kind"],
     )
     grants = JobGrants(
         reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
@@ -90,6 +91,7 @@ class ClaimedData:
     output_files: dict[UUID, list[Files]] = field(default_factory=dict)
     emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
+    executions: dict[UUID, PipelineRun] = field(default_factory=dict)
 
 
 async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
@@ -107,9 +109,12 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
             ]
     if told := [c.task_id for c in claimed if jobs[c.job_id].payload.operator in TOLD_OF_EMISSIONS]:
         data.emissions.update(await events.emissions_of_tasks(tx, told))
+    if runs := [c.task_id for c in claimed if jobs[c.job_id].payload.source_kind == "pipeline"]:
+        found_runs = await executions.of_tasks(tx, runs)
+        data.executions.update({t: msgspec.convert(run, PipelineRun) for t, run in found_runs.items()})
     for c in claimed:
         job = jobs[c.job_id].payload
-        if job.activation == "source" and job.outputs:
+        if job.endless and job.outputs:
             generation = job.outputs[0].dataset_version
             data.resume[c.task_id] = await events.latest_by_cursor(tx, generation, _RESUMED_CURSORS)
     return data

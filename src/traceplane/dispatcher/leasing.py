@@ -35,6 +35,7 @@ from traceplane.dispatcher.hot_writes import HotRows, HotWrites, Unfit, as_hot
 from traceplane.dispatcher.schema_check import refuse_misfits
 from traceplane.errors import Conflict, Forbidden
 from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.positions import execution_position
 from traceplane.model.task import (
     HeartbeatVerdict,
     Report,
@@ -793,16 +794,25 @@ def _claimed_task(claimed: tasks.Claimed, entry: JobEntry, data: ClaimedData, to
         job_id=c.job_id,
         kind=c.kind,
         write_prefixes=[write_prefix(g, str(c.task_id), c.attempt) for g in entry.grants.writes],
-        scope=_scope(c.partition_key, c.range_start, c.range_end),
+        scope=_execution_scope(c.task_id)
+        if job.source_kind == "pipeline"
+        else _scope(c.partition_key, c.range_start, c.range_end),
         input_files=data.input_files.get(c.task_id, []),
         input_schemas=data.input_schemas.get(c.task_id, []),
         hot_inputs=data.hot_inputs.get(c.task_id, []),
         output_files=data.output_files.get(c.task_id, []),
         emission=data.emissions.get(c.task_id, ""),
         resume=data.resume.get(c.task_id, []),
+        execution=data.executions.get(c.task_id),
         traceparent=c.traceparent,
         token=token,
     )
+
+
+def _execution_scope(execution_id: UUID) -> Scope:
+    """Where the rows of an execution belong: a partition of its own, at a position that grows with time."""
+    position = execution_position(execution_id)
+    return Scope(partition_key=str(execution_id), start=position, end=position)
 
 
 def _scope(partition_key: str | None, start: int | None, end: int | None) -> Scope | None:

@@ -13,11 +13,14 @@ from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
 from traceplane.dispatcher.builds import Builds
+from traceplane.dispatcher.celery_relay import CeleryRelay
+from traceplane.dispatcher.execution_status import ExecutionStatus
 from traceplane.dispatcher.gauges import Gauges
 from traceplane.dispatcher.in_process import InProcess
 from traceplane.dispatcher.invocations import Invocations
 from traceplane.dispatcher.leasing import Leasing
 from traceplane.dispatcher.outbox_relay import OutboxRelay
+from traceplane.dispatcher.periodic import PeriodicPipelines
 from traceplane.dispatcher.reaper import Reaper
 from traceplane.dispatcher.reconciler import Reconciler
 from traceplane.dispatcher.source_monitor import SourceMonitor
@@ -132,6 +135,14 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             builds=run_loop(
                 "builds", Builds(database, settings.dispatch_window).run_once, interval=0.5, stop=stop
             ),
+            executions=run_loop("executions", ExecutionStatus(database).run_once, interval=0.25, stop=stop),
+            celery=run_loop(
+                "celery",
+                CeleryRelay(database, settings.celery_broker_url).run_once,
+                interval=0.25,
+                stop=stop,
+            ),
+            periodic=run_loop("periodic", PeriodicPipelines(database).run_once, interval=1.0, stop=stop),
             gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
             statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),
             invocations=invocations.run(stop),

@@ -56,6 +56,7 @@ from traceplane.control_api import (
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway import datasets
 from traceplane.gateway.backfill import backfill
+from traceplane.gateway.pipelines import PipelineApi
 from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, ClientGone, Push, Route, Stream
 from traceplane.model.dag import Dag
@@ -136,6 +137,7 @@ class PublicApi:
             Route("GET", "/v1/datasets/{dataset_id}", None, DatasetDetail, self.dataset, READER,
                   "One dataset with its schema and lineage."),
             Route("GET", "/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
+            *PipelineApi(self._database).routes(),
         ]  # fmt: skip
         return App(
             routes,

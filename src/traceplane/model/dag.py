@@ -21,6 +21,8 @@ class SourceKind(StrEnum):
     CRON = "cron"
     WEBHOOK = "webhook"
     ALWAYS_ON = "always_on"
+    PIPELINE = "pipeline"
+    """Each execution of a pipeline is a task of it."""
 
 
 class ExecutionStrategy(StrEnum):

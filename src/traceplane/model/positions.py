@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 Range = tuple[int, int]
 """First and last position, both included."""
@@ -25,3 +26,8 @@ def kept(commit: Range, scope: Range, hidden: Sequence[Range]) -> list[Range] | 
     if position <= last:
         ranges.append((position, last))
     return ranges
+
+
+def execution_position(execution_id: UUID) -> int:
+    """Where an execution stands among all of them: the leading bits of its time-ordered id, the version left out."""
+    return (execution_id.int >> 80 << 12) | (execution_id.int >> 64 & 0xFFF)

@@ -52,7 +52,7 @@ class TaskFacts:
     cancel_requested: bool
     attempts_used_up: bool
     endless: bool
-    """A source: it is never dead, and started again whenever it ends."""
+    """An always-on source: it is never dead, and started again whenever it ends."""
 
     def is_held_by(self, attempt: int, lease_token: UUID) -> bool:
         return self.attempt == attempt and self.lease_token == lease_token

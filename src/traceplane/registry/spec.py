@@ -25,8 +25,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from traceplane.errors import NotFound, Problem, SpecInvalid
+from traceplane.model import cron, hot_table
 from traceplane.model import dag as model
-from traceplane.model import hot_table
 from traceplane.model.dag import Dag, Input, Job, Output
 from traceplane.model.runtimes import POSITIONS
 
@@ -282,17 +282,14 @@ def _duration(problems: _Problems, node: yaml.Node) -> float:
 
 
 def _schedule(problems: _Problems, node: yaml.Node) -> str:
-    def fits(part: str, low: int, high: int) -> bool:
-        found = re.fullmatch(r"([0-9]{1,2})|(?:\*|([0-9]{1,2})-([0-9]{1,2}))(?:/0?[1-9][0-9]?)?", part)
-        numbers = [int(group) for group in found.groups() if group] if found else [-1]
-        return numbers == sorted(numbers) and all(low <= number <= high for number in numbers)
-
     value: str = _text(problems, node)
-    limits, fields = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7)), value.split()
-    pairs = zip(fields, limits, strict=False)
-    if len(fields) != 5 or not all(fits(part, *limit) for text, limit in pairs for part in text.split(",")):
+    try:
+        cron.parse(value)
+    except ValueError:
         suggestion = "write five numeric fields, such as '*/5 * * * *'"
-        raise _Wrong("spec.bad_schedule", node, f"{value[:100]!r} is not a cron schedule", suggestion)
+        raise _Wrong(
+            "spec.bad_schedule", node, f"{value[:100]!r} is not a cron schedule", suggestion
+        ) from None
     return value
 
 
@@ -459,7 +456,7 @@ def _reacts(job: _Record) -> bool:
 
 def _needs_operator(job: _Record) -> bool:
     """A source that only passes on a signal from outside runs in the dispatcher if it names no code."""
-    relays = not _reacts(job) and job.get("source", "kind") != "always_on"
+    relays = not _reacts(job) and job.get("source", "kind") not in ("always_on", "pipeline")
     return not (relays and (job.lacks("runtime") or job.has("runtime", "dispatcher")))
 
 
@@ -486,8 +483,12 @@ _JOB_RULES: tuple[tuple[str, str, Callable[[_Record], bool], str, str], ...] = (
      lambda job: job.has("activation", "source") and not job.lacks("inputs"),
      "a source has no inputs", "remove inputs, or set activation: reactive"),
     ("spec.source_needs_outputs", "outputs",
-     lambda job: job.has("activation", "source") and job.lacks("outputs"),
+     lambda job: job.has("activation", "source") and job.lacks("outputs")
+     and job.get("source", "kind") != "pipeline",
      "a source needs an output for others to react to", "add outputs: [{ dataset: ... }]"),
+    ("spec.pipeline_needs_code", "runtime",
+     lambda job: job.get("source", "kind") == "pipeline" and job.has("runtime", "dispatcher"),
+     "the dispatcher cannot run pipelines", "set runtime: python or spark"),
     ("spec.reactive_needs_inputs", "inputs", lambda job: _reacts(job) and job.lacks("inputs"),
      "a reactive job needs an input to react to", "add inputs, or set activation: source"),
     ("spec.append_needs_unique_key", "update_strategy",

@@ -151,7 +151,7 @@ class Wrapper:
                 telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
                 await _unless(stop, asyncio.sleep(0.5))
         for held in self._held.values():
-            if held.job.activation == "source":
+            if held.job.endless:
                 self._interrupt(held, "stopping")
         running = [held.run for held in self._held.values() if held.run is not None]
         if running:
@@ -271,7 +271,7 @@ class Wrapper:
 
     async def _run_on(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
-        is_source = job.activation == "source"
+        is_source = job.endless
         builtin = _SPARK_TASK if self._spark is not None else PYTHON_OPERATORS.get(job.operator)
         entrypoint = builtin or job.config.get("entrypoint", "")
         files = task.input_files or [[] for _ in job.inputs]
@@ -291,6 +291,7 @@ class Wrapper:
             "config": job.config,
             "unique_key": job.unique_key if job.update_strategy == "append" else [],
             "resume": task.resume,
+            "execution": _run_of(task),
             "inputs": [
                 {
                     "name": i.name,
@@ -462,6 +463,13 @@ def _rows_lost(held: _Held, result: RunResult) -> TaskError | None:
     if held.job.operator != "compact" or not held.local.rows or filtered or read == written:
         return None
     return TaskError("compact.rows_differ", f"{read} rows were read and {written} written")
+
+
+def _run_of(task: ClaimedTask) -> dict[str, Any] | None:
+    """What is told to the operator of a pipeline."""
+    if task.execution is None:
+        return None
+    return {"execution_id": str(task.task_id), **msgspec.to_builtins(task.execution)}
 
 
 def _limits(runtime: Runtime) -> Limits:

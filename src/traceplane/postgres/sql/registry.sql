@@ -80,7 +80,8 @@ insert into dag_version_jobs (dag_version_id, job_id) values ($1, $2)
 
 -- name: job_payloads
 -- What workers need to know of jobs; static under one (job_id, revision).
-select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, o.slug as org, d.name as dag,
+select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, j.source_kind, o.slug as org,
+  d.name as dag,
   extract(epoch from j.timeout)::float8 as timeout_seconds, extract(epoch from j.lease)::float8 as lease_seconds,
   j.max_attempts,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,

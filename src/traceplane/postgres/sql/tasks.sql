@@ -34,8 +34,11 @@ where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3
 -- name: lock
 -- Tasks as they are, kept so until the transaction ends; what becomes of them is decided in model.task.
 select t.task_id, t.job_id, t.state, t.attempt, t.lease_token, t.reported_attempt, t.cancel_requested,
-       t.attempt >= j.max_attempts + t.granted_attempts as attempts_used_up, j.activation = 'source' as endless,
-       j.definition->>'update_strategy' is distinct from 'append' as replaces, t.backfill, t.traceparent, extract(epoch from tp_now() - t.started_at)::float8 as seconds
+       t.attempt >= j.max_attempts + t.granted_attempts as attempts_used_up,
+       j.source_kind is not distinct from 'always_on' as endless,
+       j.definition->>'update_strategy' is distinct from 'append'
+         and j.source_kind is distinct from 'pipeline' as replaces, t.backfill, t.traceparent,
+       extract(epoch from tp_now() - t.started_at)::float8 as seconds
 from tasks t join jobs j using (job_id)
 where t.task_id = any($1::uuid[])
 order by t.task_id
@@ -114,9 +117,9 @@ with expired as materialized (
 update tasks t
 set state = case
       when t.cancel_requested then 'canceled'
-      when j.activation = 'source' or t.attempt < j.max_attempts + t.granted_attempts then 'queued'
+      when j.source_kind = 'always_on' or t.attempt < j.max_attempts + t.granted_attempts then 'queued'
       else 'dead' end::task_state,
-    finished_at = case when t.cancel_requested or (j.activation <> 'source' and t.attempt >= j.max_attempts + t.granted_attempts)
+    finished_at = case when t.cancel_requested or (j.source_kind is distinct from 'always_on' and t.attempt >= j.max_attempts + t.granted_attempts)
                        then tp_now() end,
     ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt - 1, 20))) * (0.5 + random() / 2),
     error = jsonb_build_object('code', 'lease.expired', 'message',
@@ -345,10 +348,12 @@ from chosen c where t.task_id = c.task_id
 returning t.task_id, t.state
 
 -- name: retry
--- A dead or canceled task gets a fresh set of attempts under its own id, if its job is still deployed.
+-- A dead or canceled task gets a fresh set of attempts under its own id, if its job is still deployed. A pipeline's
+-- does not: its execution is over, and the pipeline may be running again.
 with chosen as materialized (
   select t.task_id from tasks t join jobs j using (job_id) where t.task_id = any($1::uuid[])
-    and t.state in ('dead', 'canceled') and j.routed order by t.task_id for no key update of t
+    and t.state in ('dead', 'canceled') and j.routed and j.source_kind is distinct from 'pipeline'
+  order by t.task_id for no key update of t
 )
 update tasks t set state = 'queued', cancel_requested = false, finished_at = null, ready_at = tp_now(),
   granted_attempts = t.attempt, lease_token = null

