@@ -297,6 +297,8 @@ class DatasetDetail(Wire, frozen=True):
     produced_by: list[str] = msgspec.field(default_factory=list)
     """Jobs, as dag/job."""
     read_by: list[str] = msgspec.field(default_factory=list)
+    sql: str | None = None
+    """Of a virtual dataset: what it is."""
 
 
 class StatusResponse(Wire, frozen=True):

@@ -289,7 +289,8 @@ class PublicApi:
         return await datasets.catalog(self._database, _caller(call.principal))
 
     async def dataset(self, call: Call[None]) -> DatasetDetail:
-        return await datasets.detail(self._database, _caller(call.principal), call.path_params["dataset_id"])
+        dataset_id = call.path_params["dataset_id"]
+        return await datasets.detail(self._database, self._queries, _caller(call.principal), dataset_id)
 
     # Tasks -----------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from traceplane.model.runtimes import (
 from traceplane.postgres import code_bundles, generation_schemas, hot_tables, registry, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.registry import compaction, cutover, fingerprint, spec
+from traceplane.registry import compaction, cutover, fingerprint, spec, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.plan import Deployed, Plan, plan, render
 from traceplane.registry.sql_identity import with_deployed_queries
@@ -52,6 +52,10 @@ class Prepared:
     definition_fingerprints: dict[str, str]
     refusal: UserError | None
     """Why the plan cannot be applied."""
+    texts: dict[str, str]
+    """The SQL of all virtual datasets that it has or reads, directly or through others."""
+    kept_virtual: frozenset[str]
+    """Its virtual datasets that are what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,13 @@ async def prepare(
     fingerprints = fingerprint.job_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     definitions = fingerprint.definition_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
+    mine = {dataset.dataset_id for dataset in dag.datasets}
+    texts, rows = await virtual_inputs.load(tx, org, dag.external_datasets, dag.virtual, mine)
     refusal = (
         _refused_jobs(dag, runtimes)
         or _refused_hot_data(dag, runtimes)
         or await _refused_datasets(tx, org, dag)
+        or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
     )
     if refusal is None and not steps.is_noop:
         refusal = await _refused_while_building(tx, org, dag.name)
@@ -100,6 +107,13 @@ async def prepare(
         fingerprints,
         definitions,
         refusal,
+        texts,
+        frozenset(
+            dataset_id
+            for dataset_id in dag.virtual
+            if deployed is not None
+            and deployed.fingerprints.get(key := fingerprint.virtual_key(dataset_id)) == fingerprints[key]
+        ),
     )
 
 
@@ -227,7 +241,14 @@ async def _consequences(tx: Transaction, org: str, steps: Plan, before: Dag | No
             for w in weights
         ]
     changed = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs]
+    other_sql = {c.dataset_id for c in steps.datasets_changed if any(f.field == "sql" for f in c.changes)}
     broken = _broken_columns(before, after)
+    for reader in await registry.readers_of_virtual(tx, org, after.name, sorted(other_sql)):
+        for dataset_id in sorted(other_sql.intersection(reader["definition"]["virtual"]["datasets"])):
+            lines.append(
+                f"! DAG {reader['dag']}, job {reader['job']} reads {dataset_id}: "
+                "it follows at the cutover, and computes everything anew"
+            )
     for reader in await versions.readers_elsewhere(tx, org, [*changed, *steps.datasets_removed]):
         told = f"! DAG {reader['dag']}, job {reader['job']} reads {reader['dataset_id']}"
         if reader["dataset_id"] in steps.datasets_removed:
@@ -394,6 +415,21 @@ class _Apply:
                     self.new.add(generation_id)
                 await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
                 self.generations[output.dataset_id] = (dataset_uuid, generation_id)
+        for dataset_id in self.dag.virtual:
+            await self._virtual(version_id, declared[dataset_id], serving)
+
+    async def _virtual(self, version_id: UUID, dataset: Dataset, serving: Mapping[str, UUID]) -> None:
+        """A generation that nothing is ever written to: the pointer by which readers see one definition or another."""
+        definition = asdict(dataset)
+        dataset_uuid = await registry.add_dataset(
+            self.tx, self.org_id, dataset.dataset_id, self.dag_id, definition
+        )
+        if dataset.dataset_id in self.prepared.kept_virtual:
+            generation_id = serving[dataset.dataset_id]
+        else:
+            made_by = self.prepared.fingerprints[fingerprint.virtual_key(dataset.dataset_id)]
+            generation_id = await registry.add_generation(self.tx, dataset_uuid, made_by)
+        await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
 
     async def _hot_table(self, generation_id: UUID, dataset: Dataset, job: Job) -> None:
         """Its table is there before its first commit, and its schema before its first reader."""
@@ -406,7 +442,10 @@ class _Apply:
         await generation_schemas.save(self.tx, {generation_id: (schema, 0)})
 
     async def _externals(self) -> None:
-        rows = await registry.datasets_by_id(self.tx, self.org, list(self.dag.external_datasets))
+        mine = {dataset.dataset_id for dataset in self.dag.datasets}
+        _, rows = await virtual_inputs.load(
+            self.tx, self.org, self.dag.external_datasets, self.dag.virtual, mine
+        )
         for dataset_id, row in rows.items():
             self.generations[dataset_id] = (row["dataset_uuid"], row["current_generation_id"])
 
@@ -427,11 +466,14 @@ class _Apply:
         if self.code is not None and job.name in self.code.hashes:
             await code_bundles.add(self.tx, self.code.bundle_hash, self.code.content)
             definition["code_bundle"] = self.code.bundle_hash
+        inputs, made_of = virtual_inputs.resolve(job.inputs, self.prepared.texts, self.dag.virtual)
+        if made_of is not None:
+            definition["virtual"] = made_of
         made_by = self.prepared.fingerprints[job.name]
         behind = replace(job, execution=replace(job.execution, priority=Priority.BACKFILL))
         window = max(1, self.window // _SHARE_OF_A_BUILD)
         job_id = await registry.add_job(self.tx, self.dag_id, behind, made_by, definition, window)
-        for index, used in enumerate(job.inputs):
+        for index, used in enumerate(inputs):
             dataset_uuid, generation_id = self.generations[used.dataset_id]
             await registry.add_job_input(
                 self.tx,

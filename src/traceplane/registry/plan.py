@@ -13,6 +13,7 @@ from typing import Any
 
 from traceplane.model.dag import Dag, Dataset, Job
 from traceplane.registry import fingerprint
+from traceplane.sql import virtual
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +138,26 @@ def plan(
 
 
 def _causes(deployed: Deployed, desired: Dag, definitions: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """For each job, the nearest jobs upstream that are new, gone or changed in themselves."""
+    """For each job, the nearest jobs and virtual datasets upstream that are new, gone or changed in themselves."""
     old_producer, new_producer = _producers(deployed.dag), _producers(desired)
     causes: dict[str, tuple[str, ...]] = {}
+    texts = desired.virtual
     for job in desired.jobs:
         found: dict[str, None] = {}  # an ordered set
-        for used in job.inputs:
-            old, new = old_producer.get(used.dataset_id), new_producer.get(used.dataset_id)
+        waiting = [used.dataset_id for used in reversed(job.inputs)]
+        seen: set[str] = set()
+        while waiting:
+            dataset_id = waiting.pop()
+            if dataset_id in texts:
+                if dataset_id in seen:
+                    continue
+                seen.add(dataset_id)
+                key = fingerprint.virtual_key(dataset_id)
+                if definitions[key] != deployed.definition_fingerprints.get(key):
+                    found[dataset_id] = None
+                waiting += reversed(virtual.reads(texts[dataset_id]))
+                continue
+            old, new = old_producer.get(dataset_id), new_producer.get(dataset_id)
             if new is not None and definitions[new] == deployed.definition_fingerprints.get(new):
                 found.update(dict.fromkeys(causes[new]))
             elif new is not None:
