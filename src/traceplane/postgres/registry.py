@@ -158,6 +158,11 @@ async def rewrite_virtual(tx: Transaction, job_id: UUID, definition: dict[str, A
     await tx.rows(_SQL["rewrite_virtual"], job_id, definition)
 
 
+async def set_strategy(tx: Transaction, job_id: UUID, strategy: str) -> None:
+    """Of a job that keeps its data under another execution strategy."""
+    await tx.rows(_SQL["set_strategy"], job_id, strategy)
+
+
 async def map_job(tx: Transaction, version_id: UUID, job_id: UUID) -> None:
     await tx.rows(_SQL["map_job"], version_id, job_id)
 

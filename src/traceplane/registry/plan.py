@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from traceplane.model.dag import Dag, Dataset, Job
@@ -107,6 +107,13 @@ def plan(
             added.append(job)
             continue
         in_place = tuple(_changes(_in_place_fields(old), _in_place_fields(job)))
+        if fingerprints[job.name] == deployed.fingerprints.get(job.name):
+            # It keeps its data all the same: the caller said so.
+            strategies = (
+                {"execution_strategy": str(old.execution_strategy)},
+                {"execution_strategy": str(job.execution_strategy)},
+            )
+            in_place = (*_changes(*strategies), *in_place)
         if fingerprints[job.name] != deployed.fingerprints.get(job.name):
             changes: tuple[FieldChange, ...] = ()
             if definition_fingerprints[job.name] != deployed.definition_fingerprints.get(job.name):
@@ -135,6 +142,15 @@ def plan(
             _changes({"description": deployed.dag.description}, {"description": desired.description})
         ),
     )
+
+
+def with_deployed_strategies(desired: Dag, deployed: Dag) -> Dag:
+    """`desired`, with the deployed `execution_strategy` of its jobs. What `Bulk` was expanded to differs in more."""
+    before = {job.name: job.execution_strategy for job in deployed.jobs}
+    jobs = (
+        replace(job, execution_strategy=before.get(job.name, job.execution_strategy)) for job in desired.jobs
+    )
+    return replace(desired, jobs=tuple(jobs))
 
 
 def _causes(deployed: Deployed, desired: Dag, definitions: dict[str, str]) -> dict[str, tuple[str, ...]]:

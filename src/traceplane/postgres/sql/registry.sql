@@ -99,6 +99,11 @@ order by j.job_id for update of j
 with gone as (delete from job_inputs where job_id = $1)
 update jobs set definition = jsonb_set(definition, '{virtual}', $2), revision = revision + 1 where job_id = $1
 
+-- name: set_strategy
+-- How events become tasks of a job that keeps its data.
+update jobs set definition = jsonb_set(definition, '{execution_strategy}', to_jsonb($2::text)), revision = revision + 1
+where job_id = $1 and definition->>'execution_strategy' is distinct from $2::text
+
 -- name: map_job
 -- The jobs of a version.
 insert into dag_version_jobs (dag_version_id, job_id) values ($1, $2)
