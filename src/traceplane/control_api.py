@@ -23,9 +23,69 @@ class DeployRequest(Wire, frozen=True):
     """Refuse if another version is deployed by now; 0 means none."""
     manual_cutover: bool = False
     """Wait for a call when the version is built, rather than let it serve at once."""
+    no_rematerialize: bool = False
+    """Jobs that differ in nothing but `execution_strategy` keep their data; refused if others need to be rebuilt."""
     code: dict[ModulePath, str] | None = None
     """The Python modules that its jobs are to run, sources by path below a code path. Without them, jobs run what
     the workers' own folders have."""
+
+
+class FieldChangeView(Wire, frozen=True):
+    field: str
+    old: str | None = None
+    """As JSON text; unset where the field was absent, and for code, of which only a hash is known."""
+    new: str | None = None
+
+
+class JobChangeView(Wire, frozen=True):
+    job: str
+    runtime: str
+    operator: str
+    changes: list[FieldChangeView] = msgspec.field(default_factory=list)
+    downstream_of: list[str] = msgspec.field(default_factory=list)
+    """Changed jobs and virtual datasets upstream, for which it is rebuilt."""
+    generated_for: str | None = None
+    """The Bulk job that it was made for."""
+
+
+class DatasetChangeView(Wire, frozen=True):
+    dataset: str
+    changes: list[FieldChangeView]
+
+
+class WeightView(Wire, frozen=True):
+    dataset: str
+    scopes: int
+    rows: int
+    bytes: int
+
+
+class ConcernedView(Wire, frozen=True):
+    dag: str
+    job: str
+    dataset: str
+    loses_it: bool
+    """Nobody will produce the dataset any more; otherwise the job follows at the cutover and computes it all anew."""
+    broken_columns: list[str] = msgspec.field(default_factory=list)
+
+
+class PlanSteps(Wire, frozen=True):
+    """What a deploy would do, as data."""
+
+    added: list[JobChangeView]
+    in_place: list[JobChangeView]
+    """Jobs that keep their data."""
+    rebuilt: list[JobChangeView]
+    """Jobs whose data is computed anew beside what serves; they are cut over together."""
+    removed: list[JobChangeView]
+    unchanged: list[str]
+    datasets_added: list[str]
+    datasets_changed: list[DatasetChangeView]
+    datasets_removed: list[str]
+    computed_anew: list[WeightView]
+    """How much of each dataset there is to compute."""
+    readers: list[ConcernedView]
+    """Jobs of other DAGs that read what changes."""
 
 
 class PlanResponse(Wire, frozen=True):
@@ -35,6 +95,9 @@ class PlanResponse(Wire, frozen=True):
     deployed_version: int | None = None
     blocked: str | None = None
     """Why a deploy would be refused."""
+    blocked_code: str | None = None
+    """The error code of that."""
+    steps: PlanSteps | None = None
 
 
 class DeployResponse(Wire, frozen=True):
@@ -297,6 +360,8 @@ class DatasetDetail(Wire, frozen=True):
     produced_by: list[str] = msgspec.field(default_factory=list)
     """Jobs, as dag/job."""
     read_by: list[str] = msgspec.field(default_factory=list)
+    sql: str | None = None
+    """Of a virtual dataset: what it is."""
 
 
 class StatusResponse(Wire, frozen=True):

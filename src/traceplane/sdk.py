@@ -153,6 +153,10 @@ class OperatorTask:
         self.platform: Mapping[str, Any] = payload.get("platform") or {}
         """What the worker offers its operators, for example the address of its Spark."""
         self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
+        self.views: tuple[Mapping[str, Any], ...] = tuple(payload.get("views") or ())
+        """What virtual datasets make of the inputs: `{name, sql, reads}`; for the Spark runtime."""
+        self.given: tuple[Mapping[str, Any], ...] = tuple(payload.get("given") or ())
+        """Where there are views, the inputs that the operator is given: `{name, view, where, columns}`."""
         self.outputs = {
             entry["name"]: OperatorOutput(
                 entry["name"],

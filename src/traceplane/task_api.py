@@ -127,6 +127,23 @@ class OutputRef(Wire, frozen=True):
     dataset_version: UUID
 
 
+class ViewRef(Wire, frozen=True):
+    """SQL over inputs, or over views before it."""
+
+    name: str
+    sql: str
+    reads: dict[str, str] = {}
+    """The tables that it names, and the inputs that these are."""
+
+
+class GivenInput(Wire, frozen=True):
+    name: str
+    view: str | None = None
+    """None: the input of this name."""
+    where: dict[str, Any] = {}
+    columns: list[str] = []
+
+
 class JobPayload(Wire, frozen=True):
     """What a worker needs to know of a job; the same for all its tasks."""
 
@@ -149,6 +166,10 @@ class JobPayload(Wire, frozen=True):
     """The code that it was deployed with; None: what the worker's own folders have."""
     source_kind: str | None = None
     """Of a source: what sets it off."""
+    views: list[ViewRef] = []
+    """What virtual datasets make of its inputs."""
+    given: list[GivenInput] = []
+    """Where there are views: the inputs that the operator is given."""
 
     @property
     def endless(self) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from tests.control_plane import ControlPlane
 from tests.postgres.test_commits import job, span
 from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.control_api import DeployRequest
 from traceplane.dispatcher.garbage import Collected, collect
 from traceplane.errors import Conflict, NotFound
 
@@ -337,3 +338,38 @@ async def test_data_of_old_versions_goes_and_they_cannot_serve_again(
     )
     assert {r["path"] for r in live} <= stored()
     assert await collect(plane.database, store, grace=grace, keep_versions=1) == Collected()
+
+
+async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_data_too(
+    plane: ControlPlane,
+) -> None:
+    before = await filled(plane)
+    per_partition = chain(1).replace("- name: b", "- execution_strategy: PerPartition\n  name: b")
+
+    async def steps(text: str, **fields: Any) -> Any:
+        return await plane.api.plan(plane._call(DeployRequest(text, **fields)))
+
+    rebuilt = await steps(per_partition)
+    assert [(r.job, r.downstream_of) for r in rebuilt.steps.rebuilt] == [("b", []), ("c", ["b"])]
+    assert [c.field for c in rebuilt.steps.rebuilt[0].changes] == ["execution_strategy"]
+    assert [(w.dataset, w.scopes) for w in rebuilt.steps.computed_anew] == [("b", 5), ("c", 5)]
+    kept = await steps(per_partition, no_rematerialize=True)
+    assert not kept.steps.rebuilt
+    (change,) = kept.steps.in_place
+    assert (change.job, change.changes[0].old, change.changes[0].new) == (
+        "b",
+        '"PerUpdate"',
+        '"PerPartition"',
+    )
+
+    assert not (await plane.deploy(per_partition, no_rematerialize=True)).building
+    assert await pointers(plane) == before
+    assert not (await plane.deploy(per_partition)).changed  # said once, it holds
+    await plane.emit("in", [9])
+    await plane.run_all()
+    assert (await served(plane, "c"))[-1] == "c:9"
+
+    more = await steps(chain(2), no_rematerialize=True)
+    assert more.blocked_code == "deploy.needs_rematerialize"
+    with pytest.raises(Conflict, match=r"deploy\.needs_rematerialize"):
+        await plane.deploy(chain(2), no_rematerialize=True)

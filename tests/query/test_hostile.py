@@ -21,7 +21,7 @@ from traceplane.errors import TraceplaneError
 from traceplane.query import engine
 from traceplane.query.engine import EngineColumn, EngineRelation, EngineRequest, FileGroup, Refused
 from traceplane.query.engines import Engines
-from traceplane.query.gate import admit
+from traceplane.sql.gate import admit
 
 GRANTED = {"shop.orders", "shop.items"}
 SECRET = "the-canary-is-yellow"

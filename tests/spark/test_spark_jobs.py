@@ -58,10 +58,21 @@ async def test_a_function_and_a_query_read_exactly_their_scope_and_commit_once(s
             operator="sql"),
         job("both", "pairs", '{entrypoint: "spark_jobs:pairs"}',
             outputs="{name: even, dataset: both.even}, {name: odd, dataset: both.odd}"),
-    )  # fmt: skip
+        # Virtual datasets, one upon the other, of the scope that is read.
+        job("both", "thirds", '{query: "select block, cast(sum(n) as bigint) as total from numbers group by 1"}',
+            operator="sql").replace("dataset: both.numbers", "dataset: both.every_third"),
+        job("both", "twice", '{entrypoint: "spark_jobs:doubled"}').replace(
+            "dataset: both.numbers}", "dataset: both.every_third}, where: {block: 3}, columns: [block, n]"),
+    ).replace("jobs:", """datasets:
+  both.marked: {storage: virtual, sql: "select n, block, n // 3 * 3 = n as third from both.numbers"}
+  both.every_third: {storage: virtual, sql: "select * exclude (third) from both.marked where third"}
+jobs:""", 1)  # fmt: skip
     await spark.platform.deploy(text)
     await spark.platform.emit("both.in", range(5))
-    assert set(await spark.platform.settled(seconds=240)) == {"completed"}
+    settled = set(await spark.platform.settled(seconds=240))
+    assert settled == {"completed"}, await spark.platform.sql(
+        "select error from tasks where error is not null"
+    )
     doubled = await spark.rows("both.doubled")
     assert sorted((r["block"], r["n"], r["twice"]) for r in doubled) == [
         (n // 100, n, 2 * n) for n in range(500)
@@ -71,6 +82,10 @@ async def test_a_function_and_a_query_read_exactly_their_scope_and_commit_once(s
     ]
     assert sorted(r["n"] for r in await spark.rows("both.even")) == list(range(0, 500, 2))
     assert sorted(r["n"] for r in await spark.rows("both.odd")) == list(range(1, 500, 2))
+    assert sorted((r["block"], r["total"]) for r in await spark.rows("both.thirds")) == [
+        (b, sum(n for n in range(b * 100, b * 100 + 100) if n % 3 == 0)) for b in range(5)
+    ]
+    assert sorted(r["twice"] for r in await spark.rows("both.twice")) == [2 * n for n in range(300, 400, 3)]
 
 
 @pytest.mark.parametrize(

@@ -78,14 +78,26 @@ with_code = click.option(
 )
 
 
+keeping_data = click.option(
+    "--no-rematerialize",
+    is_flag=True,
+    help="Keep the data of jobs whose execution_strategy is all that changed; refuse if others must be rebuilt.",
+)
+
+
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @with_code
+@keeping_data
 @as_json
 @click.pass_obj
-def plan(settings: Settings, file: Path, code: tuple[Path, ...], as_json: bool) -> None:
+def plan(
+    settings: Settings, file: Path, code: tuple[Path, ...], no_rematerialize: bool, as_json: bool
+) -> None:
     """Show what deploying FILE would do. Exit code 0: nothing, 3: changes, 4: it would be refused."""
-    request = _deploy_request(settings, file, code)
+    request = msgspec.structs.replace(
+        _deploy_request(settings, file, code), no_rematerialize=no_rematerialize
+    )
     answer = call(settings, lambda c: c.call("POST", "/v1/plan", PlanResponse, request))
     if as_json:
         print_json(answer)
@@ -103,6 +115,7 @@ def plan(settings: Settings, file: Path, code: tuple[Path, ...], as_json: bool) 
     "--expect-version", type=click.IntRange(min=0), help="Refuse if another one is deployed; 0: none."
 )
 @click.option("--manual-cutover", is_flag=True, help="When it is built, wait for `traceplane cutover`.")
+@keeping_data
 @click.option("--wait", is_flag=True, help="Wait until the version is built, and serves unless told to wait.")
 @as_json
 @click.pass_obj
@@ -112,6 +125,7 @@ def deploy(
     code: tuple[Path, ...],
     expect_version: int | None,
     manual_cutover: bool,
+    no_rematerialize: bool,
     wait: bool,
     as_json: bool,
 ) -> None:
@@ -120,7 +134,10 @@ def deploy(
     What has to be computed anew is built beside what serves, which goes on serving until nothing is missing.
     """
     request = msgspec.structs.replace(
-        _deploy_request(settings, file, code), expect_version=expect_version, manual_cutover=manual_cutover
+        _deploy_request(settings, file, code),
+        expect_version=expect_version,
+        manual_cutover=manual_cutover,
+        no_rematerialize=no_rematerialize,
     )
     answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
     if as_json:

@@ -134,6 +134,8 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
         marks = "".join((" not null" * (not column.nullable), " pii" * column.pii))
         source = f"  from {', '.join(column.derived_from)}" if column.derived_from else ""
         click.echo(f"  {column.name}  {column.type}{marks}{source}")
+    if shown.sql is not None:
+        click.echo(f"virtual: {' '.join(shown.sql.split())}")
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
             click.echo(f"{title} {', '.join(jobs)}")

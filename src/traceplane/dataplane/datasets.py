@@ -30,19 +30,20 @@ def read(spark: SparkSession, source: OperatorInput) -> DataFrame:
     """The rows of an input for the task's scope. The schema is given, so Spark looks into no file for it."""
     schema = _schema(source)
     if not source.files:
-        return _selected(spark.createDataFrame([], schema), source)
+        return narrowed(spark.createDataFrame([], schema), {}, source.select)
     frames = [
         _within(spark.read.schema(schema).parquet(*files), source.position, ranges)
         for files, ranges in source.by_kept_ranges()
     ]
     frame: DataFrame = reduce(lambda all_, more: all_.unionByName(more), frames)
-    for column, value in source.where.items():
+    return narrowed(frame, source.where, source.select)
+
+
+def narrowed(frame: DataFrame, where: Mapping[str, Any], columns: Sequence[str]) -> DataFrame:
+    """The rows that equal `where`, and of them the columns that are named, or all."""
+    for column, value in where.items():
         frame = frame.filter(functions.col(column) == functions.lit(value))
-    return _selected(frame, source)
-
-
-def _selected(frame: DataFrame, source: OperatorInput) -> DataFrame:
-    return frame.select(*(functions.col(f"`{name}`") for name in source.select)) if source.select else frame
+    return frame.select(*(functions.col(f"`{name}`") for name in columns)) if columns else frame
 
 
 def _within(frame: DataFrame, position: str | None, ranges: Ranges) -> DataFrame:

@@ -36,6 +36,8 @@ def run(task: OperatorTask) -> None:
             # Its module may make UDFs while it is imported, for which there must be a session.
             function = load(str(task.config.get("entrypoint", "")))
         inputs = {name: datasets.read(spark, source) for name, source in task.inputs.items()}
+        if task.views:
+            inputs = _with_views(spark, task, inputs)
         expected = datasets.input_bytes(task)
         if operator is compact:
             _write_compacted(task, inputs, expected)
@@ -53,6 +55,22 @@ def run(task: OperatorTask) -> None:
             ) from None
         files = {file for source in task.inputs.values() for file in source.files}
         raise explained(error, function, files) from None
+
+
+def _with_views(spark: SparkSession, task: OperatorTask, stored: Frames) -> Frames:
+    """The inputs that the operator knows: those that virtual datasets make of what was read, and the others."""
+    for view in task.views:
+        for table, source in view.get("reads", {}).items():
+            stored[source].createOrReplaceTempView(table)
+        spark.sql(view["sql"]).createOrReplaceTempView(view["name"])
+    return {
+        given["name"]: datasets.narrowed(
+            spark.table(given["view"]), given.get("where", {}), given.get("columns", ())
+        )
+        if given.get("view")
+        else stored[given["name"]]
+        for given in task.given
+    }
 
 
 def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:

@@ -24,7 +24,16 @@ from traceplane.postgres import commits, events, executions, generation_schemas
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
-from traceplane.task_api import ColumnSchema, HotInput, InputRef, JobPayload, OutputRef, PipelineRun
+from traceplane.task_api import (
+    ColumnSchema,
+    GivenInput,
+    HotInput,
+    InputRef,
+    JobPayload,
+    OutputRef,
+    PipelineRun,
+    ViewRef,
+)
 
 _RESUMED_CURSORS = 2048
 
@@ -53,6 +62,7 @@ class JobEntry:
 def job_entry(row: dict[str, Any]) -> JobEntry:
     definition = row["definition"]
     inputs = [msgspec.convert(i, InputRef) for i in row["inputs"]]
+    made_of = definition.get("virtual") or {}
     payload = JobPayload(
         job_id=row["job_id"],
         org=row["org"],
@@ -71,6 +81,11 @@ def job_entry(row: dict[str, Any]) -> JobEntry:
         outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
         code_bundle=definition.get("code_bundle"),
         source_kind=row["source_kind"],
+        views=[msgspec.convert(view, ViewRef) for view in made_of.get("views", ())],
+        given=[
+            GivenInput(i["name"], made_of["given"].get(i["name"]), i["where"], i["columns"])
+            for i in made_of.get("inputs", ())
+        ],
     )
     grants = JobGrants(
         reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),

@@ -57,6 +57,7 @@ from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway import datasets
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.pipelines import PipelineApi
+from traceplane.gateway.plan_steps import plan_steps
 from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, ClientGone, Push, Route, Stream
 from traceplane.model.dag import Dag
@@ -167,13 +168,22 @@ class PublicApi:
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
         dag, code = await self._parse(call.body)
         async with self._database.transaction() as tx:
-            prepared = await apply.prepare(tx, call.principal.org, dag, self._settings.runtimes, code)
+            prepared = await apply.prepare(
+                tx,
+                call.principal.org,
+                dag,
+                self._settings.runtimes,
+                code,
+                no_rematerialize=call.body.no_rematerialize,
+            )
         return PlanResponse(
             dag=dag.name,
             noop=prepared.plan.is_noop,
             text=prepared.text,
             deployed_version=prepared.deployed_version,
             blocked=str(prepared.refusal) if prepared.refusal else None,
+            blocked_code=prepared.refusal.code if prepared.refusal else None,
+            steps=plan_steps(prepared.plan, prepared.consequences),
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
@@ -187,6 +197,7 @@ class PublicApi:
             expect_version=call.body.expect_version,
             manual_cutover=call.body.manual_cutover,
             code=code,
+            no_rematerialize=call.body.no_rematerialize,
         )
         telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
         return DeployResponse(dag.name, done.version, done.changed, done.building, done.text)
@@ -298,7 +309,8 @@ class PublicApi:
         return await datasets.catalog(self._database, _caller(call.principal))
 
     async def dataset(self, call: Call[None]) -> DatasetDetail:
-        return await datasets.detail(self._database, _caller(call.principal), call.path_params["dataset_id"])
+        dataset_id = call.path_params["dataset_id"]
+        return await datasets.detail(self._database, self._queries, _caller(call.principal), dataset_id)
 
     # Tasks -----------------------------------------------------------------------------------------
 

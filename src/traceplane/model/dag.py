@@ -51,6 +51,7 @@ class ScalingMode(StrEnum):
 class Storage(StrEnum):
     PARQUET = "parquet"
     POSTGRES = "postgres"
+    VIRTUAL = "virtual"
 
 
 class WriteMode(StrEnum):
@@ -77,6 +78,8 @@ class Dataset:
     description: str = ""
     position: str | None = None
     """The column that says to which position (a cursor, or one of a partition's) a row belongs."""
+    sql: str | None = None
+    """Of a virtual dataset: what it is, in the dialect of queries. No job produces it, and nothing stores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,13 @@ class Dag:
     jobs: tuple[Job, ...]
     """In topological order: a job stands after every job of this DAG that it reads from."""
     datasets: tuple[Dataset, ...]
-    """Every dataset this DAG produces, declared or implied, sorted by id."""
+    """Every dataset that this DAG owns, declared or implied, sorted by id: those that its jobs produce, and virtual
+    ones."""
     external_datasets: tuple[str, ...] = ()
     """Datasets read but not produced here; deploy checks that another DAG owns them."""
     description: str = ""
+
+    @property
+    def virtual(self) -> dict[str, str]:
+        """The SQL of its virtual datasets."""
+        return {d.dataset_id: d.sql for d in self.datasets if d.sql is not None}

@@ -35,6 +35,8 @@ class PinnedDataset:
     row_version: str
     """Changes with every commit of the rows' generation."""
     forgotten_until: datetime | None
+    sql: str | None = None
+    """Of a virtual dataset, as the version has it that is read."""
 
 
 CommitPaths = Any
@@ -67,6 +69,7 @@ def _dataset(row: Any) -> PinnedDataset:
         d for d in (row["definition"], row["versioned_definition"], row["owner_definition"]) if d is not None
     ]
     declared = [column for d in definitions for column in d["columns"]]
+    shown = row["versioned_definition"] or row["definition"]
     known = row["columns"] or [
         {"name": c["name"], "type": c["type"], "nullable": c.get("nullable", True)}
         for c in row["definition"]["columns"]
@@ -77,14 +80,15 @@ def _dataset(row: Any) -> PinnedDataset:
         version=row["version"],
         generation_id=row["generation_id"],
         row_generation_id=row["row_generation_id"],
-        storage=row["definition"]["storage"],
-        description=row["definition"]["description"],
+        storage=shown["storage"],
+        description=shown["description"],
         columns=tuple(SchemaColumn(**column) for column in known),
         pii=frozenset(column["name"].lower() for column in declared if column.get("pii")),
         position=row["position_column"],
         cursor=row["cursor"],
         row_version=row["row_version"] or "",
         forgotten_until=row["forgotten_until"],
+        sql=shown.get("sql"),
     )
 
 
@@ -128,6 +132,11 @@ async def sizes(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, t
 
 async def neighbours(tx: Transaction, generation_ids: Sequence[UUID]) -> list[dict[str, Any]]:
     return [dict(row) for row in await tx.rows(_SQL["producers"], list(generation_ids))]
+
+
+async def read_by(tx: Transaction, org: str, dataset_id: str) -> list[str]:
+    """Jobs that read a virtual dataset, as dag/job."""
+    return [f"{row['dag']}/{row['job']}" for row in await tx.rows(_SQL["read_by"], org, dataset_id)]
 
 
 async def inputs_of(tx: Transaction, generation_id: UUID) -> list[dict[str, Any]]:

@@ -139,6 +139,30 @@ async def add_job_output(
     await tx.rows(_SQL["add_job_output"], job_id, index, name, dataset_uuid, generation_id)
 
 
+async def readers_of_virtual(
+    tx: Transaction, org: str, dag: str, dataset_ids: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Jobs of other DAGs that read these virtual datasets: dag, job, dataset_ids and definition."""
+    if not dataset_ids:
+        return []
+    return [dict(r) for r in await tx.rows(_SQL["readers_of_virtual"], org, dag, list(dataset_ids))]
+
+
+async def virtual_readers_to_follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[dict[str, Any]]:
+    """Jobs that may have to read something else when a DAG moves to a version: org, job_id, definition, reads."""
+    return [dict(r) for r in await tx.rows(_SQL["virtual_readers_to_follow"], dag_id, version_id)]
+
+
+async def rewrite_virtual(tx: Transaction, job_id: UUID, definition: dict[str, Any] | None) -> None:
+    """What makes a job's virtual inputs; its rows of inputs are gone, and to be added anew."""
+    await tx.rows(_SQL["rewrite_virtual"], job_id, definition)
+
+
+async def set_strategy(tx: Transaction, job_id: UUID, strategy: str) -> None:
+    """Of a job that keeps its data under another execution strategy."""
+    await tx.rows(_SQL["set_strategy"], job_id, strategy)
+
+
 async def map_job(tx: Transaction, version_id: UUID, job_id: UUID) -> None:
     await tx.rows(_SQL["map_job"], version_id, job_id)
 

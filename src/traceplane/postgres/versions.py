@@ -135,6 +135,8 @@ async def route(
     tx: Transaction, version_id: UUID, executions: Mapping[str, Execution], window: int
 ) -> list[UUID]:
     """Lets the version's jobs serve, metered like this; those that have missed events."""
+    if not executions:
+        return []
     columns = zip(*(execution_fields(e, window) for e in executions.values()), strict=True)
     rows = await tx.rows(_SQL["route"], version_id, list(executions), *(list(column) for column in columns))
     return [r["job_id"] for r in rows]

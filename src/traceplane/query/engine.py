@@ -40,7 +40,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as parquet
 
 from traceplane.linux import kernel, landlock, seccomp
-from traceplane.query.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
+from traceplane.sql.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
 
 Format = Literal["json", "csv", "arrow", "parquet"]
 Ranges = tuple[tuple[int, int], ...]
@@ -70,6 +70,8 @@ class EngineRelation(msgspec.Struct, frozen=True):
     """What the caller may see."""
     groups: list[FileGroup]
     position: EngineColumn | None = None
+    sql: str | None = None
+    """Of a virtual dataset: what it is, over relations that stand before it."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -135,8 +137,12 @@ def open_locked(
     connection.execute(f"set allowed_paths = {_list(paths)}")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")
+    known: set[str] = set()
     for relation in request.relations:
-        connection.execute(f"create view {_quoted(relation.name)} as {_rows_of(relation)}")
+        if relation.sql is not None:
+            check_tree(connection, relation.sql, known)
+        connection.execute(f"create view {_quoted(relation.name)} as {relation.sql or _rows_of(relation)}")
+        known.add(relation.name)
     return connection
 
 

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.ipc as ipc
+
 from traceplane import telemetry
 from traceplane.dataplane.arrow_types import schema_of
 from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
@@ -20,12 +22,14 @@ from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.pinned import PinnedDataset
-from traceplane.query import catalog, gate
+from traceplane.query import catalog
 from traceplane.query.catalog import Catalog, Chosen
 from traceplane.query.duckdb_types import type_of
 from traceplane.query.engines import Engines, Request
-from traceplane.query.gate import Gated
 from traceplane.query.hot_rows import export
+from traceplane.sql import gate, virtual
+from traceplane.sql.gate import Moment, Relation
+from traceplane.sql.virtual import Expanded
 
 HELD_BACK_BYTES = 1 << 20
 """A result is answered from here on, or when it is complete: what goes wrong before then is a proper error."""
@@ -66,13 +70,16 @@ class AsOf:
 
 NOW = AsOf({})
 
+Pin = tuple[str, Moment]
+"""A dataset, and as of when the text of the query says that it is read there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A query that was let through, with all that is needed to run it."""
 
     request: Request
-    datasets: Mapping[str, PinnedDataset]
+    datasets: Mapping[Pin, PinnedDataset]
     chosen: tuple[Chosen, ...]
     scratch: tempfile.TemporaryDirectory[str] | None = None
     """Files of this query alone: the rows of hot tables."""
@@ -135,7 +142,7 @@ class Queries:
             of_files=sum(c.of_files for c in prepared.chosen),
             metadata_ms=round((planned - started) * 1000),
         )
-        generations = {name: str(d.generation_id) for name, d in prepared.datasets.items()}
+        generations = {_pin_text(pin): str(d.generation_id) for pin, d in prepared.datasets.items()}
         return Result(CONTENT_TYPES[format_], generations, _joined(held, rest, prepared.forget))
 
     async def prepare(
@@ -156,31 +163,35 @@ class Queries:
             )
         gated = await asyncio.to_thread(gate.admit, sql)
         async with self._database.snapshot() as tx:
-            datasets = await pinned.datasets(
-                tx, caller.org, gated.dataset_ids, versions=as_of.versions, at=as_of.at
-            )
-            _check_all_there(gated, datasets, as_of)
-            lists = {
-                name: await self._catalog.files(tx, dataset, gated.conditions(name), as_of.at)
-                for name, dataset in datasets.items()
+            found = Found(tx, caller.org, as_of)
+            await found.read(gated.relations)
+            read = await asyncio.to_thread(virtual.expand, gated.relations, found.sql_of)
+            asked = {
+                key(r): [c for s in read.stored if key(s) == key(r) for c in s.conditions]
+                for r in read.stored
             }
-            hot, scratch = await self._hot_rows(tx, datasets)
+            lists = {
+                pin: await self._catalog.files(tx, found.datasets[pin], conditions, found.at(pin))
+                for pin, conditions in asked.items()
+            }
+            hot, scratch = await self._hot_rows(tx, {pin: found.datasets[pin] for pin in asked})
+        datasets = found.datasets
 
         def narrow() -> tuple[Chosen, ...]:
-            return tuple(
-                catalog.choose(lists[r.dataset_id], datasets[r.dataset_id], r.conditions)
-                for r in gated.relations
-            )
+            return tuple(catalog.choose(lists[key(r)], datasets[key(r)], r.conditions) for r in read.stored)
 
         chosen = await asyncio.to_thread(narrow)
         limits = self._limits
         request: Request = {
             "sql": gated.sql,
             "relations": [
-                self._relation(
-                    relation.name, datasets[relation.dataset_id], files, caller, hot.get(relation.dataset_id)
-                )
-                for relation, files in zip(gated.relations, chosen, strict=True)
+                *(
+                    self._relation(
+                        relation.name, datasets[key(relation)], files, caller, hot.get(key(relation))
+                    )
+                    for relation, files in zip(read.stored, chosen, strict=True)
+                ),
+                *await asyncio.to_thread(_views, read, datasets, caller),
             ],
             "format": format_,
             "roots": [
@@ -195,13 +206,24 @@ class Queries:
         }
         return Prepared(request, datasets, chosen, scratch)
 
+    async def columns_of(self, caller: Caller, dataset_id: str) -> list[SchemaColumn]:
+        """Of a virtual dataset: the columns that the caller sees, as the engine finds them."""
+        quoted = dataset_id.replace('"', '""')
+        prepared = await self.prepare(caller, f'select * from "{quoted}" limit 0', format_="arrow")
+        try:
+            pieces = self._engines.run(prepared.request, seconds=self._limits.seconds)
+            schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
+        finally:
+            prepared.forget()
+        return [SchemaColumn(field.name, str(field.type), field.nullable) for field in schema]
+
     async def _hot_rows(
-        self, tx: Transaction, datasets: Mapping[str, PinnedDataset]
-    ) -> tuple[dict[str, Path], tempfile.TemporaryDirectory[str] | None]:
+        self, tx: Transaction, datasets: Mapping[Pin, PinnedDataset]
+    ) -> tuple[dict[Pin, Path], tempfile.TemporaryDirectory[str] | None]:
         """Files with what is in the tables of hot datasets."""
         wanted = {
-            name: dataset
-            for name, dataset in datasets.items()
+            pin: dataset
+            for pin, dataset in datasets.items()
             if dataset.storage == "postgres" and dataset.row_generation_id is not None
         }
         if not wanted:
@@ -210,11 +232,11 @@ class Queries:
         os.chmod(scratch.name, 0o755)  # engines run as somebody else
         try:
             found = {}
-            for name, dataset in wanted.items():
+            for pin, dataset in wanted.items():
                 assert dataset.row_generation_id is not None
                 schema = schema_of({"name": c.name, "type": c.type} for c in dataset.columns)
                 assert schema is not None, "a hot table has no types but those that Arrow knows by name"
-                found[name] = await export(tx, dataset.row_generation_id, Path(scratch.name), schema)
+                found[pin] = await export(tx, dataset.row_generation_id, Path(scratch.name), schema)
         except BaseException:
             scratch.cleanup()
             raise
@@ -279,45 +301,119 @@ def _generation_folders(chosen: Iterable[Chosen]) -> list[str]:
     return sorted({path[: path.find("/", path.find("/") + 1)] for path in paths})
 
 
-def _check_all_there(gated: Gated, datasets: Mapping[str, PinnedDataset], as_of: AsOf) -> None:
-    for name in gated.dataset_ids:
-        dataset = datasets.get(name)
-        if dataset is None:
-            raise NotFound(
-                "query.unknown_relation",
-                "there is no such dataset, or it is not granted",
-                value=name,
-                next_step="see `traceplane datasets`; a name with other characters than letters goes in double quotes",
-            )
-        if dataset.generation_id is None:
-            raise NotFound(
-                "query.nothing_then",
-                "the dataset has no generation in the version, or at the time, that is asked for",
-                value=name,
-                next_step="see `traceplane dags` for versions",
-            )
-        if dataset.storage != "parquet" and as_of.at is not None:
+def key(relation: Relation) -> Pin:
+    return relation.dataset_id, relation.as_of
+
+
+def _pin_text(pin: Pin) -> str:
+    dataset_id, moment = pin
+    return dataset_id if moment is None else f"{dataset_id}@{moment}"
+
+
+class Found:
+    """The datasets of a query, virtual ones and what is below them included; all in one snapshot."""
+
+    def __init__(self, tx: Transaction, org: str, as_of: AsOf) -> None:
+        self._tx, self._org, self._as_of = tx, org, as_of
+        self.datasets: dict[Pin, PinnedDataset] = {}
+        self._versions: dict[Pin, Mapping[str, int]] = {}
+
+    def sql_of(self, relation: Relation) -> str | None:
+        return self.datasets[key(relation)].sql
+
+    def at(self, pin: Pin) -> datetime | None:
+        """The time as of which a dataset is read."""
+        moment = pin[1]
+        return moment if isinstance(moment, datetime) else None if moment is not None else self._as_of.at
+
+    async def read(self, relations: Iterable[Relation]) -> None:
+        waiting = {key(relation) for relation in relations}
+        asked: set[str] = set()
+        while waiting:
+            for moment in {pin[1] for pin in waiting}:
+                await self._read_at(moment, [name for name, m in waiting if m == moment])
+            asked |= {self.datasets[pin].dag for pin in waiting}
+            below = {
+                (read, pin[1])
+                for pin in waiting
+                if (sql := self.datasets[pin].sql) is not None
+                for read in virtual.reads(sql)
+            }
+            waiting = below - self.datasets.keys()
+        if unknown := set(self._as_of.versions) - asked:
             raise InvalidInput(
-                "query.hot_dataset",
-                "the rows of this dataset are in a hot table, which keeps nothing of earlier times",
-                value=name,
-                next_step="ask for it as it is now, or as of a version",
+                "query.version_of_nothing",
+                "a version is given of a DAG that the query reads nothing of",
+                value=min(unknown),
+                next_step="leave it out",
             )
-        gone = dataset.forgotten_until
-        if as_of.at is not None and gone is not None and as_of.at < gone:
-            raise Conflict(
-                "query.history_gone",
-                f"replaced rows of the dataset were collected up to {gone.isoformat()}",
-                value=name,
-                next_step="ask for a later time",
-            )
-    if unknown := set(as_of.versions) - {d.dag for d in datasets.values()}:
-        raise InvalidInput(
-            "query.version_of_nothing",
-            "a version is given of a DAG that the query reads nothing of",
-            value=min(unknown),
-            next_step="leave it out",
+
+    async def _read_at(self, moment: Moment, names: list[str]) -> None:
+        versions, at = self._as_of.versions, self.at(("", moment))
+        if isinstance(moment, int):
+            # A version is one of the dataset's own DAG, which has to be known first.
+            now = await pinned.datasets(self._tx, self._org, names)
+            versions = {dataset.dag: moment for dataset in now.values()}
+        elif moment is not None:
+            versions = {}
+        found = await pinned.datasets(self._tx, self._org, names, versions=versions, at=at)
+        for name in names:
+            self.datasets[name, moment] = _checked(name, found.get(name), at)
+
+
+def _checked(name: str, dataset: PinnedDataset | None, at: datetime | None) -> PinnedDataset:
+    if dataset is None:
+        raise NotFound(
+            "query.unknown_relation",
+            "there is no such dataset, or it is not granted",
+            value=name,
+            next_step="see `traceplane datasets`; a name with other characters than letters goes in double quotes",
         )
+    if dataset.generation_id is None:
+        raise NotFound(
+            "query.nothing_then",
+            "the dataset has no generation in the version, or at the time, that is asked for",
+            value=name,
+            next_step="see `traceplane dags` for versions",
+        )
+    if dataset.storage == "postgres" and at is not None:
+        raise InvalidInput(
+            "query.hot_dataset",
+            "the rows of this dataset are in a hot table, which keeps nothing of earlier times",
+            value=name,
+            next_step="ask for it as it is now, or as of a version",
+        )
+    gone = dataset.forgotten_until
+    if at is not None and gone is not None and at < gone:
+        raise Conflict(
+            "query.history_gone",
+            f"replaced rows of the dataset were collected up to {gone.isoformat()}",
+            value=name,
+            next_step="ask for a later time",
+        )
+    return dataset
+
+
+def _views(read: Expanded, datasets: Mapping[Pin, PinnedDataset], caller: Caller) -> list[dict[str, Any]]:
+    """Virtual datasets as relations of the engine, without what the caller may not see: what is below them does not
+    have it either."""
+    if caller.sees_pii or not any(
+        datasets[key(r)].pii for r in (*read.stored, *(v.relation for v in read.views))
+    ):
+        return [_view(view.relation.name, view.sql) for view in read.views]
+    columns = {r.name: [c.name for c in datasets[key(r)].columns] for r in read.stored}
+    hidden = {r.name: datasets[key(r)].pii for r in read.stored}
+    views = []
+    for view in read.views:
+        name, own = view.relation.name, datasets[key(view.relation)].pii
+        sql, left, hidden[name] = virtual.without(view, columns, hidden, own)
+        columns[name] = [*left, *hidden[name]]
+        views.append(_view(name, sql))
+    return views
+
+
+def _view(name: str, sql: str) -> dict[str, Any]:
+    return {"name": name, "columns": [], "groups": [], "sql": sql}
 
 
 async def _hold_back(pieces: AsyncGenerator[bytes]) -> tuple[list[bytes], AsyncGenerator[bytes] | None]:

@@ -31,9 +31,9 @@ from traceplane.model.runtimes import (
 from traceplane.postgres import code_bundles, generation_schemas, hot_tables, registry, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.registry import compaction, cutover, fingerprint, spec
+from traceplane.registry import compaction, cutover, fingerprint, spec, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
-from traceplane.registry.plan import Deployed, Plan, plan, render
+from traceplane.registry.plan import Deployed, Plan, plan, render, with_deployed_strategies
 from traceplane.registry.sql_identity import with_deployed_queries
 
 _SHARE_OF_A_BUILD = 8
@@ -45,6 +45,7 @@ class Prepared:
     dag: Dag
     """As asked for, but with the deployed text of queries that say the same."""
     plan: Plan
+    consequences: Consequences
     text: str
     deployed_version: int | None
     active_version_id: UUID | None
@@ -52,6 +53,10 @@ class Prepared:
     definition_fingerprints: dict[str, str]
     refusal: UserError | None
     """Why the plan cannot be applied."""
+    texts: dict[str, str]
+    """The SQL of all virtual datasets that it has or reads, directly or through others."""
+    kept_virtual: frozenset[str]
+    """Its virtual datasets that are what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,10 @@ async def prepare(
     dag: Dag,
     runtimes: Mapping[str, Runtime],
     code: DeployedCode | None = None,
+    *,
+    no_rematerialize: bool = False,
 ) -> Prepared:
+    """`no_rematerialize`: jobs that differ in nothing but their `execution_strategy` keep their data."""
     row = await registry.active_version(tx, org, dag.name)
     deployed = None
     if row is not None:
@@ -83,23 +91,56 @@ async def prepare(
     hashes = code.hashes if code is not None else {}
     fingerprints = fingerprint.job_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     definitions = fingerprint.definition_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
-    steps = plan(deployed, dag, fingerprints=fingerprints, definition_fingerprints=definitions)
+    compared = fingerprints, definitions
+    if no_rematerialize and deployed is not None:
+        # As if the strategies were the deployed ones: so neither the job nor what is downstream of it is rebuilt.
+        as_before = with_deployed_strategies(dag, deployed.dag)
+        compared = (
+            fingerprint.job_fingerprints(as_before, code_hash=lambda job: hashes.get(job.name, "")),
+            fingerprint.definition_fingerprints(as_before, code_hash=lambda job: hashes.get(job.name, "")),
+        )
+    steps = plan(deployed, dag, fingerprints=compared[0], definition_fingerprints=compared[1])
+    mine = {dataset.dataset_id for dataset in dag.datasets}
+    texts, rows = await virtual_inputs.load(tx, org, dag.external_datasets, dag.virtual, mine)
     refusal = (
         _refused_jobs(dag, runtimes)
         or _refused_hot_data(dag, runtimes)
         or await _refused_datasets(tx, org, dag)
+        or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
+        or (_refused_rebuild(steps) if no_rematerialize else None)
     )
     if refusal is None and not steps.is_noop:
         refusal = await _refused_while_building(tx, org, dag.name)
+    consequences = await _consequences(tx, org, steps, deployed.dag if deployed else None, dag)
     return Prepared(
         dag,
         steps,
-        render(steps) + await _consequences(tx, org, steps, deployed.dag if deployed else None, dag),
+        consequences,
+        render(steps) + consequences.text(),
         deployed.version if deployed else None,
         row["dag_version_id"] if row is not None else None,
         fingerprints,
         definitions,
         refusal,
+        texts,
+        frozenset(
+            dataset_id
+            for dataset_id in dag.virtual
+            if deployed is not None
+            and deployed.fingerprints.get(key := fingerprint.virtual_key(dataset_id)) == fingerprints[key]
+        ),
+    )
+
+
+def _refused_rebuild(steps: Plan) -> UserError | None:
+    if not steps.rebuilt:
+        return None
+    changed = next((r for r in steps.rebuilt if r.changes), steps.rebuilt[0])
+    return Conflict(
+        "deploy.needs_rematerialize",
+        f"job {changed.job.name} differs in more than its execution_strategy, so its data has to be computed anew",
+        value=", ".join(change.field for change in changed.changes[:5]) or "upstream",
+        next_step="deploy without --no-rematerialize, or deploy that change by itself first",
     )
 
 
@@ -215,27 +256,75 @@ async def _refused_while_building(tx: Transaction, org: str, dag: str) -> UserEr
     )
 
 
-async def _consequences(tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag) -> str:
-    """What a rebuild costs, and whom it concerns."""
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What of a dataset is computed anew."""
+
+    dataset_id: str
+    scopes: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concerned:
+    """A job of another DAG that reads what changes."""
+
+    dag: str
+    job: str
+    dataset_id: str
+    loses_it: bool
+    """Whether nobody will produce the dataset any more; else the job follows, and computes everything anew."""
+    broken_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Consequences:
+    """What a deploy costs, and whom it concerns."""
+
+    computed_anew: tuple[Weight, ...]
+    """Beside what serves; they are cut over together."""
+    readers: tuple[Concerned, ...]
+
+    def text(self) -> str:
+        lines: list[str] = []
+        if self.computed_anew:
+            lines += ["", "Computed anew beside what serves, and cut over together:"]
+            lines += [
+                f"      {w.dataset_id}: {w.scopes:,} scopes, {w.rows:,} rows, {w.bytes:,} bytes"
+                for w in self.computed_anew
+            ]
+        for reader in self.readers:
+            told = f"! DAG {reader.dag}, job {reader.job} reads {reader.dataset_id}"
+            if reader.loses_it:
+                lines.append(f"{told}, which nobody will produce any more")
+            else:
+                lines.append(f"{told}: it follows at the cutover, and computes everything anew")
+            lines += [f"      {problem}" for problem in reader.broken_columns]
+        return "\n".join([*lines, ""]) if lines else ""
+
+
+async def _consequences(
+    tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag
+) -> Consequences:
     anew = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs if r.job.runtime != "dispatcher"]
-    lines: list[str] = []
-    if anew:
-        lines += ["", "Computed anew beside what serves, and cut over together:"]
-        weights = await versions.weight(tx, org, anew)
-        lines += [
-            f"      {w['dataset_id']}: {w['scopes']:,} scopes, {w['rows']:,} rows, {w['bytes']:,} bytes"
-            for w in weights
-        ]
+    weights = await versions.weight(tx, org, anew) if anew else []
+    other_sql = {c.dataset_id for c in steps.datasets_changed if any(f.field == "sql" for f in c.changes)}
+    readers = [
+        Concerned(reader["dag"], reader["job"], dataset_id, loses_it=False)
+        for reader in await registry.readers_of_virtual(tx, org, after.name, sorted(other_sql))
+        for dataset_id in sorted(other_sql.intersection(reader["definition"]["virtual"]["datasets"]))
+    ]
     changed = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs]
     broken = _broken_columns(before, after)
     for reader in await versions.readers_elsewhere(tx, org, [*changed, *steps.datasets_removed]):
-        told = f"! DAG {reader['dag']}, job {reader['job']} reads {reader['dataset_id']}"
-        if reader["dataset_id"] in steps.datasets_removed:
-            lines.append(f"{told}, which nobody will produce any more")
-            continue
-        lines.append(f"{told}: it follows at the cutover, and computes everything anew")
-        lines += [f"      {problem}" for problem in broken.get(reader["dataset_id"], ())]
-    return "\n".join([*lines, ""]) if lines else ""
+        dataset_id = reader["dataset_id"]
+        lost = dataset_id in steps.datasets_removed
+        problems = () if lost else tuple(broken.get(dataset_id, ()))
+        readers.append(Concerned(reader["dag"], reader["job"], dataset_id, lost, problems))
+    return Consequences(
+        tuple(Weight(w["dataset_id"], w["scopes"], w["rows"], w["bytes"]) for w in weights), tuple(readers)
+    )
 
 
 def _broken_columns(before: Dag | None, after: Dag) -> dict[str, list[str]]:
@@ -300,11 +389,12 @@ async def deploy(
     expect_version: int | None = None,
     manual_cutover: bool = False,
     code: DeployedCode | None = None,
+    no_rematerialize: bool = False,
 ) -> Done:
     async def once() -> Done:
         async with database.transaction("deploy") as tx:
             dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
-            prepared = await prepare(tx, org, dag, runtimes, code)
+            prepared = await prepare(tx, org, dag, runtimes, code, no_rematerialize=no_rematerialize)
             if expect_version is not None and expect_version != (prepared.deployed_version or 0):
                 raise Conflict(
                     "deploy.version_moved",
@@ -394,6 +484,21 @@ class _Apply:
                     self.new.add(generation_id)
                 await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
                 self.generations[output.dataset_id] = (dataset_uuid, generation_id)
+        for dataset_id in self.dag.virtual:
+            await self._virtual(version_id, declared[dataset_id], serving)
+
+    async def _virtual(self, version_id: UUID, dataset: Dataset, serving: Mapping[str, UUID]) -> None:
+        """A generation that nothing is ever written to: the pointer by which readers see one definition or another."""
+        definition = asdict(dataset)
+        dataset_uuid = await registry.add_dataset(
+            self.tx, self.org_id, dataset.dataset_id, self.dag_id, definition
+        )
+        if dataset.dataset_id in self.prepared.kept_virtual:
+            generation_id = serving[dataset.dataset_id]
+        else:
+            made_by = self.prepared.fingerprints[fingerprint.virtual_key(dataset.dataset_id)]
+            generation_id = await registry.add_generation(self.tx, dataset_uuid, made_by)
+        await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
 
     async def _hot_table(self, generation_id: UUID, dataset: Dataset, job: Job) -> None:
         """Its table is there before its first commit, and its schema before its first reader."""
@@ -406,7 +511,10 @@ class _Apply:
         await generation_schemas.save(self.tx, {generation_id: (schema, 0)})
 
     async def _externals(self) -> None:
-        rows = await registry.datasets_by_id(self.tx, self.org, list(self.dag.external_datasets))
+        mine = {dataset.dataset_id for dataset in self.dag.datasets}
+        _, rows = await virtual_inputs.load(
+            self.tx, self.org, self.dag.external_datasets, self.dag.virtual, mine
+        )
         for dataset_id, row in rows.items():
             self.generations[dataset_id] = (row["dataset_uuid"], row["current_generation_id"])
 
@@ -414,6 +522,8 @@ class _Apply:
         serving = await registry.serving_jobs(self.tx, self.dag_id)
         for job in self.dag.jobs:
             job_id = serving[job.name] if job.name in self.kept else await self._add_job(job)
+            if job.name in self.kept:
+                await registry.set_strategy(self.tx, job_id, job.execution_strategy)
             await registry.map_job(self.tx, version_id, job_id)
 
     async def _add_job(self, job: Job) -> UUID:
@@ -427,11 +537,14 @@ class _Apply:
         if self.code is not None and job.name in self.code.hashes:
             await code_bundles.add(self.tx, self.code.bundle_hash, self.code.content)
             definition["code_bundle"] = self.code.bundle_hash
+        inputs, made_of = virtual_inputs.resolve(job.inputs, self.prepared.texts, self.dag.virtual)
+        if made_of is not None:
+            definition["virtual"] = made_of
         made_by = self.prepared.fingerprints[job.name]
         behind = replace(job, execution=replace(job.execution, priority=Priority.BACKFILL))
         window = max(1, self.window // _SHARE_OF_A_BUILD)
         job_id = await registry.add_job(self.tx, self.dag_id, behind, made_by, definition, window)
-        for index, used in enumerate(job.inputs):
+        for index, used in enumerate(inputs):
             dataset_uuid, generation_id = self.generations[used.dataset_id]
             await registry.add_job_input(
                 self.tx,

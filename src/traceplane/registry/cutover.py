@@ -16,7 +16,7 @@ from traceplane.postgres import registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Versions
-from traceplane.registry import spec
+from traceplane.registry import spec, virtual_inputs
 
 _CANCELED_AT_ONCE = 500
 _WHY_NOT = {"active": "version.active", "collected": "version.collected"}
@@ -40,6 +40,7 @@ async def move(
     gone = await versions.unroute(tx, dag_id, version_id)
     missed = await versions.route(tx, version_id, executions, window)
     elsewhere = await versions.follow_external(tx, dag_id, version_id)
+    elsewhere += await virtual_inputs.follow(tx, dag_id, version_id)
     if gone:
         await registry.clear_pressure(tx, gone)
         await versions.forget_replays(tx, gone)
@@ -48,7 +49,7 @@ async def move(
         await versions.add_replays(tx, await versions.inputs_of(tx, missed))
     await versions.add_replays(tx, [*followers, *elsewhere], everything=True)
     crash_point("cutover.after_jobs")
-    if gone or missed or followers:
+    if gone or missed or followers or elsewhere:
         await versions.stop_the_stream(tx)
     await notify_dispatchers(tx)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from traceplane.model.dag import Dag, Dataset, Input, Job, Output
+from traceplane.sql import virtual
 
 CodeHash = Callable[[Job], str]
 
@@ -29,20 +31,40 @@ def definitions(dag: Dag) -> dict[str, dict[str, Any]]:
 
 
 def definition_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
-    """A hash of each job alone, which tells a changed job from one downstream of a change."""
+    """A hash of each job and virtual dataset alone, which tells a changed job from one downstream of a change."""
     own = definitions(dag)
-    return {job.name: _hash({"definition": own[job.name], "code": code_hash(job)}) for job in dag.jobs}
+    return {
+        **{job.name: _hash({"definition": own[job.name], "code": code_hash(job)}) for job in dag.jobs},
+        **{virtual_key(dataset_id): _hash({"sql": sql}) for dataset_id, sql in dag.virtual.items()},
+    }
+
+
+def virtual_key(dataset_id: str) -> str:
+    """Under which the fingerprint of a virtual dataset stands among those of jobs, whose names have no colon."""
+    return f"dataset:{dataset_id}"
 
 
 def job_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
-    """A hash of each job and of all that it is made from within the DAG."""
+    """A hash of each job and virtual dataset, and of all that it is made from within the DAG."""
     own = definition_fingerprints(dag, code_hash=code_hash)
     fingerprints: dict[str, str] = {}
     produced: dict[str, str] = {}
+    texts = dag.virtual
+
+    @cache
+    def made_of(dataset_id: str) -> str | None:
+        """New with each change of the dataset that comes from this DAG; asked for when what it is made of is there."""
+        if dataset_id not in texts:
+            return produced.get(dataset_id)
+        upstream = {read: made_of(read) for read in virtual.reads(texts[dataset_id])}
+        return _hash({"own": own[virtual_key(dataset_id)], "upstream": upstream})
+
     for job in dag.jobs:  # upstream first, as a Dag promises
-        upstream = {used.dataset_id: produced.get(used.dataset_id) for used in job.inputs}
+        upstream = {used.dataset_id: made_of(used.dataset_id) for used in job.inputs}
         fingerprints[job.name] = _hash({"own": own[job.name], "upstream": upstream})
         produced.update((output.dataset_id, fingerprints[job.name]) for output in job.outputs)
+    for dataset_id in texts:
+        fingerprints[virtual_key(dataset_id)] = made_of(dataset_id) or ""
     return fingerprints
 
 

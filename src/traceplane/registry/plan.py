@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from traceplane.model.dag import Dag, Dataset, Job
 from traceplane.registry import fingerprint
+from traceplane.sql import virtual
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,13 @@ def plan(
             added.append(job)
             continue
         in_place = tuple(_changes(_in_place_fields(old), _in_place_fields(job)))
+        if fingerprints[job.name] == deployed.fingerprints.get(job.name):
+            # It keeps its data all the same: the caller said so.
+            strategies = (
+                {"execution_strategy": str(old.execution_strategy)},
+                {"execution_strategy": str(job.execution_strategy)},
+            )
+            in_place = (*_changes(*strategies), *in_place)
         if fingerprints[job.name] != deployed.fingerprints.get(job.name):
             changes: tuple[FieldChange, ...] = ()
             if definition_fingerprints[job.name] != deployed.definition_fingerprints.get(job.name):
@@ -136,14 +144,36 @@ def plan(
     )
 
 
+def with_deployed_strategies(desired: Dag, deployed: Dag) -> Dag:
+    """`desired`, with the deployed `execution_strategy` of its jobs. What `Bulk` was expanded to differs in more."""
+    before = {job.name: job.execution_strategy for job in deployed.jobs}
+    jobs = (
+        replace(job, execution_strategy=before.get(job.name, job.execution_strategy)) for job in desired.jobs
+    )
+    return replace(desired, jobs=tuple(jobs))
+
+
 def _causes(deployed: Deployed, desired: Dag, definitions: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """For each job, the nearest jobs upstream that are new, gone or changed in themselves."""
+    """For each job, the nearest jobs and virtual datasets upstream that are new, gone or changed in themselves."""
     old_producer, new_producer = _producers(deployed.dag), _producers(desired)
     causes: dict[str, tuple[str, ...]] = {}
+    texts = desired.virtual
     for job in desired.jobs:
         found: dict[str, None] = {}  # an ordered set
-        for used in job.inputs:
-            old, new = old_producer.get(used.dataset_id), new_producer.get(used.dataset_id)
+        waiting = [used.dataset_id for used in reversed(job.inputs)]
+        seen: set[str] = set()
+        while waiting:
+            dataset_id = waiting.pop()
+            if dataset_id in texts:
+                if dataset_id in seen:
+                    continue
+                seen.add(dataset_id)
+                key = fingerprint.virtual_key(dataset_id)
+                if definitions[key] != deployed.definition_fingerprints.get(key):
+                    found[dataset_id] = None
+                waiting += reversed(virtual.reads(texts[dataset_id]))
+                continue
+            old, new = old_producer.get(dataset_id), new_producer.get(dataset_id)
             if new is not None and definitions[new] == deployed.definition_fingerprints.get(new):
                 found.update(dict.fromkeys(causes[new]))
             elif new is not None:

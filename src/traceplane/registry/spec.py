@@ -24,11 +24,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from traceplane.errors import NotFound, Problem, SpecInvalid
+from traceplane.errors import NotFound, Problem, SpecInvalid, TraceplaneError
 from traceplane.model import cron, hot_table
 from traceplane.model import dag as model
 from traceplane.model.dag import Dag, Input, Job, Output
 from traceplane.model.runtimes import POSITIONS
+from traceplane.sql import virtual
 
 VERSION = 1
 MAX_BYTES = 1 << 20
@@ -367,6 +368,18 @@ _name = _matching(
 _label = _matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
 _type = _matching(r"\S.{0,99}", "a type")
 
+
+def _select(problems: _Problems, node: yaml.Node) -> str:
+    """SQL that queries may be made of: it passes the gate that they pass."""
+    text: str = _text(problems, node)
+    try:
+        virtual.checked(text)
+    except TraceplaneError as error:
+        told = error.message if error.value is None else f"{error.message}: {error.value}"
+        raise _Wrong("spec.sql_refused", node, told[:500], error.next_step) from None
+    return text
+
+
 _COLUMN: Fields = {"name": _label, "type": _type, "nullable": _boolean, "pii": _boolean}
 _DATASET: Fields = {
     "storage": _choice(model.Storage),
@@ -374,6 +387,7 @@ _DATASET: Fields = {
     "description": _text,
     "position": _label,
     "columns": _list_of(_record(_COLUMN, "name", "type")),
+    "sql": _select,
 }
 _SOURCE: Fields = {"kind": _choice(model.SourceKind), "schedule": _schedule}
 _FROM: Fields = {"job": _text, "output": _text, "dataset": _label}
@@ -534,15 +548,17 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     _check_jobs(problems, drafts, known_runtimes)
     producers = _producers(problems, drafts)
     _check_datasets(problems, top, drafts, producers)
-    ordered = _order(problems, drafts, producers)
+    below = _below_virtual(problems, top)
+    ordered = _order(problems, drafts, producers, below)
     if problems:
         raise problems.invalid()
     jobs = tuple(
         job for draft in ordered for job in _with_aggregators(draft, _job(draft, top, known_runtimes))
     )
     declared = top.get("datasets") or {}
-    produced = {output.dataset_id: job for job in jobs for output in job.outputs}
-    read = {used.dataset_id for job in jobs for used in job.inputs}
+    produced: dict[str, Job | None] = {output.dataset_id: job for job in jobs for output in job.outputs}
+    produced |= dict.fromkeys(below)
+    read = {used.dataset_id for job in jobs for used in job.inputs}.union(*below.values())
     return Dag(
         name=top.get("dag"),
         jobs=jobs,
@@ -673,17 +689,26 @@ def _producers(problems: _Problems, drafts: list[_Draft]) -> dict[str, int]:
 def _check_datasets(
     problems: _Problems, top: _Record, drafts: list[_Draft], producers: dict[str, int]
 ) -> None:
-    if "jobs" in top.nodes and top.lacks("jobs"):
-        problems.add("spec.no_jobs", top.at("jobs"), "a DAG needs at least one job", "add a job")
     declared: dict[str, _Record | None] = top.get("datasets") or {}
+    virtual_ones = {i for i, dataset in declared.items() if dataset is not None and _is_virtual(dataset)}
+    if "jobs" in top.nodes and top.lacks("jobs") and not virtual_ones:
+        message = "a DAG needs at least one job or virtual dataset"
+        problems.add("spec.no_jobs", top.at("jobs"), message, "add a job")
     keys = _entries(problems, top.at("datasets")) if declared else {}
     for dataset_id, dataset in declared.items():
-        if dataset_id not in producers and all(draft.outputs_known() for draft in drafts):
+        unproduced = dataset_id not in producers and dataset_id not in virtual_ones
+        if unproduced and all(draft.outputs_known() for draft in drafts):
             near = _near(dataset_id, producers.keys() - declared.keys())
             message = f"no job of this file produces {dataset_id[:100]!r}"
             problems.add("spec.unproduced_dataset", keys[dataset_id][0], message, near or "remove it")
         if dataset is None:
             continue
+        _check_virtual(problems, dataset)
+        if dataset_id in virtual_ones and dataset_id in producers:
+            outputs = drafts[producers[dataset_id]].outputs
+            item = next(item for output, item in outputs if output.dataset_id == dataset_id)
+            message = f"{dataset_id[:100]!r} is virtual: its SQL produces it"
+            problems.add("spec.virtual_produced", item.at("dataset"), message, "write another dataset")
         if not dataset.lacks("write_mode") and (
             dataset.lacks("storage") or dataset.has("storage", "parquet")
         ):
@@ -696,6 +721,57 @@ def _check_datasets(
     for draft in drafts:
         for used, item in draft.inputs:
             _check_columns_read(problems, item, declared.get(used.dataset_id))
+
+
+def _is_virtual(dataset: _Record) -> bool:
+    return dataset.has("storage", "virtual")
+
+
+def _check_virtual(problems: _Problems, dataset: _Record) -> None:
+    if not _is_virtual(dataset):
+        if "sql" in dataset.nodes and (dataset.lacks("storage") or dataset.get("storage")):
+            message = "only a virtual dataset has sql"
+            problems.add("spec.sql_needs_virtual", dataset.at("sql"), message, "add storage: virtual")
+        return
+    if "sql" not in dataset.nodes:
+        message = "a virtual dataset is its sql, which is missing"
+        problems.add("spec.virtual_needs_sql", dataset.at("storage"), message, "add sql: select ...")
+    for name in ("write_mode", "position"):
+        if name in dataset.nodes:
+            message = f"nothing of a virtual dataset is stored: it has no {name}"
+            problems.add("spec.virtual_not_stored", dataset.at(name), message, "remove it")
+
+
+def _below_virtual(problems: _Problems, top: _Record) -> dict[str, list[str]]:
+    """By virtual dataset, what its SQL reads; those that read each other in a circle are told."""
+    declared: dict[str, _Record | None] = top.get("datasets") or {}
+    below = {
+        dataset_id: virtual.reads(dataset.get("sql"))
+        for dataset_id, dataset in declared.items()
+        if dataset is not None and _is_virtual(dataset) and dataset.get("sql")
+    }
+    while True:
+        graph = {i: [r for r in found if r in below] for i, found in below.items()}
+        try:
+            TopologicalSorter(graph).prepare()
+            return below
+        except CycleError as error:
+            cycle = error.args[1][::-1]
+            dataset = declared[cycle[0]]
+            assert dataset is not None
+            message = f"virtual datasets read each other: {' → '.join(cycle)}"
+            problems.add("spec.cycle", dataset.at("sql"), message[:500], "let one read stored datasets only")
+            below[cycle[0]] = [r for r in below[cycle[0]] if r != cycle[1]]
+
+
+def _stored(dataset_id: str, below: dict[str, list[str]]) -> set[str]:
+    """The dataset itself, or what a virtual one of this file reads in the end."""
+    seen, waiting = {dataset_id}, [dataset_id]
+    while waiting:
+        new = set(below.get(waiting.pop(), ())) - seen
+        seen |= new
+        waiting += new
+    return seen - below.keys()
 
 
 def _check_hot_table(problems: _Problems, dataset: _Record) -> None:
@@ -738,10 +814,17 @@ def _check_columns_read(problems: _Problems, item: _Record, dataset: _Record | N
             problems.add("spec.unknown_column", node, f"no column {name[:100]!r} there", _near(name, known))
 
 
-def _order(problems: _Problems, drafts: list[_Draft], producers: dict[str, int]) -> list[_Draft]:
+def _order(
+    problems: _Problems, drafts: list[_Draft], producers: dict[str, int], below: dict[str, list[str]]
+) -> list[_Draft]:
     """Upstream first, and in the order of the file where that leaves a choice."""
     upstream = {
-        index: {producers[used.dataset_id] for used, _ in draft.inputs if used.dataset_id in producers}
+        index: {
+            producers[read]
+            for used, _ in draft.inputs
+            for read in _stored(used.dataset_id, below)
+            if read in producers
+        }
         for index, draft in enumerate(drafts)
     }
     while True:
@@ -753,7 +836,7 @@ def _order(problems: _Problems, drafts: list[_Draft], producers: dict[str, int])
             cycle = error.args[1][1:]
             start = cycle.index(min(cycle))
             cycle = cycle[start:] + cycle[:start]
-            _report_cycle(problems, [drafts[index] for index in cycle])
+            _report_cycle(problems, [drafts[index] for index in cycle], below)
             upstream[cycle[0]].remove(cycle[-1])  # so that the next cycle is found too
     ready: list[int] = []
     order: list[_Draft] = []
@@ -765,9 +848,9 @@ def _order(problems: _Problems, drafts: list[_Draft], producers: dict[str, int])
     return order
 
 
-def _report_cycle(problems: _Problems, cycle: list[_Draft]) -> None:
+def _report_cycle(problems: _Problems, cycle: list[_Draft], below: dict[str, list[str]]) -> None:
     closing = {output.dataset_id for output, _ in cycle[-1].outputs}
-    item = next(item for used, item in cycle[0].inputs if used.dataset_id in closing)
+    item = next(item for used, item in cycle[0].inputs if _stored(used.dataset_id, below) & closing)
     path = " → ".join(draft.name for draft in [*cycle, cycle[0]])
     problems.add("spec.cycle", item.at("from"), f"jobs feed each other: {path}", "remove one of these inputs")
 
@@ -844,8 +927,8 @@ def _with_aggregators(draft: _Draft, job: Job) -> list[Job]:
     return [*aggregators, replace(job, inputs=inputs, execution_strategy=per_partition)]
 
 
-def _dataset(dataset_id: str, declared: _Record | None, producer: Job) -> model.Dataset:
-    position = POSITIONS.get(producer.operator)
+def _dataset(dataset_id: str, declared: _Record | None, producer: Job | None) -> model.Dataset:
+    position = POSITIONS.get(producer.operator) if producer is not None else None
     if declared is None:
         return model.Dataset(dataset_id, position=position)
     storage = declared.get("storage") or model.Storage.PARQUET
@@ -857,6 +940,7 @@ def _dataset(dataset_id: str, declared: _Record | None, producer: Job) -> model.
         columns=tuple(model.Column(**column.values) for column in declared.get("columns") or ()),
         position=declared.get("position") or position,
         description=declared.get("description") or "",
+        sql=declared.get("sql"),
     )
 
 

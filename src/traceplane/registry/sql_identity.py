@@ -13,15 +13,23 @@ from typing import Any
 import sqlglot
 from sqlglot.errors import SqlglotError
 
-from traceplane.model.dag import Dag, Job
-
-_DIALECT = "spark"
+from traceplane.model.dag import Dag, Dataset, Job
 
 
 def with_deployed_queries(desired: Dag, deployed: Dag) -> Dag:
     """`desired`, with the deployed text of each query that differs from it in nothing but its looks."""
     before = {job.name: job for job in deployed.jobs}
-    return replace(desired, jobs=tuple(_with_query_of(before.get(job.name), job) for job in desired.jobs))
+    texts = deployed.virtual
+    return replace(
+        desired,
+        jobs=tuple(_with_query_of(before.get(job.name), job) for job in desired.jobs),
+        datasets=tuple(_with_sql_of(texts.get(d.dataset_id), d) for d in desired.datasets),
+    )
+
+
+def _with_sql_of(old: str | None, new: Dataset) -> Dataset:
+    same = old is not None and new.sql is not None and say_the_same(old, new.sql, "duckdb")
+    return replace(new, sql=old) if same else new
 
 
 def _with_query_of(old: Job | None, new: Job) -> Job:
@@ -38,17 +46,17 @@ def _kept(old: Any, new: Any) -> Any:
     return new
 
 
-def say_the_same(one: str, other: str) -> bool:
+def say_the_same(one: str, other: str, dialect: str = "spark") -> bool:
     if one == other:
         return True
     try:
-        first, second = (sqlglot.parse(text, dialect=_DIALECT) for text in (one, other))
+        first, second = (sqlglot.parse(text, dialect=dialect) for text in (one, other))
         # Both: trees are compared without regard to the case of some names, and text may leave out what the
         # writer of a dialect does not know.
-        return first == second and _text(first) == _text(second)
+        return first == second and _text(first, dialect) == _text(second, dialect)
     except (SqlglotError, RecursionError):
         return False  # what cannot be parsed is compared by its text
 
 
-def _text(statements: list[Any]) -> list[str | None]:
-    return [s.sql(dialect=_DIALECT, comments=False) if s is not None else None for s in statements]
+def _text(statements: list[Any], dialect: str) -> list[str | None]:
+    return [s.sql(dialect=dialect, comments=False) if s is not None else None for s in statements]

@@ -308,6 +308,8 @@ class Wrapper:
                 }
                 for number, (i, found, columns) in enumerate(zip(job.inputs, files, schemas, strict=True))
             ],
+            "views": msgspec.to_builtins(job.views),
+            "given": msgspec.to_builtins(job.given),
             "outputs": [
                 {"name": o.name, "folder": str(self._store.outputs / prefix), "existing": self._paths(found)}
                 for o, prefix, found in zip(job.outputs, task.write_prefixes, existing, strict=True)
@@ -498,7 +500,9 @@ def _reuse(job: JobPayload, store: StoreOnDisk) -> Reuse | None:
     writable = [store.outputs / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
     if not all(_make_passable(folder) for folder in (*readable, *writable)):
         return None
-    revision = hashlib.sha256(msgspec.json.encode([job.operator, job.config], order="sorted")).hexdigest()
+    revision = hashlib.sha256(
+        msgspec.json.encode([job.operator, job.config, job.views], order="sorted")
+    ).hexdigest()
     return Reuse(key=f"{job.org}/{job.job_id}/{revision}", readable=tuple(readable), writable=tuple(writable))
 
 

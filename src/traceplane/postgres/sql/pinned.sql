@@ -106,11 +106,16 @@ from dataset_commits where generation_id = any($1::uuid[]) and superseded_by is 
 -- name: producers
 -- The jobs that write and read generations.
 select x.generation_id, d.name as dag, j.name as job, j.operator, j.definition->'config'->'query' as query,
-       x.name as output, true as writes
+       x.name as output, true as writes, j.definition->'virtual'->'inputs' as virtual_inputs
 from job_outputs x join jobs j using (job_id) join dags d using (dag_id) where x.generation_id = any($1::uuid[]) and j.routed
 union all
-select i.generation_id, d.name, j.name, j.operator, null, null, false
+select i.generation_id, d.name, j.name, j.operator, null, null, false, null
 from job_inputs i join jobs j using (job_id) join dags d using (dag_id) where i.generation_id = any($1::uuid[]) and j.routed
+
+-- name: read_by
+-- Who reads a virtual dataset: jobs, directly or through others.
+select d.name as dag, j.name as job from jobs j join dags d using (dag_id) join orgs o using (org_id)
+where j.routed and j.definition ? 'virtual' and o.slug = $1 and j.definition->'virtual'->'datasets' ? $2::text
 
 -- name: inputs_of
 -- What the producer of a generation reads, under which names.

@@ -74,6 +74,36 @@ values ($1, $2, $3, $4, $5, $6, $7)
 -- An edge out of a job.
 insert into job_outputs (job_id, output_index, name, dataset_uuid, generation_id) values ($1, $2, $3, $4, $5)
 
+-- name: readers_of_virtual
+-- Jobs of other DAGs that read virtual datasets, directly or through others.
+select g.name as dag, j.name as job, j.definition
+from jobs j join dags g using (dag_id) join orgs o using (org_id)
+where j.routed and j.definition ? 'virtual' and o.slug = $1 and g.name <> $2
+  and j.definition->'virtual'->'datasets' ?| $3::text[]
+order by dag, job
+
+-- name: virtual_readers_to_follow
+-- Jobs with virtual inputs of other DAGs that receive events, and those of the version itself: what a virtual dataset of
+-- somebody else means may have changed, now or while the version was retired. With the generations they read by dataset.
+select o.slug as org, j.job_id, j.definition,
+  (select jsonb_object_agg(d.dataset_id, i.generation_id) from job_inputs i join datasets d using (dataset_uuid)
+   where i.job_id = j.job_id) as reads
+from jobs j join dags g using (dag_id) join orgs o using (org_id)
+where j.definition ? 'virtual' and j.routed
+  and (j.dag_id <> $1 or exists (select 1 from dag_version_jobs v where v.dag_version_id = $2 and v.job_id = j.job_id))
+  and o.org_id = (select org_id from dags where dag_id = $1)
+order by j.job_id for update of j
+
+-- name: rewrite_virtual
+-- What makes the inputs of a job; they are to be added anew.
+with gone as (delete from job_inputs where job_id = $1)
+update jobs set definition = jsonb_set(definition, '{virtual}', $2), revision = revision + 1 where job_id = $1
+
+-- name: set_strategy
+-- How events become tasks of a job that keeps its data.
+update jobs set definition = jsonb_set(definition, '{execution_strategy}', to_jsonb($2::text)), revision = revision + 1
+where job_id = $1 and definition->>'execution_strategy' is distinct from $2::text
+
 -- name: map_job
 -- The jobs of a version.
 insert into dag_version_jobs (dag_version_id, job_id) values ($1, $2)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import sqlglot
 from sqlglot import exp
@@ -22,7 +23,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from traceplane.errors import Forbidden, InvalidInput, TooLarge, TraceplaneError
 from traceplane.model.pruning import Condition, Literal, Span
-from traceplane.query.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
+from traceplane.sql.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
 
 LONGEST_SQL = 65_536
 MOST_WORDS = 10_000
@@ -40,6 +41,11 @@ class Relation:
     name: str
     dataset_id: str
     conditions: tuple[Condition, ...] = ()
+    as_of: Moment = None
+
+
+Moment = int | datetime | None
+"""What is read of a dataset: a version of its DAG, what was there at a time, or what is there now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +57,17 @@ class Gated:
     def dataset_ids(self) -> list[str]:
         return sorted({relation.dataset_id for relation in self.relations})
 
-    def conditions(self, dataset_id: str) -> list[Condition]:
-        """What is asked of a dataset, wherever it is read."""
-        return [
-            c for relation in self.relations if relation.dataset_id == dataset_id for c in relation.conditions
-        ]
 
+def admit(sql: str, *, within: str = "tp_d") -> Gated:
+    """The query as the engine gets it; or the reason why it does not, as an error.
 
-def admit(sql: str) -> Gated:
-    """The query as the engine gets it; or the reason why it does not, as an error."""
+    `within` begins the names of its relations, so that one query can stand inside of another.
+    """
     tree = _parse(sql)
     try:
         _check(tree)
         ctes = _rename_ctes(tree)
-        relations = _rename_relations(tree, ctes)
+        relations = _rename_relations(tree, ctes, within)
         text = tree.sql(dialect="duckdb", identify=True, comments=False)
     except RecursionError:
         raise _too_deep() from None
@@ -181,12 +184,14 @@ _SYNTAX: frozenset[type[exp.Expr]] = frozenset(
     }
 )  # fmt: skip
 
-_OF_A_TABLE = {"this", "db", "catalog", "alias", "joins", "laterals", "sample"}
+_OF_A_TABLE = {"this", "db", "catalog", "alias", "joins", "laterals", "sample", "version"}
 
 
 def _check(tree: exp.Expr) -> None:
     for node in tree.walk():
-        if isinstance(node, exp.Anonymous | exp.AnonymousAggFunc):
+        if isinstance(node, exp.Version) and isinstance(node.parent, exp.Table):
+            _moment(node)
+        elif isinstance(node, exp.Anonymous | exp.AnonymousAggFunc):
             if not _known(str(node.this)):
                 raise _function(str(node.this))
         elif type(node) not in _SYNTAX:
@@ -218,6 +223,8 @@ def _check_table(table: exp.Table) -> None:
         if value and key not in _OF_A_TABLE:
             raise _syntax(key.upper())
     if isinstance(table.this, exp.Func):
+        if table.args.get("version"):
+            raise _syntax("AS OF of a function")
         name = table.this.this if isinstance(table.this, exp.Anonymous) else _table_function(table.this)
         if table.args.get("db") or str(name).lower() not in TABLE_FUNCTIONS:
             raise _function(str(name))
@@ -244,6 +251,30 @@ def _syntax(name: str) -> Forbidden:
     return Forbidden("query.syntax_denied", "the query uses syntax that is not allowed", value=name[:100])
 
 
+def _moment(version: exp.Version) -> int | datetime:
+    """`FOR VERSION AS OF 3`, or `FOR TIMESTAMP AS OF '2026-01-31 12:00'`, which is UTC if it says nothing else."""
+    given = version.expression
+    if isinstance(given, exp.Cast) and given.to.is_type(exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ):
+        given = given.this
+    if version.args.get("kind") == "AS OF" and isinstance(given, exp.Literal):
+        text = str(given.this)
+        if version.name == "VERSION" and not given.is_string and text.isdigit() and 0 < int(text) < 2**31:
+            return int(text)
+        if version.name == "TIMESTAMP" and given.is_string:
+            try:
+                time = datetime.fromisoformat(text.strip())
+            except ValueError:
+                pass
+            else:
+                return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    raise InvalidInput(
+        "query.bad_as_of",
+        "a dataset is read as of a version of its DAG, or as of a time",
+        value=version.sql(dialect="duckdb")[:100],
+        next_step="write FOR VERSION AS OF 3, or FOR TIMESTAMP AS OF '2026-01-31 12:00:00Z'",
+    )
+
+
 # --- names ------------------------------------------------------------------------------------------
 
 
@@ -264,8 +295,8 @@ def _rename_ctes(tree: exp.Expr) -> dict[str, str]:
     return names
 
 
-def _rename_relations(tree: exp.Expr, ctes: Mapping[str, str]) -> list[Relation]:
-    found: list[tuple[exp.Table, str]] = []
+def _rename_relations(tree: exp.Expr, ctes: Mapping[str, str], within: str) -> list[Relation]:
+    found: list[tuple[exp.Table, str, Moment]] = []
     unaliased: dict[tuple[str, ...], exp.Identifier] = {}
     for table in [*tree.find_all(exp.Table)]:
         if isinstance(table.this, exp.Func):
@@ -274,9 +305,12 @@ def _rename_relations(tree: exp.Expr, ctes: Mapping[str, str]) -> list[Relation]
         last = exp.to_identifier(parts[-1], quoted=True)
         if len(parts) == 1 and parts[0].lower() in ctes:
             name = ctes[parts[0].lower()]
+            if table.args.get("version"):
+                raise _syntax("AS OF of a common table expression")
         else:
-            name = f"tp_d{len(found)}"
-            found.append((table, ".".join(parts)))
+            name = f"{within}{len(found)}"
+            version = table.args.pop("version", None)
+            found.append((table, ".".join(parts), None if version is None else _moment(version)))
             if not table.alias:
                 unaliased[tuple(part.lower() for part in parts)] = last
         _point_at(table, name, last)
@@ -285,7 +319,8 @@ def _rename_relations(tree: exp.Expr, ctes: Mapping[str, str]) -> list[Relation]
     _requalify_columns(tree, unaliased)
     conditions = _conditions(tree)
     return [
-        Relation(table.name, dataset_id, tuple(conditions.get(table.name, ()))) for table, dataset_id in found
+        Relation(table.name, dataset_id, tuple(conditions.get(table.name, ())), as_of)
+        for table, dataset_id, as_of in found
     ]
 
 
@@ -322,10 +357,10 @@ def _conditions(tree: exp.Expr) -> dict[str, list[Condition]]:
     found: dict[str, list[Condition]] = {}
     for select in tree.find_all(exp.Select):
         where, joins = select.args.get("where"), select.args.get("joins") or []
-        if where is None or select.args.get("sample") or not all(_plain(join) for join in joins):
+        if where is None or select.args.get("sample") or not all(is_plain_join(join) for join in joins):
             continue
         sources = [s for s in (select.args.get("from_"), *joins) if s is not None]
-        tables = [s.this for s in sources if isinstance(s.this, exp.Table) and _is_plain_table(s.this)]
+        tables = [s.this for s in sources if isinstance(s.this, exp.Table) and is_plain_table(s.this)]
         outputs = {e.alias.lower() for e in select.expressions if isinstance(e, exp.Alias)}
         for conjunct in _conjuncts(where.this):
             if (asked := _condition(conjunct)) is None:
@@ -339,13 +374,13 @@ def _conditions(tree: exp.Expr) -> dict[str, list[Condition]]:
     return found
 
 
-def _plain(join: exp.Join) -> bool:
+def is_plain_join(join: exp.Join) -> bool:
     """Whether a row that WHERE drops could also have been missing before the join."""
     method, kind = str(join.args.get("method") or "").upper(), str(join.args.get("kind") or "").upper()
     return method in ("", "NATURAL") and kind in _PLAIN_JOIN_KINDS
 
 
-def _is_plain_table(table: exp.Table) -> bool:
+def is_plain_table(table: exp.Table) -> bool:
     alias = table.args.get("alias")
     return not table.args.get("sample") and not (alias is not None and alias.args.get("columns"))
 
@@ -448,5 +483,6 @@ DENIALS = frozenset(
         "query.unknown_relation",
         "query.too_deep",
         "query.too_long",
+        "query.personal_data",
     }
 )

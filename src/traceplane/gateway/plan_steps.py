@@ -1,0 +1,47 @@
+"""A plan as data, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from traceplane.control_api import (
+    ConcernedView,
+    DatasetChangeView,
+    FieldChangeView,
+    JobChangeView,
+    PlanSteps,
+    WeightView,
+)
+from traceplane.model.dag import Job
+from traceplane.registry.apply import Consequences
+from traceplane.registry.plan import FieldChange, Plan
+
+
+def plan_steps(plan: Plan, consequences: Consequences) -> PlanSteps:
+    return PlanSteps(
+        added=[_job(job) for job in plan.added],
+        in_place=[_job(changed.job, changed.changes) for changed in plan.execution_changed],
+        rebuilt=[_job(r.job, (*r.changes, *r.execution_changes), r.downstream_of) for r in plan.rebuilt],
+        removed=[_job(job) for job in plan.removed],
+        unchanged=[job.name for job in plan.unchanged],
+        datasets_added=list(plan.datasets_added),
+        datasets_changed=[DatasetChangeView(d.dataset_id, _fields(d.changes)) for d in plan.datasets_changed],
+        datasets_removed=list(plan.datasets_removed),
+        computed_anew=[
+            WeightView(w.dataset_id, w.scopes, w.rows, w.bytes) for w in consequences.computed_anew
+        ],
+        readers=[
+            ConcernedView(r.dag, r.job, r.dataset_id, r.loses_it, list(r.broken_columns))
+            for r in consequences.readers
+        ],
+    )
+
+
+def _job(job: Job, changes: Iterable[FieldChange] = (), downstream_of: Iterable[str] = ()) -> JobChangeView:
+    return JobChangeView(
+        job.name, job.runtime, job.operator, _fields(changes), list(downstream_of), job.generated_for
+    )
+
+
+def _fields(changes: Iterable[FieldChange]) -> list[FieldChangeView]:
+    return [FieldChangeView(change.field, change.old, change.new) for change in changes]

@@ -1,0 +1,197 @@
+"""Virtual datasets as inputs of jobs.
+
+A job that reads a virtual dataset reads, and is woken by, the stored datasets below it: an event of one of them wakes
+it with the scope that it has there, and the SQL is computed over the rows of that scope, as if it stood at the
+beginning of the job. So inputs, grants, replays and lineage are of stored datasets, as with every other job.
+
+The job keeps what it was made from (`definition.virtual`). When another DAG changes a virtual dataset that it reads,
+its inputs are written anew in the transaction that moves that DAG's pointers, and everything is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from traceplane.errors import Conflict, InvalidInput, UserError
+from traceplane.model.dag import Dag, Input, Job
+from traceplane.model.runtimes import SPARK, Runtime
+from traceplane.postgres import registry
+from traceplane.postgres.database import Transaction
+from traceplane.sql import virtual
+from traceplane.sql.gate import Relation
+
+_ABLE = frozenset({"pyspark", "sql"})
+
+
+def resolve(
+    inputs: Sequence[Input], texts: Mapping[str, str], own: Mapping[str, str]
+) -> tuple[list[Input], dict[str, Any] | None]:
+    """The stored datasets that a job reads; and what makes its inputs of them, if some are virtual.
+
+    `texts` is the SQL of all virtual datasets, `own` of those that belong to the job's DAG.
+    """
+    relations = {
+        used.name: Relation(f"tp_d{number}", used.dataset_id)
+        for number, used in enumerate(inputs)
+        if used.dataset_id in texts
+    }
+    if not relations:
+        return list(inputs), None
+    expanded = virtual.expand(relations.values(), lambda r: texts.get(r.dataset_id))
+    below = sorted({relation.dataset_id for relation in expanded.stored})
+    names = {
+        dataset_id: f"#{number}" for number, dataset_id in enumerate(below)
+    }  # no name of an input has a #
+    stored = [used for used in inputs if used.name not in relations]
+    stored += [Input(name, dataset_id) for dataset_id, name in names.items()]
+    used_texts = sorted({view.relation.dataset_id for view in expanded.views})
+    definition = {
+        "inputs": [
+            {"name": i.name, "dataset_id": i.dataset_id, "where": i.where, "columns": list(i.columns)}
+            for i in inputs
+        ],
+        "datasets": used_texts,
+        "own": {dataset_id: own[dataset_id] for dataset_id in used_texts if dataset_id in own},
+        "views": [
+            {
+                "name": view.relation.name,
+                "sql": virtual.for_spark(view.sql),
+                "reads": {r.name: names[r.dataset_id] for r in view.reads if r.dataset_id in names},
+            }
+            for view in expanded.views
+        ],
+        "given": {name: relation.name for name, relation in relations.items()},
+    }
+    return stored, definition
+
+
+async def load(
+    tx: Transaction, org: str, wanted: Iterable[str], own: Mapping[str, str], mine: Collection[str] = ()
+) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """The SQL of all virtual datasets at and below those that are wanted, and the rows of those that are not `mine`,
+    of which the virtual ones are `own`."""
+    texts, rows = dict(own), dict[str, dict[str, Any]]()
+    waiting, seen = {*wanted, *own}, set[str]()
+    while waiting:
+        seen |= waiting
+        found = await registry.datasets_by_id(tx, org, sorted(waiting - own.keys() - set(mine)))
+        rows |= found
+        texts |= {i: row["definition"]["sql"] for i, row in found.items() if row["definition"].get("sql")}
+        waiting = {read for i in waiting if i in texts for read in virtual.reads(texts[i])} - seen
+    return texts, rows
+
+
+# --- what a deploy refuses --------------------------------------------------------------------------
+
+
+async def refused(
+    tx: Transaction,
+    org: str,
+    dag: Dag,
+    runtimes: Mapping[str, Runtime],
+    texts: Mapping[str, str],
+    rows: Mapping[str, Mapping[str, Any]],
+) -> UserError | None:
+    own = dag.virtual
+    mine = {dataset.dataset_id for dataset in dag.datasets}
+    try:
+        for dataset_id in own:
+            virtual.expand([Relation("tp_d0", dataset_id)], lambda r: texts.get(r.dataset_id))
+        for dataset_id in texts.keys() - own.keys():
+            # Its order within this DAG, and what is to be rebuilt with it, could not be told.
+            below = virtual.expand([Relation("tp_d0", dataset_id)], lambda r: texts.get(r.dataset_id))
+            if loops := sorted({r.dataset_id for r in below.stored} & mine):
+                return _loops_back(dataset_id, rows[dataset_id]["dag"], loops[0], dag.name)
+        for job in dag.jobs:
+            if any(used.dataset_id in texts for used in job.inputs):
+                if refusal := _refused_job(job, runtimes, texts):
+                    return refusal
+                resolve(job.inputs, texts, own)
+        for reader in await registry.readers_of_virtual(tx, org, dag.name, sorted(own)):
+            found, _ = await _resolved_again(tx, org, reader, own)
+            if theirs := await _owned(tx, org, found, reader["dag"], reader["definition"]["virtual"]):
+                name = next(i for i in reader["definition"]["virtual"]["datasets"] if i in own)
+                return _loops_back(name, dag.name, theirs, reader["dag"])
+    except UserError as error:
+        return InvalidInput(error.code, error.message, value=error.value, next_step=error.next_step)
+    return None
+
+
+def _refused_job(job: Job, runtimes: Mapping[str, Runtime], texts: Mapping[str, str]) -> UserError | None:
+    if job.operator in _ABLE and SPARK in runtimes[job.runtime].capabilities:
+        return None
+    bulk = f" (it was made for the Bulk job {job.generated_for})" if job.generated_for else ""
+    return InvalidInput(
+        "deploy.virtual_input_unsupported",
+        f"job {job.name}{bulk}: only sql and pyspark jobs read virtual datasets",
+        value=next(used.dataset_id for used in job.inputs if used.dataset_id in texts),
+        next_step="read the datasets that its SQL reads, or put a sql job in between",
+    )
+
+
+def _loops_back(dataset_id: str, owner: str, below: str, dag: str) -> Conflict:
+    return Conflict(
+        "deploy.virtual_loops_back",
+        f"the virtual dataset of DAG {owner} reads {below} of DAG {dag}, which reads it",
+        value=dataset_id,
+        next_step="declare the virtual dataset in the DAG that produces what it reads",
+    )
+
+
+async def _owned(
+    tx: Transaction, org: str, inputs: Sequence[Input], dag: str, before: Mapping[str, Any]
+) -> str | None:
+    """A dataset of the job's own DAG among what it would read through virtual datasets only."""
+    direct = {i["dataset_id"] for i in before["inputs"]}
+    rows = await registry.datasets_by_id(tx, org, [i.dataset_id for i in inputs])
+    return next((i for i, row in rows.items() if row["dag"] == dag and i not in direct), None)
+
+
+# --- following another DAG --------------------------------------------------------------------------
+
+
+async def _resolved_again(
+    tx: Transaction, org: str, reader: Mapping[str, Any], changed: Mapping[str, str] = {}
+) -> tuple[list[Input], dict[str, Any] | None]:
+    before = reader["definition"]["virtual"]
+    inputs = [Input(i["name"], i["dataset_id"], i["where"], tuple(i["columns"])) for i in before["inputs"]]
+    own = {**changed, **before["own"]}
+    texts, _ = await load(tx, org, [i.dataset_id for i in inputs], own)
+    return resolve(inputs, texts, before["own"])
+
+
+async def follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[tuple[UUID, UUID]]:
+    """Jobs whose virtual inputs mean something else since the pointers moved read what they mean now; these jobs,
+    with all the generations that they read."""
+    told: list[tuple[UUID, UUID]] = []
+    for reader in await registry.virtual_readers_to_follow(tx, dag_id, version_id):
+        try:
+            stored, definition = await _resolved_again(tx, reader["org"], reader)
+        except UserError:
+            continue  # it goes on with what it read before
+        if definition == reader["definition"]["virtual"]:
+            continue
+        rows = await registry.datasets_by_id(tx, reader["org"], [i.dataset_id for i in stored])
+        read: Mapping[str, str] = reader["reads"]
+        generations = {
+            i: UUID(read[i]) if i in read else row["current_generation_id"] for i, row in rows.items()
+        }
+        if any(generations.get(i.dataset_id) is None for i in stored):
+            continue
+        await registry.rewrite_virtual(tx, reader["job_id"], definition)
+        for number, used in enumerate(stored):
+            row, generation = rows[used.dataset_id], generations[used.dataset_id]
+            await registry.add_job_input(
+                tx,
+                reader["job_id"],
+                number,
+                used.name,
+                row["dataset_uuid"],
+                generation,
+                used.where,
+                used.columns,
+            )
+            told.append((reader["job_id"], generation))
+    return told
