@@ -177,6 +177,9 @@ class World:
 
 
 class TaskMachine(RuleBasedStateMachine):
+    """No rule has a precondition: two dispatchers at once end one way or the other, and what is drawn next must not
+    depend on which."""
+
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
@@ -185,11 +188,7 @@ class TaskMachine(RuleBasedStateMachine):
         self.events: set[EventKey] = set()
         self.leases: list[Held] = []
         self.arrived: list[UUID] = []
-        """Wake-ups in the hands of workers that have not claimed yet.
-
-    No rule has a precondition: two dispatchers at once end one way or the other, and what is drawn next must not
-    depend on which.
-    """
+        """Wake-ups in the hands of workers that have not claimed yet."""
         self.holds: dict[str, int] = {}
         self.live: dict[tuple[str, str], UUID] = {}
         """Whose commit is read, by dataset and scope."""
