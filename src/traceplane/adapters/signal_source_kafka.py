@@ -21,6 +21,7 @@ from traceplane.settings import Settings
 _BURY_SECONDS = 1.0
 _HISTORY_SECONDS = 30.0
 _PUBLISHED_LATE_SECONDS = 60.0
+_FIRST_LOOK_BACK = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class KafkaAddress:
 
     @property
     def client(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 3, **self.security}
+        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.security}
 
 
 class KafkaSignalSource:
@@ -141,6 +142,7 @@ class KafkaSignalSource:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
         }
         reader = Consumer({**options, **more})
         try:
@@ -161,15 +163,20 @@ class KafkaSignalSource:
         unread = next(self._from(reader, partition, position), None) if position < high else None
         since = unread.timestamp()[1] if unread is not None else time.time() * 1000
         # Signals may be published some time after the time that they bear.
-        earliest = int(since - (seconds + _PUBLISHED_LATE_SECONDS) * 1000)
-        (found,) = reader.offsets_for_times([TopicPartition(topic, partition, max(0, earliest))], timeout=30)
-        if 0 <= found.offset < position:
-            for message in self._from(reader, partition, max(found.offset, low)):
-                offset: int = message.offset()  # type: ignore[assignment]
-                if offset < position:
-                    yield partition, message.value() or b""
-                if offset >= position - 1:
-                    return
+        earliest = since - (seconds + _PUBLISHED_LATE_SECONDS) * 1000
+        back = _FIRST_LOOK_BACK
+        while True:
+            start = max(low, position - back)
+            oldest = next(self._from(reader, partition, start), None)
+            if start == low or oldest is None or oldest.timestamp()[1] < earliest:
+                break
+            back *= 4
+        for message in self._from(reader, partition, start):
+            offset: int = message.offset()  # type: ignore[assignment]
+            if offset < position:
+                yield partition, message.value() or b""
+            if offset >= position - 1:
+                return
 
     def _from(self, reader: Consumer, partition: int, offset: int) -> Iterator[Message]:
         """What the partition holds from an offset on, to its end."""
