@@ -46,6 +46,7 @@ __all__ = [
     "replace_gauge",
     "shutdown",
     "span",
+    "writes",
 ]
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -134,6 +135,10 @@ METRICS: tuple[Metric, ...] = (
     _of_trigger("pipelines_enqueued_total", "counter", "Executions launched."),
     _of_trigger("pipelines_skipped_running_total", "counter", "Matches of pipelines that ran already."),
     _of_trigger("pipelines_without_job_total", "counter", "Matches of pipelines whose job is not deployed."),
+    _of_trigger(
+        "pipelines_held_back_total", "counter", "Idle pipelines that a limit or a fresh change held back."
+    ),
+    _of_trigger("custom_rule_errors_total", "counter", "Custom rules that raised an error.", ("rule",)),
     _of_trigger("cache_pipelines", "gauge", "Pipelines in memory."),
     _of_trigger("cache_size_bytes", "gauge", "Memory of the pipelines."),
     _of_trigger("cache_refresh_duration_ms", "histogram", "Time to refresh the pipelines.", (), _BATCHES),
@@ -229,6 +234,11 @@ def shutdown(timeout: float = 5.0) -> None:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def writes(level: Level) -> bool:
+    """Whether events of a level are written; asked where making them costs more than not writing them."""
+    return _LEVELS[level] >= _state.threshold
 
 
 def emit(name: str, /, level: Level = "info", **fields: object) -> None:
