@@ -349,7 +349,7 @@ async def test_bars_become_signals_that_launch_pipelines_and_late_bars_are_waite
     platform, folder = spark.platform, Path("examples/signals")
     code = {str(path): path.read_text() for path in (Path("examples/__init__.py"), *folder.glob("[!_]*.py"))}
     await platform.deploy((folder / "dag.yaml").read_text(), code=code | {"examples/signals/__init__.py": ""})
-    past, live = 240, 8
+    past, live = 235, 4
     request = PipelineRequest(
         "crosses",
         PipelineConfig("market", "trade", {"shares": 7}),
@@ -363,7 +363,7 @@ async def test_bars_become_signals_that_launch_pipelines_and_late_bars_are_waite
     emitted = EmitRequest([ManualEvent("market.minutes", scope)])
     await platform.api.call("POST", "/v1/events", EmitResponse, emitted)
     await platform.settled(seconds=240)
-    await platform.emit("market.minutes", [*range(past + 4, past + live), *range(past, past + 4)])
+    await platform.emit("market.minutes", [past + 2, past + 3, past, past + 1])
     expected = reference.signals(
         [market.bar(ticker, n) for ticker in market.TICKERS for n in range(past + live)]
     )
