@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def running_postgres() -> Iterator[PostgresServer]:
-    """A running server. Root may not run Postgres, so under root it runs as `nobody`."""
+def running_postgres(settings: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
+    """A running server, with further settings. Root may not run Postgres, so under root it runs as `nobody`."""
     folder = Path(tempfile.mkdtemp(prefix="bench-postgres-"))
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -85,7 +85,9 @@ def running_postgres() -> Iterator[PostgresServer]:
         initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         _run([*initdb, "--locale=C", "--no-sync", "--no-instructions"], owner)
         port = _free_port()
-        options = SETTINGS | {"port": str(port), "unix_socket_directories": str(sockets)}
+        options = (
+            SETTINGS | dict(settings or {}) | {"port": str(port), "unix_socket_directories": str(sockets)}
+        )
         command = [str(binaries / "postgres"), "-D", str(data)]
         command += itertools.chain.from_iterable(("-c", f"{name}={value}") for name, value in options.items())
         with log.open("wb") as output:

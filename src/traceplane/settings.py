@@ -98,6 +98,8 @@ class Settings:
     kafka_consumer_group: str = "trigger-dispatcher"
     kafka_auto_offset_reset: str = "latest"
     """latest | earliest: where a group begins that has consumed nothing yet."""
+    kafka_session_timeout_seconds: float = 10.0
+    """How long a trigger may be silent before its partitions are given to the others."""
     kafka_dead_letter_topic: str | None = None
     """Where signals go that cannot be understood; unset: the topic's name with `.dead-letter` behind it."""
     kafka_security_protocol: str | None = None

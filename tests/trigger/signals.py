@@ -53,7 +53,27 @@ class Topic:
                     break
                 except BufferError:
                     self.producer.poll(0.1)
-        assert self.producer.flush(60) == 0
+        assert self.producer.flush(180) == 0
+
+    @classmethod
+    def at(cls, brokers: str) -> Topic:
+        # A broker that is killed and comes back gets every message, once.
+        options = {"bootstrap.servers": brokers, "linger.ms": 5, "enable.idempotence": True, "log_level": 3}
+        return cls(brokers, Producer({**options, "message.timeout.ms": 180_000}))
+
+    def ends(self) -> dict[int, int]:
+        """How many messages each partition has."""
+        consumer = Consumer({"bootstrap.servers": self.brokers, "group.id": str(uuid4()), "log_level": 3})
+        try:
+            return {
+                n: consumer.get_watermark_offsets(TopicPartition(self.name, n), timeout=30)[1]
+                for n in range(PARTITIONS)
+            }
+        finally:
+            consumer.close()
+
+    def contents(self) -> list[dict[str, Any]]:
+        return [json.loads(message.value()) for message in self.read(self.name)]
 
     def read(self, name: str) -> list[Any]:
         """All messages of a topic, of its four partitions."""
@@ -80,7 +100,7 @@ def mock_cluster() -> Iterator[Topic]:
     )
     described = producer.list_topics(TOPIC, timeout=30)
     brokers = ",".join(f"{b.host}:{b.port}" for b in described.brokers.values())
-    yield Topic(brokers, Producer({"bootstrap.servers": brokers, "linger.ms": 5}))
+    yield Topic.at(brokers)
     producer.flush(1)
 
 

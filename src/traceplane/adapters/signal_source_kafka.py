@@ -30,6 +30,7 @@ class KafkaAddress:
     group: str
     begin_at: str
     """latest | earliest: for partitions that nobody consumed yet."""
+    session_timeout_seconds: float = 10.0
     dead_letter_topic: str
     security: dict[str, str]
 
@@ -48,6 +49,7 @@ class KafkaAddress:
             topic=settings.kafka_signal_topic,
             group=settings.kafka_consumer_group,
             begin_at=settings.kafka_auto_offset_reset,
+            session_timeout_seconds=settings.kafka_session_timeout_seconds,
             dead_letter_topic=settings.kafka_dead_letter_topic
             or f"{settings.kafka_signal_topic}.dead-letter",
             security={name: str(value) for name, value in security.items() if value is not None},
@@ -72,6 +74,8 @@ class KafkaSignalSource:
             {
                 **address.client,
                 "group.id": address.group,
+                "session.timeout.ms": int(address.session_timeout_seconds * 1000),
+                "heartbeat.interval.ms": int(address.session_timeout_seconds * 1000 / 4),
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 # Only for a stored offset that the topic no longer has: what is left of it is not skipped.

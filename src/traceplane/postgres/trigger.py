@@ -56,14 +56,16 @@ async def begin_partitions(tx: Transaction, group: str, topic: str, offsets: Map
     await tx.run(_SQL["begin_partitions"], group, topic, list(offsets), list(offsets.values()))
 
 
-async def changed_pipelines(tx: Transaction, since: int) -> tuple[int, list[StoredPipeline]]:
-    """What was written since the point that the last call told (0 for all), and the point to ask from next.
-    Both belong to one snapshot, so `tx` is one."""
-    seen: int = await tx.value(_SQL["oldest_open_transaction"])
-    rows = await tx.rows(_SQL["changed_pipelines"], since)
-    return seen, [
+async def changed_pipelines(tx: Transaction, since: int) -> tuple[int, Sequence[UUID]]:
+    """The point to ask from next time, and what was written since the one that was told last time (0: all).
+    Both, and what `pipelines` tells then, belong to one snapshot, so `tx` is one."""
+    return await tx.value(_SQL["oldest_open_transaction"]), await tx.value(_SQL["changed_pipelines"], since)
+
+
+async def pipelines(tx: Transaction, pipeline_ids: Sequence[UUID]) -> list[StoredPipeline]:
+    return [
         StoredPipeline(r["pipeline_id"], r["tickers"] or (), r["signal_subscriptions"], r["rules"], r["live"])
-        for r in rows
+        for r in await tx.rows(_SQL["pipelines"], pipeline_ids)
     ]
 
 

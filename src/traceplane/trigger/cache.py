@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -14,7 +13,9 @@ from traceplane import telemetry
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime import Outcome
-from traceplane.trigger.matching import Index, IndexBuilder, Subscription
+from traceplane.trigger.matching import Index, IndexBuilder, Subscription, Wanted
+
+_PIECE = 2000
 
 
 class _Wanted(msgspec.Struct, frozen=True):
@@ -36,16 +37,20 @@ class PipelineCache:
         self._builder = IndexBuilder()
         self._since = 0
         self._failures = 0
-        self.index: Index = self._builder.change({})
+        self.index: Index = self._builder.index()
 
     async def refresh(self) -> Refreshed:
         started = time.perf_counter()
         try:
+            # In pieces, since a row takes many times the memory of what is kept of it; in a thread, since many
+            # pipelines take a while, and batches go on meanwhile.
             async with self._database.snapshot() as tx:
                 seen, changed = await trigger.changed_pipelines(tx, self._since)
-            # In a thread: many pipelines take a while, and batches go on meanwhile.
-            if changed or not self._since:
-                self.index = await asyncio.to_thread(self._rebuilt, changed)
+                for first in range(0, len(changed), _PIECE):
+                    piece = await trigger.pipelines(tx, changed[first : first + _PIECE])
+                    await asyncio.to_thread(self._builder.change, {p.pipeline_id: _wanted(p) for p in piece})
+            if changed:
+                self.index = await asyncio.to_thread(self._builder.index)
         except Exception:
             self._failures += 1
             telemetry.count("cache_refresh_failures_total")
@@ -65,11 +70,8 @@ class PipelineCache:
         )
         return Refreshed(len(changed))
 
-    def _rebuilt(self, changed: list[trigger.StoredPipeline]) -> Index:
-        return self._builder.change({p.pipeline_id: _wanted(p) for p in changed})
 
-
-def _wanted(pipeline: trigger.StoredPipeline) -> tuple[Any, Any] | None:
+def _wanted(pipeline: trigger.StoredPipeline) -> Wanted | None:
     if not pipeline.live:
         return None
     try:
@@ -77,7 +79,9 @@ def _wanted(pipeline: trigger.StoredPipeline) -> tuple[Any, Any] | None:
     except msgspec.ValidationError as error:
         _leave_out(pipeline.pipeline_id, str(error))
         return None
-    return pipeline.tickers, [Subscription(w.signal_type, w.direction, w.min_confidence) for w in wanted]
+    return Wanted(
+        pipeline.tickers, [Subscription(w.signal_type, w.direction, w.min_confidence) for w in wanted]
+    )
 
 
 def _leave_out(pipeline_id: UUID, why: str) -> None:

@@ -18,10 +18,10 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from traceplane.trigger.messages import Signal
+from traceplane.trigger.messages import HIGHEST_CONFIDENCE, Signal
 
 Ints = NDArray[np.int32]
-ANY = -1
+ANY, UNKNOWN = -1, -2
 _PAIRS_AT_ONCE = 2_000_000
 """Signals laid beside postings in one go: memory, not time."""
 
@@ -33,6 +33,14 @@ class Subscription:
     signal_type: str | None = None
     direction: str | None = None
     min_confidence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a pipeline is launched by; without subscriptions, any signal of its tickers."""
+
+    tickers: Sequence[str]
+    subscriptions: Sequence[Subscription] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +72,11 @@ class Postings:
     def where(self, kept: NDArray[np.bool_]) -> Postings:
         return Postings(*(column[kept] for column in self.columns()))
 
-    def with_more(self, others: Postings) -> Postings:
-        joined = [np.concatenate(pair) for pair in zip(self.columns(), others.columns(), strict=True)]
-        order = np.argsort(joined[0], kind="stable")
-        return Postings(*(column[order] for column in joined))
+    @classmethod
+    def joined(cls, parts: Sequence[Postings]) -> Postings:
+        columns = [np.concatenate(same) for same in zip(*(part.columns() for part in parts), strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return cls(*(column[order] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,36 +164,46 @@ class Folded:
 def fold(index: Index, signals: Sequence[Signal | None]) -> Folded:
     """Drops tickers that nobody watches, and words that an earlier one of the same ticker, type and direction
     outdid: whoever is content with the later one was content with the earlier one."""
-    known = index.tickers.get
-    type_of, direction_of = index.signal_types.get, index.directions.get
-    best: dict[tuple[int, int, int], float] = {}
-    outdoes = best.get
-    rows: list[tuple[int, int, int]] = []
-    confidences: list[float] = []
-    places: list[int] = []
-    for nth, signal in enumerate(signals):
-        if signal is None:
-            continue
-        signal_type = type_of(signal.signal_type, -2)
-        for word in signal.tickers:
-            ticker = known(word.ticker)
-            if ticker is None:
-                continue
-            key = (ticker, signal_type, direction_of(word.signal, -2))  # type: ignore[arg-type]
-            if word.confidence > outdoes(key, -1.0):
-                best[key] = word.confidence
-                rows.append(key)
-                confidences.append(word.confidence)
-                places.append(nth)
-    table = np.array(rows, np.int32).reshape(-1, 3)
-    return Folded(
-        table[:, 0], table[:, 1], table[:, 2], np.array(confidences, np.float64), np.array(places, np.int32)
-    )
+    known, type_of, direction_of = index.tickers.get, index.signal_types.get, index.directions.get
+    there = [signal for signal in signals if signal is not None]
+    places = [nth for nth, signal in enumerate(signals) if signal is not None]
+    words = [word for signal in there for word in signal.tickers]
+    widths = np.array([len(signal.tickers) for signal in there], np.int32)
+    nth = np.repeat(np.array(places, np.int32), widths)
+    signal_type = np.repeat(np.array([type_of(s.signal_type, UNKNOWN) for s in there], np.int32), widths)
+    ticker = np.array([known(word.ticker, UNKNOWN) for word in words], np.int32)
+    direction = np.array([direction_of(word.signal, UNKNOWN) for word in words], np.int32)  # type: ignore[arg-type]
+    confidence = np.array([word.confidence for word in words], np.float64)
+    kept = _not_outdone(ticker, signal_type, direction, confidence)
+    return Folded(ticker[kept], signal_type[kept], direction[kept], confidence[kept], nth[kept])
+
+
+def _not_outdone(
+    ticker: Ints, signal_type: Ints, direction: Ints, confidence: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Places, in order, of the words whose confidence is above all earlier ones of their kind."""
+    watched = np.flatnonzero(ticker >= 0)
+    if not len(watched):
+        return watched
+    # Unknown types and directions have numbers below zero, hence the 2.
+    kind = ticker[watched].astype(np.int64)
+    kind = (kind * (int(signal_type.max()) + 3) + signal_type[watched] + 2) * (int(direction.max()) + 3)
+    kind += direction[watched] + 2
+    order = np.argsort(kind, kind="stable")
+    kind, heights = kind[order], confidence[watched][order]
+    begins = np.empty(len(kind), np.bool_)
+    begins[0], begins[1:] = True, kind[1:] != kind[:-1]
+    # Each kind on a storey of its own, so that one running maximum serves all of them.
+    heights = heights + np.cumsum(begins) * (2.0 * HIGHEST_CONFIDENCE)
+    rises = begins.copy()
+    rises[1:] |= heights[1:] > np.maximum.accumulate(heights)[:-1]
+    return np.sort(watched[order[rises]])
 
 
 @dataclass(slots=True)
 class IndexBuilder:
-    """Keeps the pipelines between two indexes, so that a few changes cost little."""
+    """Keeps the pipelines between two indexes, so that a few changes cost little. A pipeline changes at most once
+    from one index to the next."""
 
     _numbers: dict[UUID, int] = field(default_factory=dict)
     _pipelines: list[UUID | None] = field(default_factory=list)
@@ -193,21 +212,18 @@ class IndexBuilder:
     _signal_types: dict[str, int] = field(default_factory=dict)
     _directions: dict[str, int] = field(default_factory=dict)
     _postings: Postings = field(default_factory=lambda: Postings.of(()))
+    _touched: set[int] = field(default_factory=set)
+    _added: list[Postings] = field(default_factory=list)
 
-    def change(self, pipelines: Mapping[UUID, tuple[Sequence[str], Sequence[Subscription]] | None]) -> Index:
-        """The index after these pipelines became so; None: gone."""
-        touched = [number for key in pipelines if (number := self._numbers.get(key)) is not None]
-        kept = self._postings
-        if touched:
-            stays = np.ones(len(self._pipelines), np.bool_)
-            stays[touched] = False
-            kept = kept.where(stays[kept.pipeline])
+    def change(self, pipelines: Mapping[UUID, Wanted | None]) -> None:
+        """These pipelines become so; None: gone."""
         rows: list[tuple[int, int, int, int, float]] = []
         for key, wanted in pipelines.items():
+            if (before := self._numbers.get(key)) is not None:
+                self._touched.add(before)
             if wanted is None:
-                if (number := self._numbers.pop(key, None)) is not None:
-                    self._pipelines[number] = None
-                    self._free.append(number)
+                if (gone := self._numbers.pop(key, None)) is not None:
+                    self._pipelines[gone] = None
                 continue
             number = self._number(key)
             words = [
@@ -216,16 +232,26 @@ class IndexBuilder:
                     _named(self._directions, s.direction),
                     s.min_confidence,
                 )
-                for s in wanted[1] or (Subscription(),)
+                for s in wanted.subscriptions or (Subscription(),)
             ]
-            for ticker in dict.fromkeys(wanted[0]):
+            for ticker in dict.fromkeys(wanted.tickers):
                 at = _named(self._tickers, ticker)
                 rows += [(at, number, *word) for word in words]
-        self._postings = kept.with_more(Postings.of(rows)) if rows else kept
-        starts = np.searchsorted(self._postings.ticker, np.arange(len(self._tickers) + 1))
+        self._added.append(Postings.of(rows))
+
+    def index(self) -> Index:
+        """All pipelines as they are now."""
+        kept = self._postings
+        if self._touched:
+            stays = np.ones(len(self._pipelines), np.bool_)
+            stays[list(self._touched)] = False
+            kept = kept.where(stays[kept.pipeline])
+        self._postings = Postings.joined([kept, *self._added])
+        self._free += [number for number in self._touched if self._pipelines[number] is None]
+        self._touched, self._added = set(), []
         return Index(
             self._postings,
-            starts.astype(np.int64),
+            np.searchsorted(self._postings.ticker, np.arange(len(self._tickers) + 1)).astype(np.int64),
             dict(self._tickers),
             dict(self._signal_types),
             dict(self._directions),

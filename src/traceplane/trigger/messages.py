@@ -11,6 +11,7 @@ import msgspec
 
 from traceplane.adapters.signal_source import MOST_BYTES
 
+HIGHEST_CONFIDENCE = 100.0
 CLOCK_SKEW_SECONDS = 300.0
 """How far ahead of this machine's clock a signal may be."""
 
@@ -20,7 +21,7 @@ class TickerSignal(msgspec.Struct, frozen=True, gc=False):
 
     ticker: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     signal: str | None = None
-    confidence: Annotated[float, msgspec.Meta(ge=0, le=100)] = 100.0
+    confidence: Annotated[float, msgspec.Meta(ge=0, le=HIGHEST_CONFIDENCE)] = HIGHEST_CONFIDENCE
 
 
 class Signal(msgspec.Struct, frozen=True, gc=False):
@@ -31,7 +32,6 @@ class Signal(msgspec.Struct, frozen=True, gc=False):
     """Unix time in seconds."""
     signal_type: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
     tickers: Annotated[tuple[TickerSignal, ...], msgspec.Meta(min_length=1, max_length=1000)]
-    source: str | None = None
 
 
 class Refused(msgspec.Struct, frozen=True):

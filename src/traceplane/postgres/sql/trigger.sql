@@ -18,15 +18,19 @@ select pg_snapshot_xmin(pg_current_snapshot())::text::bigint
 
 -- name: changed_pipelines
 -- Pipelines that were written, or whose scanner list was, by a given transaction or a later one.
-with changed as materialized (
+select array(
   select pipeline_id from pipelines where changed_in >= $1::bigint::text::xid8
   union
   select p.pipeline_id from scanner_lists l join pipelines p using (scanner_list_id)
   where l.changed_in >= $1::bigint::text::xid8
 )
+
+-- name: pipelines
+-- What some pipelines are launched by.
 select p.pipeline_id, coalesce(p.scanner_tickers, l.tickers) as tickers, p.signal_subscriptions, p.rules,
        p.trigger_mode = 'signal' and p.is_active and p.deleted_at is null as live
-from changed join pipelines p using (pipeline_id) left join scanner_lists l using (scanner_list_id)
+from pipelines p left join scanner_lists l using (scanner_list_id)
+where p.pipeline_id = any($1::uuid[])
 
 -- name: launch
 -- Moves the offsets of a batch and launches what it matched: all of it or, if an offset is not where this consumer

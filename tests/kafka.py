@@ -1,0 +1,168 @@
+"""A real Kafka broker for the long tests and the benchmark: one KRaft node, in a folder of its own.
+
+    broker = KafkaBroker.in_folder(folder)   # KafkaUnavailable says why there is none
+    broker.start(); ...; broker.kill(); broker.start(); ...; broker.stop()
+
+Its jars come from Maven Central, once, by `mvn`, into `.venv/kafka`. Where there is no Java, no Maven or no network,
+callers say so and do without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.platform import die_with_parent, free_port
+
+VERSION = "4.1.0"
+JARS = Path(__file__).parents[1] / ".venv" / f"kafka-{VERSION}"
+_POM = f"""
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>local</groupId><artifactId>kafka</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+  </dependencies>
+</project>
+"""
+
+
+class KafkaUnavailable(Exception):
+    """There is no broker here; the message says why."""
+
+
+def installed() -> Path:
+    """The folder of the jars, which are fetched if they are not there."""
+    if (JARS / "complete").exists():
+        return JARS
+    if shutil.which("java") is None or shutil.which("mvn") is None:
+        raise KafkaUnavailable("a Kafka broker needs java and mvn")
+    draft = JARS.with_name(f"{JARS.name}.{os.getpid()}")
+    draft.mkdir(parents=True)
+    try:
+        (draft / "pom.xml").write_text(_POM)
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={draft}"]
+        done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=600)
+        if done.returncode != 0:
+            raise KafkaUnavailable(f"mvn could not fetch Kafka: {(done.stdout + done.stderr).strip()[:300]}")
+        (draft / "complete").touch()
+        shutil.rmtree(JARS, ignore_errors=True)
+        draft.rename(JARS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KafkaUnavailable(f"mvn could not fetch Kafka: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return JARS
+
+
+@dataclass
+class KafkaBroker:
+    folder: Path
+    port: int
+    _controller: int = field(default_factory=free_port)
+    _process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> KafkaBroker:
+        jars = installed()
+        folder.mkdir(parents=True, exist_ok=True)
+        broker = cls(folder, free_port())
+        (folder / "server.properties").write_text(broker._properties())
+        made = subprocess.run(
+            [
+                *broker._java(jars, "256m"),
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                uuid4().hex[:22],
+                "-c",
+                str(folder / "server.properties"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if made.returncode != 0:
+            raise KafkaUnavailable(f"Kafka's storage could not be made: {made.stderr[-300:]}")
+        return broker
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Runs it, with what it had stored, and waits until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._java(installed(), "640m"), "kafka.Kafka", str(self.folder / "server.properties")],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                client.list_topics(timeout=2)
+                return
+            except KafkaException as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    said = (self.folder / "log").read_text(errors="replace")[-500:]
+                    raise KafkaUnavailable(f"Kafka did not start: {said}") from error
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        client = AdminClient({"bootstrap.servers": self.address, "log_level": 3})
+        for future in client.create_topics([NewTopic(name, partitions, 1)]).values():
+            future.result(60)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(60)
+
+    def _java(self, jars: Path, heap: str) -> list[str]:
+        options = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return ["java", *options, "-cp", f"{jars}/*"]
+
+    def _properties(self) -> str:
+        return "\n".join(
+            [
+                "process.roles=broker,controller",
+                "node.id=1",
+                f"controller.quorum.voters=1@127.0.0.1:{self._controller}",
+                f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller}",
+                f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}",
+                "controller.listener.names=CONTROLLER",
+                f"log.dirs={self.folder / 'data'}",
+                "num.partitions=4",
+                "offsets.topic.replication.factor=1",
+                "offsets.topic.num.partitions=1",
+                "transaction.state.log.replication.factor=1",
+                "transaction.state.log.min.isr=1",
+                "group.initial.rebalance.delay.ms=0",
+                "group.min.session.timeout.ms=1000",
+                "auto.create.topics.enable=true",
+            ]
+        )
