@@ -111,6 +111,8 @@ class Settings:
     """Redis that Celery's workers hear from, for pipelines with the target celery."""
     trigger_port: int = 7462
     """Where the trigger serves its metrics."""
+    trigger_rules: str | None = None
+    """A Python module whose functions pipelines may name as their custom rule."""
     trigger_preset: str = "balanced"
     """low_latency | balanced | high_throughput: what the three settings below are unless they are set."""
     batch_size: int | None = None

@@ -136,6 +136,10 @@ METRICS: tuple[Metric, ...] = (
     _of_trigger("pipelines_enqueued_total", "counter", "Executions launched."),
     _of_trigger("pipelines_skipped_running_total", "counter", "Matches of pipelines that ran already."),
     _of_trigger("pipelines_without_job_total", "counter", "Matches of pipelines whose job is not deployed."),
+    _of_trigger(
+        "pipelines_held_back_total", "counter", "Idle pipelines that a limit or a fresh change held back."
+    ),
+    _of_trigger("custom_rule_errors_total", "counter", "Custom rules that raised an error.", ("rule",)),
     _of_trigger("cache_pipelines", "gauge", "Pipelines in memory."),
     _of_trigger("cache_size_bytes", "gauge", "Memory of the pipelines."),
     _of_trigger("cache_refresh_duration_ms", "histogram", "Time to refresh the pipelines.", (), _BATCHES),

@@ -58,12 +58,12 @@ class Topic:
     @classmethod
     def at(cls, brokers: str) -> Topic:
         # A broker that is killed and comes back gets every message, once.
-        options = {"bootstrap.servers": brokers, "linger.ms": 5, "enable.idempotence": True, "log_level": 3}
+        options = {"bootstrap.servers": brokers, "linger.ms": 5, "enable.idempotence": True, "log_level": 0}
         return cls(brokers, Producer({**options, "message.timeout.ms": 180_000}))
 
     def ends(self) -> dict[int, int]:
         """How many messages each partition has."""
-        consumer = Consumer({"bootstrap.servers": self.brokers, "group.id": str(uuid4()), "log_level": 3})
+        consumer = Consumer({"bootstrap.servers": self.brokers, "group.id": str(uuid4()), "log_level": 0})
         try:
             return {
                 n: consumer.get_watermark_offsets(TopicPartition(self.name, n), timeout=30)[1]
@@ -96,7 +96,7 @@ class Topic:
 def mock_cluster() -> Iterator[Topic]:
     """librdkafka's own cluster, in this process: groups, rebalances and offsets as a broker has them, in memory."""
     producer = Producer(
-        {"test.mock.num.brokers": 1, "bootstrap.servers": "x", "linger.ms": 0, "log_level": 3}
+        {"test.mock.num.brokers": 1, "bootstrap.servers": "x", "linger.ms": 0, "log_level": 0}
     )
     described = producer.list_topics(TOPIC, timeout=30)
     brokers = ",".join(f"{b.host}:{b.port}" for b in described.brokers.values())

@@ -9,7 +9,7 @@ A source belongs to one thread at a time. It may call its `Offsets` while it pol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +77,13 @@ class SignalSource(Protocol):
 
     def rewind(self) -> None:
         """Goes on from the stored offsets: what was polled since is not to be counted on."""
+
+    @property
+    def generation(self) -> int:
+        """Changes when partitions came, or when they go on from elsewhere."""
+
+    def history(self, seconds: float) -> Iterable[tuple[int, bytes]]:
+        """Partition and payload of what was published up to so many seconds before that which is polled next."""
 
     def lag(self) -> int:
         """Messages that were published and not polled, as far as is known without asking."""

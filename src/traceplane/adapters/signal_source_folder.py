@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -51,11 +51,13 @@ class FolderSignalSource:
         self._locks: dict[int, int] = {}
         self._claimed_at = -_CLAIM_SECONDS
         self._first_look = True
+        self.generation = 0
 
     def poll(self, least: int, wait: float, most: int) -> Polled:
         deadline = time.monotonic() + wait
         while True:
-            self._claim()
+            if self._claim():
+                return NOTHING
             found = {n: self._lines(n, most) for n in sorted(self._positions)}
             count = sum(map(len, found.values()))
             left = deadline - time.monotonic()
@@ -95,6 +97,16 @@ class FolderSignalSource:
 
     def rewind(self) -> None:
         self._positions.update(self._offsets.stored(list(self._positions)))
+        self.generation += 1
+
+    def history(self, seconds: float) -> Iterator[tuple[int, bytes]]:
+        """Files know no times; as much as one piece is told, and the reader goes by the signals' own."""
+        for partition, position in self._positions.items():
+            with self._path(partition).open("rb") as file:
+                file.seek(max(0, position - _PIECE))
+                lines = file.read(position - file.tell()).splitlines()
+            for line in lines[1:] if position > _PIECE else lines:
+                yield partition, line
 
     def lag(self) -> int:
         return sum(len(self._lines(n, 1_000_000)) for n in self._positions)
@@ -123,10 +135,10 @@ class FolderSignalSource:
             os.close(lock)
         self._locks, self._positions = {}, {}
 
-    def _claim(self) -> None:
-        """Partitions that nobody of the group has become ours."""
+    def _claim(self) -> bool:
+        """Partitions that nobody of the group has become ours; whether there were any."""
         if time.monotonic() - self._claimed_at < _CLAIM_SECONDS:
-            return
+            return False
         self._claimed_at = time.monotonic()
         there = {int(path.stem) for path in self._root.glob("*.jsonl") if path.stem.isdecimal()}
         fresh = []
@@ -147,6 +159,8 @@ class FolderSignalSource:
             known = dict(self._offsets.begin({n: self._path(n).stat().st_size if end else 0 for n in there}))
         self._positions.update({n: known[n] for n in fresh})
         self._first_look = False
+        self.generation += 1 if fresh else 0
+        return bool(fresh)
 
     def _path(self, partition: int) -> Path:
         return self._root / f"{partition}.jsonl"

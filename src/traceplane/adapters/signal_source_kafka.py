@@ -7,7 +7,7 @@ rule "whatever was polled around a rebalance is read again" is easy to see throu
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from traceplane.errors import QueueUnavailable
 from traceplane.settings import Settings
 
 _BURY_SECONDS = 1.0
+_HISTORY_SECONDS = 30.0
+_PUBLISHED_LATE_SECONDS = 60.0
+_FIRST_LOOK_BACK = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class KafkaAddress:
 
     @property
     def client(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 3, **self.security}
+        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.security}
 
 
 class KafkaSignalSource:
@@ -68,6 +71,7 @@ class KafkaSignalSource:
         self._offsets = offsets
         self._positions: dict[int, int] = {}
         self._changed = False
+        self.generation = 0
         self._producer: Producer | None = None
         self._complained_at = 0.0
         self._consumer = Consumer(
@@ -131,6 +135,62 @@ class KafkaSignalSource:
     def rewind(self) -> None:
         self._positions.update(self._offsets.stored(list(self._positions)))
         self._assign()
+
+    def history(self, seconds: float) -> Iterator[tuple[int, bytes]]:
+        options = {**self._address.client, "group.id": f"{self._address.group}-history"}
+        more = {
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+        }
+        reader = Consumer({**options, **more})
+        try:
+            for partition, position in self._positions.items():
+                yield from self._before(reader, partition, position, seconds)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        finally:
+            reader.close()
+
+    def _before(
+        self, reader: Consumer, partition: int, position: int, seconds: float
+    ) -> Iterator[tuple[int, bytes]]:
+        topic = self._address.topic
+        low, high = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+        if position <= low:
+            return
+        unread = next(self._from(reader, partition, position), None) if position < high else None
+        since = unread.timestamp()[1] if unread is not None else time.time() * 1000
+        # Signals may be published some time after the time that they bear.
+        earliest = since - (seconds + _PUBLISHED_LATE_SECONDS) * 1000
+        back = _FIRST_LOOK_BACK
+        while True:
+            start = max(low, position - back)
+            oldest = next(self._from(reader, partition, start), None)
+            if start == low or oldest is None or oldest.timestamp()[1] < earliest:
+                break
+            back *= 4
+        for message in self._from(reader, partition, start):
+            offset: int = message.offset()  # type: ignore[assignment]
+            if offset < position:
+                yield partition, message.value() or b""
+            if offset >= position - 1:
+                return
+
+    def _from(self, reader: Consumer, partition: int, offset: int) -> Iterator[Message]:
+        """What the partition holds from an offset on, to its end."""
+        reader.assign([TopicPartition(self._address.topic, partition, offset)])
+        while True:
+            message = reader.poll(_HISTORY_SECONDS)
+            if message is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            if (error := message.error()) is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return
+            else:
+                raise KafkaException(error)
 
     def lag(self) -> int:
         behind = 0
@@ -213,6 +273,7 @@ class KafkaSignalSource:
         return found
 
     def _assign(self) -> None:
+        self.generation += 1
         self._consumer.assign(
             [TopicPartition(self._address.topic, n, offset) for n, offset in self._positions.items()]
         )

@@ -43,6 +43,10 @@ class Launch:
     """Pipelines that did not run."""
     without_job: int
     """Pipelines whose job is not deployed."""
+    held_back: int
+    """Pipelines that may not be launched now: a limit is reached, or they are no longer active."""
+    repeated: Sequence[UUID]
+    """Idle pipelines that the signal named for them launched before. Nothing was done: name more of theirs."""
 
 
 async def stored_offsets(
@@ -77,8 +81,11 @@ async def launch(
     matched: Sequence[UUID],
     signal_of: Sequence[int],
     signals: Sequence[Any],
+    *,
+    exhaustive: bool,
 ) -> Launch:
-    """`signal_of` says for each matched pipeline which of the signals launches it."""
+    """`signal_of` says for each matched pipeline which of the signals launches it. A pipeline may be there several
+    times; `exhaustive` says that no signal of the batch was left out that may launch one."""
     row = await tx.row(
         _SQL["launch"],
         group,
@@ -89,6 +96,14 @@ async def launch(
         matched,
         signal_of,
         signals,
+        exhaustive,
     )
     assert row is not None
-    return Launch(row["holds"], row["launched"] or (), row["idle"], row["without_job"])
+    return Launch(
+        row["holds"],
+        row["launched"],
+        row["idle"],
+        row["without_job"],
+        row["held_back"],
+        row["repeated"] or (),
+    )

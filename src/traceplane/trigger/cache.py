@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
+from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime import Outcome
@@ -76,11 +77,14 @@ def _wanted(pipeline: trigger.StoredPipeline) -> Wanted | None:
         return None
     try:
         wanted = msgspec.convert(pipeline.subscriptions, tuple[_Wanted, ...])
-    except msgspec.ValidationError as error:
+        rules = parse_rules(pipeline.rules)
+    except (msgspec.ValidationError, ValueError) as error:
         _leave_out(pipeline.pipeline_id, str(error))
         return None
     return Wanted(
-        pipeline.tickers, [Subscription(w.signal_type, w.direction, w.min_confidence) for w in wanted]
+        pipeline.tickers,
+        [Subscription(w.signal_type, w.direction, w.min_confidence) for w in wanted],
+        rules,
     )
 
 

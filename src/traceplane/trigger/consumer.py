@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
-
-import numpy as np
 
 from traceplane import telemetry
 from traceplane.adapters.signal_source import DeadLetter, Offsets, Position, SignalSource
@@ -19,11 +18,13 @@ from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime import describe
 from traceplane.trigger.cache import PipelineCache
-from traceplane.trigger.matching import match
-from traceplane.trigger.messages import as_stored, decode
+from traceplane.trigger.matching import Index, Pairs, all_pairs, match
+from traceplane.trigger.messages import Signal, as_stored, decode
+from traceplane.trigger.rules import Custom, Judge
 
 MOST_AT_ONCE = 50_000
 """Signals of one batch when they pile up."""
+_HISTORY_AT_ONCE = 5_000
 _SETTLE_SECONDS = 5.0
 _RECONNECT_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0
@@ -33,17 +34,64 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
+class Matched:
+    """Pipelines, for each of them a signal that it is to be launched by, and these signals."""
+
+    pipelines: Sequence[UUID]
+    signal_of: Sequence[int]
+    bodies: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """A batch that was read and matched."""
 
     positions: Sequence[Position]
-    signals: int
-    pipelines: Sequence[UUID]
-    signal_of: Sequence[int]
-    bodies: Sequence[Any]
+    payloads: Sequence[bytes]
+    signals: Sequence[Signal | None]
+    index: Index
+    ruled: Sequence[tuple[int, int]]
+    """What passed the rules of pipelines that have some: (pipeline, signal)."""
+    matched: Matched
+    usable: int
     oldest_ms: int | None
     lag: int
     seconds: float
+
+    def named(self, pairs: Iterable[tuple[int, int]]) -> Matched:
+        return _named(self.index, self.payloads, self.signals, pairs)
+
+    def all_of(self, pipelines: Collection[UUID]) -> Matched:
+        """What was matched, and of these pipelines every signal that they may be launched by."""
+        numbers = {n for n, key in enumerate(self.index.pipelines) if key in pipelines}
+        first = zip(self.matched.pipelines, self.matched.signal_of, strict=True)
+        others = [(key, of) for key, of in first if key not in pipelines]
+        more = self.named(
+            [
+                *all_pairs(self.index, self.signals, numbers - self.index.rules.keys()),
+                *(pair for pair in self.ruled if pair[0] in numbers),
+            ]
+        )
+        shift = len(self.matched.bodies)
+        return Matched(
+            [*(key for key, _ in others), *more.pipelines],
+            [*(of for _, of in others), *(of + shift for of in more.signal_of)],
+            [*self.matched.bodies, *more.bodies],
+        )
+
+
+def _named(
+    index: Index,
+    payloads: Sequence[bytes],
+    signals: Sequence[Signal | None],
+    pairs: Iterable[tuple[int, int]],
+) -> Matched:
+    places: dict[int, int] = {}
+    pipelines, signal_of = [], []
+    for pipeline, nth in pairs:
+        pipelines.append(index.pipelines[pipeline])
+        signal_of.append(places.setdefault(nth, len(places)))
+    return Matched(pipelines, signal_of, [as_stored(payloads[n], signals[n]) for n in places])  # type: ignore[arg-type]
 
 
 class Consumer:
@@ -57,6 +105,7 @@ class Consumer:
         topic: str,
         batch_size: int,
         batch_timeout: float,
+        custom: Mapping[str, Custom] | None = None,
     ) -> None:
         self._database = database
         self._cache = cache
@@ -68,12 +117,15 @@ class Consumer:
         self._settled = asyncio.Event()
         self._settled.set()
         self._report = _Report()
+        self._judge = Judge(custom or {})
+        self._generation = -1
 
     async def run(self, stop: asyncio.Event) -> None:
         offsets = _StoredOffsets(self._database, self._group, self._topic, self._settled, stop)
         while not stop.is_set():
             try:
                 source = await asyncio.to_thread(self._make_source, offsets)
+                self._generation = -1
                 telemetry.emit("kafka_consumer_initialized", topic=self._topic, group=self._group)
                 try:
                     await self._consume(source, stop)
@@ -109,6 +161,8 @@ class Consumer:
         return asyncio.create_task(asyncio.to_thread(self._read, source))
 
     def _read(self, source: SignalSource) -> Batch | None:
+        if source.generation != self._generation:
+            self._remember(source)
         polled = source.poll(self._batch_size, self._batch_timeout, MOST_AT_ONCE)
         if not polled.payloads:
             telemetry.gauge("kafka_consumer_lag", 0)
@@ -122,19 +176,46 @@ class Consumer:
             ]
             self._put_aside(source, letters)
         index = self._cache.index
-        matches = match(index, signals)
-        chosen, signal_of = np.unique(matches.signals, return_inverse=True)
-        pipelines = index.pipelines
+        ruled: list[tuple[int, int]] = []
+        matches = match(index, signals, self._judged(index, signals, lambda n: polled.place(n)[0], ruled))
+        pairs = zip(matches.pipelines.tolist(), matches.signals.tolist(), strict=True)
         return Batch(
             positions=polled.positions,
-            signals=len(signals) - len(refused),
-            pipelines=[pipelines[n] for n in matches.pipelines.tolist()],
-            signal_of=signal_of.tolist(),
-            bodies=[as_stored(polled.payloads[n], signals[n]) for n in chosen.tolist()],
+            payloads=polled.payloads,
+            signals=signals,
+            index=index,
+            ruled=ruled,
+            matched=_named(index, polled.payloads, signals, pairs),
+            usable=len(signals) - len(refused),
             oldest_ms=polled.oldest_ms,
             lag=source.lag(),
             seconds=time.perf_counter() - started,
         )
+
+    def _judged(
+        self,
+        index: Index,
+        signals: Sequence[Signal | None],
+        partition_of: Callable[[int], int],
+        passed: list[tuple[int, int]],
+    ) -> Callable[[Pairs], Iterable[tuple[int, int]]]:
+        def judged(pairs: Pairs) -> Iterable[tuple[int, int]]:
+            found = self._judge.judged(index, signals, partition_of, pairs)
+            passed.extend(found)
+            return found
+
+        return judged
+
+    def _remember(self, source: SignalSource) -> None:
+        """Makes what rules know of the past anew: other partitions are ours, or some are read again."""
+        self._judge.forget()
+        index = self._cache.index
+        if index.longest_window and source.partitions():
+            past = iter(source.history(index.longest_window))
+            while piece := list(islice(past, _HISTORY_AT_ONCE)):
+                signals, _ = decode([payload for _, payload in piece])
+                match(index, signals, self._judged(index, signals, lambda n, piece=piece: piece[n][0], []))  # type: ignore[misc]
+        self._generation = source.generation
 
     def _put_aside(self, source: SignalSource, letters: Sequence[DeadLetter]) -> None:
         try:
@@ -163,14 +244,24 @@ class Consumer:
         """Whether the batch counts; if not, its partitions go on elsewhere."""
         started = time.perf_counter()
         moved = [trigger.Moved(p.partition, p.expected, p.next_offset) for p in batch.positions]
+        matched, exhaustive = batch.matched, False
         failures = 0
         while True:
             try:
                 async with self._database.statement("launch") as tx:
                     launch = await trigger.launch(
-                        tx, self._group, self._topic, moved, batch.pipelines, batch.signal_of, batch.bodies
+                        tx,
+                        self._group,
+                        self._topic,
+                        moved,
+                        matched.pipelines,
+                        matched.signal_of,
+                        matched.bodies,
+                        exhaustive=exhaustive,
                     )
-                break
+                if not launch.repeated:
+                    break
+                matched, exhaustive = await asyncio.to_thread(batch.all_of, set(launch.repeated)), True
             except PlatformError as error:
                 # It may have been done all the same; then the next try finds the offsets moved.
                 failures += 1
@@ -186,30 +277,32 @@ class Consumer:
                 "batch_stale",
                 "warning",
                 partitions=[p.partition for p in batch.positions],
-                signals=batch.signals,
+                signals=batch.usable,
             )
             return False
         self._tell(batch, launch, batch.seconds + time.perf_counter() - started)
         return True
 
     def _tell(self, batch: Batch, launch: trigger.Launch, seconds: float) -> None:
-        matched, launched = len(batch.pipelines), len(launch.launched)
-        telemetry.count("signals_consumed_total", batch.signals)
+        matched, launched = len(batch.matched.pipelines), len(launch.launched)
+        telemetry.count("signals_consumed_total", batch.usable)
         telemetry.count("pipelines_matched_total", matched)
         telemetry.count("pipelines_enqueued_total", launched)
         telemetry.count("pipelines_skipped_running_total", matched - launch.idle)
         telemetry.count("pipelines_without_job_total", launch.without_job)
+        telemetry.count("pipelines_held_back_total", launch.held_back)
         telemetry.observe("batch_processing_duration_ms", seconds * 1000)
         lag_ms = max(0.0, time.time() * 1000 - batch.oldest_ms) if batch.oldest_ms is not None else 0.0
         telemetry.gauge("kafka_consumer_lag", lag_ms)
         telemetry.gauge("kafka_consumer_lag_messages", batch.lag)
         self._report.add(
             lag_ms=lag_ms,
-            batch_size=batch.signals,
+            batch_size=batch.usable,
             matched=matched,
             enqueued=launched,
             skipped_running=matched - launch.idle,
             without_job=launch.without_job,
+            held_back=launch.held_back,
         )
 
 
@@ -293,6 +386,7 @@ class _Report:
                 enqueued=sums["enqueued"],
                 skipped_running=sums["skipped_running"],
                 without_job=sums["without_job"],
+                held_back=sums["held_back"],
             )
         if self._lag_ms > 1000:
             telemetry.emit("kafka_consumer_lag", "warning", lag_ms=round(self._lag_ms))

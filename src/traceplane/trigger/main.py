@@ -15,6 +15,7 @@ from traceplane.runtime import run_loop, task_group
 from traceplane.settings import Settings
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.consumer import Consumer
+from traceplane.trigger.rules import custom_rules
 
 _CONNECTIONS = 3
 """One writes batches, one answers for offsets, one reads pipelines."""
@@ -36,6 +37,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         topic=settings.kafka_signal_topic,
         batch_size=batching.size,
         batch_timeout=batching.timeout_seconds,
+        custom=custom_rules(settings.trigger_rules),
     )
     app = http_service.App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
     try:

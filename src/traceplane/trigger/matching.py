@@ -3,14 +3,14 @@
 A pipeline with tickers and subscriptions becomes postings: one for each ticker and subscription, ordered by ticker. A
 posting says which pipeline, which type, which direction and which confidence at least. A batch is first folded to what
 can matter, then every signal is laid beside the postings of its tickers at once, and each pipeline keeps the first
-signal that matched.
+signal that matched. Pipelines with rules keep no first signal here: what fits them is judged pair by pair (`rules`).
 
 An `Index` never changes; a change to pipelines gives a new one, and readers go over to it by one assignment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from traceplane.model.pipeline_rules import NO_RULES, Rules
 from traceplane.trigger.messages import HIGHEST_CONFIDENCE, Signal
 
 Ints = NDArray[np.int32]
@@ -41,6 +42,7 @@ class Wanted:
 
     tickers: Sequence[str]
     subscriptions: Sequence[Subscription] = ()
+    rules: Rules = NO_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +82,39 @@ class Postings:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """All pipelines of a moment, by ticker."""
+class Shelf:
+    """Postings, and where those of each ticker begin; one place more than there are tickers."""
 
     postings: Postings
     starts: NDArray[np.int64]
-    """Where the postings of each ticker begin; one more than there are tickers."""
+
+    @classmethod
+    def of(cls, postings: Postings, tickers: int) -> Shelf:
+        return cls(postings, np.searchsorted(postings.ticker, np.arange(tickers + 1)).astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All pipelines of a moment, by ticker."""
+
+    plain: Shelf
+    ruled: Shelf
+    """Of pipelines with rules, whose signals have to be looked at one by one."""
+    rules: Mapping[int, Rules]
     tickers: Mapping[str, int]
     signal_types: Mapping[str, int]
     directions: Mapping[str, int]
     pipelines: Sequence[UUID | None]
     """By number; None: gone."""
-    live: int = 0
+    live: int
+    longest_window: float
+    """Seconds of the past that rules look at."""
 
     @property
     def nbytes(self) -> int:
         # A UUID with its number, and an entry of the table of tickers; measured.
-        return self.postings.nbytes + self.starts.nbytes + 112 * len(self.pipelines) + 160 * len(self.tickers)
+        arrays = sum(s.postings.nbytes + s.starts.nbytes for s in (self.plain, self.ruled))
+        return arrays + 112 * len(self.pipelines) + 160 * len(self.tickers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,52 +125,77 @@ class Matches:
     signals: Ints
 
 
-NO_MATCHES = Matches(np.empty(0, np.int32), np.empty(0, np.int32))
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pipelines and signals that fit each other, apart from rules, in the order of the signals."""
+
+    pipeline: Ints
+    nth: Ints
+    ticker: Ints
 
 
-def match(index: Index, signals: Sequence[Signal | None]) -> Matches:
-    folded = fold(index, signals)
-    if not len(folded.nth):
-        return NO_MATCHES
+def match(
+    index: Index,
+    signals: Sequence[Signal | None],
+    ruled: Callable[[Pairs], Iterable[tuple[int, int]]] | None = None,
+) -> Matches:
+    """`ruled` judges pairs of pipelines with rules: (pipeline, signal) that pass, in order."""
+    words = spread(index, signals)
     first = np.full(len(index.pipelines), len(signals), np.int32)
-    widths = index.starts[folded.ticker + 1] - index.starts[folded.ticker]
-    ends = np.cumsum(widths)
     # Later pieces first, so that in `first` the earliest word is the last one written.
-    for begin, end in reversed(_pieces(ends)):
-        _meet(index, folded, widths, begin, end, first)
+    for pairs in reversed(list(_pairs(index.plain, fold(words)))):
+        first[pairs.pipeline[::-1]] = pairs.nth[::-1]
+    if ruled is not None and len(index.ruled.postings):
+        for pairs in _pairs(index.ruled, words):
+            for pipeline, nth in ruled(pairs):
+                first[pipeline] = min(first[pipeline], nth)
     matched = np.flatnonzero(first < len(signals)).astype(np.int32)
     return Matches(matched, first[matched])
 
 
-def _pieces(ends: NDArray[np.int64]) -> list[tuple[int, int]]:
-    pieces, begin = [], 0
+def all_pairs(
+    index: Index, signals: Sequence[Signal | None], pipelines: Collection[int]
+) -> list[tuple[int, int]]:
+    """Every signal that fits one of these pipelines without rules, as (pipeline, signal), in order."""
+    chosen = np.zeros(len(index.pipelines), np.bool_)
+    chosen[list(pipelines)] = True
+    found: dict[tuple[int, int], None] = {}
+    for pairs in _pairs(index.plain, spread(index, signals)):
+        kept = chosen[pairs.pipeline]
+        found.update(dict.fromkeys(zip(pairs.pipeline[kept].tolist(), pairs.nth[kept].tolist(), strict=True)))
+    return list(found)
+
+
+def _pairs(shelf: Shelf, words: Words) -> Iterator[Pairs]:
+    """Lays words beside the postings of their tickers; in pieces, for the memory's sake."""
+    widths = shelf.starts[words.ticker + 1] - shelf.starts[words.ticker]
+    ends = np.cumsum(widths)
+    begin = 0
     while begin < len(ends):
         before = ends[begin - 1] if begin else 0
         end = max(int(np.searchsorted(ends, before + _PAIRS_AT_ONCE, side="right")), begin + 1)
-        pieces.append((begin, end))
+        yield _fitting(shelf, words, widths, begin, end)
         begin = end
-    return pieces
 
 
-def _meet(index: Index, folded: Folded, widths: NDArray[np.int64], begin: int, end: int, first: Ints) -> None:
-    """Lays signals beside the postings of their tickers."""
+def _fitting(shelf: Shelf, words: Words, widths: NDArray[np.int64], begin: int, end: int) -> Pairs:
     width = widths[begin:end]
     word = np.repeat(np.arange(begin, end, dtype=np.int32), width)
-    shift = np.repeat(index.starts[folded.ticker[begin:end]] - (np.cumsum(width) - width), width)
+    shift = np.repeat(shelf.starts[words.ticker[begin:end]] - (np.cumsum(width) - width), width)
     posting = np.arange(len(word), dtype=np.int64) + shift
-    kept = index.postings
-    fits = kept.min_confidence[posting] <= folded.confidence[word]
+    kept = shelf.postings
+    fits = kept.min_confidence[posting] <= words.confidence[word]
     wanted = kept.signal_type[posting]
-    fits &= (wanted == ANY) | (wanted == folded.signal_type[word])
+    fits &= (wanted == ANY) | (wanted == words.signal_type[word])
     wanted = kept.direction[posting]
-    fits &= (wanted == ANY) | (wanted == folded.direction[word])
-    chosen = kept.pipeline[posting[fits]]
-    first[chosen[::-1]] = folded.nth[word[fits]][::-1]
+    fits &= (wanted == ANY) | (wanted == words.direction[word])
+    word = word[fits]
+    return Pairs(kept.pipeline[posting[fits]], words.nth[word], words.ticker[word])
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """Words about tickers that can be the first to match something, in the order of the signals."""
+class Words:
+    """What signals say of tickers that somebody watches, in the order of the signals."""
 
     ticker: Ints
     signal_type: Ints
@@ -160,44 +203,48 @@ class Folded:
     confidence: NDArray[np.float64]
     nth: Ints
 
+    def at(self, places: NDArray[Any]) -> Words:
+        columns = (self.ticker, self.signal_type, self.direction, self.confidence, self.nth)
+        return Words(*(column[places] for column in columns))
 
-def fold(index: Index, signals: Sequence[Signal | None]) -> Folded:
-    """Drops tickers that nobody watches, and words that an earlier one of the same ticker, type and direction
-    outdid: whoever is content with the later one was content with the earlier one."""
+
+def spread(index: Index, signals: Sequence[Signal | None]) -> Words:
     known, type_of, direction_of = index.tickers.get, index.signal_types.get, index.directions.get
     there = [signal for signal in signals if signal is not None]
     places = [nth for nth, signal in enumerate(signals) if signal is not None]
     words = [word for signal in there for word in signal.tickers]
     widths = np.array([len(signal.tickers) for signal in there], np.int32)
-    nth = np.repeat(np.array(places, np.int32), widths)
-    signal_type = np.repeat(np.array([type_of(s.signal_type, UNKNOWN) for s in there], np.int32), widths)
     ticker = np.array([known(word.ticker, UNKNOWN) for word in words], np.int32)
-    direction = np.array([direction_of(word.signal, UNKNOWN) for word in words], np.int32)  # type: ignore[arg-type]
-    confidence = np.array([word.confidence for word in words], np.float64)
-    kept = _not_outdone(ticker, signal_type, direction, confidence)
-    return Folded(ticker[kept], signal_type[kept], direction[kept], confidence[kept], nth[kept])
+    spread = Words(
+        ticker,
+        np.repeat(np.array([type_of(s.signal_type, UNKNOWN) for s in there], np.int32), widths),
+        np.array([direction_of(word.signal, UNKNOWN) for word in words], np.int32),  # type: ignore[arg-type]
+        np.array([word.confidence for word in words], np.float64),
+        np.repeat(np.array(places, np.int32), widths),
+    )
+    return spread.at(np.flatnonzero(ticker >= 0))
 
 
-def _not_outdone(
-    ticker: Ints, signal_type: Ints, direction: Ints, confidence: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Places, in order, of the words whose confidence is above all earlier ones of their kind."""
-    watched = np.flatnonzero(ticker >= 0)
-    if not len(watched):
-        return watched
+def fold(words: Words) -> Words:
+    """Drops words that an earlier one of the same ticker, type and direction outdid: whoever is content with the
+    later one was content with the earlier one."""
+    if not len(words.nth):
+        return words
     # Unknown types and directions have numbers below zero, hence the 2.
-    kind = ticker[watched].astype(np.int64)
-    kind = (kind * (int(signal_type.max()) + 3) + signal_type[watched] + 2) * (int(direction.max()) + 3)
-    kind += direction[watched] + 2
+    kind = words.ticker.astype(np.int64)
+    kind = (kind * (int(words.signal_type.max()) + 3) + words.signal_type + 2) * (
+        int(words.direction.max()) + 3
+    )
+    kind += words.direction + 2
     order = np.argsort(kind, kind="stable")
-    kind, heights = kind[order], confidence[watched][order]
+    kind, heights = kind[order], words.confidence[order]
     begins = np.empty(len(kind), np.bool_)
     begins[0], begins[1:] = True, kind[1:] != kind[:-1]
     # Each kind on a storey of its own, so that one running maximum serves all of them.
     heights = heights + np.cumsum(begins) * (2.0 * HIGHEST_CONFIDENCE)
     rises = begins.copy()
     rises[1:] |= heights[1:] > np.maximum.accumulate(heights)[:-1]
-    return np.sort(watched[order[rises]])
+    return words.at(np.sort(order[rises]))
 
 
 @dataclass(slots=True)
@@ -212,6 +259,7 @@ class IndexBuilder:
     _signal_types: dict[str, int] = field(default_factory=dict)
     _directions: dict[str, int] = field(default_factory=dict)
     _postings: Postings = field(default_factory=lambda: Postings.of(()))
+    _rules: dict[int, Rules] = field(default_factory=dict)
     _touched: set[int] = field(default_factory=set)
     _added: list[Postings] = field(default_factory=list)
 
@@ -221,11 +269,14 @@ class IndexBuilder:
         for key, wanted in pipelines.items():
             if (before := self._numbers.get(key)) is not None:
                 self._touched.add(before)
+                self._rules.pop(before, None)
             if wanted is None:
                 if (gone := self._numbers.pop(key, None)) is not None:
                     self._pipelines[gone] = None
                 continue
             number = self._number(key)
+            if wanted.rules:
+                self._rules[number] = wanted.rules
             words = [
                 (
                     _named(self._signal_types, s.signal_type),
@@ -246,17 +297,23 @@ class IndexBuilder:
             stays = np.ones(len(self._pipelines), np.bool_)
             stays[list(self._touched)] = False
             kept = kept.where(stays[kept.pipeline])
-        self._postings = Postings.joined([kept, *self._added])
+        self._postings = postings = Postings.joined([kept, *self._added])
         self._free += [number for number in self._touched if self._pipelines[number] is None]
         self._touched, self._added = set(), []
+        bound = np.zeros(len(self._pipelines), np.bool_)
+        bound[list(self._rules)] = True
+        ruled = bound[postings.pipeline]
+        windows = [r.signals_within.seconds for r in self._rules.values() if r.signals_within is not None]
         return Index(
-            self._postings,
-            np.searchsorted(self._postings.ticker, np.arange(len(self._tickers) + 1)).astype(np.int64),
-            dict(self._tickers),
-            dict(self._signal_types),
-            dict(self._directions),
-            tuple(self._pipelines),
-            len(self._numbers),
+            plain=Shelf.of(postings.where(~ruled), len(self._tickers)),
+            ruled=Shelf.of(postings.where(ruled), len(self._tickers)),
+            rules=dict(self._rules),
+            tickers=dict(self._tickers),
+            signal_types=dict(self._signal_types),
+            directions=dict(self._directions),
+            pipelines=tuple(self._pipelines),
+            live=len(self._numbers),
+            longest_window=max(windows, default=0.0),
         )
 
     def _number(self, key: UUID) -> int:

@@ -85,7 +85,7 @@ def as_stored(payload: bytes, signal: Signal) -> Any:
         whole = msgspec.json.decode(payload)
         if b"\\u0000" not in payload and _storable(whole):
             return msgspec.Raw(_encode(whole))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         pass
     return msgspec.to_builtins(signal)
 

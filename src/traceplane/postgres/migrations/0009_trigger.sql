@@ -46,6 +46,9 @@ create table trigger_user_limits (
   org_id uuid not null references orgs,
   user_id text not null,
   launches_per_hour int not null check (launches_per_hour > 0),
+  -- What was left when launches were last counted; null: all.
+  available double precision,
+  counted_at timestamptz not null default tp_now(),
   primary key (org_id, user_id)
 );
 
