@@ -214,16 +214,25 @@ def _matching(facts: Facts) -> Iterator[Finding]:
     if facts.tail is None or not facts.counts["active"]:
         return
     signals = [signal for signal in messages.decode(facts.tail.payloads)[0] if signal is not None]
-    matched, near = 0, Counter[str]()
+    matched, free, near = 0, 0, Counter[str]()
     for signal in signals:
         verdicts = [_verdict(signal, pipeline) for pipeline in facts.watching]
         if None in verdicts:
             matched += 1
+            hit = (p for p, verdict in zip(facts.watching, verdicts, strict=True) if verdict is None)
+            free += any(not pipeline["rules"] for pipeline in hit)
         elif close := [verdict for verdict in verdicts if verdict]:
             near[close[0]] += 1
         else:
             near[f"no pipeline watches {signal.tickers[0].ticker}"] += 1
-    if matched:
+    if matched and not free:
+        yield Finding(
+            "warning",
+            "rules_may_hold",
+            f"{matched} of the last {len(signals)} signals match, but only pipelines with rules of their own.",
+            "look at their rules: market hours, how many signals within a time, custom ones",
+        )
+    elif matched:
         yield Finding(
             "ok", "signals_match", f"{matched} of the last {len(signals)} signals match a pipeline."
         )

@@ -35,7 +35,8 @@ from trigger_offsets where consumer_group = $1 and topic = $2 order by partition
 
 -- name: watching
 -- Active pipelines that watch one of these tickers, in whatever case they are written.
-select p.pipeline_id, p.name, coalesce(p.scanner_tickers, l.tickers) as tickers, p.signal_subscriptions as subscriptions
+select p.pipeline_id, p.name, coalesce(p.scanner_tickers, l.tickers) as tickers,
+       p.signal_subscriptions as subscriptions, p.rules
 from pipelines p left join scanner_lists l using (scanner_list_id)
 where p.trigger_mode = 'signal' and p.deleted_at is null and p.is_active
   and exists (select 1 from unnest(coalesce(p.scanner_tickers, l.tickers)) t where upper(t) = any($1::text[]))
