@@ -496,6 +496,16 @@ class ScannerListsResponse(Wire, frozen=True):
     scanner_lists: list[ScannerListView]
 
 
+class UserLimitRequest(Wire, frozen=True):
+    launches_per_hour: PerHour | None
+    """Null: no limit."""
+
+
+class UserLimitsResponse(Wire, frozen=True):
+    launches_per_hour: dict[str, int]
+    """By user, for those who have a limit."""
+
+
 class ExecutionQuery(Wire, frozen=True):
     pipeline_id: UUID | None = None
     status: Status | None = None

@@ -111,6 +111,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("loop_seconds", "histogram", "Duration of one pass of a background loop.", ("loop",)),
     Metric("task_seconds", "histogram", "Duration of an attempt, from claim to end.", ("job",), _SLOW),
     Metric("executions_finished_total", "counter", "Executions of pipelines that ended.", ("status",)),
+    Metric("signals_published_total", "counter", "Signals of signal_publish jobs given to triggers."),
+    Metric("signals_suppressed_total", "counter", "Signals of history computed again, not published."),
     Metric("celery_messages_total", "counter", "Executions that Celery's workers were told of."),
     Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),

@@ -154,6 +154,8 @@ GATEWAY = [
     "GET /api/v1/scanner-lists",
     "PUT /api/v1/scanner-lists/{name}",
     "DELETE /api/v1/scanner-lists/{name}",
+    "GET /api/v1/user-limits",
+    "PUT /api/v1/user-limits/{user_id}",
     "GET /api/v1/executions",
     "GET /api/v1/executions/{execution_id}",
     "PATCH /api/v1/executions/{execution_id}",

@@ -112,6 +112,8 @@ async def test_a_pipeline_is_made_run_and_followed_to_its_end(database_url: str,
         await platform.deploy(DAG)
         with pytest.raises(InvalidInput, match="source kind pipeline"):
             await create("no source", config=PipelineConfig("desk", "audit"))
+        with pytest.raises(InvalidInput, match="rules cannot be understood"):
+            await create("no such market", rules={"market_hours": "Moon"})
         made = await create("momentum", signal_subscriptions=[Subscription("mock", 60.0, "BULLISH")])
         assert (made.user_id, made.running, made.scanner_tickers) == ("test", None, ["AAPL"])
         with pytest.raises(Conflict, match="of this name"):
@@ -229,6 +231,8 @@ async def test_a_pipeline_is_made_run_and_followed_to_its_end(database_url: str,
             assert identity in tp("pipelines", "list", "--ticker", "GLD")
             assert "COMPLETED momentum  signal s1" in tp("executions", "list", "--status", "COMPLETED")
             assert json.loads(tp("executions", "show", str(first)))["status"] == "COMPLETED"
+            assert tp("pipelines", "limit", "test", "60") == "test  60 launches per hour\n"
+            assert tp("pipelines", "limit", "test") == ""
             tp("scanner-lists", "delete", "metals")
             tp("pipelines", "delete", identity)
 

@@ -401,7 +401,9 @@ def test_the_relay_reads_the_oldest_of_the_outbox(filled: Filled) -> None:
 
 
 def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) -> None:
-    plan = filled.run("commits", "for_tasks", filled.ids("metered", "running", 20))
+    plan = filled.run(
+        "commits", "for_tasks", filled.ids("metered", "running", 20), "array_fill(0::bigint, '{20}')"
+    )
     no_sequential_scan(plan)
     conditions = plan.conditions("dataset_commits_live")
     assert conditions

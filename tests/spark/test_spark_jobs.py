@@ -7,14 +7,29 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.platform import until
+from examples.signals import market
+from tests.platform import free_port, until
+from tests.spark import signal_reference as reference
 from tests.spark.conftest import SparkPlatform
 from tests.unit.test_docs import blocks
 from traceplane.client import Client
-from traceplane.control_api import TaskChanges, TaskIds
+from traceplane.control_api import (
+    EmitRequest,
+    EmitResponse,
+    ManualEvent,
+    PipelineConfig,
+    PipelineRequest,
+    PipelineView,
+    Subscription,
+    TaskChanges,
+    TaskIds,
+)
+from traceplane.task_api import Scope
+from traceplane.trigger import messages
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
@@ -339,3 +354,53 @@ async def test_the_documented_example_compacts_and_follows_a_reorganization(spar
     assert await queried(spark) == [{"rows": 700, "blocks": 7, "versions": 7}]
     assert {row["block"] for row in await hot(spark, "ledger.entries")} == {5, 6}
     assert list((spark.platform.folder / "objects").rglob("*.csv")) == []
+
+
+async def test_bars_become_signals_that_launch_pipelines_and_late_bars_are_waited_for(
+    spark: SparkPlatform,
+) -> None:
+    """Each live bar is a task of its own that reads the history it needs; what it finds is what one look at all
+    bars finds, and each signal is given to the trigger."""
+    platform, folder = spark.platform, Path("examples/signals")
+    code = {str(path): path.read_text() for path in (Path("examples/__init__.py"), *folder.glob("[!_]*.py"))}
+    await platform.deploy((folder / "dag.yaml").read_text(), code=code | {"examples/signals/__init__.py": ""})
+    past, live = 235, 4
+    request = PipelineRequest(
+        "crosses",
+        PipelineConfig("market", "trade", {"shares": 7}),
+        scanner_tickers=list(market.TICKERS),
+        signal_subscriptions=[Subscription("golden_cross"), Subscription("death_cross")],
+    )
+    await platform.api.call("POST", "/api/v1/pipelines", PipelineView, request)
+    port = {"TRACEPLANE_TRIGGER_PORT": str(free_port()), "TRACEPLANE_KAFKA_AUTO_OFFSET_RESET": "earliest"}
+    await platform.add("trigger", "trigger", "run", **port).start()
+    scope = Scope(partition_key=f"0-{past - 1}", start=0, end=past - 1)
+    emitted = EmitRequest([ManualEvent("market.minutes", scope)])
+    await platform.api.call("POST", "/v1/events", EmitResponse, emitted)
+    await platform.settled(seconds=240)
+    await platform.emit("market.minutes", [past + 2, past + 3, past, past + 1])
+    expected = reference.signals(
+        [market.bar(ticker, n) for ticker in market.TICKERS for n in range(past + live)]
+    )
+
+    async def found() -> list[dict]:
+        states = await platform.states()
+        busy = states.keys() & {"queued", "dispatched", "running"}
+        rows = await spark.rows("market.signals")
+        return [] if busy or len(rows) < len(expected) else rows
+
+    rows = await until(found, seconds=240, what="all signals")
+    assert {r["signal_id"]: (r["signal"], r["timestamp"]) for r in rows} == expected
+    crosses = [i for i in expected if "_cross/" in i]
+    assert any(int(i.rpartition("/")[2]) >= past for i in crosses), "a live bar gave a cross"
+    lines = (platform.folder / "signals/trading-signals/0.jsonl").read_bytes().splitlines()
+    told = [msgspec.json.decode(line, type=messages.Signal) for line in lines]
+    assert {t.signal_id for t in told} == set(expected)
+
+    async def traded() -> list[dict]:
+        return await spark.rows("market.trades")
+
+    trades = await until(traded, seconds=240, what="a pipeline ran")
+    assert {t["signal_id"] for t in trades} <= set(crosses)
+    assert {(t["pipeline"], t["shares"]) for t in trades} == {("crosses", 7)}
+    await platform["trigger"].stop()

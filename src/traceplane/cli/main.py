@@ -9,6 +9,7 @@ import click
 
 from traceplane import __version__
 from traceplane.cli import admin, control, pipelines, queries, services, trigger
+from traceplane.cli import doctor as _doctor  # noqa: F401 -- a command of `trigger`
 from traceplane.errors import TraceplaneError
 from traceplane.settings import load
 

@@ -22,6 +22,8 @@ from traceplane.control_api import (
     ScannerListsResponse,
     ScannerListView,
     Subscription,
+    UserLimitRequest,
+    UserLimitsResponse,
 )
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
@@ -143,6 +145,18 @@ def delete(settings: Settings, pipeline_id: UUID) -> None:
     """Delete a pipeline; an execution that it is at goes on, and its executions stay listed."""
     gone = call(settings, lambda c: c.call("DELETE", f"{_PIPELINES}/{pipeline_id}", PipelineView))
     click.echo(f"{gone.pipeline_id}  {gone.name} is deleted")
+
+
+@pipelines.command()
+@click.argument("user_id", metavar="USER")
+@click.argument("launches_per_hour", type=click.IntRange(min=1), required=False)
+@click.pass_obj
+def limit(settings: Settings, user_id: str, launches_per_hour: int | None) -> None:
+    """Let signals launch at most LAUNCHES_PER_HOUR executions for USER; without a number, any."""
+    path, request = f"/api/v1/user-limits/{quote(user_id, safe='')}", UserLimitRequest(launches_per_hour)
+    done = call(settings, lambda c: c.call("PUT", path, UserLimitsResponse, request))
+    for user, most in done.launches_per_hour.items():
+        click.echo(f"{user}  {most} launches per hour")
 
 
 @click.group("scanner-lists")

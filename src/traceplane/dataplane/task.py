@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
-from traceplane.dataplane import datasets
+from traceplane.dataplane import datasets, signals
 from traceplane.dataplane.failures import explained
 from traceplane.dataplane.session import session, was_lost
 from traceplane.dataplane.shipped_code import ship
@@ -99,6 +99,13 @@ def compact(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     return next(iter(inputs.values()))
 
 
+def signal_generate(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
+    """Signals of the one input, which are price bars; see `signals`."""
+    if len(inputs) != 1 or len(task.outputs) != 1:
+        raise OperatorError("operator.misconfigured", "signal_generate needs one input and one output")
+    return signals.generate(task, next(iter(inputs.values())))
+
+
 def _write_compacted(task: OperatorTask, inputs: Frames, expected_bytes: int) -> None:
     """`config.sort`: the order of rows; `config.target_file_mb`: about how large a file is."""
     [frame], [name] = inputs.values(), task.outputs
@@ -140,5 +147,6 @@ def _scope_arguments(scope: Scope | None) -> dict[str, Any]:
 OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {
     "compact": compact,
     "pyspark": pyspark,
+    "signal_generate": signal_generate,
     "sql": sql,
 }

@@ -19,7 +19,7 @@ from traceplane.dispatcher import hot_reads
 from traceplane.model.dataset_schema import as_arrow
 from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
-from traceplane.model.runtimes import TOLD_OF_EMISSIONS
+from traceplane.model.runtimes import READS_HISTORY, TOLD_OF_EMISSIONS
 from traceplane.postgres import commits, events, executions, generation_schemas
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Transaction
@@ -36,6 +36,7 @@ from traceplane.task_api import (
 )
 
 _RESUMED_CURSORS = 2048
+_MOST_HISTORY = 1_000_000
 
 Files = list[dict[str, Any]]
 Word = tuple[int, str, str]
@@ -53,6 +54,14 @@ class JobEntry:
     @property
     def reads_hot(self) -> bool:
         return any(i.hot for i in self.payload.inputs)
+
+    @property
+    def history(self) -> int:
+        """Positions before the scope that its tasks read too; what is no number, the operator itself complains of."""
+        if (usual := READS_HISTORY.get(self.payload.operator)) is None:
+            return 0
+        wanted = self.payload.config.get("history", usual)
+        return min(max(wanted, 0), _MOST_HISTORY) if isinstance(wanted, int) else usual
 
     @property
     def appends(self) -> bool:
@@ -138,7 +147,8 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
 async def _inputs(
     tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
 ) -> None:
-    found = await commits.input_commits(tx, [c.task_id for c in reading])
+    history = [jobs[c.job_id].history for c in reading]
+    found = await commits.input_commits(tx, [c.task_id for c in reading], history)
     wanted = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     known = await generation_schemas.load(tx, sorted(wanted))
     schemas = {
@@ -155,18 +165,18 @@ async def _inputs(
             [
                 _handed(f)
                 for commit in found.get((c.task_id, i.input_index), [])
-                for f in _of_scope(commit, c, i.position)
+                for f in _of_scope(commit, c, i.position, entry.history)
                 if not i.where or may_hold(f, i.where, types.get(generation, {}))
             ]
             for i, generation in sides
         ]
 
 
-def _of_scope(commit: LiveCommit, task: Claimed, position: str | None) -> Files:
+def _of_scope(commit: LiveCommit, task: Claimed, position: str | None, history: int) -> Files:
     """The commit's files, with the ranges of positions to read of them when that is not all they have."""
     if position is None or task.range_start is None or task.range_end is None:
         return commit.files
-    ranges = kept(commit.positions, (task.range_start, task.range_end), commit.hidden)
+    ranges = kept(commit.positions, (task.range_start - history, task.range_end), commit.hidden)
     if ranges is None:
         return commit.files
     return [{**f, "kept": ranges} for f in commit.files] if ranges else []

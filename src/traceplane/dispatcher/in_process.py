@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from traceplane import telemetry
+from traceplane.model.runtimes import SIGNAL_PUBLISH
 from traceplane.postgres import aggregator, events, registry, tasks
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
@@ -60,6 +61,8 @@ class InProcess:
             completed = failed = emitted = created = 0
             more = False
             for job in await tasks.waiting_jobs(tx, in_process=True):
+                if job.operator == SIGNAL_PUBLISH:
+                    continue  # waits for others, in a loop of its own
                 batch = await tasks.take_in_process(tx, job.job_id, _BATCH)
                 if not batch:
                     continue

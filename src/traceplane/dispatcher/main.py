@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from traceplane import http_service
+from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.auth.store import read_master_key
@@ -23,6 +24,7 @@ from traceplane.dispatcher.outbox_relay import OutboxRelay
 from traceplane.dispatcher.periodic import PeriodicPipelines
 from traceplane.dispatcher.reaper import Reaper
 from traceplane.dispatcher.reconciler import Reconciler
+from traceplane.dispatcher.signal_publisher import SignalJobs
 from traceplane.dispatcher.source_monitor import SourceMonitor
 from traceplane.dispatcher.table_statistics import Statistics
 from traceplane.dispatcher.valve import Metered, Valve
@@ -109,6 +111,11 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
 
     reaper = Reaper(database, grace_seconds=settings.reap_grace_seconds)
     reconciler = Reconciler(database, resend_after_seconds=settings.resend_after_seconds)
+    signal_jobs = SignalJobs(
+        database,
+        lambda: signal_publisher(settings),
+        object_store=None if settings.object_bucket is not None else settings.object_store_root.resolve(),
+    )
     await authority.refresh()
     try:
         await task_group(
@@ -142,6 +149,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 interval=0.25,
                 stop=stop,
             ),
+            signals=run_loop("signals", signal_jobs.run_once, interval=0.25, stop=stop),
             periodic=run_loop("periodic", PeriodicPipelines(database).run_once, interval=1.0, stop=stop),
             gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
             statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),

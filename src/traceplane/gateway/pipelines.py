@@ -25,15 +25,19 @@ from traceplane.control_api import (
     ScannerListsResponse,
     ScannerListView,
     Subscription,
+    UserLimitRequest,
+    UserLimitsResponse,
 )
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.http_service import Call, Route
 from traceplane.model import cron
+from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import executions, pipelines
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.pipelines import Pipeline
 
-READER, WRITER = "reader", "writer"
+READER, WRITER, ADMIN = "reader", "writer", "admin"
+_LIMITS = "/api/v1/user-limits"
 _PIPELINES, _LISTS, _EXECUTIONS = "/api/v1/pipelines", "/api/v1/scanner-lists", "/api/v1/executions"
 
 
@@ -59,6 +63,10 @@ class PipelineApi:
                   "Set a list of tickers."),
             Route("DELETE", listed, None, ScannerListView, self.delete_list, WRITER,
                   "Delete a list of tickers."),
+            Route("GET", _LIMITS, None, UserLimitsResponse, self.limits, READER,
+                  "How much signals may launch for users."),
+            Route("PUT", f"{_LIMITS}/{{user_id}}", UserLimitRequest, UserLimitsResponse, self.set_limit, ADMIN,
+                  "Limit what signals launch for a user."),
             Route("GET", _EXECUTIONS, None, ExecutionsResponse, self.executions, READER,
                   "Executions, newest first.", query=ExecutionQuery),
             Route("GET", run, None, ExecutionView, self.execution, READER, "One execution."),
@@ -149,6 +157,20 @@ class PipelineApi:
             )
         return _list_view(found[0])
 
+    # Limits ----------------------------------------------------------------------------------------
+
+    async def limits(self, call: Call[None]) -> UserLimitsResponse:
+        async with self._database.transaction() as tx:
+            return UserLimitsResponse(await pipelines.user_limits(tx, call.principal.org))
+
+    async def set_limit(self, call: Call[UserLimitRequest]) -> UserLimitsResponse:
+        org, user_id = call.principal.org, call.path_params["user_id"]
+        if not 0 < len(user_id) <= 512:
+            raise InvalidInput("request.invalid", "a user has at most 512 characters", value=user_id[:100])
+        async with self._database.transaction() as tx:
+            await pipelines.set_user_limit(tx, org, user_id, call.body.launches_per_hour)
+            return UserLimitsResponse(await pipelines.user_limits(tx, org))
+
     # Executions ------------------------------------------------------------------------------------
 
     async def executions(self, call: Call[None]) -> ExecutionsResponse:
@@ -195,6 +217,7 @@ async def _checked(tx: Transaction, org: str, user_id: str, fields: dict[str, An
         )
     if schedule is not None:
         _check_schedule(schedule)
+    _check_rules(fields["rules"])
     if (tickers is not None and scanner_list is not None) or (
         not periodic and tickers is None and scanner_list is None
     ):
@@ -236,6 +259,17 @@ def _check_schedule(schedule: str) -> None:
             f"this is not a cron schedule: {error}",
             value=schedule,
             next_step="write five numeric fields, such as '*/5 * * * *'; times are in UTC",
+        ) from None
+
+
+def _check_rules(rules: dict[str, Any]) -> None:
+    try:
+        parse_rules(rules)
+    except ValueError as error:
+        raise InvalidInput(
+            "pipeline.bad_rules",
+            f"the rules cannot be understood: {error}",
+            next_step="see the rules of pipelines in docs/concepts/trigger.md",
         ) from None
 
 

@@ -67,10 +67,12 @@ DEFAULT_RUNTIMES: Mapping[str, Runtime] = {
 
 SPARK = "spark"
 
-SPARK_OPERATORS = frozenset({"compact", "pyspark", "sql"})
+SPARK_OPERATORS = frozenset({"compact", "pyspark", "signal_generate", "sql"})
 """What tasks of a runtime with the capability `spark` can run."""
 
-DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", "source", "splitter"})
+SIGNAL_PUBLISH = "signal_publish"
+
+DISPATCHER_OPERATORS = frozenset({"aggregator", "pass", SIGNAL_PUBLISH, "source", "splitter"})
 """What the dispatcher itself can run; `source` stands for a source that only receives events."""
 
 PYTHON_OPERATORS: Mapping[str, str] = {
@@ -86,5 +88,8 @@ TOLD_OF_EMISSIONS = frozenset({"range_ingest"})
 GROUPING_OPERATORS = frozenset({"aggregator", "splitter"})
 """Those whose output has no rows of its own: it is read from what they group."""
 
-POSITIONS = {"range_ingest": "block_number"}
+READS_HISTORY: Mapping[str, int] = {"signal_generate": 250}
+"""Built-in operators that read positions before their scope too: `config.history` many, or as many as here."""
+
+POSITIONS = {"range_ingest": "block_number", "signal_generate": "position"}
 """The column of their outputs in which built-in operators write to which position a row belongs."""

@@ -85,11 +85,11 @@ class LiveCommit:
 
 
 async def input_commits(
-    tx: Transaction, task_ids: Sequence[UUID]
+    tx: Transaction, task_ids: Sequence[UUID], history: Sequence[int] | None = None
 ) -> dict[tuple[UUID, int], list[LiveCommit]]:
-    """Per task and input, the live commits that overlap the task's scope."""
+    """Per task and input, the live commits that overlap the task's scope, begun so many positions earlier."""
     found: dict[tuple[UUID, int], list[LiveCommit]] = {}
-    for row in await tx.rows(_SQL["for_tasks"], task_ids):
+    for row in await tx.rows(_SQL["for_tasks"], task_ids, history or [0] * len(task_ids)):
         commit = LiveCommit(
             row["files"], (row["range_start"], row["range_end"]), [(a, b) for a, b in row["hidden"] or ()]
         )

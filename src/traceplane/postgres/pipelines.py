@@ -103,3 +103,11 @@ async def remove_scanner_list(tx: Transaction, org: str, name: str) -> bool | No
     """Whether it is gone, or still in use; None if there is none of this name."""
     found = await tx.value(_SQL["lock_list"], org, name)
     return None if found is None else await tx.value(_SQL["remove_list"], found) is not None
+
+
+async def user_limits(tx: Transaction, org: str) -> dict[str, int]:
+    return {r["user_id"]: r["launches_per_hour"] for r in await tx.rows(_SQL["user_limits"], org)}
+
+
+async def set_user_limit(tx: Transaction, org: str, user_id: str, launches_per_hour: int | None) -> None:
+    await tx.rows(_SQL["set_user_limit"], org, user_id, launches_per_hour)

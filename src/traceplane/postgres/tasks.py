@@ -196,6 +196,10 @@ async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[dic
     return [dict(r) for r in await tx.rows(_SQL["take_in_process"], job_id, limit)]
 
 
+async def waiting_publishers(tx: Transaction) -> list[UUID]:
+    return [r["job_id"] for r in await tx.rows(_SQL["waiting_publishers"])]
+
+
 async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["finish_in_process"], task_ids)
 

@@ -23,6 +23,7 @@ from traceplane.model.runtimes import (
     DISPATCHER_OPERATORS,
     GROUPING_OPERATORS,
     PYTHON_OPERATORS,
+    READS_HISTORY,
     SPARK,
     SPARK_OPERATORS,
     Driver,
@@ -218,6 +219,13 @@ def _refused_hot_data(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
         if job.update_strategy is UpdateStrategy.APPEND and (refusal := _refused_keys(job, dag)):
             return refusal
         reads = {compaction.rows_of(used.dataset_id, dag) for used in job.inputs}
+        if job.operator in READS_HISTORY and hot & reads:
+            return InvalidInput(
+                "deploy.hot_input_unsupported",
+                f"job {job.name}: {job.operator} reads what came before its scope, which hot tables do not give",
+                value=", ".join(sorted(hot & reads)),
+                next_step="keep the dataset as Parquet, or read a compacted one",
+            )
         if runtimes[job.runtime].driver is Driver.INVOKE and hot & reads:
             return InvalidInput(
                 "deploy.hot_input_unsupported",

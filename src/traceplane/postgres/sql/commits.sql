@@ -77,17 +77,18 @@ where exists (
 )
 
 -- name: for_tasks
--- The live files that each task's inputs bring for the task's own scope.
+-- The live files that each task's inputs bring for the task's own scope, and for so many positions before it.
 select t.task_id, i.input_index, c.files, c.range_start, c.range_end,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
-from unnest($1::uuid[]) as w (task_id)
+from unnest($1::uuid[], $2::bigint[]) as w (task_id, history)
 join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
 join generation_cursors k on k.generation_id = coalesce(g.data_generation_id, g.generation_id)
 cross join lateral (
   select c.commit_id, c.files, c.range_start, c.range_end, c.hidden from dataset_commits c
   where c.generation_id = k.generation_id and c.superseded_by is null
-    and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
-    and c.range_start <= t.range_end and c.range_end >= t.range_start
+    and c.range_start >= greatest(t.range_start::numeric - w.history - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= t.range_end
+    and c.range_end >= greatest(t.range_start::numeric - w.history, -9223372036854775808)::bigint
   offset 0  -- a probe by index for each task
 ) c
 order by t.task_id, i.input_index, c.commit_id

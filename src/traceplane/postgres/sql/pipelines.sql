@@ -86,3 +86,18 @@ where o.slug = $1 and l.name = $2 for update of l
 -- A list that no pipeline uses.
 delete from scanner_lists l where l.scanner_list_id = $1
   and not exists (select 1 from pipelines p where p.scanner_list_id = l.scanner_list_id) returning scanner_list_id
+
+-- name: user_limits
+-- How much signals may launch for users who have a limit.
+select u.user_id, u.launches_per_hour from trigger_user_limits u join orgs o using (org_id) where o.slug = $1
+order by u.user_id
+
+-- name: set_user_limit
+-- A user's limit, new or not; none if it is null.
+with gone as (
+  delete from trigger_user_limits u using orgs o
+  where o.org_id = u.org_id and o.slug = $1 and u.user_id = $2 and $3::int is null
+)
+insert into trigger_user_limits (org_id, user_id, launches_per_hour)
+select org_id, $2::text, $3::int from orgs where slug = $1 and $3 is not null
+on conflict (org_id, user_id) do update set launches_per_hour = excluded.launches_per_hour

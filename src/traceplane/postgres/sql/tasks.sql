@@ -215,6 +215,13 @@ where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
 order by t.priority, t.ready_at, t.task_id limit $2
 for no key update of t skip locked
 
+-- name: waiting_publishers
+-- Jobs that publish signals and have queued tasks, locked so that only one dispatcher works on them.
+select j.job_id from jobs j
+where j.runtime = 'dispatcher' and j.operator = 'signal_publish'
+  and exists (select 1 from tasks t where t.job_id = j.job_id and t.stage = 0 and t.ready_at <= tp_now() offset 0)
+order by j.job_id for no key update of j skip locked
+
 -- name: finish_in_process
 -- queued -> completed for work that was done inside the dispatcher's own transaction.
 update tasks set state = 'completed', attempt = attempt + 1, reported_attempt = attempt + 1,

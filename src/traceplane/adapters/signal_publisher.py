@@ -1,0 +1,39 @@
+"""Where signals are published: the topic, or the folder, that triggers with the same settings read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from traceplane.adapters import signal_source_folder
+from traceplane.errors import QueueUnavailable
+from traceplane.settings import Settings
+
+
+class SignalPublisher(Protocol):
+    """Blocks. What raises QueueUnavailable may have been published in part, and may be repeated."""
+
+    def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Keys and payloads; returns when all of them will last. Messages of one key stay in order."""
+
+
+class FolderPublisher:
+    def __init__(self, folder: Path, topic: str) -> None:
+        self._folder, self._topic = folder, topic
+
+    def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        try:
+            signal_source_folder.publish(self._folder, self._topic, [payload for _, payload in messages])
+        except OSError as error:
+            raise QueueUnavailable(
+                "queue.unavailable", "the folder of signals cannot be written", value=str(error)
+            ) from error
+
+
+def signal_publisher(settings: Settings) -> SignalPublisher:
+    if settings.kafka_bootstrap_servers is None:
+        return FolderPublisher(settings.home / "signals", settings.kafka_signal_topic)
+    from traceplane.adapters.signal_publisher_kafka import KafkaPublisher  # an optional extra
+
+    return KafkaPublisher.from_settings(settings)

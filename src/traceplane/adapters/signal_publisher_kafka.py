@@ -1,0 +1,50 @@
+"""Signals to a Kafka topic. Needs the extra `trigger`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from traceplane.adapters.signal_source_kafka import KafkaAddress
+from traceplane.errors import QueueUnavailable
+from traceplane.settings import Settings
+
+_SECONDS = 10.0
+
+
+class KafkaPublisher:
+    def __init__(self, client: dict[str, Any], topic: str) -> None:
+        self._topic = topic
+        self._producer = Producer(
+            {**client, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": int(_SECONDS * 1000)}
+        )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> KafkaPublisher:
+        address = KafkaAddress.from_settings(settings)
+        return cls(address.client, address.topic)
+
+    def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        delivered, problem = 0, ""
+
+        def told(error: KafkaError | None, _: Message) -> None:
+            nonlocal delivered, problem
+            delivered += error is None
+            problem = problem if error is None else str(error)
+
+        try:
+            for key, payload in messages:
+                self._producer.produce(self._topic, payload, key=key, on_delivery=told)
+                self._producer.poll(0)
+            self._producer.flush(_SECONDS + 1)
+        except (BufferError, KafkaException) as error:
+            problem = str(error)
+        if delivered < len(messages):
+            raise QueueUnavailable(
+                "queue.unavailable",
+                f"Kafka took {delivered} of {len(messages)} signals",
+                value=problem or "no answer in time",
+                next_step="check the brokers; the signals are published again",
+            )

@@ -1,0 +1,53 @@
+"""The end of a Kafka topic. Needs the extra `trigger`."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from traceplane.adapters.signal_source_kafka import KafkaAddress
+from traceplane.adapters.signal_tail import Tail
+from traceplane.errors import QueueUnavailable
+from traceplane.settings import Settings
+
+_SECONDS = 5.0
+
+
+def kafka_tail(settings: Settings, count: int) -> Tail:
+    address = KafkaAddress.from_settings(settings)
+    consumer = Consumer(
+        {**address.client, "group.id": f"{address.group}-doctor", "enable.auto.commit": False}
+    )
+    try:
+        topic = consumer.list_topics(address.topic, timeout=_SECONDS).topics[address.topic]
+        if topic.error is not None:
+            raise KafkaException(topic.error)
+        ends: dict[int, int] = {}
+        begin, wanted = [], 0
+        for partition in sorted(topic.partitions):
+            low, high = consumer.get_watermark_offsets(
+                TopicPartition(address.topic, partition), timeout=_SECONDS
+            )
+            ends[partition] = high
+            first = max(low, high - count)
+            wanted += high - first
+            if first < high:
+                begin.append(TopicPartition(address.topic, partition, first))
+        consumer.assign(begin)
+        payloads: list[bytes] = []
+        deadline = time.monotonic() + _SECONDS
+        while len(payloads) < wanted and time.monotonic() < deadline:
+            for message in consumer.consume(min(count, 500), 0.5):
+                if message.error() is None:
+                    payloads.append(message.value() or b"")
+        return Tail(ends, payloads)
+    except KafkaException as error:
+        raise QueueUnavailable(
+            "queue.unavailable",
+            "Kafka does not answer, or has no such topic",
+            value=f"{address.bootstrap_servers} {address.topic}: {error}",
+            next_step="check kafka_bootstrap_servers, kafka_signal_topic and the security settings",
+        ) from error
+    finally:
+        consumer.close()
