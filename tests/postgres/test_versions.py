@@ -356,7 +356,11 @@ async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_da
     kept = await steps(per_partition, no_rematerialize=True)
     assert not kept.steps.rebuilt
     (change,) = kept.steps.in_place
-    assert (change.job, change.changes[0].old, change.changes[0].new) == ("b", '"PerUpdate"', '"PerPartition"')
+    assert (change.job, change.changes[0].old, change.changes[0].new) == (
+        "b",
+        '"PerUpdate"',
+        '"PerPartition"',
+    )
 
     assert not (await plane.deploy(per_partition, no_rematerialize=True)).building
     assert await pointers(plane) == before

@@ -39,6 +39,8 @@ from traceplane.control_api import (
     MovedResponse,
     PlanResponse,
     QueryRequest,
+    QueryTask,
+    QueryTaskRequest,
     ReasonView,
     RollbackRequest,
     StatusResponse,
@@ -52,8 +54,8 @@ from traceplane.control_api import (
     VersionsResponse,
     VersionView,
 )
-from traceplane.errors import Conflict, InvalidInput, NotFound
-from traceplane.gateway import datasets
+from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
+from traceplane.gateway import datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.plan_steps import plan_steps
 from traceplane.group_commit import GroupCommit
@@ -132,6 +134,8 @@ class PublicApi:
                   "Start dead or canceled tasks again."),
             Route("POST", "/v1/tasks/cancel", TaskIds, TaskChanges, self.cancel, WRITER, "Stop tasks."),
             Route("POST", "/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
+            Route("POST", "/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
+                  "One SELECT, whose result becomes a dataset."),
             Route("GET", "/v1/datasets", None, CatalogResponse, self.datasets, READER, "Datasets with their sizes."),
             Route("GET", "/v1/datasets/{dataset_id}", None, DatasetDetail, self.dataset, READER,
                   "One dataset with its schema and lineage."),
@@ -295,6 +299,20 @@ class PublicApi:
         result = await _unless_hung_up(call, running)
         pinned = msgspec.json.encode(result.generations) if len(result.generations) <= 20 else b"{}"
         return Stream(result.pieces, result.content_type, ((b"traceplane-generations", pinned),))
+
+    async def query_task(self, call: Call[QueryTaskRequest]) -> QueryTask:
+        caller = _caller(call.principal)
+        try:
+            made = await query_tasks.start(
+                self._database, caller, call.body, window=self._settings.dispatch_window
+            )
+        except TraceplaneError as error:
+            await self._queries.note_failure(caller, call.body.sql, error)
+            raise
+        telemetry.emit(
+            "query.handed_over", principal=caller.name, dataset=made.dataset, task_id=str(made.task_id)
+        )
+        return made
 
     async def datasets(self, call: Call[None]) -> CatalogResponse:
         return await datasets.catalog(self._database, _caller(call.principal))

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,22 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class JobInput:
+    name: str
+    dataset: PinnedDataset
+    columns: tuple[str, ...]
+    """Those that may be seen; none: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """A query as a job runs it: views over inputs, of which the last is the result."""
+
+    inputs: tuple[JobInput, ...]
+    views: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     content_type: str
     generations: dict[str, str]
@@ -129,7 +145,7 @@ class Queries:
             if rest is None:
                 prepared.forget()
         except TraceplaneError as error:
-            await self._note_failure(caller, sql, error)
+            await self.note_failure(caller, sql, error)
             raise
         telemetry.count("queries_total", outcome="answered")
         telemetry.observe("query_seconds", planned - started, part="metadata")
@@ -247,12 +263,7 @@ class Queries:
     ) -> dict[str, Any]:
         columns = visible_columns(dataset, caller)
         if not columns:
-            raise Conflict(
-                "query.no_columns",
-                "nothing is known of the dataset's columns yet, or none of them may be seen",
-                value=dataset.dataset_id,
-                next_step="wait for its first rows, or declare its columns in the DAG file",
-            )
+            raise _no_columns(dataset)
         position = next((c for c in dataset.columns if c.name == dataset.position), None)
         return {
             "name": name,
@@ -268,7 +279,8 @@ class Queries:
         """Where the engine reads a file of the object store: the one place that knows what kind of store it is."""
         return f"{self._object_root}/{path}"
 
-    async def _note_failure(self, caller: Caller, sql: str, error: TraceplaneError) -> None:
+    async def note_failure(self, caller: Caller, sql: str, error: TraceplaneError) -> None:
+        """Counted; and audited, if it is a denial."""
         if not gate.denied(error):
             telemetry.count("queries_total", outcome="failed")
             telemetry.emit("query.failed", principal=caller.name, query_hash=_hash(sql), code=error.code)
@@ -410,6 +422,55 @@ def _views(read: Expanded, datasets: Mapping[Pin, PinnedDataset], caller: Caller
         columns[name] = [*left, *hidden[name]]
         views.append(_view(name, sql))
     return views
+
+
+async def as_job(tx: Transaction, caller: Caller, sql: str, versions: Mapping[str, int]) -> JobQuery:
+    """The query over the generations that are served in this transaction, in Spark's dialect. Personal data is left
+    out, whoever asks: the result is a dataset, which others may read."""
+    if "\0" in sql:  # Postgres cannot store it
+        raise InvalidInput("query.malformed", "a query that is handed over must not hold a NUL character")
+    gated = await asyncio.to_thread(gate.admit, sql)
+    found = Found(tx, caller.org, AsOf(versions))
+    await found.read(gated.relations)
+    read = await asyncio.to_thread(virtual.expand, gated.relations, found.sql_of)
+    names = {pin: f"#{number}" for number, pin in enumerate(dict.fromkeys(map(key, read.stored)))}
+    for pin in names:
+        if found.at(pin) is not None or found.datasets[pin].storage != "parquet":
+            raise InvalidInput(
+                "query.not_for_a_job",
+                "a result dataset is computed from files of versions, not from hot tables or as of a time",
+                value=_pin_text(pin),
+                next_step="ask as of a version; compact hot rows, and query what was compacted",
+            )
+        if not visible_columns(found.datasets[pin], replace(caller, sees_pii=False)):
+            raise _no_columns(found.datasets[pin])
+    views = await asyncio.to_thread(_views, read, found.datasets, replace(caller, sees_pii=False))
+    over = [*(view.reads for view in read.views), gated.relations]
+    return JobQuery(
+        tuple(_job_input(name, found.datasets[pin]) for pin, name in names.items()),
+        [
+            {
+                "name": view["name"],
+                "sql": virtual.for_spark(view["sql"]),
+                "reads": {r.name: names[key(r)] for r in reads if key(r) in names},
+            }
+            for view, reads in zip([*views, _view("tp_result", gated.sql)], over, strict=True)
+        ],
+    )
+
+
+def _job_input(name: str, dataset: PinnedDataset) -> JobInput:
+    seen = tuple(c.name for c in dataset.columns if c.name.lower() not in dataset.pii)
+    return JobInput(name, dataset, seen if dataset.pii else ())
+
+
+def _no_columns(dataset: PinnedDataset) -> Conflict:
+    return Conflict(
+        "query.no_columns",
+        "nothing is known of the dataset's columns yet, or none of them may be seen",
+        value=dataset.dataset_id,
+        next_step="wait for its first rows, or declare its columns in the DAG file",
+    )
 
 
 def _view(name: str, sql: str) -> dict[str, Any]:
