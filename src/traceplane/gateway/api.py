@@ -15,6 +15,8 @@ from uuid import UUID
 import msgspec
 
 from traceplane import __version__, telemetry
+from traceplane.adapters.object_cache import ObjectCache
+from traceplane.adapters.object_store import object_store_for
 from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.store import load_token_book
@@ -95,6 +97,8 @@ class PublicApi:
             database,
             Engines(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
             object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
+            open_cache=self._open_cache,
+            cache_bytes=settings.object_cache_mb << 20,
             limits=Limits(
                 seconds=settings.query_timeout_seconds,
                 max_rows=settings.query_max_rows,
@@ -107,6 +111,12 @@ class PublicApi:
 
     async def close(self) -> None:
         await self._queries.close()
+
+    async def _open_cache(self) -> ObjectCache:
+        settings = self._settings
+        return await ObjectCache.open(
+            object_store_for(settings), settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
+        )
 
     def app(self) -> App:
         routes = [
