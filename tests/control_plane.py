@@ -20,6 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from traceplane.adapters.wake_queue import Depth, Message
+from traceplane.auth.opaque import Role
 from traceplane.control_api import (
     DagName,
     DeployRequest,
@@ -352,6 +353,9 @@ class ControlPlane:
 @dataclass(frozen=True)
 class _Admin:
     org: str
+    name: str = "admin"
+    role: Role = Role.ADMIN
+    sees_pii: bool = True
 
 
 async def _nothing_more() -> dict[str, Any]:

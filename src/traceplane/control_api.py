@@ -324,6 +324,24 @@ class QueryRequest(Wire, frozen=True):
             raise ValueError("a query is as of versions or as of a time, not both")
 
 
+class QueryTaskRequest(Wire, frozen=True):
+    sql: Annotated[str, msgspec.Meta(min_length=1, max_length=65_536)]
+    """One SELECT, in DuckDB's dialect."""
+    dataset: Annotated[str, msgspec.Meta(pattern=r"^[^\s#\x00-\x20\x7f]{1,200}$")]
+    """The dataset that its result becomes."""
+    as_of_version: dict[str, Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]] = msgspec.field(
+        default_factory=dict
+    )
+    """Versions of DAGs, by their names, to read instead of the active ones."""
+
+
+class QueryTask(Wire, frozen=True):
+    task_id: UUID
+    dataset: str
+    dag: str
+    """Made for this query alone."""
+
+
 class ColumnView(Wire, frozen=True):
     name: str
     type: str

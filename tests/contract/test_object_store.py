@@ -19,12 +19,12 @@ from aiohttp import web
 from tests.aws import CREDENTIALS, REGION
 from tests.contract.gate import Gate
 from tests.platform import until
+from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import ObjectStore, StagingPrefix, StoredFile, object_store_for
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.adapters.object_store_s3 import S3ObjectStore
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.settings import load
-from traceplane.worker.object_cache import ObjectCache
 
 DATASET, GENERATION = uuid4(), uuid4()
 
@@ -249,7 +249,7 @@ import asyncio, sys
 from pathlib import Path
 from traceplane.adapters.object_store import StoredFile
 from traceplane.adapters.object_store_s3 import S3ObjectStore
-from traceplane.worker.object_cache import ObjectCache
+from traceplane.adapters.object_cache import ObjectCache
 
 async def main(bucket, endpoint, folder, path, size):
     store = S3ObjectStore(bucket, "some/where", region="eu-central-1", endpoint_url=endpoint)

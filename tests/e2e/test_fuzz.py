@@ -143,6 +143,7 @@ GATEWAY = [
     "POST /v1/tasks/retry",
     "POST /v1/tasks/cancel",
     "POST /v1/query",
+    "POST /v1/query-tasks",
     "GET /v1/datasets",
     "GET /v1/datasets/{dataset_id}",
     "GET /v1/status",

@@ -18,6 +18,7 @@ from aiobotocore.session import get_session
 from tests.aws import CREDENTIALS, REGION, aws_server
 from tests.platform import Platform
 from tests.process.effects import settle, watched
+from traceplane.client import Client
 
 BLOCKS = 3
 
@@ -120,6 +121,12 @@ async def test_jobs_run_on_s3_and_a_worker_killed_after_its_upload_leaves_nothin
         assert sorted((r["block"], r["total"], r["credentials"]) for r in seen) == [
             (block, total, 0) for block, total in enumerate(totals)
         ]
+        # Queries read the same files, through a cache of the gateway's: the engine has neither network nor keys.
+        client = Client(platform.gateway_url, platform.user_token)
+        sql = "select s.block, s.total, count(*) as n from sums s join numbers n using (block) group by all order by 1"
+        for _ in range(2):  # fetched, and then found
+            answer = await asyncio.to_thread(client.query, sql)
+            assert answer.to_pydict() == {"block": list(range(BLOCKS)), "total": totals, "n": [100] * BLOCKS}
         assert (tmp_path / "master.key").exists()
         assert not (tmp_path / "objects").exists()
 
@@ -135,8 +142,9 @@ async def test_jobs_run_on_s3_and_a_worker_killed_after_its_upload_leaves_nothin
         assert f"deleted {len(orphans)} files" in told.decode()
         assert await bucket.keys() == await committed(platform)
 
-        # Neither the worker that was killed nor the one that ends leaves anything but whole files.
+        # Neither the worker that was killed nor those that end leave anything but whole files.
         assert await worker.stop() == 0
+        assert await platform["gateway"].stop() == 0
         assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == ["evicting", "files"]
         files = tmp_path / "cache/files"
         kept = {p.relative_to(files).as_posix() for p in files.rglob("*") if p.is_file()}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.postgres.test_versions import build
 from tests.query.published import DAG, SECRET, Shop, queries
 from tests.query.test_queries import ADMIN, NOW, READER, Asked, AsOf
-from traceplane.control_api import DatasetDetail
+from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.control_api import DatasetDetail, QueryTask, QueryTaskRequest
+from traceplane.dispatcher.garbage import collect
 from traceplane.errors import SpecInvalid, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
@@ -125,6 +129,64 @@ async def test_personal_data_stays_hidden_below_a_virtual_dataset(shop: Shop, as
         except TraceplaneError as error:
             shown = str(error)
         assert SECRET not in shown, sql
+
+
+async def test_a_query_that_is_handed_over_is_a_task_of_its_own_over_pinned_generations(
+    shop: Shop, asked: Asked
+) -> None:
+    plane = shop.plane
+
+    async def hand_over(sql: str, dataset: str = "results.first") -> QueryTask:
+        return await plane.api.query_task(plane._call(QueryTaskRequest(sql, dataset)))
+
+    made = await hand_over(
+        "select * from shop.large l join shop.items i on i.order_id = l.id where l.id > 21"
+    )
+    pinned = await plane.sql(
+        "select generation_id from job_inputs join jobs using (job_id) where operator = 'query'"
+    )
+    # Neither events nor cutovers of what it reads change what it does.
+    await plane.emit("shop.in", [99])
+    await plane.run_all()
+    await plane.deploy(SHOP.replace("basic:copy", "basic:other"))
+    await build(plane)
+    assert (
+        await plane.value("select count(*) from tasks join jobs using (job_id) where operator = 'query'") == 1
+    )
+    assert pinned == await plane.sql(
+        "select generation_id from job_inputs join jobs using (job_id) where operator = 'query'"
+    )
+    (held,) = await plane.claim([made.task_id], runtime="spark")
+    assert {i.dataset_id: len(f) for i, f in zip(held.job.inputs, held.task.input_files, strict=True)} == {
+        "shop.orders": 4,  # what is committed in them when it starts
+        "shop.items": 1,
+    }
+    (orders,) = [i for i in held.job.inputs if i.dataset_id == "shop.orders"]
+    assert "email" not in orders.columns  # the result may be read by anybody
+    assert [v.name for v in held.job.views] == ["tp_d0", "tp_result"]
+    assert "email" not in held.job.views[0].sql
+    assert await plane.complete(held) == ["committed"]
+
+    for sql, dataset, code in (
+        ("select id from shop.orders", "results.first", "query.dataset_exists"),
+        ("select id from shop.orders for timestamp as of '2024-01-01'", "x", "query.nothing_then"),
+        ("select id from shop.addressed", "x", "query.personal_data"),
+        ("select * from read_csv('/etc/passwd')", "x", "query.function_denied"),
+    ):
+        with pytest.raises(TraceplaneError) as refused:
+            await hand_over(sql, dataset)
+        assert refused.value.code == code
+    denied = await plane.sql("select reason from query_denials order by denial_id")
+    assert [row["reason"] for row in denied] == ["query.personal_data", "query.function_denied"]
+
+    # Results expire: nobody finds them any more, and then their files go.
+    store = FolderObjectStore(shop.store)
+    await collect(plane.database, store, grace=timedelta(0), keep_versions=2)
+    with pytest.raises(TraceplaneError, match=r"query\.nothing_then"):
+        await asked.rows("select * from results.first")
+    assert (await collect(plane.database, store, grace=timedelta(0), keep_versions=2)).commits == 1
+    again = await hand_over("select id from shop.orders")  # the name is free
+    assert again.task_id != made.task_id
 
 
 def test_the_sql_of_a_virtual_dataset_passes_the_gate_of_queries() -> None:

@@ -24,6 +24,8 @@ from traceplane.control_api import (
     PipelineConfig,
     PipelineRequest,
     PipelineView,
+    QueryTask,
+    QueryTaskRequest,
     Subscription,
     TaskChanges,
     TaskIds,
@@ -101,6 +103,17 @@ jobs:""", 1)  # fmt: skip
         (b, sum(n for n in range(b * 100, b * 100 + 100) if n % 3 == 0)) for b in range(5)
     ]
     assert sorted(r["twice"] for r in await spark.rows("both.twice")) == [2 * n for n in range(300, 400, 3)]
+
+    # A query that is handed over: over all scopes at once, and its result is a dataset like any other.
+    sql = "select t.block, count(*)::bigint as n from both.every_third t join both.doubled d using (n) group by all"
+    await spark.platform.api.call("POST", "/v1/query-tasks", QueryTask, QueryTaskRequest(sql, "both.result"))
+    settled = set(await spark.platform.settled(seconds=240))
+    assert settled == {"completed"}, await spark.platform.sql(
+        "select error from tasks where error is not null"
+    )
+    client = Client(spark.platform.gateway_url, spark.platform.user_token)
+    result = await asyncio.to_thread(client.query, "select block, n from both.result order by block")
+    assert result.to_pydict() == {"block": [0, 1, 2, 3, 4], "n": [34, 33, 33, 34, 33]}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Workers write files below a prefix of their attempt, `{dataset}/{generation}/sta
 makes them visible; nothing is ever renamed or overwritten. Paths are relative to the store's root, with slashes.
 
 A folder's files are read and written where they are. Those of a bucket pass through the worker's cache
-(`worker.object_cache`), so that operator code and Spark see local files and hold no credentials.
+(`adapters.object_cache`), so that operator code and Spark see local files and hold no credentials.
 
 Whatever fails is a PlatformError with one of the codes `object_store.…`, and may be repeated.
 """

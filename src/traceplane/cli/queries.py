@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -13,12 +14,13 @@ import click
 
 from traceplane.cli import profile
 from traceplane.cli.control import as_json, call, print_json
-from traceplane.control_api import CatalogResponse, DatasetDetail
+from traceplane.control_api import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest, TaskDetail
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
 
 _WIDEST = 40
 _SHOWN_ROWS = 1000
+_LOOK_SECONDS = 1.0
 
 
 @click.command()
@@ -33,10 +35,23 @@ _SHOWN_ROWS = 1000
 @click.option(
     "--as-of", metavar="DAG@VERSION|TIME", multiple=True, help="Read a version of a DAG, or a time."
 )
+@click.option("--to-dataset", metavar="NAME", help="Run it on Spark; its result becomes this dataset.")
+@click.option("--wait", is_flag=True, help="With --to-dataset: until the result is there.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
 @click.pass_obj
-def query(settings: Settings, sql: str, format_: str, as_of: tuple[str, ...], output: Path | None) -> None:
+def query(
+    settings: Settings,
+    sql: str,
+    format_: str,
+    as_of: tuple[str, ...],
+    to_dataset: str | None,
+    wait: bool,
+    output: Path | None,
+) -> None:
     """Run one SELECT over datasets; all of them are read at one consistent point."""
+    if to_dataset is not None:
+        _hand_over(settings, sql, _as_of(as_of), to_dataset, wait)
+        return
     import pyarrow.ipc as ipc  # slow to import, and no other command needs it
 
     from traceplane.client import Client
@@ -67,6 +82,28 @@ def query(settings: Settings, sql: str, format_: str, as_of: tuple[str, ...], ou
     for piece in pieces:
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
+
+
+def _hand_over(
+    settings: Settings, sql: str, as_of: tuple[dict[str, int], datetime | None], dataset: str, wait: bool
+) -> None:
+    versions, at = as_of
+    if at is not None:
+        raise InvalidInput(
+            "cli.bad_as_of",
+            "a result dataset is computed as of versions, not of a time",
+            value=at.isoformat(),
+        )
+    request = QueryTaskRequest(sql, dataset, versions)
+    made = call(settings, lambda c: c.call("POST", "/v1/query-tasks", QueryTask, request))
+    click.echo(f"Task {made.task_id} computes {made.dataset}.")
+    while wait:
+        task = call(settings, lambda c: c.call("GET", f"/v1/tasks/{made.task_id}", TaskDetail)).task
+        if task.state in ("completed", "dead", "canceled"):
+            told = f": {task.error.get('message')}" if task.error else ""
+            click.echo(f"It is {task.state}{told if task.state != 'completed' else ''}.")
+            raise SystemExit(0 if task.state == "completed" else 1)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _as_of(given: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:

@@ -92,6 +92,11 @@ def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     return call(function, inputs, extras)
 
 
+def query(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
+    """A query that was handed over: its views are made already, and the last one is the result."""
+    return spark.table(task.views[-1]["name"])
+
+
 def compact(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     """The rows of the one input as they are; what is done about them is how they are written."""
     if len(inputs) != 1 or len(task.outputs) != 1:
@@ -148,5 +153,6 @@ OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {
     "compact": compact,
     "pyspark": pyspark,
     "signal_generate": signal_generate,
+    "query": query,
     "sql": sql,
 }

@@ -71,7 +71,7 @@ class JobEntry:
 def job_entry(row: dict[str, Any]) -> JobEntry:
     definition = row["definition"]
     inputs = [msgspec.convert(i, InputRef) for i in row["inputs"]]
-    made_of = definition.get("virtual") or {}
+    made_of = definition.get("virtual") or {"views": definition.get("views", ())}
     payload = JobPayload(
         job_id=row["job_id"],
         org=row["org"],

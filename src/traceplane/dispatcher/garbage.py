@@ -64,6 +64,8 @@ async def _old_versions(
     found: Callable[[str, int], None],
 ) -> Collected:
     async with database.transaction() as tx:
+        if not dry_run:
+            await versions.expire_results(tx, grace)
         gone = [v["dag_version_id"] for v in await versions.old(tx, grace, keep)]
         if not dry_run:
             await versions.give_up(tx, gone)  # nobody can go back to them from here on

@@ -16,6 +16,8 @@ from uuid import UUID
 import msgspec
 
 from traceplane import __version__, telemetry
+from traceplane.adapters.object_cache import ObjectCache
+from traceplane.adapters.object_store import object_store_for
 from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.store import load_token_book
@@ -40,6 +42,8 @@ from traceplane.control_api import (
     MovedResponse,
     PlanResponse,
     QueryRequest,
+    QueryTask,
+    QueryTaskRequest,
     ReasonView,
     RollbackRequest,
     StatusResponse,
@@ -53,8 +57,8 @@ from traceplane.control_api import (
     VersionsResponse,
     VersionView,
 )
-from traceplane.errors import Conflict, InvalidInput, NotFound
-from traceplane.gateway import datasets
+from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
+from traceplane.gateway import datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.plan_steps import plan_steps
@@ -95,6 +99,8 @@ class PublicApi:
             database,
             Engines(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
             object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
+            open_cache=self._open_cache,
+            cache_bytes=settings.object_cache_mb << 20,
             limits=Limits(
                 seconds=settings.query_timeout_seconds,
                 max_rows=settings.query_max_rows,
@@ -107,6 +113,12 @@ class PublicApi:
 
     async def close(self) -> None:
         await self._queries.close()
+
+    async def _open_cache(self) -> ObjectCache:
+        settings = self._settings
+        return await ObjectCache.open(
+            object_store_for(settings), settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
+        )
 
     def app(self) -> App:
         routes = [
@@ -134,6 +146,8 @@ class PublicApi:
                   "Start dead or canceled tasks again."),
             Route("POST", "/v1/tasks/cancel", TaskIds, TaskChanges, self.cancel, WRITER, "Stop tasks."),
             Route("POST", "/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
+            Route("POST", "/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
+                  "One SELECT, whose result becomes a dataset."),
             Route("GET", "/v1/datasets", None, CatalogResponse, self.datasets, READER, "Datasets with their sizes."),
             Route("GET", "/v1/datasets/{dataset_id}", None, DatasetDetail, self.dataset, READER,
                   "One dataset with its schema and lineage."),
@@ -304,6 +318,20 @@ class PublicApi:
                     await push(piece)
 
         return Stream(write, result.content_type, ((b"traceplane-generations", pinned),))
+
+    async def query_task(self, call: Call[QueryTaskRequest]) -> QueryTask:
+        caller = _caller(call.principal)
+        try:
+            made = await query_tasks.start(
+                self._database, caller, call.body, window=self._settings.dispatch_window
+            )
+        except TraceplaneError as error:
+            await self._queries.note_failure(caller, call.body.sql, error)
+            raise
+        telemetry.emit(
+            "query.handed_over", principal=caller.name, dataset=made.dataset, task_id=str(made.task_id)
+        )
+        return made
 
     async def datasets(self, call: Call[None]) -> CatalogResponse:
         return await datasets.catalog(self._database, _caller(call.principal))

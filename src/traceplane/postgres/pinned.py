@@ -106,6 +106,32 @@ async def commits(
     return ids, {row["commit_id"]: [(a, b) for a, b in row["hidden"]] for row in rows if row["hidden"]}
 
 
+@dataclass(frozen=True, slots=True)
+class LiveCommits:
+    """Columns of equal length rather than rows, of which there may be a hundred thousand."""
+
+    ids: list[int]
+    firsts: list[int]
+    lasts: list[int]
+    paths: list[str | None]
+    """None where a commit has several files, or none."""
+    of_others: dict[int, list[str]]
+    hidden: dict[int, list[Range]]
+
+
+async def live(tx: Transaction, generation_id: UUID) -> LiveCommits:
+    """All commits that readers see now, in the order of their positions, with their files."""
+    row = await tx.row(_SQL["live"], generation_id)
+    assert row is not None
+    ids, single = row["ids"], row["paths"]
+    several = [ids[n] for n, path in enumerate(single) if path is None]
+    others = {r[0]: r[3] for r in await paths(tx, generation_id, several)} if several else {}
+    hidden = {
+        r["commit_id"]: [(a, b) for a, b in r["hidden"]] for r in await tx.rows(_SQL["hidden"], generation_id)
+    }
+    return LiveCommits(ids, row["firsts"], row["lasts"], single, others, hidden)
+
+
 async def paths(
     tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None
 ) -> Sequence[CommitPaths]:
@@ -113,6 +139,11 @@ async def paths(
     if commit_ids is None:
         return await tx.rows(_SQL["live_paths"], generation_id)
     return await tx.rows(_SQL["paths"], list(commit_ids))
+
+
+async def file_sizes(tx: Transaction, task_ids: Sequence[UUID]) -> dict[str, int]:
+    """Of all files that these tasks committed, by their paths."""
+    return {row["path"]: row["bytes"] for row in await tx.rows(_SQL["file_sizes"], list(task_ids))}
 
 
 async def statistics(

@@ -246,6 +246,11 @@ async def backfill(
     return dict(row)
 
 
+async def create_for_everything(tx: Transaction, job_id: UUID) -> UUID:
+    task_id: UUID = await tx.value(_SQL["create_for_everything"], job_id)
+    return task_id
+
+
 async def attempts_over(
     tx: Transaction, attempts: Sequence[tuple[UUID, int]], grace: timedelta, *, close: bool
 ) -> set[tuple[UUID, int]]:

@@ -167,6 +167,11 @@ async def abort(tx: Transaction, version_id: UUID) -> list[UUID]:
 # Letting go ----------------------------------------------------------------------------------------
 
 
+async def expire_results(tx: Transaction, age: timedelta) -> int:
+    """Lets go of results of queries that are older; how many."""
+    return len(await tx.rows(_SQL["expire_results"], age))
+
+
 async def old(tx: Transaction, grace: timedelta, keep: int) -> list[dict[str, Any]]:
     """Versions that nobody can want any more; `keep` of those that served stay."""
     return [dict(r) for r in await tx.rows(_SQL["old"], grace, keep)]

@@ -8,8 +8,10 @@ snapshot; so the list is always the snapshot's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +21,7 @@ from traceplane.model.positions import Range, kept
 from traceplane.model.pruning import Bounds, Condition, bounds, narrowed
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.pinned import PinnedDataset
+from traceplane.postgres.pinned import LiveCommits, PinnedDataset
 
 MOST_COMMITS = 500_000
 """That are kept in memory, over all generations; about half a kilobyte each."""
@@ -102,6 +104,8 @@ class Catalog:
         known: FileList | None,
         at: datetime | None,
     ) -> FileList:
+        if at is None and known is None:
+            return await _made(dataset.row_version, await pinned.live(tx, generation))
         ids, hidden = await pinned.commits(tx, generation, at)
         held = {commit.commit_id: commit for commit in known.commits} if known is not None else {}
         missing = [commit_id for commit_id in ids if commit_id not in held]
@@ -118,6 +122,33 @@ class Catalog:
         self._lists.move_to_end(generation)
         while len(self._lists) > 1 and sum(len(kept.commits) for kept in self._lists.values()) > MOST_COMMITS:
             self._lists.popitem(last=False)
+
+
+async def _made(row_version: str, live: LiveCommits) -> FileList:
+    commits: list[Commit] = []
+    for start in range(0, len(live.ids), _MADE_AT_ONCE):
+        part = slice(start, start + _MADE_AT_ONCE)
+        with _without_collecting():
+            commits += [
+                Commit(commit_id, first, last, [path] if path is not None else live.of_others[commit_id])
+                for commit_id, first, last, path in zip(
+                    live.ids[part], live.firsts[part], live.lasts[part], live.paths[part], strict=True
+                )
+            ]
+        await asyncio.sleep(0)  # others are served meanwhile
+    return FileList(row_version, commits, live.hidden)
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Python looks for cycles each time so and so many objects were made; here all of them stay, and there are none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 async def _learn(tx: Transaction, generation: UUID, listed: FileList, column: Column, *, live: bool) -> None:

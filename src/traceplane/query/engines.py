@@ -53,9 +53,9 @@ _KINDS: dict[str, type[TraceplaneError]] = {
     "query.engine_failed": PlatformError,
 }
 _NEXT_STEPS = {
-    "query.too_large": "aggregate, filter, or add a LIMIT; for large results write a job",
-    "query.out_of_memory": "read fewer rows or columns, or write a job",
-    "query.timeout": "read fewer rows or columns, or write a job",
+    "query.too_large": "aggregate, filter, or add a LIMIT; or let it run on Spark with --to-dataset",
+    "query.out_of_memory": "read fewer rows or columns, or let it run on Spark with --to-dataset",
+    "query.timeout": "read fewer rows or columns, or let it run on Spark with --to-dataset",
     "query.file_unreadable": "repeat the query; history may be gone, see `traceplane gc`",
 }
 

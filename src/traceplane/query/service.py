@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import pyarrow.ipc as ipc
 
 from traceplane import telemetry
+from traceplane.adapters.object_cache import ObjectCache
+from traceplane.adapters.object_store import StoredFile, staging_prefix_of
 from traceplane.dataplane.arrow_types import schema_of
-from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
+from traceplane.errors import Conflict, InvalidInput, NotFound, TooLarge, TraceplaneError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database, Transaction
@@ -81,12 +84,27 @@ class Prepared:
     request: Request
     datasets: Mapping[Pin, PinnedDataset]
     chosen: tuple[Chosen, ...]
-    scratch: tempfile.TemporaryDirectory[str] | None = None
-    """Files of this query alone: the rows of hot tables."""
+    held: contextlib.AsyncExitStack
+    """Files of this query alone, the rows of hot tables; and its files of S3 in the cache."""
 
-    def forget(self) -> None:
-        if self.scratch is not None:
-            self.scratch.cleanup()
+    async def forget(self) -> None:
+        await self.held.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class JobInput:
+    name: str
+    dataset: PinnedDataset
+    columns: tuple[str, ...]
+    """Those that may be seen; none: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """A query as a job runs it: views over inputs, of which the last is the result."""
+
+    inputs: tuple[JobInput, ...]
+    views: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +116,21 @@ class Result:
 
 
 class Queries:
-    """`object_root`: the folder that the object store is; none for one in S3, which queries do not read yet."""
+    """`object_root`: the folder that the object store is; none for one in S3, of which `open_cache` has copies."""
 
     def __init__(
-        self, database: Database, engines: Engines, *, object_root: Path | None, limits: Limits
+        self,
+        database: Database,
+        engines: Engines,
+        *,
+        object_root: Path | None,
+        limits: Limits,
+        open_cache: Callable[[], Awaitable[ObjectCache]] | None = None,
+        cache_bytes: int = 0,
     ) -> None:
+        self._open_cache, self._cache_bytes = open_cache, cache_bytes
+        self._cache: ObjectCache | None = None
+        self._opening = asyncio.Lock()
         self._database = database
         self._engines = engines
         self._object_root = object_root
@@ -111,6 +139,8 @@ class Queries:
 
     async def close(self) -> None:
         await self._engines.close()
+        if self._cache is not None:
+            await self._cache.close()
 
     async def run(
         self, caller: Caller, sql: str, *, format_: str, as_of: AsOf = NOW, max_rows: int | None = None
@@ -124,12 +154,12 @@ class Queries:
             try:
                 held, rest = await _hold_back(pieces)
             except BaseException:
-                prepared.forget()
+                await prepared.forget()
                 raise
             if rest is None:
-                prepared.forget()
+                await prepared.forget()
         except TraceplaneError as error:
-            await self._note_failure(caller, sql, error)
+            await self.note_failure(caller, sql, error)
             raise
         telemetry.count("queries_total", outcome="answered")
         telemetry.observe("query_seconds", planned - started, part="metadata")
@@ -155,12 +185,20 @@ class Queries:
         max_rows: int | None = None,
     ) -> Prepared:
         """Gate, pointers and file lists; the latter two in one snapshot, whatever is committed meanwhile."""
-        if self._object_root is None:
-            raise InvalidInput(
-                "query.store_unsupported",
-                "the object store is in S3, which queries do not read yet",
-                next_step="run queries where the object store is a folder",
-            )
+        async with contextlib.AsyncExitStack() as held:
+            request, datasets, chosen = await self._prepared(held, caller, sql, format_, as_of, max_rows)
+            return Prepared(request, datasets, chosen, held.pop_all())
+
+    async def _prepared(
+        self,
+        held: contextlib.AsyncExitStack,
+        caller: Caller,
+        sql: str,
+        format_: str,
+        as_of: AsOf,
+        max_rows: int | None,
+    ) -> tuple[Request, Mapping[Pin, PinnedDataset], tuple[Chosen, ...]]:
+        root = await self._root()
         gated = await asyncio.to_thread(gate.admit, sql)
         async with self._database.snapshot() as tx:
             found = Found(tx, caller.org, as_of)
@@ -174,20 +212,22 @@ class Queries:
                 pin: await self._catalog.files(tx, found.datasets[pin], conditions, found.at(pin))
                 for pin, conditions in asked.items()
             }
-            hot, scratch = await self._hot_rows(tx, {pin: found.datasets[pin] for pin in asked})
+            hot = await self._hot_rows(tx, held, {pin: found.datasets[pin] for pin in asked})
         datasets = found.datasets
 
         def narrow() -> tuple[Chosen, ...]:
             return tuple(catalog.choose(lists[key(r)], datasets[key(r)], r.conditions) for r in read.stored)
 
         chosen = await asyncio.to_thread(narrow)
+        if self._cache is not None:
+            await held.enter_async_context(self._cache.holding(await self._stored(chosen)))
         limits = self._limits
         request: Request = {
             "sql": gated.sql,
             "relations": [
                 *(
                     self._relation(
-                        relation.name, datasets[key(relation)], files, caller, hot.get(key(relation))
+                        root, relation.name, datasets[key(relation)], files, caller, hot.get(key(relation))
                     )
                     for relation, files in zip(read.stored, chosen, strict=True)
                 ),
@@ -195,8 +235,8 @@ class Queries:
             ],
             "format": format_,
             "roots": [
-                *(self._readable(folder) for folder in _generation_folders(chosen)),
-                *([scratch.name] if scratch is not None else []),
+                *(f"{root}/{folder}" for folder in _generation_folders(chosen)),
+                *{str(path.parent) for path in hot.values()},
             ],
             "max_rows": min(limits.max_rows, max_rows or limits.max_rows),
             "max_bytes": limits.max_bytes,
@@ -204,7 +244,34 @@ class Queries:
             "spill_mb": limits.spill_mb,
             "threads": limits.threads,
         }
-        return Prepared(request, datasets, chosen, scratch)
+        return request, datasets, chosen
+
+    async def _root(self) -> str:
+        """Where the files of the object store are read: in the store itself, or in the cache of one in S3."""
+        if self._object_root is not None:
+            return str(self._object_root)
+        async with self._opening:  # with the first query: a gateway starts without the store
+            if self._cache is None:
+                assert self._open_cache is not None, "a store in S3 has a cache"
+                self._cache = await self._open_cache()
+        return str(self._cache.files)
+
+    async def _stored(self, chosen: Iterable[Chosen]) -> list[StoredFile]:
+        """The files of a query with their sizes, which the cache makes sure of."""
+        wanted = {path for files in chosen for group, _ in files.groups for path in group}
+        by_task = {prefix.task_id for path in wanted if (prefix := staging_prefix_of(path)) is not None}
+        async with self._database.glance() as tx:
+            sizes = await pinned.file_sizes(tx, sorted(by_task))
+        if gone := wanted - sizes.keys():
+            raise Conflict("query.file_unreadable", "a file of a dataset is gone", value=min(gone))
+        if (total := sum(sizes[path] for path in wanted)) > self._cache_bytes:
+            raise TooLarge(
+                "query.store_too_large",
+                f"the query reads {total:,} bytes of S3, more than the {self._cache_bytes:,} that the cache takes",
+                value=total,
+                next_step="ask for fewer positions, raise object_cache_mb, or let it run on Spark with --to-dataset",
+            )
+        return [StoredFile(path, sizes[path]) for path in sorted(wanted)]
 
     async def columns_of(self, caller: Caller, dataset_id: str) -> list[SchemaColumn]:
         """Of a virtual dataset: the columns that the caller sees, as the engine finds them."""
@@ -214,12 +281,12 @@ class Queries:
             pieces = self._engines.run(prepared.request, seconds=self._limits.seconds)
             schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
         finally:
-            prepared.forget()
+            await prepared.forget()
         return [SchemaColumn(field.name, str(field.type), field.nullable) for field in schema]
 
     async def _hot_rows(
-        self, tx: Transaction, datasets: Mapping[Pin, PinnedDataset]
-    ) -> tuple[dict[Pin, Path], tempfile.TemporaryDirectory[str] | None]:
+        self, tx: Transaction, held: contextlib.AsyncExitStack, datasets: Mapping[Pin, PinnedDataset]
+    ) -> dict[Pin, Path]:
         """Files with what is in the tables of hot datasets."""
         wanted = {
             pin: dataset
@@ -227,48 +294,37 @@ class Queries:
             if dataset.storage == "postgres" and dataset.row_generation_id is not None
         }
         if not wanted:
-            return {}, None
-        scratch = tempfile.TemporaryDirectory(prefix=".query-", dir=self._object_root)
-        os.chmod(scratch.name, 0o755)  # engines run as somebody else
-        try:
-            found = {}
-            for pin, dataset in wanted.items():
-                assert dataset.row_generation_id is not None
-                schema = schema_of({"name": c.name, "type": c.type} for c in dataset.columns)
-                assert schema is not None, "a hot table has no types but those that Arrow knows by name"
-                found[pin] = await export(tx, dataset.row_generation_id, Path(scratch.name), schema)
-        except BaseException:
-            scratch.cleanup()
-            raise
-        return found, scratch
+            return {}
+        place = self._cache.outputs if self._cache is not None else self._object_root
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".query-", dir=place))
+        os.chmod(scratch, 0o755)  # engines run as somebody else
+        found = {}
+        for pin, dataset in wanted.items():
+            assert dataset.row_generation_id is not None
+            schema = schema_of({"name": c.name, "type": c.type} for c in dataset.columns)
+            assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+            found[pin] = await export(tx, dataset.row_generation_id, Path(scratch), schema)
+        return found
 
     def _relation(
-        self, name: str, dataset: PinnedDataset, files: Chosen, caller: Caller, hot: Path | None
+        self, root: str, name: str, dataset: PinnedDataset, files: Chosen, caller: Caller, hot: Path | None
     ) -> dict[str, Any]:
         columns = visible_columns(dataset, caller)
         if not columns:
-            raise Conflict(
-                "query.no_columns",
-                "nothing is known of the dataset's columns yet, or none of them may be seen",
-                value=dataset.dataset_id,
-                next_step="wait for its first rows, or declare its columns in the DAG file",
-            )
+            raise _no_columns(dataset)
         position = next((c for c in dataset.columns if c.name == dataset.position), None)
         return {
             "name": name,
             "columns": [_engine_column(c) for c in columns],
             "groups": [
-                *({"paths": [self._readable(p) for p in ps], "kept": kept} for ps, kept in files.groups),
+                *({"paths": [f"{root}/{p}" for p in ps], "kept": kept} for ps, kept in files.groups),
                 *([{"paths": [str(hot)], "kept": []}] if hot is not None else []),
             ],
             "position": None if position is None else _engine_column(position),
         }
 
-    def _readable(self, path: str) -> str:
-        """Where the engine reads a file of the object store: the one place that knows what kind of store it is."""
-        return f"{self._object_root}/{path}"
-
-    async def _note_failure(self, caller: Caller, sql: str, error: TraceplaneError) -> None:
+    async def note_failure(self, caller: Caller, sql: str, error: TraceplaneError) -> None:
+        """Counted; and audited, if it is a denial."""
         if not gate.denied(error):
             telemetry.count("queries_total", outcome="failed")
             telemetry.emit("query.failed", principal=caller.name, query_hash=_hash(sql), code=error.code)
@@ -297,8 +353,14 @@ def _engine_column(column: SchemaColumn) -> dict[str, str | None]:
 
 def _generation_folders(chosen: Iterable[Chosen]) -> list[str]:
     """`{dataset}/{generation}` of all files."""
-    paths = (path for files in chosen for group, _ in files.groups for path in group)
-    return sorted({path[: path.find("/", path.find("/") + 1)] for path in paths})
+    found, last = set[str](), "/"  # which no path begins with
+    for files in chosen:
+        for group, _ in files.groups:
+            for path in group:
+                if not path.startswith(last):  # most are where the one before was
+                    last = path[: path.find("/", path.find("/") + 1) + 1]
+                    found.add(last[:-1])
+    return sorted(found)
 
 
 def key(relation: Relation) -> Pin:
@@ -412,6 +474,55 @@ def _views(read: Expanded, datasets: Mapping[Pin, PinnedDataset], caller: Caller
     return views
 
 
+async def as_job(tx: Transaction, caller: Caller, sql: str, versions: Mapping[str, int]) -> JobQuery:
+    """The query over the generations that are served in this transaction, in Spark's dialect. Personal data is left
+    out, whoever asks: the result is a dataset, which others may read."""
+    if "\0" in sql:  # Postgres cannot store it
+        raise InvalidInput("query.malformed", "a query that is handed over must not hold a NUL character")
+    gated = await asyncio.to_thread(gate.admit, sql)
+    found = Found(tx, caller.org, AsOf(versions))
+    await found.read(gated.relations)
+    read = await asyncio.to_thread(virtual.expand, gated.relations, found.sql_of)
+    names = {pin: f"#{number}" for number, pin in enumerate(dict.fromkeys(map(key, read.stored)))}
+    for pin in names:
+        if found.at(pin) is not None or found.datasets[pin].storage != "parquet":
+            raise InvalidInput(
+                "query.not_for_a_job",
+                "a result dataset is computed from files of versions, not from hot tables or as of a time",
+                value=_pin_text(pin),
+                next_step="ask as of a version; compact hot rows, and query what was compacted",
+            )
+        if not visible_columns(found.datasets[pin], replace(caller, sees_pii=False)):
+            raise _no_columns(found.datasets[pin])
+    views = await asyncio.to_thread(_views, read, found.datasets, replace(caller, sees_pii=False))
+    over = [*(view.reads for view in read.views), gated.relations]
+    return JobQuery(
+        tuple(_job_input(name, found.datasets[pin]) for pin, name in names.items()),
+        [
+            {
+                "name": view["name"],
+                "sql": virtual.for_spark(view["sql"]),
+                "reads": {r.name: names[key(r)] for r in reads if key(r) in names},
+            }
+            for view, reads in zip([*views, _view("tp_result", gated.sql)], over, strict=True)
+        ],
+    )
+
+
+def _job_input(name: str, dataset: PinnedDataset) -> JobInput:
+    seen = tuple(c.name for c in dataset.columns if c.name.lower() not in dataset.pii)
+    return JobInput(name, dataset, seen if dataset.pii else ())
+
+
+def _no_columns(dataset: PinnedDataset) -> Conflict:
+    return Conflict(
+        "query.no_columns",
+        "nothing is known of the dataset's columns yet, or none of them may be seen",
+        value=dataset.dataset_id,
+        next_step="wait for its first rows, or declare its columns in the DAG file",
+    )
+
+
 def _view(name: str, sql: str) -> dict[str, Any]:
     return {"name": name, "columns": [], "groups": [], "sql": sql}
 
@@ -430,7 +541,7 @@ async def _hold_back(pieces: AsyncGenerator[bytes]) -> tuple[list[bytes], AsyncG
 
 
 async def _joined(
-    held: list[bytes], rest: AsyncGenerator[bytes] | None, forget: Callable[[], None]
+    held: list[bytes], rest: AsyncGenerator[bytes] | None, forget: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[bytes]:
     try:
         for piece in held:
@@ -441,7 +552,7 @@ async def _joined(
     finally:
         if rest is not None:
             await rest.aclose()
-        forget()
+        await forget()
 
 
 def _hash(sql: str) -> str:

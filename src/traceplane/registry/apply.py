@@ -147,6 +147,13 @@ def _refused_rebuild(steps: Plan) -> UserError | None:
 
 def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     for job in dag.jobs:
+        if job.operator == "query":
+            return InvalidInput(
+                "deploy.unknown_operator",
+                f"job {job.name}: this operator is for queries that were handed over, and is not for DAG files",
+                value=job.operator,
+                next_step="use sql, or give your operator another name",
+            )
         if job.runtime == "dispatcher" and job.operator not in DISPATCHER_OPERATORS:
             return InvalidInput(
                 "deploy.unknown_operator",

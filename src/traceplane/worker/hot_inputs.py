@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traceplane.adapters.locked_folder import remove_tree
 from traceplane.errors import Conflict, PlatformError
 from traceplane.postgres_csv import as_parquet
 from traceplane.task_api import (
@@ -31,7 +32,6 @@ from traceplane.task_api import (
     MovedFile,
     RowsRequest,
 )
-from traceplane.worker.staging import remove_tree
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from traceplane import telemetry
+from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import object_store_for
 from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver
@@ -16,7 +17,6 @@ from traceplane.settings import Settings
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
-from traceplane.worker.object_cache import ObjectCache
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
 from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
 from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from traceplane.adapters.locked_folder import LockedFolder
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.worker import confinement, frames, staging
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
@@ -44,7 +45,6 @@ from traceplane.worker.execution import Execution, OnEvents, OnProgress
 from traceplane.worker.fork_server import ForkServer
 from traceplane.worker.frames import Assign, Configure
 from traceplane.worker.idle_slots import IdleSlots
-from traceplane.worker.locked_folder import LockedFolder
 from traceplane.worker.private_root import is_within
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.uid_lease import UidLease

@@ -17,14 +17,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import stat
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from traceplane.adapters.locked_folder import remove_tree
 from traceplane.errors import PlatformError
 from traceplane.worker.assignment import OutputFile, OutputResult
 from traceplane.worker.frames import FrameInvalid, WrittenFile, WrittenOutput
@@ -287,18 +286,6 @@ def _may_be_written(fd: int) -> bool:
 def _others(folder: Path, kept: set[str]) -> list[Path]:
     with os.scandir(folder) as entries:
         return [Path(entry.path) for entry in entries if entry.name not in kept]
-
-
-def remove_tree(path: Path) -> None:
-    """Remove whatever is there, without following links, however deep."""
-    try:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(path)
-    except (OSError, RecursionError):
-        # Deeper than Python recurses, or with longer paths than it may pass; rm copes with both.
-        subprocess.run(["rm", "-rf", "--", str(path)], check=False, stderr=subprocess.DEVNULL)
 
 
 def _bytes_below(folder: str) -> int:

@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
+from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
 from traceplane.errors import PlatformError, TraceplaneError, UserError
@@ -42,7 +43,6 @@ from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.frames import Limits
 from traceplane.worker.hot_inputs import LocalInputs, fetched
 from traceplane.worker.intake import Intake
-from traceplane.worker.object_cache import ObjectCache
 from traceplane.worker.sandbox import Sandbox
 from traceplane.worker.spark_server import RemoteSpark, SparkServer
 

@@ -302,6 +302,12 @@ select (select count(*) from chosen) as created, count(*) filter (where unfinish
        count(*) filter (where not covered) as missing, count(*) filter (where died and not unfinished) as failed
 from standing
 
+-- name: create_for_everything
+-- One task of a job for all positions that there are.
+insert into tasks (task_id, job_id, state, priority, kind, partition_key, range_start, range_end, created_at, ready_at)
+values (uuid7(), $1, 'queued', 1, 'data', 'all', -9223372036854775808, 9223372036854775807, tp_now(), tp_now())
+returning task_id
+
 -- name: attempts_over
 -- Of these attempts, those that can no longer commit since longer than a while: overtaken by another, reported, or of
 -- a task that ended. Of a task given up while its worker was silent the attempt could still be reported late; with

@@ -173,7 +173,7 @@ with moved as materialized (
   where v.dag_version_id = $2 and d.current_generation_id <> v.generation_id
 ), followers as materialized (
   select i.job_id, i.input_index, m.old, m.new from moved m join job_inputs i on i.generation_id = m.old
-  join jobs j using (job_id) where j.routed and j.dag_id <> $1
+  join jobs j using (job_id) where j.routed and j.dag_id <> $1 and j.operator <> 'query'  -- which stays where it is
 ), inputs as (
   update job_inputs i set generation_id = f.new from followers f where i.job_id = f.job_id and i.input_index = f.input_index
 ), grouped as (
@@ -195,6 +195,25 @@ update dag_versions set state = 'aborted', retired_at = tp_now() where dag_versi
 update jobs j set routed = false, building = false, revision = revision + 1
 from dag_version_jobs v where v.dag_version_id = $1 and v.job_id = j.job_id and j.building
 returning j.job_id
+
+-- name: expire_results
+-- Results of queries that are older than a while: nobody finds them from here on, and their data goes like that of
+-- versions that were given up.
+with old as materialized (
+  select d.dag_id, v.dag_version_id, j.job_id
+  from jobs j join dag_version_jobs m using (job_id) join dag_versions v using (dag_version_id)
+  join dags d on d.active_version_id = v.dag_version_id
+  where j.operator = 'query' and j.routed and v.created_at < tp_now() - $1::interval
+  order by d.dag_id for update of d
+), jobs_gone as (
+  update jobs j set routed = false, revision = revision + 1 from old where j.job_id = old.job_id
+), pointers as (
+  update datasets x set current_generation_id = null from old where x.dag_id = old.dag_id
+), inactive as (
+  update dags d set active_version_id = null from old where d.dag_id = old.dag_id
+)
+update dag_versions v set state = 'aborted', retired_at = tp_now() from old
+where v.dag_version_id = old.dag_version_id returning v.dag_version_id
 
 -- name: old
 -- Versions that nobody can want any more: given up, or not among the last that served before the active one.

@@ -1,11 +1,11 @@
-"""Local copies of the files of an object store in S3, so that operators and Spark see folders and no credentials.
+"""Local copies of files of an object store in S3, so that operators, Spark and queries see folders and no credentials.
 
     {cache}/files/…              files of the store by their paths there: whole, immutable, shared by all workers
     {cache}/worker-…/outputs/    what tasks of one worker write, by the paths that it will have in the store
     {cache}/worker-…/incoming/   its downloads under way
 
-The wrapper holds a task's inputs while the task runs: fetched if they are not there, and locked. What a task wrote
-is uploaded, and then moved to `files`, where the next job of the cascade finds it.
+The wrapper holds a task's inputs while the task runs, and a gateway the files of a query: fetched if they are not
+there, and locked. What a task wrote is uploaded, and then moved to `files`, where the next job of the cascade finds it.
 
 A file appears under its path by a link, once, however many fetch it. A holder has a shared lock on it; who makes room
 takes an exclusive one before it removes the file, least recently used first, so that nobody loses a file that a task
@@ -30,10 +30,9 @@ from uuid import uuid4
 
 from traceplane import telemetry
 from traceplane.adapters.in_parallel import in_parallel
+from traceplane.adapters.locked_folder import LockedFolder, remove_tree
 from traceplane.adapters.object_store import ObjectStore, StoredFile, relative
 from traceplane.errors import PlatformError
-from traceplane.worker.locked_folder import LockedFolder
-from traceplane.worker.staging import remove_tree
 
 Answer = TypeVar("Answer")
 

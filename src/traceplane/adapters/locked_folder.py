@@ -5,11 +5,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceplane.worker.staging import remove_tree
+
+def remove_tree(path: Path) -> None:
+    """Remove whatever is there, without following links, however deep."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)
+    except (OSError, RecursionError):
+        # Deeper than Python recurses, or with longer paths than it may pass; rm copes with both.
+        subprocess.run(["rm", "-rf", "--", str(path)], check=False, stderr=subprocess.DEVNULL)
 
 
 class LockedFolder:

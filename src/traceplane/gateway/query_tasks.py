@@ -1,0 +1,107 @@
+"""A query that is too large for an answer: a task on Spark, whose result is a dataset.
+
+It becomes a DAG of its own with one job, of the operator `query`, that reads the generations which serve when it is
+accepted. No event ever wakes that job, and no cutover moves its inputs; its one task is made here. `gc` lets go of the
+DAG when the result is old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from uuid import UUID, uuid4
+
+from traceplane.control_api import QueryTask, QueryTaskRequest
+from traceplane.errors import Conflict
+from traceplane.model.dag import (
+    Activation,
+    Dag,
+    Dataset,
+    Execution,
+    ExecutionStrategy,
+    Input,
+    Job,
+    Output,
+    UpdateStrategy,
+)
+from traceplane.postgres import registry, tasks
+from traceplane.postgres.database import Database, again_if_concurrent
+from traceplane.postgres.events import notify_dispatchers
+from traceplane.query.service import Caller, JobQuery, as_job
+from traceplane.registry import cutover, spec
+
+_ATTEMPTS = 3
+
+
+async def start(database: Database, caller: Caller, asked: QueryTaskRequest, *, window: int) -> QueryTask:
+    async def once() -> QueryTask:
+        async with database.transaction("deploy") as tx:
+            query = await as_job(tx, caller, asked.sql, asked.as_of_version)
+            known = (await registry.datasets_by_id(tx, caller.org, [asked.dataset])).get(asked.dataset)
+            if known is not None and known["current_generation_id"] is not None:
+                raise Conflict(
+                    "query.dataset_exists",
+                    "there is a dataset of this name",
+                    value=asked.dataset,
+                    next_step="choose another name, or wait until `traceplane gc` has let go of an old result",
+                )
+            dag = _dag(asked.dataset, asked.sql, query)
+            (job,), (dataset,) = dag.jobs, dag.datasets
+            dag_id, org_id = await registry.lock_dag(tx, caller.org, dag.name)
+            version_id, _ = await registry.add_version(tx, dag_id, spec.dump_normalized(dag), {}, {}, False)
+            made_by = dag.name
+            dataset_uuid = await registry.add_dataset(tx, org_id, asked.dataset, dag_id, asdict(dataset))
+            generation_id = await registry.add_generation(tx, dataset_uuid, made_by)
+            await registry.map_dataset(tx, version_id, dataset_uuid, generation_id, asdict(dataset))
+            definition = {
+                "config": job.config,
+                "execution_strategy": job.execution_strategy,
+                "update_strategy": job.update_strategy,
+                "unique_key": [],
+                "generated_for": None,
+                "views": query.views,
+            }
+            job_id = await registry.add_job(tx, dag_id, job, made_by, definition, window)
+            uuids = await registry.datasets_by_id(
+                tx, caller.org, [i.dataset.dataset_id for i in query.inputs]
+            )
+            for number, used in enumerate(query.inputs):
+                assert used.dataset.generation_id is not None
+                await registry.add_job_input(
+                    tx,
+                    job_id,
+                    number,
+                    used.name,
+                    uuids[used.dataset.dataset_id]["dataset_uuid"],
+                    used.dataset.generation_id,
+                    {},
+                    used.columns,
+                )
+            await registry.add_job_output(tx, job_id, 0, job.outputs[0].name, dataset_uuid, generation_id)
+            await registry.map_job(tx, version_id, job_id)
+            await cutover.move(tx, dag_id, version_id, {job.name: job.execution}, window)
+            task_id: UUID = await tasks.create_for_everything(tx, job_id)
+            await notify_dispatchers(tx)
+            return QueryTask(task_id, asked.dataset, dag.name)
+
+    return await again_if_concurrent(once)
+
+
+def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
+    job = Job(
+        name="query",
+        activation=Activation.REACTIVE,
+        runtime="spark",
+        operator="query",
+        config={"sql": sql},
+        inputs=tuple(Input(i.name, i.dataset.dataset_id, {}, i.columns) for i in query.inputs),
+        outputs=(Output("result", dataset_id),),
+        execution_strategy=ExecutionStrategy.PER_UPDATE,
+        update_strategy=UpdateStrategy.REPLACE,
+        execution=Execution(max_attempts=_ATTEMPTS),
+    )
+    return Dag(
+        name=f"query-{uuid4().hex[:16]}",
+        jobs=(job,),
+        datasets=(Dataset(dataset_id, description="The result of a query"),),
+        external_datasets=tuple(sorted({i.dataset.dataset_id for i in query.inputs})),
+    )
