@@ -99,11 +99,17 @@ async def commits(
     positions that newer ones have taken over."""
     if at is None:
         ids: list[int] = await tx.value(_SQL["live_ids"], generation_id)
-        rows = await tx.rows(_SQL["hidden"], generation_id)
-    else:
-        rows = await tx.rows(_SQL["commits_at"], generation_id, at)
-        ids = [row["commit_id"] for row in rows]
-    return ids, {row["commit_id"]: [(a, b) for a, b in row["hidden"]] for row in rows if row["hidden"]}
+        return ids, await _hidden(tx, generation_id)
+    rows = await tx.rows(_SQL["commits_at"], generation_id, at)
+    return [row["commit_id"] for row in rows], _ranges(rows)
+
+
+async def _hidden(tx: Transaction, generation_id: UUID) -> dict[int, list[Range]]:
+    return _ranges(await tx.rows(_SQL["hidden"], generation_id))
+
+
+def _ranges(rows: Sequence[Any]) -> dict[int, list[Range]]:
+    return {row["commit_id"]: [(a, b) for a, b in row["hidden"]] for row in rows if row["hidden"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +132,7 @@ async def live(tx: Transaction, generation_id: UUID) -> LiveCommits:
     ids, single = row["ids"], row["paths"]
     several = [ids[n] for n, path in enumerate(single) if path is None]
     others = {r[0]: r[3] for r in await paths(tx, generation_id, several)} if several else {}
-    hidden = {
-        r["commit_id"]: [(a, b) for a, b in r["hidden"]] for r in await tx.rows(_SQL["hidden"], generation_id)
-    }
+    hidden = await _hidden(tx, generation_id)
     return LiveCommits(ids, row["firsts"], row["lasts"], single, others, hidden)
 
 
