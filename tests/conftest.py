@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 # Tests want neither durability nor a long checkpoint; process tests that need both start their own server.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
 
-LONG_FIRST = ("spark", "process", "chain", "e2e", "chaos", "contract", "query")
+LONG_FIRST = ("spark", "process", "chain", "e2e", "chaos", "contract", "query", "trigger")
 """Folders whose tests take long. They begin first, so that no process is left with them at the end."""
 
 

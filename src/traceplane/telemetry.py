@@ -46,6 +46,7 @@ __all__ = [
     "replace_gauge",
     "shutdown",
     "span",
+    "writes",
 ]
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -235,6 +236,11 @@ def shutdown(timeout: float = 5.0) -> None:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def writes(level: Level) -> bool:
+    """Whether events of a level are written; asked where making them costs more than not writing them."""
+    return _LEVELS[level] >= _state.threshold
 
 
 def emit(name: str, /, level: Level = "info", **fields: object) -> None:

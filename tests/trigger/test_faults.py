@@ -45,8 +45,8 @@ class World:
                 self.topic.brokers,
                 TRACEPLANE_KAFKA_SESSION_TIMEOUT_SECONDS="4",  # librdkafka's cluster lets a group wait for three
             )
-            self.instances.append(process)
             await process.start()
+            self.instances.append(process)
         self.done[f"scaled to {count}"] += 1
 
     async def all_have_partitions(self) -> None:
@@ -56,10 +56,8 @@ class World:
         await until(assigned, seconds=120, what="every instance has been given partitions")
 
     async def kill_instance(self, draw: random.Random) -> None:
-        process = draw.choice(self.instances)
-        await process.kill()
+        await draw.choice(self.instances).kill()
         self.done["instance killed"] += 1
-        await process.start()
 
     async def kill_postgres(self) -> None:
         await asyncio.to_thread(self.server.kill)
@@ -81,9 +79,13 @@ class World:
         draw.shuffle(fresh)
         await asyncio.to_thread(self.topic.publish, fresh)
 
-    async def finish_the_hot(self, stop: asyncio.Event) -> None:
-        """What a worker does: executions end, and their pipelines may be launched again."""
+    async def look_after(self, stop: asyncio.Event) -> None:
+        """What a supervisor does: who died is started again. And what a worker does: executions of the hot pipelines
+        end, and may be launched again."""
         while not stop.is_set():
+            for process in self.instances:
+                if not process.alive:
+                    await process.start()
             try:
                 await self.pipelines.sql(
                     "update executions set status = 'COMPLETED', finished_at = now()"
@@ -91,7 +93,7 @@ class World:
                     " where scanner_tickers = array['HOT'])"
                 )
             except PlatformError:
-                self.done["finisher waited"] += 1
+                self.done["waited for postgres"] += 1
             await asyncio.sleep(0.05)
 
     async def consumed(self, total: Callable[[], int]) -> None:
@@ -144,7 +146,7 @@ async def test_kills_and_rebalances_launch_exactly_what_the_topic_says(tmp_path:
     stop = asyncio.Event()
     with mock_cluster() as topic:
         database, world = await prepared(server, topic, tmp_path, owners=600)
-        finisher = asyncio.create_task(world.finish_the_hot(stop))
+        keeper = asyncio.create_task(world.look_after(stop))
         try:
             await world.scale(1)
             await world.publish(draw, 150)
@@ -161,8 +163,8 @@ async def test_kills_and_rebalances_launch_exactly_what_the_topic_says(tmp_path:
             await world.account()
         finally:
             stop.set()
+            await keeper
             await asyncio.gather(*(p.kill() for p in world.instances))
-            await finisher
             await database.close()
             await asyncio.to_thread(server.destroy)
 
@@ -183,7 +185,7 @@ async def test_minutes_of_kills_of_instances_postgres_and_broker(tmp_path: Path)
     topic = Topic.at(broker.address)
     stop = asyncio.Event()
     database, world = await prepared(server, topic, tmp_path, owners=20_000)
-    finisher = asyncio.create_task(world.finish_the_hot(stop))
+    keeper = asyncio.create_task(world.look_after(stop))
 
     async def kill_broker() -> None:
         await asyncio.to_thread(broker.kill)
@@ -194,15 +196,15 @@ async def test_minutes_of_kills_of_instances_postgres_and_broker(tmp_path: Path)
         await world.scale(1)
         for count in (1, 2, 4, 3, 4, 2, 1):
             await world.scale(count)
-            for _ in range(4):
+            for _ in range(3):
                 await world.publish(draw, 500)
                 await draw.choice([lambda: world.kill_instance(draw), world.kill_postgres, kill_broker])()
         await world.consumed(lambda: sum(topic.ends().values()))
         await world.account()
     finally:
         stop.set()
+        await keeper
         await asyncio.gather(*(p.kill() for p in world.instances))
-        await finisher
         await database.close()
         await asyncio.to_thread(server.destroy)
         await asyncio.to_thread(broker.stop)

@@ -33,10 +33,11 @@ def with_database(settings: Settings) -> Settings:
 @click.command()
 @click.option("--workers", default=1, show_default=True, help="Worker processes to run.")
 @click.option("--spark/--no-spark", default=True, show_default=True, help="Run a Spark worker too.")
+@click.option("--trigger/--no-trigger", default=False, show_default=True, help="Run a trigger too.")
 @click.option("--code", "code", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Folder that operator code is imported from (default: ./code).")  # fmt: skip
 @click.pass_obj
-def up(settings: Settings, workers: int, spark: bool, code: tuple[Path, ...]) -> None:
+def up(settings: Settings, workers: int, spark: bool, trigger: bool, code: tuple[Path, ...]) -> None:
     """Run everything in one terminal: embedded Postgres, dispatcher, gateway, workers."""
     chosen = replace(settings, worker_code_paths=code or settings.worker_code_paths)
     configure(chosen, "up")
@@ -49,7 +50,8 @@ def up(settings: Settings, workers: int, spark: bool, code: tuple[Path, ...]) ->
     click.echo("Stop with Ctrl-C.", err=True)
 
     async def main(stop: asyncio.Event) -> None:
-        await supervisor.supervise(supervisor.children(prepared, workers=workers, spark=spark), stop)
+        wanted = supervisor.children(prepared, workers=workers, spark=spark, trigger=trigger)
+        await supervisor.supervise(wanted, stop)
 
     try:
         run_process(main, grace=60.0)

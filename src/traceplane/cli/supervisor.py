@@ -30,13 +30,14 @@ class Child:
 _NOT_FOR_A_WORKER = frozenset({"state_url", "data_url", "master_key_file", "user_token"})
 
 
-def children(settings: Settings, *, workers: int, spark: bool = True) -> list[Child]:
+def children(settings: Settings, *, workers: int, spark: bool = True, trigger: bool = False) -> list[Child]:
     """The processes of a laptop. A worker is given its token, and nothing of the database."""
     trusted = _environment(settings)
     worker = _environment(settings, without=_NOT_FOR_A_WORKER)
     return [
         Child("dispatcher", ("dispatcher",), trusted),
         Child("gateway", ("gateway",), trusted),
+        *((Child("trigger", ("trigger", "run"), trusted),) if trigger else ()),
         *(Child(f"worker-{n + 1}", ("worker", "--runtime", "python"), worker) for n in range(workers)),
         *((Child("spark-1", ("worker", "--runtime", "spark"), worker),) if spark else ()),
     ]

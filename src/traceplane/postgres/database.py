@@ -57,6 +57,8 @@ RETRYABLE = (
     asyncpg.DeadlockDetectedError,
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
+    # A statement that is sent while the server's last words on this connection are being read.
+    asyncpg.InternalClientError,
     OSError,
     TimeoutError,
 )

@@ -176,6 +176,8 @@ class Consumer:
             ]
             self._put_aside(source, letters)
         index = self._cache.index
+        if telemetry.writes("debug"):
+            _tell_of_each(signals)
         ruled: list[tuple[int, int]] = []
         matches = match(index, signals, self._judged(index, signals, lambda n: polled.place(n)[0], ruled))
         pairs = zip(matches.pipelines.tolist(), matches.signals.tolist(), strict=True)
@@ -284,6 +286,8 @@ class Consumer:
         return True
 
     def _tell(self, batch: Batch, launch: trigger.Launch, seconds: float) -> None:
+        if telemetry.writes("debug"):
+            _tell_of_each_pipeline(batch, set(launch.launched))
         matched, launched = len(batch.matched.pipelines), len(launch.launched)
         telemetry.count("signals_consumed_total", batch.usable)
         telemetry.count("pipelines_matched_total", matched)
@@ -304,6 +308,22 @@ class Consumer:
             without_job=launch.without_job,
             held_back=launch.held_back,
         )
+
+
+def _tell_of_each(signals: Sequence[Signal | None]) -> None:
+    for signal in signals:
+        if signal is not None:
+            tickers = [word.ticker for word in signal.tickers]
+            telemetry.emit("signal_received", "debug", signal_id=signal.signal_id, tickers=tickers)
+
+
+def _tell_of_each_pipeline(batch: Batch, launched: Collection[UUID]) -> None:
+    for pipeline_id in batch.matched.pipelines:
+        telemetry.emit("signal_matched_to_pipeline", "debug", pipeline_id=pipeline_id)
+        if pipeline_id in launched:
+            telemetry.emit("pipeline_execution_enqueued", "debug", pipeline_id=pipeline_id)
+        else:
+            telemetry.emit("pipeline_already_running", "debug", pipeline_id=pipeline_id, action="skipped")
 
 
 class _StoredOffsets:

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from traceplane import __version__, http_service, telemetry
 from traceplane.adapters.signal_source import Offsets, SignalSource
-from traceplane.errors import Unauthenticated
+from traceplane.errors import InvalidInput, Unauthenticated
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime import run_loop, task_group
@@ -68,8 +68,15 @@ def _source(settings: Settings, offsets: Offsets) -> SignalSource:
             settings.kafka_auto_offset_reset,
             offsets,
         )
-    from traceplane.adapters.signal_source_kafka import KafkaAddress, KafkaSignalSource  # an optional extra
-
+    try:
+        from traceplane.adapters.signal_source_kafka import KafkaAddress, KafkaSignalSource
+    except ImportError as error:
+        raise InvalidInput(
+            "trigger.no_kafka_client",
+            "brokers are given, and the Kafka client is not installed",
+            value=settings.kafka_bootstrap_servers,
+            next_step="install traceplane[trigger], or unset kafka_bootstrap_servers",
+        ) from error
     return KafkaSignalSource(KafkaAddress.from_settings(settings), offsets)
 
 
