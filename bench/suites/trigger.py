@@ -237,9 +237,6 @@ class Bench:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait(30)
-                if os.environ.get("BENCH_LOGS"):
-                    with Path(os.environ["BENCH_LOGS"]).open("ab") as kept:
-                        kept.write(log.read_bytes())
 
     def _row(
         self,
