@@ -77,7 +77,8 @@ with held as materialized (
     from pipelines p where p.pipeline_id = f.pipeline_id and p.is_active and p.deleted_at is null offset 0) p
   left join lateral (
     select j.job_id, j.priority from dags d join jobs j using (dag_id)
-    where d.org_id = p.org_id and d.name = p.config->>'dag' and j.name = p.config->>'job' and j.routed offset 0
+    where d.org_id = p.org_id and d.name = p.config->>'dag' and j.name = p.config->>'job' and j.routed
+      and not j.building offset 0
   ) j on p.target = 'task'
   where p.launches_per_hour is null
      or p.launches_per_hour > (select count(*) from executions e where e.pipeline_id = f.pipeline_id
