@@ -112,6 +112,7 @@ class Pipelines:
     org_id: UUID
     job_id: UUID
     watched: dict[UUID, tuple[Sequence[str], Sequence[dict[str, Any]]]] = field(default_factory=dict)
+    _by_ticker: dict[str, list[UUID]] = field(default_factory=dict)
 
     @classmethod
     async def of(cls, database: Database) -> Pipelines:
@@ -155,6 +156,9 @@ class Pipelines:
                 places = ", ".join(f"${n + 1}" for n in range(len(values)))
                 await tx.run(f"insert into pipelines ({names}) values ({places})", *values.values())
         self.watched |= dict(zip(ids, wanted, strict=True))
+        for pipeline_id, (tickers, _) in zip(ids, wanted, strict=True):
+            for ticker in tickers:
+                self._by_ticker.setdefault(ticker, []).append(pipeline_id)
         return ids
 
     async def sql(self, statement: str, *args: object) -> list[Any]:
@@ -166,19 +170,16 @@ class Pipelines:
         return {(r["pipeline_id"], r["signal_id"]) for r in rows}
 
     def matching(self, message: dict[str, Any]) -> set[UUID]:
-        """The model: a scan of all pipelines, as the guide has it."""
+        """The model: every word of a signal beside every pipeline that watches its ticker."""
         return {
             pipeline_id
-            for pipeline_id, (tickers, subscriptions) in self.watched.items()
+            for word in message["tickers"]
+            for pipeline_id in self._by_ticker.get(word["ticker"], ())
             if any(
-                word["ticker"] in tickers
-                and any(
-                    s.get("signal_type") in (None, message["signal_type"])
-                    and s.get("direction") in (None, word["signal"])
-                    and word["confidence"] >= s.get("min_confidence", 0)
-                    for s in subscriptions or [{}]
-                )
-                for word in message["tickers"]
+                s.get("signal_type") in (None, message["signal_type"])
+                and s.get("direction") in (None, word["signal"])
+                and word["confidence"] >= s.get("min_confidence", 0)
+                for s in self.watched[pipeline_id][1] or [{}]
             )
         }
 
