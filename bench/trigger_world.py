@@ -90,6 +90,7 @@ def publish_at_rate(
 ) -> None:
     """So many a second, evenly; each is made when it is due."""
     producer = Producer({"bootstrap.servers": brokers, "linger.ms": 1, "log_level": 3})
+    producer.list_topics(topic, timeout=30)  # connected before the first signal is made
     started = time.perf_counter()
     for number in range(int(rate * seconds)):
         ahead = started + number / rate - time.perf_counter()

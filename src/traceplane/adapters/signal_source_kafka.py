@@ -119,8 +119,11 @@ class KafkaSignalSource:
         if not messages:
             return NOTHING
         ends: dict[int, int] = {}
-        for message in messages:
-            ends[message.partition()] = message.offset()  # type: ignore[index,assignment]
+        for message in reversed(messages):
+            if (partition := message.partition()) not in ends:
+                ends[partition] = message.offset()  # type: ignore[index,assignment]
+                if len(ends) == len(self._positions):
+                    break
         positions = []
         for partition, last in sorted(ends.items()):
             positions.append(Position(partition, self._positions[partition], last + 1))
