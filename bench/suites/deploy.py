@@ -22,7 +22,7 @@ from traceplane.registry import apply, cutover, spec
 
 SUITE = "deploy"
 DATASETS = 200
-MOVES = 200
+MOVES = 100
 WINDOW = 64
 FEW, MANY = 5, 500
 """Commits of each of the datasets that move."""
