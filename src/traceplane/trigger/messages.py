@@ -45,8 +45,8 @@ class Refused(msgspec.Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(Signal).decode
 _encode = msgspec.json.Encoder().encode
-_EXPONENT = re.compile(rb"[0-9][eE]")
-"""A number that may be too large for Postgres; or a text that looks like one, which costs nothing but time."""
+_LARGE_NUMBER = re.compile(rb"[0-9](?:[eE]|[0-9]{18})")
+"""A number that may be too large for Postgres or a reader; or a text that looks like one, which costs only time."""
 
 
 def decode(payloads: Sequence[bytes]) -> tuple[list[Signal | None], list[Refused]]:
@@ -101,7 +101,7 @@ def _plain(payload: bytes) -> bool:
         len(payload) < 10_000
         and payload.isascii()
         and b"\\u" not in payload
-        and _EXPONENT.search(payload) is None
+        and _LARGE_NUMBER.search(payload) is None
         and payload.count(b"[") + payload.count(b"{") < 100
     )
 
