@@ -43,8 +43,8 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     app = http_service.App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
     try:
         await cache.refresh()  # a signal that came before the pipelines would match none
-        # A batch is tens of thousands of objects that live for a moment and refer to nobody: looking through them for
-        # cycles again and again would take a tenth of the time.
+        # A batch is tens of thousands of objects that live for a moment and refer to nobody: there are no cycles
+        # to look for, so it is done rarely.
         gc.freeze()
         gc.set_threshold(100_000, 20, 100)
         await task_group(
