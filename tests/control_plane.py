@@ -170,7 +170,7 @@ class ControlPlane:
         self.valve = Valve(database)
         self.in_process = InProcess(database, work_created=lambda: None)
         self.backpressure = Backpressure(database)
-        self.builds = Builds(database, settings.dispatch_window)
+        self.builds = Builds(database)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
         self.api = PublicApi(database=database, settings=settings)

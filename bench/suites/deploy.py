@@ -22,7 +22,7 @@ from traceplane.registry import apply, cutover, spec
 
 SUITE = "deploy"
 DATASETS = 200
-MOVES = 100
+MOVES = 200
 WINDOW = 64
 FEW, MANY = 5, 500
 """Commits of each of the datasets that move."""
@@ -135,14 +135,14 @@ def _moves(url: str, scopes: int) -> list[float]:
         try:
             for version in (1, 2):
                 await _deploy(database, dag(version, DATASETS))
-                await Builds(database, WINDOW).run_once()
+                await Builds(database).run_once()
                 await _fill(database, scopes, "d%")
             samples = []
             for move in range(MOVES):
                 began = time.perf_counter()
-                await cutover.roll_back(database, "default", "wide", to=1 + move % 2, window=WINDOW)
+                await cutover.roll_back(database, "default", "wide", to=1 + move % 2)
                 samples.append((time.perf_counter() - began) * 1000)
-                await Builds(database, WINDOW).run_once()
+                await Builds(database).run_once()
             return samples
         finally:
             await database.close()

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 
 import asyncpg
 import pytest
@@ -126,6 +127,44 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(
         migrating, "migrations", lambda: (*good, Migration("9999_broken", "create table whole (id int)"))
     )
     assert await migrate(empty_url) == ("9999_broken",)
+
+
+DEPLOYED_BEFORE = """
+insert into dags (dag_id, org_id, name) select '00000000-0000-0000-0000-00000000000d', org_id, 'old' from orgs;
+insert into jobs (job_id, dag_id, name, fingerprint, activation, runtime, operator, definition, routed, priority,
+                  dispatch_window, timeout, lease, max_attempts, retry_base, retry_max)
+values ('00000000-0000-0000-0000-00000000000b', '00000000-0000-0000-0000-00000000000d', 'copy', 'f', 'reactive',
+        'python', 'python', '{}', true, 0, 64, '1h', '30s', 5, '2s', '5m');
+insert into dag_versions (dag_version_id, dag_id, number, spec, job_fingerprints, definition_fingerprints)
+values ('00000000-0000-0000-0000-00000000000f', '00000000-0000-0000-0000-00000000000d', 1, $said$ {"jobs": [
+  {"name": "other", "execution": {}},
+  {"name": "copy", "execution": {"priority": "backfill", "scaling_mode": "steady", "max_concurrency": 3,
+    "max_queue_depth": null, "max_queue_age_seconds": 1.5, "timeout_seconds": 60.0, "lease_seconds": 7.0,
+    "max_attempts": 2, "retry_base_seconds": 0.5, "retry_max_seconds": 9.0}}]} $said$, '{}', '{}');
+insert into dag_version_jobs values ('00000000-0000-0000-0000-00000000000f', '00000000-0000-0000-0000-00000000000b');
+"""
+
+
+async def test_versions_that_were_deployed_before_are_metered_as_they_said(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = migrations()
+    earlier = tuple(m for m in every if m.name < "0012")
+    monkeypatch.setattr(migrating, "migrations", lambda: earlier)
+    await migrate(empty_url)
+    await run_sql(empty_url, DEPLOYED_BEFORE)
+    monkeypatch.setattr(migrating, "migrations", lambda: every)
+    await migrate(empty_url)
+    connection = await asyncpg.connect(empty_url, server_settings={"search_path": SCHEMA})
+    try:
+        row = await connection.fetchrow("select * from dag_version_jobs")
+    finally:
+        await connection.close()
+    assert row is not None
+    assert tuple(row)[2:] == (
+        1, 3, 64, None, timedelta(seconds=1.5), timedelta(seconds=60), timedelta(seconds=7), 2,
+        timedelta(seconds=0.5), timedelta(seconds=9),
+    )  # fmt: skip
 
 
 def test_migrations_are_numbered_without_a_gap_or_a_repetition() -> None:

@@ -28,9 +28,8 @@ class Built(Outcome):
 
 
 class Builds:
-    def __init__(self, database: Database, window: int) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._window = window
 
     async def run_once(self) -> Built:
         told = await self._tell()
@@ -46,7 +45,7 @@ class Builds:
             async with self._database.glance() as tx:
                 if (await versions.missing(tx, version["dag_version_id"])).anything:
                     continue
-            done = await cut_over(self._database, version["org"], version["dag"], window=self._window)
+            done = await cut_over(self._database, version["org"], version["dag"])
             if isinstance(done, Moved):
                 moved += 1
                 telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)

@@ -139,9 +139,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 stop=stop,
             ),
             sources=run_loop("sources", SourceMonitor(database).run_once, interval=2.0, stop=stop),
-            builds=run_loop(
-                "builds", Builds(database, settings.dispatch_window).run_once, interval=0.5, stop=stop
-            ),
+            builds=run_loop("builds", Builds(database).run_once, interval=0.5, stop=stop),
             executions=run_loop("executions", ExecutionStatus(database).run_once, interval=0.25, stop=stop),
             celery=run_loop(
                 "celery",

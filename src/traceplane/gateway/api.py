@@ -228,8 +228,7 @@ class PublicApi:
         return VersionsResponse(query.dag, views)
 
     async def cutover(self, call: Call[DagName]) -> MovedResponse:
-        window = self._settings.dispatch_window
-        done = await cutover.cut_over(self._database, call.principal.org, call.body.dag, window=window)
+        done = await cutover.cut_over(self._database, call.principal.org, call.body.dag)
         if isinstance(done, Missing):
             raise Conflict(
                 "deploy.not_caught_up",
@@ -243,9 +242,7 @@ class PublicApi:
 
     async def rollback(self, call: Call[RollbackRequest]) -> MovedResponse:
         body = call.body
-        done = await cutover.roll_back(
-            self._database, call.principal.org, body.dag, to=body.to, window=self._settings.dispatch_window
-        )
+        done = await cutover.roll_back(self._database, call.principal.org, body.dag, to=body.to)
         telemetry.emit("dag.rolled_back", dag=done.dag, version=done.version, before=done.before)
         return MovedResponse(done.dag, done.version, done.before)
 

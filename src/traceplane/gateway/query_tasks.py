@@ -77,8 +77,8 @@ async def start(database: Database, caller: Caller, asked: QueryTaskRequest, *, 
                     used.columns,
                 )
             await registry.add_job_output(tx, job_id, 0, job.outputs[0].name, dataset_uuid, generation_id)
-            await registry.map_job(tx, version_id, job_id)
-            await cutover.move(tx, dag_id, version_id, {job.name: job.execution}, window)
+            await registry.map_job(tx, version_id, job_id, job.execution, window)
+            await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)
             return QueryTask(task_id, asked.dataset, dag.name)

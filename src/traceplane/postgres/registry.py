@@ -91,12 +91,12 @@ async def add_job(
         job.runtime,
         job.operator,
         definition,
-        *execution_fields(job.execution, window),
+        *_execution_fields(job.execution, window),
     )
     return job_id
 
 
-def execution_fields(execution: Execution, window: int) -> tuple[object, ...]:
+def _execution_fields(execution: Execution, window: int) -> tuple[object, ...]:
     """As columns of jobs: priority, max_concurrency, dispatch_window and so on."""
     backfill = execution.scaling_mode is ScalingMode.BACKFILL
     age = execution.max_queue_age_seconds
@@ -163,8 +163,8 @@ async def set_strategy(tx: Transaction, job_id: UUID, strategy: str) -> None:
     await tx.rows(_SQL["set_strategy"], job_id, strategy)
 
 
-async def map_job(tx: Transaction, version_id: UUID, job_id: UUID) -> None:
-    await tx.rows(_SQL["map_job"], version_id, job_id)
+async def map_job(tx: Transaction, version_id: UUID, job_id: UUID, execution: Execution, window: int) -> None:
+    await tx.rows(_SQL["map_job"], version_id, job_id, *_execution_fields(execution, window))
 
 
 async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[dict[str, Any]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from traceplane.model.dag import Execution
 from traceplane.postgres.database import Transaction, statements
-from traceplane.postgres.registry import execution_fields
 
 _SQL = statements("versions")
 
@@ -92,6 +90,11 @@ async def add_replays(
         await tx.rows(_SQL["add_replays"], [j for j, _ in pairs], [g for _, g in pairs], everything)
 
 
+async def replay_inputs(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Jobs are to be told what they have missed of all that they read."""
+    await tx.rows(_SQL["replay_inputs"], list(job_ids))
+
+
 async def next_replay(tx: Transaction) -> Replay | None:
     row = await tx.row(_SQL["replays"])
     return Replay(**dict(row)) if row is not None else None
@@ -131,20 +134,9 @@ async def unroute(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[UUID]
     return [r["job_id"] for r in await tx.rows(_SQL["unroute"], dag_id, version_id)]
 
 
-async def route(
-    tx: Transaction, version_id: UUID, executions: Mapping[str, Execution], window: int
-) -> list[UUID]:
-    """Lets the version's jobs serve, metered like this; those that have missed events."""
-    if not executions:
-        return []
-    columns = zip(*(execution_fields(e, window) for e in executions.values()), strict=True)
-    rows = await tx.rows(_SQL["route"], version_id, list(executions), *(list(column) for column in columns))
-    return [r["job_id"] for r in rows]
-
-
-async def inputs_of(tx: Transaction, job_ids: Sequence[UUID]) -> list[tuple[UUID, UUID]]:
-    rows = await tx.rows(_SQL["inputs_of"], list(job_ids))
-    return [(r["job_id"], r["generation_id"]) for r in rows]
+async def route(tx: Transaction, version_id: UUID) -> list[UUID]:
+    """Lets the version's jobs serve; those that have missed events."""
+    return [r["job_id"] for r in await tx.rows(_SQL["route"], version_id)]
 
 
 async def follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[tuple[UUID, UUID]]:

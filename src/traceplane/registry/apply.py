@@ -426,7 +426,7 @@ async def deploy(
             apply = _Apply(tx, org, org_id, dag_id, prepared, window, manual_cutover, code)
             version_id, number = await apply.run()
             if not building:
-                await cutover.move(tx, dag_id, version_id, {j.name: j.execution for j in dag.jobs}, window)
+                await cutover.move(tx, dag_id, version_id)
             await versions.add_replays(tx, apply.replays)
             await versions.stop_the_stream(tx)
             await notify_dispatchers(tx)
@@ -539,7 +539,7 @@ class _Apply:
             job_id = serving[job.name] if job.name in self.kept else await self._add_job(job)
             if job.name in self.kept:
                 await registry.set_strategy(self.tx, job_id, job.execution_strategy)
-            await registry.map_job(self.tx, version_id, job_id)
+            await registry.map_job(self.tx, version_id, job_id, job.execution, self.window)
 
     async def _add_job(self, job: Job) -> UUID:
         definition: dict[str, Any] = {

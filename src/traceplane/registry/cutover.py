@@ -16,7 +16,7 @@ from traceplane.postgres import registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Versions
-from traceplane.registry import spec, virtual_inputs
+from traceplane.registry import virtual_inputs
 
 _CANCELED_AT_ONCE = 500
 _WHY_NOT = {"active": "version.active", "collected": "version.collected"}
@@ -30,15 +30,13 @@ class Moved:
     before: int | None
 
 
-async def move(
-    tx: Transaction, dag_id: UUID, version_id: UUID, executions: spec.Executions, window: int
-) -> None:
+async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
     """Lets a version serve, in the caller's transaction."""
     followers = await versions.follow(tx, dag_id, version_id)
     await versions.point(tx, dag_id, version_id)
     crash_point("cutover.after_pointers")
     gone = await versions.unroute(tx, dag_id, version_id)
-    missed = await versions.route(tx, version_id, executions, window)
+    missed = await versions.route(tx, version_id)
     elsewhere = await versions.follow_external(tx, dag_id, version_id)
     elsewhere += await virtual_inputs.follow(tx, dag_id, version_id)
     if gone:
@@ -46,7 +44,7 @@ async def move(
         await versions.forget_replays(tx, gone)
         await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
     if missed:
-        await versions.add_replays(tx, await versions.inputs_of(tx, missed))
+        await versions.replay_inputs(tx, missed)
     await versions.add_replays(tx, [*followers, *elsewhere], everything=True)
     crash_point("cutover.after_jobs")
     if gone or missed or followers or elsewhere:
@@ -54,7 +52,7 @@ async def move(
     await notify_dispatchers(tx)
 
 
-async def cut_over(database: Database, org: str, dag: str, *, window: int) -> Moved | Missing:
+async def cut_over(database: Database, org: str, dag: str) -> Moved | Missing:
     """Lets the version that was built serve; if it is not ready, what it lacks."""
 
     async def once() -> Moved | Missing:
@@ -64,15 +62,13 @@ async def cut_over(database: Database, org: str, dag: str, *, window: int) -> Mo
             lacking = await versions.missing(tx, version_id)
             if lacking.anything:
                 return lacking
-            built = await versions.by_number(tx, found.dag_id, number)
-            assert built is not None
-            await move(tx, found.dag_id, version_id, spec.executions(built["spec"]), window)
+            await move(tx, found.dag_id, version_id)
             return Moved(dag, number, found.active)
 
     return await again_if_concurrent(once)
 
 
-async def roll_back(database: Database, org: str, dag: str, *, to: int | None, window: int) -> Moved:
+async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -> Moved:
     """Lets an earlier version serve again, and gives up one that is being built."""
 
     async def once() -> Moved:
@@ -95,7 +91,7 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None, w
                 )
             if found.building_id is not None:
                 await _give_up(tx, found.building_id)
-            await move(tx, found.dag_id, target["dag_version_id"], spec.executions(target["spec"]), window)
+            await move(tx, found.dag_id, target["dag_version_id"])
             return Moved(dag, target["number"], found.active)
 
     return await again_if_concurrent(once)

@@ -960,15 +960,6 @@ def dump_normalized(dag: Dag) -> dict[str, Any]:
     return {"version": VERSION, **plain(asdict(dag))}
 
 
-Executions = dict[str, model.Execution]
-"""How jobs are metered, by name."""
-
-
-def executions(data: dict[str, Any]) -> Executions:
-    """Of a DAG that `dump_normalized` wrote."""
-    return {job["name"]: _revive(model.Execution, job["execution"]) for job in data["jobs"]}
-
-
 def from_normalized(data: dict[str, Any]) -> Dag:
     """The DAG that `dump_normalized` wrote; a field that is newer than the data takes its default."""
     dag: Dag = _revive(Dag, {key: value for key, value in data.items() if key != "version"})

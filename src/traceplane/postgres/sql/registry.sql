@@ -105,8 +105,10 @@ update jobs set definition = jsonb_set(definition, '{execution_strategy}', to_js
 where job_id = $1 and definition->>'execution_strategy' is distinct from $2::text
 
 -- name: map_job
--- The jobs of a version.
-insert into dag_version_jobs (dag_version_id, job_id) values ($1, $2)
+-- A job of a version, and how that meters it.
+insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
+                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 
 -- name: job_payloads
 -- What workers need to know of jobs; static under one (job_id, revision).

@@ -9,7 +9,7 @@ where o.slug = $1 and d.name = $2 for update of d
 
 -- name: by_number
 -- One version of a DAG; without a number, the one that was active before the one that is.
-select v.dag_version_id, v.number, v.state, v.spec from dag_versions v
+select v.dag_version_id, v.number, v.state from dag_versions v
 where v.dag_id = $1 and case when $2::int is not null then v.number = $2
   else v.state = 'retired' and v.activated_at is not null end
 order by v.activated_at desc nulls last, v.number desc limit 1
@@ -135,27 +135,25 @@ returning j.job_id
 -- name: route
 -- Jobs of the version serve, metered as it says; those that have missed events since they last did.
 with serving as materialized (
-  select j.job_id, j.name, j.routed from dag_version_jobs v join jobs j using (job_id) where v.dag_version_id = $1
+  select v.*, j.routed from dag_version_jobs v join jobs j using (job_id) where v.dag_version_id = $1
 ), changed as (
-  update jobs j set routed = true, building = false, priority = n.priority, max_concurrency = n.max_concurrency,
-    dispatch_window = n.dispatch_window, max_queue_depth = n.max_queue_depth, max_queue_age = n.max_queue_age,
-    timeout = n.timeout, lease = n.lease, max_attempts = n.max_attempts, retry_base = n.retry_base,
-    retry_max = n.retry_max, revision = j.revision + 1
-  from serving s, unnest($2::text[], $3::smallint[], $4::int[], $5::int[], $6::int[], $7::interval[],
-      $8::interval[], $9::interval[], $10::int[], $11::interval[], $12::interval[])
-    as n (name, priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease, max_attempts,
-          retry_base, retry_max)
-  where j.job_id = s.job_id and n.name = s.name
+  update jobs j set routed = true, building = false, priority = s.priority, max_concurrency = s.max_concurrency,
+    dispatch_window = s.dispatch_window, max_queue_depth = s.max_queue_depth, max_queue_age = s.max_queue_age,
+    timeout = s.timeout, lease = s.lease, max_attempts = s.max_attempts, retry_base = s.retry_base,
+    retry_max = s.retry_max, revision = j.revision + 1
+  from serving s where j.job_id = s.job_id
     and (j.routed, not j.building, j.priority, j.max_concurrency, j.dispatch_window, j.max_queue_depth, j.max_queue_age,
          j.timeout, j.lease, j.max_attempts, j.retry_base, j.retry_max)
-      is distinct from (true, true, n.priority, n.max_concurrency, n.dispatch_window, n.max_queue_depth, n.max_queue_age,
-         n.timeout, n.lease, n.max_attempts, n.retry_base, n.retry_max)
+      is distinct from (true, true, s.priority, s.max_concurrency, s.dispatch_window, s.max_queue_depth, s.max_queue_age,
+         s.timeout, s.lease, s.max_attempts, s.retry_base, s.retry_max)
 )
 select job_id from serving where not routed
 
--- name: inputs_of
--- What jobs read.
-select job_id, generation_id from job_inputs where job_id = any($1::uuid[])
+-- name: replay_inputs
+-- The past of what jobs read, from its beginning, without what they were told before.
+insert into replays (job_id, generation_id, everything)
+select distinct job_id, generation_id, false from job_inputs where job_id = any($1::uuid[])
+on conflict (job_id, generation_id) do update set told_through = null
 
 -- name: follow_external
 -- Jobs of a version read what other DAGs serve now, which may have moved while the version was retired.
