@@ -86,13 +86,13 @@ def publish(brokers: str, topic: str, count: int, made: Iterator[bytes], partiti
 
 
 def publish_at_rate(
-    brokers: str, topic: str, rate: int, seconds: float, make: Callable[[int], bytes], partitions: int = 4
+    brokers: str, topic: str, rate: int, count: int, make: Callable[[int], bytes], partitions: int = 4
 ) -> None:
     """So many a second, evenly; each is made when it is due."""
-    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 1, "log_level": 3})
+    producer = Producer({"bootstrap.servers": brokers, "log_level": 3})
     producer.list_topics(topic, timeout=30)  # connected before the first signal is made
     started = time.perf_counter()
-    for number in range(int(rate * seconds)):
+    for number in range(count):
         ahead = started + number / rate - time.perf_counter()
         if ahead > 0.0005:
             time.sleep(ahead)

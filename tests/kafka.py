@@ -99,11 +99,16 @@ class KafkaBroker:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Runs it, with what it had stored, and waits until it answers."""
+    def start(self, *, long_running: bool = False) -> None:
+        """Runs it, with what it had stored, and waits until it answers. What runs for long is compiled in full, as
+        the broker's own scripts would have it; what does not starts sooner."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._java(installed(), "640m"), "kafka.Kafka", str(self.folder / "server.properties")],
+                [
+                    *self._java(installed(), "640m", long_running),
+                    "kafka.Kafka",
+                    str(self.folder / "server.properties"),
+                ],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
@@ -142,8 +147,10 @@ class KafkaBroker:
             self._process.kill()
             self._process.wait(60)
 
-    def _java(self, jars: Path, heap: str) -> list[str]:
-        options = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    def _java(self, jars: Path, heap: str, long_running: bool = False) -> list[str]:
+        options = [f"-Xmx{heap}", "-XX:+UseSerialGC"]
+        if not long_running:
+            options.append("-XX:TieredStopAtLevel=1")
         return ["java", *options, "-cp", f"{jars}/*"]
 
     def _properties(self) -> str:

@@ -19,6 +19,9 @@ from traceplane.errors import QueueUnavailable
 from traceplane.settings import Settings
 
 _BURY_SECONDS = 1.0
+_FETCH_BYTES = 64 * 1024
+_FETCH_SHARE = 0.1
+"""Of the time that a batch may take to fill."""
 _HISTORY_SECONDS = 30.0
 _PUBLISHED_LATE_SECONDS = 60.0
 _FIRST_LOOK_BACK = 1000
@@ -34,6 +37,8 @@ class KafkaAddress:
     begin_at: str
     """latest | earliest: for partitions that nobody consumed yet."""
     session_timeout_seconds: float = 10.0
+    fetch_wait_seconds: float = 0.01
+    """How long the broker waits for more while it has little."""
     dead_letter_topic: str
     security: dict[str, str]
 
@@ -53,6 +58,7 @@ class KafkaAddress:
             group=settings.kafka_consumer_group,
             begin_at=settings.kafka_auto_offset_reset,
             session_timeout_seconds=settings.kafka_session_timeout_seconds,
+            fetch_wait_seconds=settings.batching.timeout_seconds * _FETCH_SHARE,
             dead_letter_topic=settings.kafka_dead_letter_topic
             or f"{settings.kafka_signal_topic}.dead-letter",
             security={name: str(value) for name, value in security.items() if value is not None},
@@ -86,6 +92,9 @@ class KafkaSignalSource:
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": "range",
                 "queued.min.messages": 200_000,
+                # Answers with a signal or two each would keep the broker busier than the signals do.
+                "fetch.wait.max.ms": int(address.fetch_wait_seconds * 1000),
+                "fetch.min.bytes": _FETCH_BYTES,
                 # A full queue is looked at again soon: the default, a second, would starve a fast reader.
                 "fetch.queue.backoff.ms": 20,
                 "error_cb": self._complain,
