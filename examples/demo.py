@@ -1,4 +1,5 @@
-"""`make demo`: a chain is followed into Spark tables, with processes killed and the chain reorganized on the way."""
+"""`make demo`: a chain is followed into Spark tables, with processes killed and the chain reorganized on the way; then
+signals launch pipelines."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from examples.demo_trigger import PIPELINES, SIGNALS, Desk
 from traceplane import telemetry
 from traceplane.chain.extract import ALL_TABLES, fetch_range
 from traceplane.chain.rpc import RpcClient, RpcSettings
@@ -31,7 +33,7 @@ from traceplane.settings import Settings, load
 from traceplane.task_api import Caller
 
 HERE = Path(__file__).parent
-FIRST_BLOCKS, BATCH = 19, 10
+FIRST_BLOCKS, BATCH = 9, 10
 TOP_TOKENS = """select first_block || '-' || last_block as blocks, token_address, transfers, senders
    from chain.top_tokens order by first_block, transfers desc, token_address"""
 JOBS = ("ingest", "transfers", "volumes", "top_tokens", "check")
@@ -62,7 +64,8 @@ class Demo:
         await self.follow_through_crashes()
         exact = await self.reorganize()
         await self.show_top_tokens()
-        return await self.account(exact)
+        launches = await self.trigger()
+        return await self.account(exact, launches)
 
     async def deploy(self) -> None:
         yaml = (HERE / "chain/dag.yaml").read_text().replace("http://127.0.0.1:8545", self.node.url)
@@ -74,15 +77,15 @@ class Demo:
                 say(f"      {line}")
 
     async def follow_through_crashes(self) -> None:
-        self.node.ledger.mine(12)
+        self.node.ledger.mine(6)
         running = await self.until(self.spark_tasks_running)
         os.kill(self.pids["spark-1"], signal.SIGKILL)
         say(
-            f"4. 12 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} tasks ran on it."
+            f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} tasks ran on it."
         )
         os.kill(self.pids["dispatcher"], signal.SIGKILL)
-        self.node.ledger.mine(8)
-        say("5. Killed the dispatcher (SIGKILL); 8 more blocks while it was away.")
+        self.node.ledger.mine(4)
+        say("5. Killed the dispatcher (SIGKILL); 4 more blocks while it was away.")
         await self.until(self.settled)
         say(f"   Both were started again, and all {self.head + 1} blocks are through ({self.seconds()}).")
 
@@ -90,7 +93,7 @@ class Demo:
         """Replaces the newest blocks by others, and tells whether exactly what depends on them was recomputed."""
         async with self.database.transaction() as tx:
             mark = await tx.value("select max(event_id) from events")
-        old_head, depth = self.head, 6
+        old_head, depth = self.head, 3
         self.node.ledger.fork(depth, depth)
         await self.until(self.settled)
         changed = range(old_head - depth + 1, self.head + 1)
@@ -115,7 +118,16 @@ class Demo:
         for row in (await asyncio.to_thread(client.query, TOP_TOKENS)).to_pylist():
             say(f"      {row['blocks']:<7} {row['token_address']}  {row['transfers']:>9} {row['senders']:>8}")
 
-    async def account(self, exact: bool) -> bool:
+    async def trigger(self) -> dict[str, bool]:
+        desk = Desk(self.settings, self.database, self.caller, self.pids)
+        held = await desk.run(self.until)
+        say(
+            f"\n8. {PIPELINES} pipelines watched {SIGNALS} signals; the trigger was killed (SIGKILL) half way"
+            f" ({self.seconds()})."
+        )
+        return held
+
+    async def account(self, exact: bool, launches: dict[str, bool]) -> bool:
         """Whether every promise held: each dataset against what the chain says now, without Spark and platform."""
         async with RpcClient(RpcSettings(endpoints=(self.node.url,))) as client:
             expected = await fetch_range(client, 0, self.head, ALL_TABLES)
@@ -145,6 +157,7 @@ class Demo:
             counts[0]["interrupted"] > 0
         )
         checks["the reorg recomputed exactly what depends on the changed blocks"] = exact
+        checks |= launches
         say("")
         for what, holds in checks.items():
             say(f"      {'ok ' if holds else 'NOT'}  {what}")
@@ -257,6 +270,9 @@ async def main(folder: Path) -> bool:
         home=folder,
         dispatcher_port=free_port(),
         gateway_port=free_port(),
+        trigger_port=free_port(),
+        trigger_preset="low_latency",
+        kafka_auto_offset_reset="earliest",
         log_format="text",
         log_level="error",
         reap_grace_seconds=1.0,
@@ -276,7 +292,7 @@ async def main(folder: Path) -> bool:
         demo = Demo(prepared, database, caller, node)
         running = asyncio.create_task(
             supervisor.supervise(
-                supervisor.children(prepared, workers=1),
+                supervisor.children(prepared, workers=1, trigger=True),
                 stop,
                 started=demo.pids.__setitem__,
                 output=logs.fileno(),

@@ -128,8 +128,7 @@ async def main(folder: Path) -> None:
     prepared = replace(await profile.prepare(started), log_level="error")
     telemetry.configure("example", log_level="error", log_format="text")
     caller, stop = Caller(prepared.gateway_address, prepared.user_token), asyncio.Event()
-    children = supervisor.children(prepared, workers=1)
-    children.append(supervisor.Child("trigger", ("trigger", "run"), children[0].environment))
+    children = supervisor.children(prepared, workers=1, trigger=True)
     logs = (folder / "processes.log").open("w")
     running = asyncio.create_task(supervisor.supervise(children, stop, output=logs.fileno()))
     try:

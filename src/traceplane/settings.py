@@ -157,6 +157,11 @@ class Settings:
         )
 
     @property
+    def signals_folder(self) -> Path:
+        """Where signals are without a broker."""
+        return self.home / "signals"
+
+    @property
     def dispatcher_address(self) -> str:
         return self.dispatcher_url or f"http://{self.host}:{self.dispatcher_port}"
 

@@ -33,7 +33,7 @@ class FolderPublisher:
 
 def signal_publisher(settings: Settings) -> SignalPublisher:
     if settings.kafka_bootstrap_servers is None:
-        return FolderPublisher(settings.home / "signals", settings.kafka_signal_topic)
+        return FolderPublisher(settings.signals_folder, settings.kafka_signal_topic)
     from traceplane.adapters.signal_publisher_kafka import KafkaPublisher  # an optional extra
 
     return KafkaPublisher.from_settings(settings)

@@ -18,7 +18,7 @@ class Tail:
 def signal_tail(settings: Settings, count: int) -> Tail:
     """Blocks for some seconds at most; QueueUnavailable if nobody answers."""
     if settings.kafka_bootstrap_servers is None:
-        return _folder_tail(settings.home / "signals" / settings.kafka_signal_topic, count)
+        return _folder_tail(settings.signals_folder / settings.kafka_signal_topic, count)
     from traceplane.adapters.signal_tail_kafka import kafka_tail  # an optional extra
 
     return kafka_tail(settings, count)

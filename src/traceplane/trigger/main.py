@@ -67,7 +67,7 @@ def _source(settings: Settings, offsets: Offsets) -> SignalSource:
         from traceplane.adapters.signal_source_folder import FolderSignalSource
 
         return FolderSignalSource(
-            settings.home / "signals",
+            settings.signals_folder,
             settings.kafka_signal_topic,
             settings.kafka_consumer_group,
             settings.kafka_auto_offset_reset,
