@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from traceplane import http_service
+from traceplane.adapters.object_store import object_store_for
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
@@ -111,11 +112,9 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
 
     reaper = Reaper(database, grace_seconds=settings.reap_grace_seconds)
     reconciler = Reconciler(database, resend_after_seconds=settings.resend_after_seconds)
-    signal_jobs = SignalJobs(
-        database,
-        lambda: signal_publisher(settings),
-        object_store=None if settings.object_bucket is not None else settings.object_store_root.resolve(),
-    )
+    objects = object_store_for(settings)
+    closers.append(objects.close)
+    signal_jobs = SignalJobs(database, lambda: signal_publisher(settings), objects)
     await authority.refresh()
     try:
         await task_group(

@@ -8,15 +8,19 @@ or a deploy, is not published: it would launch pipelines for what is long over.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pyarrow.parquet as parquet
 
 from traceplane import telemetry
+from traceplane.adapters.in_parallel import in_parallel
+from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.adapters.signal_publisher import SignalPublisher
 from traceplane.model.positions import kept
 from traceplane.postgres import commits, tasks
@@ -25,7 +29,11 @@ from traceplane.postgres.database import Database
 from traceplane.runtime import Outcome
 
 _BATCH = 100
+_TRANSFERS_AT_ONCE = 16
 _FIELDS = ("signal_id", "timestamp", "signal_type", "source")
+
+_Found = list[tuple[dict[str, Any], list[LiveCommit]]]
+"""Tasks, and what is committed of what they read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +45,15 @@ class Published(Outcome):
 
 
 class SignalJobs:
-    """`publisher` is made when there is something to publish; without `object_store`, files cannot be read here."""
+    """`publisher` is made when there is something to publish."""
 
     def __init__(
-        self, database: Database, publisher: Callable[[], SignalPublisher], *, object_store: Path | None
+        self, database: Database, publisher: Callable[[], SignalPublisher], objects: ObjectStore
     ) -> None:
         self._database = database
         self._make_publisher = publisher
         self._publisher: SignalPublisher | None = None
-        self._object_store = object_store
+        self._objects = objects
 
     async def run_once(self) -> Published:
         async with self._database.transaction() as tx:
@@ -53,20 +61,15 @@ class SignalJobs:
             if not jobs:
                 return Published()
             batch = await tasks.take_in_process(tx, jobs[0], _BATCH)
-            if self._object_store is None:
-                error = {
-                    "code": "operator.misconfigured",
-                    "message": "signal_publish reads files from a folder, and the object store is in S3",
-                }
-                await tasks.fail_in_process(tx, [t["task_id"] for t in batch], error)
-                return Published()
             found = await commits.input_commits(tx, [t["task_id"] for t in batch])
             live = [(t, found.get((t["task_id"], 0), [])) for t in batch]
             fresh = [(t, c) for t, c in live if not t["backfill"]]
-            messages = await asyncio.to_thread(self._messages, fresh)
+            messages, wrong = await self._messages(fresh)
             if messages:
                 await asyncio.to_thread(self._publish, messages)
-            await tasks.finish_in_process(tx, [t["task_id"] for t in batch])
+            for task_id, why in wrong.items():
+                await tasks.fail_in_process(tx, [task_id], {"code": "operator.misconfigured", "message": why})
+            await tasks.finish_in_process(tx, [t["task_id"] for t in batch if t["task_id"] not in wrong])
         suppressed = sum(f["rows"] for t, cs in live if t["backfill"] for c in cs for f in c.files)
         telemetry.count("signals_published_total", len(messages))
         telemetry.count("signals_suppressed_total", suppressed)
@@ -77,22 +80,37 @@ class SignalJobs:
             self._publisher = self._make_publisher()
         self._publisher.publish(messages)
 
-    def _messages(self, found: list[tuple[dict[str, Any], list[LiveCommit]]]) -> list[tuple[str, bytes]]:
-        rows = [row for task, live in found for commit in live for row in self._rows(task, commit)]
-        rows.sort(key=lambda row: (row["position"], row["signal_id"]))
-        return [(row["ticker"], msgspec.json.encode(_message(row))) for row in rows]
+    async def _messages(self, found: _Found) -> tuple[list[tuple[str, bytes]], dict[UUID, str]]:
+        """The signals of tasks, and which tasks have none that can be understood."""
+        paths = {f["path"]: f["bytes"] for _, live in found for commit in live for f in commit.files}
+        with tempfile.TemporaryDirectory(prefix="traceplane-signals-") as folder:
+            copies = {path: Path(folder) / str(number) for number, path in enumerate(paths)}
+            await in_parallel(
+                lambda path: self._objects.get(StoredFile(path, paths[path]), copies[path]),
+                list(paths),
+                _TRANSFERS_AT_ONCE,
+            )
+            return await asyncio.to_thread(_read, found, copies)
 
-    def _rows(self, task: dict[str, Any], commit: LiveCommit) -> list[dict[str, Any]]:
-        assert self._object_store is not None
-        ranges = kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden)
-        rows = [
-            row
-            for f in commit.files
-            for row in parquet.read_table(self._object_store / f["path"]).to_pylist()
-        ]
-        if ranges is None:
-            return rows
-        return [row for row in rows if any(first <= row["position"] <= last for first, last in ranges)]
+
+def _read(found: _Found, copies: dict[str, Path]) -> tuple[list[tuple[str, bytes]], dict[UUID, str]]:
+    said, wrong = [], {}
+    for task, live in found:
+        try:
+            rows = [row for commit in live for row in _rows(task, commit, copies)]
+            said += [((r["position"], r["signal_id"]), r["ticker"], _message(r)) for r in rows]
+        except (KeyError, msgspec.MsgspecError) as error:
+            wrong[task["task_id"]] = f"the input does not hold signals as signal_generate makes them: {error}"
+    said.sort(key=lambda signal: signal[0])
+    return [(ticker, msgspec.json.encode(message)) for _, ticker, message in said], wrong
+
+
+def _rows(task: dict[str, Any], commit: LiveCommit, copies: dict[str, Path]) -> list[dict[str, Any]]:
+    ranges = kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden)
+    rows = [row for f in commit.files for row in parquet.read_table(copies[f["path"]]).to_pylist()]
+    if ranges is None:
+        return rows
+    return [row for row in rows if any(first <= row["position"] <= last for first, last in ranges)]
 
 
 def _message(row: dict[str, Any]) -> dict[str, Any]:

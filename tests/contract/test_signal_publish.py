@@ -1,0 +1,160 @@
+"""Committed signals reach triggers, whichever store they are in; history that is computed again does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from aiobotocore.session import AioSession
+from msgspec.structs import replace
+
+from tests.aws import REGION
+from tests.control_plane import ControlPlane, Held, completed
+from traceplane.adapters.object_store import ObjectStore
+from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.adapters.object_store_s3 import S3ObjectStore
+from traceplane.adapters.signal_publisher import signal_publisher
+from traceplane.adapters.signal_tail import signal_tail
+from traceplane.dispatcher.signal_publisher import SignalJobs
+from traceplane.settings import Settings
+
+DAG = """
+version: 1
+dag: market
+jobs:
+- {name: minutes, activation: source, source: {kind: manual}, outputs: [{dataset: minutes}]}
+- name: signals
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: minutes}}]
+  outputs: [{dataset: signals}]
+  config: {entrypoint: "a:b", version: 1}
+- {name: publish, runtime: dispatcher, operator: signal_publish, inputs: [{from: {dataset: signals}}]}
+"""
+
+
+@pytest.fixture(params=["folder", "s3"])
+async def store(
+    request: pytest.FixtureRequest, aws_endpoint: str, aws_session: AioSession, tmp_path: Path
+) -> AsyncIterator[ObjectStore]:
+    if request.param == "folder":
+        made: ObjectStore = FolderObjectStore(tmp_path / "objects")
+    else:
+        name = f"bucket-{uuid4()}"
+        async with aws_session.create_client("s3", region_name=REGION, endpoint_url=aws_endpoint) as client:
+            await client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+        made = S3ObjectStore(
+            name, "some/where", region=REGION, endpoint_url=aws_endpoint, session=aws_session
+        )
+    yield made
+    await made.close()
+
+
+def signal_row(position: int) -> dict[str, Any]:
+    return {
+        "position": position,
+        "ticker": "AAPL",
+        "signal_id": f"test-rsi-AAPL-{position}",
+        "signal_type": "rsi",
+        "signal": "BULLISH",
+        "confidence": 80.0,
+        "timestamp": 1000.0 + position,
+        "source": "test",
+        "metadata": json.dumps({"rsi": 20}),
+    }
+
+
+class Market:
+    def __init__(self, plane: ControlPlane, store: ObjectStore, folder: Path) -> None:
+        self.plane, self.store, self.folder = plane, store, folder
+        self.settings = Settings(home=folder)
+        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), store)
+
+    async def work(self, held: Held, rows: list[dict[str, Any]]) -> None:
+        """Writes what a task made, and reports it."""
+        file = self.folder / uuid4().hex
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+        size, (output,) = file.stat().st_size, held.outputs()
+        made = replace(output.files[0], rows=len(rows), bytes=size)
+        await self.store.put(file, made.path)
+        output = replace(output, files=[made], row_count=len(rows), bytes=size)
+        assert await self.plane.report((held, completed(held, outputs=[output]))) == ["committed"]
+
+    async def make(self, *positions: int) -> None:
+        await self.plane.emit("minutes", positions)
+        await self.plane.meter()
+        for held in await self.plane.claim(await self.plane.send()):
+            assert held.task.scope is not None
+            assert held.task.scope.cursor is not None
+            await self.work(held, [signal_row(held.task.scope.cursor)])
+
+    def published(self) -> list[Any]:
+        return [json.loads(payload) for payload in signal_tail(self.settings, 100).payloads]
+
+
+async def test_committed_signals_are_published_from_either_store(
+    database_url: str, store: ObjectStore, tmp_path: Path
+) -> None:
+    async with ControlPlane.open(database_url) as plane:
+        await plane.deploy(DAG)
+        market = Market(plane, store, tmp_path)
+        await market.make(1, 2, 3)
+        done = await market.jobs.run_once()
+        assert (done.tasks, done.published, done.suppressed) == (3, 3, 0)
+        assert await plane.states("publish") == {"completed": 3}
+        said = market.published()
+        assert [signal["signal_id"] for signal in said] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
+        assert said[0] == {
+            "signal_id": "test-rsi-AAPL-1",
+            "timestamp": 1001.0,
+            "signal_type": "rsi",
+            "source": "test",
+            "tickers": [{"ticker": "AAPL", "signal": "BULLISH", "confidence": 80.0}],
+            "metadata": {"rsi": 20},
+        }
+
+
+async def test_history_that_a_deploy_computes_again_is_not_published(
+    database_url: str, store: ObjectStore, tmp_path: Path
+) -> None:
+    async with ControlPlane.open(database_url) as plane:
+        await plane.deploy(DAG)
+        market = Market(plane, store, tmp_path)
+        await market.make(1, 2)
+        await market.jobs.run_once()
+        await plane.deploy(DAG.replace("version: 1}", "version: 2}"))
+        await plane.builds.run_once()
+        await market.make()
+        while (done := await market.jobs.run_once()).tasks:
+            assert done.published == 0
+        assert set(await plane.states("publish")) == {"completed"}
+        assert len(market.published()) == 2
+
+
+async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(
+    database_url: str, store: ObjectStore, tmp_path: Path
+) -> None:
+    async with ControlPlane.open(database_url) as plane:
+        await plane.deploy(DAG)
+        market = Market(plane, store, tmp_path)
+        await plane.emit("minutes", [1, 2])
+        await plane.meter()
+        wrong, right = await plane.claim(await plane.send())
+        await market.work(wrong, [{"position": 1, "price": 2.0}])
+        await market.work(right, [signal_row(2)])
+        assert (await market.jobs.run_once()).published == 1
+        assert await plane.states("publish") == {"completed": 1, "queued": 1}  # tried again, later
+        for _ in range(4):
+            await plane.pass_time(600)
+            assert (await market.jobs.run_once()).published == 0
+        (task,) = await plane.tasks("publish", "dead")
+        error = await plane.value("select error from tasks where task_id = $1", task)
+        assert error["code"] == "operator.misconfigured"
+        assert "signal_id" in error["message"]
+        assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]
