@@ -277,6 +277,7 @@ async def main(folder: Path) -> bool:
         log_level="error",
         reap_grace_seconds=1.0,
         worker_code_paths=[HERE.parent],
+        spark_compiler="quick",
         worker_concurrency=2,  # each Spark session starts Python processes of its own, which takes seconds
     )
     started, server = await asyncio.to_thread(profile.start_postgres, settings, die_with_parent=True)

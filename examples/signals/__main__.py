@@ -122,6 +122,7 @@ async def main(folder: Path) -> None:
         log_format="text",
         log_level="error",
         worker_code_paths=[HERE.parents[1]],
+        spark_compiler="quick",
         worker_concurrency=2,
     )
     started, server = await asyncio.to_thread(profile.start_postgres, settings, die_with_parent=True)

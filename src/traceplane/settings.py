@@ -70,6 +70,8 @@ class Settings:
     spark_remote: str | None = None
     """A Spark Connect server, `sc://host:port`, to use instead of one of the worker's own."""
     spark_memory_mb: int = 1024
+    spark_compiler: str = "full"
+    """full | quick: quick starts with half the work, and lets long jobs take up to twice as long."""
     """Heap of a worker's Spark server."""
     dispatch_window: int = 1000
     """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
@@ -202,6 +204,7 @@ _POSTGRES = ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_HOST", "POSTGRES_PO
 _KNOWN = {f.name: f for f in fields(Settings)}
 _CHOICES = {
     "wake_queue": ("postgres", "sqs"),
+    "spark_compiler": ("full", "quick"),
     "log_format": ("json", "text"),
     "kafka_auto_offset_reset": ("latest", "earliest"),
     "trigger_preset": ("balanced", "low_latency", "high_throughput"),

@@ -33,6 +33,7 @@ class Terminal:
             "HOME": str(folder),
             "TRACEPLANE_DISPATCHER_PORT": str(free_port()),
             "TRACEPLANE_GATEWAY_PORT": str(free_port()),
+            "TRACEPLANE_SPARK_COMPILER": "quick",
         }
 
     def start(self, command: str) -> subprocess.Popen[bytes]:

@@ -130,6 +130,7 @@ async def _spark(
             code_paths=code_paths,
             master=settings.spark_master,
             memory_mb=settings.spark_memory_mb,
+            quick=settings.spark_compiler == "quick",
             allow_weak=settings.allow_weak_sandbox,
         )
     )
