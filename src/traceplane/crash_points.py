@@ -26,6 +26,7 @@ TRANSACTIONS = (
     "deploy",
     "replay",
     "cutover",
+    "launch",
 )
 """Labelled transactions; each has a boundary before its commit and one after it, before anybody is told. Only
 transactions that changed or locked something have them: the idle pass of a loop is no boundary."""

@@ -117,7 +117,8 @@ class _PassReport:
 def describe(error: BaseException) -> dict[str, object]:
     """An error as log fields; one that nobody foresaw brings its traceback."""
     if isinstance(error, TraceplaneError):
-        return {"code": error.code, "type": type(error).__name__, "message": error.message}
+        told: dict[str, object] = {"code": error.code, "type": type(error).__name__, "message": error.message}
+        return told if error.next_step is None else {**told, "next_step": error.next_step}
     return {
         "code": "internal.unexpected",
         "type": type(error).__name__,

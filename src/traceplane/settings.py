@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -123,6 +123,8 @@ class Settings:
     """or after this long."""
     cache_refresh_interval_seconds: float | None = None
     """How often the trigger asks for changed pipelines, besides being told of changes."""
+    service_name: str | None = None
+    """What a process calls itself in logs and traces; unset: what it is, such as `dispatcher`."""
     log_level: str = "info"
     log_format: str = "json"
     otlp_endpoint: str | None = None
@@ -188,6 +190,7 @@ PRESETS = {
 }
 
 UNPREFIXED = {
+    "SERVICE_NAME": "service_name",
     "LOG_LEVEL": "log_level",
     "KAFKA_BOOTSTRAP_SERVERS": "kafka_bootstrap_servers",
     "KAFKA_SIGNAL_TOPIC": "kafka_signal_topic",
@@ -198,6 +201,9 @@ UNPREFIXED = {
     "CACHE_REFRESH_INTERVAL_SECONDS": "cache_refresh_interval_seconds",
 }
 """Names that a trigger has in deployments older than this one; `with_unprefixed` reads them too."""
+
+CELERY_BROKER = "CELERY_BROKER_URL"
+"""Celery's own variable; `with_celery_broker` reads it."""
 
 _POSTGRES = ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_HOST", "POSTGRES_PORT", "POSTGRES_DB")
 
@@ -256,7 +262,17 @@ def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = 
     except msgspec.ValidationError as error:
         raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
     _check(chosen)
-    return chosen
+    return with_celery_broker(chosen, environment)
+
+
+def with_celery_broker(settings: Settings, environment: Mapping[str, str] | None = None) -> Settings:
+    """Where nothing of ours says so, the broker is that of Celery's own variable. Of use to the process that sends
+    the messages; nothing happens if no pipeline is for Celery."""
+    environment = os.environ if environment is None else environment
+    url = environment.get(CELERY_BROKER)
+    return (
+        replace(settings, celery_broker_url=url) if url and settings.celery_broker_url is None else settings
+    )
 
 
 def _as_path(kind: type, value: Any) -> Any:

@@ -143,6 +143,12 @@ METRICS: tuple[Metric, ...] = (
     _of_trigger("custom_rule_errors_total", "counter", "Custom rules that raised an error.", ("rule",)),
     _of_trigger("cache_pipelines", "gauge", "Pipelines in memory."),
     _of_trigger("cache_size_bytes", "gauge", "Memory of the pipelines."),
+    _of_trigger(
+        "cache_hit_rate",
+        "gauge",
+        "Share of the last 100 batches, 0 to 1, that found fresh pipelines in memory: read without an error, and"
+        " not longer ago than two refresh intervals.",
+    ),
     _of_trigger("cache_refresh_duration_ms", "histogram", "Time to refresh the pipelines.", (), _BATCHES),
     _of_trigger("cache_refresh_failures_total", "counter", "Refreshes of the pipelines that failed."),
     _of_trigger("cache_refresh_failures_in_a_row", "gauge", "Failed refreshes since the last good one."),

@@ -21,6 +21,8 @@ from traceplane.postgres.database import statements
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
 
 FINISHED, WAITING, IN_FLIGHT, OTHER_JOBS = 50_000, 10_000, 3_000, 10_000
+PIPELINES, EXECUTED, RUNNING = 20_000, 50_000, 10_000
+PARTITIONS = 12
 OWN = 100
 DAG = """
 version: 1
@@ -99,6 +101,25 @@ select q, gen_random_uuid(), 0, tp_now() from unnest(array['python', 'other']) q
 insert into outbox (runtime, task_ids) select 'python', array[gen_random_uuid()] from generate_series(1, 1000);
 insert into aggregator_positions (job_id, position)
 select job_id, n from jobs, generate_series(1, 20000) n where name in ('tens', 'copy');
+
+insert into dags (org_id, name)
+select org_id, 'other-' || n from orgs, generate_series(1, 2000) n where slug = 'default';
+-- Every second pipeline runs; of the others every fifth has a limit, and so has its user.
+insert into pipelines (org_id, user_id, name, trigger_mode, scanner_tickers, config, launches_per_hour)
+select org_id, 'user-' || n % 1000, n, 'signal', array['T' || n % 500], '{{"dag": "main", "job": "copy"}}',
+       case when n % 10 = 5 then 100 end
+from orgs, generate_series(1, {PIPELINES}) n where slug = 'default';
+insert into trigger_user_limits (org_id, user_id, launches_per_hour)
+select org_id, 'user-' || n, 100000 from orgs, generate_series(5, 999, 10) n where slug = 'default';
+insert into executions (pipeline_id, target, signal_id, signal, status, created_at, finished_at)
+select p.pipeline_id, 'task', 'old-' || n, '{{}}', 'COMPLETED', tp_now() - interval '1 minute' * n, tp_now()
+from generate_series(1, {EXECUTED}) n join pipelines p on p.name = (n % {PIPELINES} + 1)::text;
+insert into executions (pipeline_id, target, signal_id, signal, status, created_at)
+select pipeline_id, 'task', 'now', '{{}}', 'PENDING', tp_now()
+from pipelines where name::int % {PIPELINES // RUNNING} = 0;
+insert into trigger_offsets (consumer_group, topic, partition, next_offset)
+select g, t, n, 1000
+from unnest(array['g', 'h']) g, unnest(array['t', 'u', 'v']) t, generate_series(1, {PARTITIONS}) n;
 """
 
 
@@ -522,3 +543,57 @@ def test_attempts_that_are_over_are_found_by_task(filled: Filled, close: str) ->
     plan = filled.run("tasks", "attempts_over", ids, "array_fill(1, array[20])", "interval '1 hour'", close)
     no_sequential_scan(plan)
     assert plan.read("tasks") <= 60
+
+
+# The trigger --------------------------------------------------------------------------------------------
+
+
+def test_a_batch_reads_the_pipelines_that_it_matched_and_what_runs_of_them(filled: Filled) -> None:
+    matched, running, limited, moved = 100, 50, 10, 4
+    ids = filled.value(
+        f"select array_agg(pipeline_id::text order by name::int) from pipelines where name::int <= {matched}"
+    )
+    plan = filled.run(
+        "trigger",
+        "launch",
+        "'g'",
+        "'u'",
+        "'{12, 11, 4, 3}'",
+        "'{1000, 1000, 1000, 1000}'",
+        "'{1010, 1010, 1010, 1010}'",
+        f"'{{{','.join(ids)}}}'",
+        "'{" + ",".join(str(n % 20) for n in range(matched)) + "}'",
+        "'[" + ",".join(f'{{"signal_id": "s{n}"}}' for n in range(20)) + "]'",
+        "false",
+    )
+    no_sequential_scan(plan)
+    writes = [node for node in plan.nodes() if node["Node Type"] == "ModifyTable"]
+    assert {node["Relation Name"]: node["Plans"][0]["Actual Rows"] for node in writes} == {
+        "executions": matched - running,
+        "tasks": matched - running,
+        "trigger_offsets": moved,
+        "trigger_user_limits": limited,
+        "celery_outbox": 0,
+    }
+    for index, columns in {
+        "executions_one_running": ["pipeline_id"],
+        "executions_once_per_signal": ["pipeline_id", "signal_id"],
+        "executions_by_time": ["pipeline_id", "created_at"],
+        "pipelines_pkey": ["pipeline_id"],
+        "dags_org_id_name_key": ["org_id", "name"],
+        "jobs_one_serving_per_name": ["dag_id", "name"],
+        "trigger_offsets_pkey": ["consumer_group", "topic"],
+        "trigger_user_limits_pkey": ["org_id", "user_id"],
+    }.items():
+        conditions = plan.conditions(index)
+        assert conditions, index
+        assert all(column in condition for condition in conditions for column in columns), conditions
+    # Those that run, and what pipelines with a limit launched within the hour.
+    assert plan.read("executions") <= running + limited
+    assert plan.read("pipelines") <= matched - running
+    assert plan.read("jobs") <= matched - running
+    assert plan.read("dags") <= matched - running
+    assert plan.read("trigger_user_limits") <= 2 * limited
+    # The topic's partitions are few, and are read whole if that is cheaper.
+    assert plan.read("trigger_offsets") <= 2 * PARTITIONS
+    assert plan.read("tasks") == 0

@@ -9,6 +9,7 @@ Guarantees 1, 2 and 4 of docs/guarantees.md.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,9 +20,13 @@ import pytest
 import pytest_asyncio
 
 from tests.aws import CREDENTIALS, aws_server
-from tests.platform import OPERATORS, Platform, Process, until
+from tests.platform import OPERATORS, Platform, Process, free_port, until
 from tests.process.effects import settle, stored_rows, watched
+from tests.trigger.signals import TOPIC
+from tests.trigger.signals import signal as signal_of
 from traceplane import crash_points
+from traceplane.adapters import signal_source_folder
+from traceplane.control_api import PipelineConfig, PipelineRequest, PipelineView
 from traceplane.errors import PlatformError
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
 
@@ -163,6 +168,19 @@ jobs:
   outputs: [{{dataset: function.out}}]
 """
 
+DESK = f"""
+version: 1
+dag: desk
+defaults: {DEFAULTS}
+jobs:
+- name: trade
+  activation: source
+  source: {{kind: pipeline}}
+  runtime: python
+  operator: python
+  config: {{entrypoint: "basic:nothing"}}
+"""
+
 RUNTIMES = f"""
 [runtimes.call]
 driver = "invoke"
@@ -204,6 +222,7 @@ TRACES = {
     " join jobs j on j.dag_id = d.dag_id and j.name = 'copy' and j.routed and not j.building"
     " join job_outputs o using (job_id) join datasets s on s.current_generation_id = o.generation_id"
     " where d.name = $1 and v.number = 2",
+    "launch": "select count(*) from executions where (signal ->> 'position')::bigint between $2 and $3",
 }
 """What each transaction leaves behind: nothing before its commit, something after."""
 
@@ -298,7 +317,8 @@ class Crash:
     @property
     def victim(self) -> Process:
         label = self.boundary.partition(".")[0]
-        name = {"emit": "gateway", "deploy": "gateway", "worker": "worker-1"}.get(label, "dispatcher-1")
+        names = {"emit": "gateway", "deploy": "gateway", "worker": "worker-1", "launch": "trigger"}
+        name = names.get(label, "dispatcher-1")
         return self.platform[name]
 
     async def arm(self) -> None:
@@ -514,6 +534,48 @@ async def queue_fills_up(crash: Crash) -> None:
     assert await crash.rows("pressure.out") == [{"position": c} for c in (*crash.cursors, *later)]
 
 
+async def signals_come_in(crash: Crash) -> None:
+    """A trigger dies of its first batch; whoever goes on launches what it did not, and nothing again."""
+    crash.dag = "desk"
+    platform = crash.platform
+    if "trigger" not in platform.processes:
+        port = str(free_port())
+        options = {"KAFKA_AUTO_OFFSET_RESET": "earliest", "BATCH_SIZE": str(EVENTS)}
+        platform.add("trigger", "trigger", "run", TRACEPLANE_TRIGGER_PORT=port, **options)
+    await platform.deploy(DESK)
+    config = PipelineConfig("desk", "trade")
+    for position in crash.cursors:
+        request = PipelineRequest(f"pipeline-{position}", config, scanner_tickers=[f"T{position}", "ALL"])
+        await platform.api.call("POST", "/api/v1/pipelines", PipelineView, request)
+    await crash.arm()
+    # The first of them launches every pipeline of this and earlier boundaries; the others find theirs running, or
+    # launch it when that is over. The last is the first, published again.
+    tickers = ["ALL", *(f"T{position}" for position in crash.cursors)]
+    signals = [signal_of(f"{crash.boundary}-{t}", t, position=crash.first) for t in tickers]
+    signals.append(signals[0])
+    folder = platform.folder / "signals"
+    signal_source_folder.publish(folder, TOPIC, [json.dumps(s).encode() for s in signals])
+    await crash.strike()
+    size = (folder / TOPIC / "0.jsonl").stat().st_size
+    await until(
+        lambda: platform.value("select count(*) = 1 from trigger_offsets where next_offset = $1", size),
+        what="all signals are consumed",
+    )
+    await settle(platform)
+    running = "select count(*) = 0 from executions where status in ('PENDING', 'RUNNING')"
+    await until(lambda: platform.value(running), what="all executions ended")
+    mine = "select count(*), count(distinct (pipeline_id, signal_id)) from executions where signal_id = $1"
+    ((launched, different),) = await platform.sql(mine, signals[0]["signal_id"])
+    known = await platform.value("select count(*) from pipelines")
+    assert launched == different == known, "the signal launched every pipeline that watches it, once"
+    orphans = (
+        "select count(*) from executions full join (select task_id from tasks join jobs using (job_id)"
+        " where name = 'trade') t on task_id = execution_id where task_id is null or execution_id is null"
+    )
+    assert await platform.value(orphans) == 0
+    assert await platform.value("select count(*) from executions where status = 'FAILED'") == 0
+
+
 SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "emit": caller_emits,
     "deploy": caller_deploys,
@@ -526,6 +588,7 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "events": source_speaks,
     "source_monitor": source_speaks,
     "backpressure": queue_fills_up,
+    "launch": signals_come_in,
 }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,26 +129,37 @@ class World:
         print(f"{len(messages)} signals, {len(launched)} executions, {dict(sorted(self.done.items()))}")
 
 
-async def prepared(
-    server: EmbeddedPostgres, topic: Topic, folder: Path, owners: int
-) -> tuple[Database, World]:
-    await migrate(server.state_url)
-    database = await Database.connect(server.state_url, connections=4)
-    pipelines = await Pipelines.of(database)
-    await pipelines.add_many([((f"own-{n}",), ()) for n in range(owners)] + [(("HOT",), ())] * HOT)
-    return database, World(server, topic, pipelines, folder)
+@contextlib.asynccontextmanager
+async def looked_after(
+    topic: Topic, folder: Path, *, owners: int, settings: dict[str, str] | None = None
+) -> AsyncIterator[World]:
+    """A server of its own with pipelines, so many of which have one signal each, and somebody who looks after it."""
+    server = await asyncio.to_thread(
+        EmbeddedPostgres.ensure, folder / "postgres", settings=settings, die_with_parent=True
+    )
+    async with contextlib.AsyncExitStack() as ends:
+        ends.push_async_callback(asyncio.to_thread, server.destroy)
+        await migrate(server.state_url)
+        database = await Database.connect(server.state_url, connections=4)
+        ends.push_async_callback(database.close)
+        pipelines = await Pipelines.of(database)
+        await pipelines.add_many([((f"own-{n}",), ()) for n in range(owners)] + [(("HOT",), ())] * HOT)
+        world = World(server, topic, pipelines, folder)
+        stop = asyncio.Event()
+        keeper = asyncio.create_task(world.look_after(stop))
+        try:
+            yield world
+        finally:
+            stop.set()
+            await keeper
+            await asyncio.gather(*(p.kill() for p in world.instances))
 
 
 async def test_kills_and_rebalances_launch_exactly_what_the_topic_says(tmp_path: Path) -> None:
     draw = random.Random(5)
-    server = await asyncio.to_thread(
-        EmbeddedPostgres.ensure, tmp_path / "postgres", settings=FAST | {"fsync": "on"}, die_with_parent=True
-    )
-    stop = asyncio.Event()
+    durable = FAST | {"fsync": "on"}
     with mock_cluster() as topic:
-        database, world = await prepared(server, topic, tmp_path, owners=600)
-        keeper = asyncio.create_task(world.look_after(stop))
-        try:
+        async with looked_after(topic, tmp_path, owners=600, settings=durable) as world:
             await world.scale(1)
             await world.publish(draw, 150)
             await world.all_have_partitions()
@@ -161,12 +173,6 @@ async def test_kills_and_rebalances_launch_exactly_what_the_topic_says(tmp_path:
             await world.scale(1)
             await world.consumed(lambda: sum(topic.ends().values()))
             await world.account()
-        finally:
-            stop.set()
-            await keeper
-            await asyncio.gather(*(p.kill() for p in world.instances))
-            await database.close()
-            await asyncio.to_thread(server.destroy)
 
 
 @pytest.mark.chaos
@@ -180,31 +186,23 @@ async def test_minutes_of_kills_of_instances_postgres_and_broker(tmp_path: Path)
         await asyncio.to_thread(broker.start)
     except KafkaUnavailable as error:
         pytest.skip(str(error))
-    await asyncio.to_thread(broker.create_topic, TOPIC, PARTITIONS)
-    server = await asyncio.to_thread(EmbeddedPostgres.ensure, tmp_path / "postgres", die_with_parent=True)
-    topic = Topic.at(broker.address)
-    stop = asyncio.Event()
-    database, world = await prepared(server, topic, tmp_path, owners=20_000)
-    keeper = asyncio.create_task(world.look_after(stop))
-
-    async def kill_broker() -> None:
-        await asyncio.to_thread(broker.kill)
-        world.done["broker killed"] += 1
-        await asyncio.to_thread(broker.start)
-
     try:
-        await world.scale(1)
-        for count in (1, 2, 4, 3, 4, 2, 1):
-            await world.scale(count)
-            for _ in range(3):
-                await world.publish(draw, 500)
-                await draw.choice([lambda: world.kill_instance(draw), world.kill_postgres, kill_broker])()
-        await world.consumed(lambda: sum(topic.ends().values()))
-        await world.account()
+        await asyncio.to_thread(broker.create_topic, TOPIC, PARTITIONS)
+        topic = Topic.at(broker.address)
+        async with looked_after(topic, tmp_path, owners=20_000) as world:
+
+            async def kill_broker() -> None:
+                await asyncio.to_thread(broker.kill)
+                world.done["broker killed"] += 1
+                await asyncio.to_thread(broker.start)
+
+            await world.scale(1)
+            for count in (1, 2, 4, 3, 4, 2, 1):
+                await world.scale(count)
+                for _ in range(3):
+                    await world.publish(draw, 500)
+                    await draw.choice([lambda: world.kill_instance(draw), world.kill_postgres, kill_broker])()
+            await world.consumed(lambda: sum(topic.ends().values()))
+            await world.account()
     finally:
-        stop.set()
-        await keeper
-        await asyncio.gather(*(p.kill() for p in world.instances))
-        await database.close()
-        await asyncio.to_thread(server.destroy)
         await asyncio.to_thread(broker.stop)

@@ -167,7 +167,7 @@ async def test_a_window_outlives_its_reader_and_a_batch_costs_one_statement(
     often = await pipelines.add("A", rules={"signals_within": {"count": 3, "seconds": 60}})
     plain = await pipelines.add("B")
     database = await Counted.connect(database_url, connections=3)
-    cache = PipelineCache(database)
+    cache = PipelineCache(database, interval=30)
     await cache.refresh()
 
     def publish(*messages: dict[str, Any]) -> None:

@@ -63,11 +63,12 @@ async def running(*words: str, folder: Path) -> AsyncIterator[None]:
 
 
 async def test_celery_runs_executions_once_and_their_status_comes_back(
-    database_url: str, tmp_path: Path
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     broker = f"redis://127.0.0.1:{port}/0"
-    environment = {"TRACEPLANE_CELERY_BROKER_URL": broker}
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    environment = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": nowhere}
     async with Platform.start(database_url, tmp_path, workers=0, environment=environment) as platform:
         effects = tmp_path / "effects.txt"
         (tmp_path / "desk_app.py").write_text(
@@ -115,6 +116,7 @@ async def test_celery_runs_executions_once_and_their_status_comes_back(
 
             # A message that comes again finds the execution taken.
             again = (str(first), (str(good), str(first), {"signal_id": "s1"}))
+            monkeypatch.setenv("CELERY_BROKER_URL", nowhere)  # of another application
             await asyncio.to_thread(CeleryMessages(broker).send, [again])
 
             async def refused() -> list[str]:

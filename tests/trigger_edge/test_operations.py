@@ -19,7 +19,7 @@ RULES = [
 PANELS = json.loads((ROOT / "ops/grafana-trigger.json").read_text())["panels"]
 
 # What else stands in an expression: functions, keywords, labels.
-WORDS = {"absent", "and", "by", "histogram_quantile", "increase", "max", "or", "rate", "sum"}
+WORDS = {"absent", "and", "by", "histogram_quantile", "increase", "max", "min", "or", "rate", "sum"}
 LABELS = {"code", "le", "status"}
 
 
@@ -58,9 +58,20 @@ def test_every_alert_says_how_bad_it_is_and_names_a_page_that_names_it() -> None
         assert f"`{rule['alert']}`" in page, rule["alert"]
 
 
+def test_the_metrics_of_the_guide_are_there() -> None:
+    assert {
+        "kafka_consumer_lag", "signals_consumed_total", "batch_processing_duration_ms",
+        "pipelines_matched_total", "pipelines_enqueued_total", "pipelines_skipped_running_total",
+        "cache_size_bytes", "cache_refresh_duration_ms", "cache_hit_rate",
+    } <= {m.prefix + m.name for m in METRICS}  # fmt: skip
+
+
 def test_the_alerts_of_the_guide_are_there() -> None:
     critical = [rule for rule in RULES if rule["labels"]["severity"] == "critical"]
     found = {(rule["expr"], rule.get("for")) for rule in critical}
     assert ("max(kafka_consumer_lag) > 1000", "1m") in found
     assert ("max(cache_refresh_failures_in_a_row) > 3", None) in found
     assert any("increase(signals_consumed_total[5m])) == 0" in expression for expression, _ in found)
+    warnings = [rule["expr"] for rule in RULES if rule["labels"]["severity"] == "warning"]
+    assert any("batch_processing_duration_ms" in e and e.endswith("> 200") for e in warnings)
+    assert "sum(rate(pipelines_enqueued_total[1m])) * 60 > 100" in warnings

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery
+from kombu import pools
 from kombu.exceptions import LimitExceeded, OperationalError
 
 from traceplane.errors import QueueUnavailable
@@ -19,6 +20,10 @@ class CeleryMessages:
 
     def __init__(self, broker_url: str) -> None:
         self._app = Celery("traceplane", broker=broker_url)
+        # Celery's variables in the environment win over what an application says. They may be meant for another
+        # one, and results are nobody's here.
+        self._app.backend_cls = "disabled"
+        self._broker = self._app.connection_for_write(broker_url)
         self._app.conf.update(
             task_ignore_result=True,  # how executions end is told over HTTP
             broker_connection_timeout=_SECONDS,
@@ -35,16 +40,13 @@ class CeleryMessages:
     def send(self, messages: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """Of each message its id and the arguments of the task. What fails may have been sent in part."""
         try:
-            with self._app.producer_pool.acquire(block=True, timeout=_SECONDS) as producer:
+            with pools.producers[self._broker].acquire(block=True, timeout=_SECONDS) as producer:
                 for message_id, arguments in messages:
                     self._app.send_task(
                         TASK, args=list(arguments), task_id=message_id, producer=producer, retry=False
                     )
         except (OperationalError, LimitExceeded, OSError) as error:
             raise _unavailable(error) from error
-
-    def close(self) -> None:
-        self._app.close()
 
 
 def _unavailable(error: BaseException) -> QueueUnavailable:

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from traceplane.adapters.signal_source_kafka import KafkaAddress
+from traceplane.adapters.signal_source_kafka import KafkaAddress, client_of
 from traceplane.errors import QueueUnavailable
 from traceplane.settings import Settings
 
@@ -17,9 +17,8 @@ _SECONDS = 10.0
 class KafkaPublisher:
     def __init__(self, client: dict[str, Any], topic: str) -> None:
         self._topic = topic
-        self._producer = Producer(
-            {**client, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": int(_SECONDS * 1000)}
-        )
+        options = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": int(_SECONDS * 1000)}
+        self._producer = client_of(Producer, {**client, **options})
 
     @classmethod
     def from_settings(cls, settings: Settings) -> KafkaPublisher:

@@ -7,15 +7,15 @@ rule "whatever was polled around a rebalance is read again" is easy to see throu
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from traceplane import telemetry
 from traceplane.adapters.signal_source import NOTHING, DeadLetter, Offsets, Polled, Position
-from traceplane.errors import QueueUnavailable
+from traceplane.errors import InvalidInput, QueueUnavailable
 from traceplane.settings import Settings
 
 _BURY_SECONDS = 1.0
@@ -25,6 +25,25 @@ _FETCH_SHARE = 0.1
 _HISTORY_SECONDS = 30.0
 _PUBLISHED_LATE_SECONDS = 60.0
 _FIRST_LOOK_BACK = 1000
+
+_REFUSED = (
+    "trigger.kafka_refused",
+    "the broker does not let this user in; nothing was consumed",
+    "check kafka_sasl_username, kafka_sasl_password and kafka_sasl_mechanism",
+)
+_UNTRUSTED = (
+    "trigger.kafka_untrusted",
+    "no safe connection to the broker could be made; nothing was consumed",
+    "check that kafka_ssl_ca_location holds the authority of the broker's certificate, and kafka_security_protocol",
+)
+_CLEAR = {
+    KafkaError._AUTHENTICATION: _REFUSED,
+    KafkaError.SASL_AUTHENTICATION_FAILED: _REFUSED,
+    KafkaError._SSL: _UNTRUSTED,
+}
+"""Trouble that does not pass by itself: somebody has to correct a setting, here or at the broker."""
+
+Client = TypeVar("Client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +88,32 @@ class KafkaAddress:
         return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.security}
 
 
+def client_of(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
+    try:
+        return kind(options)
+    except KafkaException as error:
+        raise InvalidInput(
+            "trigger.kafka_settings",
+            f"the Kafka client cannot work with these settings: {error.args[0].str()}",
+            next_step="check kafka_security_protocol, kafka_ssl_ca_location and those that begin with kafka_sasl",
+        ) from error
+
+
+def is_clear(error: KafkaError) -> bool:
+    return error.code() in _CLEAR
+
+
+def unavailable(error: object, address: KafkaAddress) -> QueueUnavailable:
+    """What the client says, with what can be done about it."""
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    code, sentence, next_step = (isinstance(cause, KafkaError) and _CLEAR.get(cause.code())) or (
+        "trigger.kafka_unavailable",
+        "Kafka did not answer; nothing was consumed",
+        f"check that {address.bootstrap_servers} can be reached, and kafka_security_protocol",
+    )
+    return QueueUnavailable(code, sentence, value=str(cause), next_step=next_step)
+
+
 class KafkaSignalSource:
     def __init__(
         self, address: KafkaAddress, offsets: Offsets, options: dict[str, Any] | None = None
@@ -79,8 +124,9 @@ class KafkaSignalSource:
         self._changed = False
         self.generation = 0
         self._producer: Producer | None = None
-        self._complained_at = 0.0
-        self._consumer = Consumer(
+        self._complained_at: dict[str, float] = {}
+        self._consumer = client_of(
+            Consumer,
             {
                 **address.client,
                 "group.id": address.group,
@@ -99,7 +145,7 @@ class KafkaSignalSource:
                 "fetch.queue.backoff.ms": 20,
                 "error_cb": self._complain,
                 **(options or {}),
-            }
+            },
         )
         self._consumer.subscribe([address.topic], on_assign=self._assigned, on_revoke=self._revoked)
 
@@ -294,14 +340,17 @@ class KafkaSignalSource:
 
     def _complain(self, error: object) -> None:
         """The client tries again by itself, and says so several times a second; one line a second tells as much."""
-        if time.monotonic() - self._complained_at >= 1.0:
-            self._complained_at = time.monotonic()
-            telemetry.emit("kafka_error", "warning", topic=self._address.topic, message=str(error))
+        trouble = unavailable(error, self._address)
+        if time.monotonic() - self._complained_at.get(trouble.code, 0.0) >= 1.0:
+            self._complained_at[trouble.code] = time.monotonic()
+            telemetry.emit(
+                "kafka_error",
+                "error" if isinstance(error, KafkaError) and is_clear(error) else "warning",
+                topic=self._address.topic,
+                code=trouble.code,
+                message=trouble.value,
+                next_step=trouble.next_step,
+            )
 
     def _unavailable(self, error: Exception) -> QueueUnavailable:
-        return QueueUnavailable(
-            "trigger.kafka_unavailable",
-            "Kafka did not answer; nothing was consumed",
-            value=str(error),
-            next_step=f"check that {self._address.bootstrap_servers} can be reached",
-        )
+        return unavailable(error, self._address)

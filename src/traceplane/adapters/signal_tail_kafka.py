@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from traceplane.adapters.signal_source_kafka import KafkaAddress
+from traceplane.adapters.signal_source_kafka import KafkaAddress, client_of, is_clear, unavailable
 from traceplane.adapters.signal_tail import Tail
 from traceplane.errors import QueueUnavailable
 from traceplane.settings import Settings
@@ -16,9 +16,9 @@ _SECONDS = 5.0
 
 def kafka_tail(settings: Settings, count: int) -> Tail:
     address = KafkaAddress.from_settings(settings)
-    consumer = Consumer(
-        {**address.client, "group.id": f"{address.group}-doctor", "enable.auto.commit": False}
-    )
+    trouble: list[KafkaError] = []
+    options = {"group.id": f"{address.group}-doctor", "enable.auto.commit": False, "error_cb": trouble.append}
+    consumer = client_of(Consumer, {**address.client, **options})
     try:
         topic = consumer.list_topics(address.topic, timeout=_SECONDS).topics[address.topic]
         if topic.error is not None:
@@ -43,6 +43,11 @@ def kafka_tail(settings: Settings, count: int) -> Tail:
                     payloads.append(message.value() or b"")
         return Tail(ends, payloads)
     except KafkaException as error:
+        consumer.poll(
+            0
+        )  # what the client told meanwhile; the exception itself says only that nobody answered
+        if clear := next(filter(is_clear, trouble), None):
+            raise unavailable(clear, address) from error
         raise QueueUnavailable(
             "queue.unavailable",
             "Kafka does not answer, or has no such topic",

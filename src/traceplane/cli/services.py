@@ -12,12 +12,12 @@ import click
 from traceplane import crash_points, telemetry
 from traceplane.cli import profile, supervisor
 from traceplane.runtime import run_process
-from traceplane.settings import Settings
+from traceplane.settings import Settings, with_celery_broker
 
 
 def configure(settings: Settings, service: str) -> None:
     telemetry.configure(
-        service,
+        settings.service_name or service,
         log_level=settings.log_level,  # type: ignore[arg-type]
         log_format=settings.log_format,  # type: ignore[arg-type]
         otlp_endpoint=settings.otlp_endpoint,
@@ -67,7 +67,7 @@ def dispatcher(settings: Settings) -> None:
     from traceplane.dispatcher import main as process
 
     configure(settings, "dispatcher")
-    chosen = with_database(settings)
+    chosen = with_database(with_celery_broker(settings))
     run_process(lambda stop: process.run(chosen, stop))
 
 

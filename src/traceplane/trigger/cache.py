@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -17,6 +18,8 @@ from traceplane.runtime import Outcome
 from traceplane.trigger.matching import Index, IndexBuilder, Subscription, Wanted
 
 _PIECE = 2000
+_BATCHES = 100
+"""How many of the last batches `cache_hit_rate` is about."""
 
 
 class _Wanted(msgspec.Struct, frozen=True):
@@ -33,12 +36,25 @@ class Refreshed(Outcome):
 class PipelineCache:
     """`index` is always whole: a new one takes its place by one assignment."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, interval: float) -> None:
+        """`interval` is how often, in seconds, it is refreshed if nothing goes wrong."""
         self._database = database
+        self._interval = interval
+        self._refreshed_at = float("-inf")
+        self._hits: deque[bool] = deque(maxlen=_BATCHES)
         self._builder = IndexBuilder()
         self._since = 0
         self._failures = 0
         self.index: Index = self._builder.index()
+
+    def index_for_batch(self) -> Index:
+        """The index, whatever its age: a pipeline that was stopped meanwhile is not launched anyway. How often a
+        batch had to do with an old one is told."""
+        # A refresh takes its time after the interval is over, and one that hangs does not fail.
+        fresh = self._failures == 0 and time.monotonic() - self._refreshed_at <= 2 * self._interval
+        self._hits.append(fresh)
+        telemetry.gauge("cache_hit_rate", sum(self._hits) / len(self._hits))
+        return self.index
 
     async def refresh(self) -> Refreshed:
         started = time.perf_counter()
@@ -57,7 +73,7 @@ class PipelineCache:
             telemetry.count("cache_refresh_failures_total")
             telemetry.gauge("cache_refresh_failures_in_a_row", self._failures)
             raise
-        self._since, self._failures = seen, 0
+        self._since, self._failures, self._refreshed_at = seen, 0, time.monotonic()
         telemetry.gauge("cache_refresh_failures_in_a_row", 0)
         telemetry.gauge("cache_pipelines", self.index.live)
         telemetry.gauge("cache_size_bytes", self.index.nbytes)

@@ -18,7 +18,7 @@ from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime import describe
 from traceplane.trigger.cache import PipelineCache
-from traceplane.trigger.matching import Index, Pairs, all_pairs, match
+from traceplane.trigger.matching import Index, Pairs, all_pairs, match, matched_tickers
 from traceplane.trigger.messages import Signal, as_stored, decode
 from traceplane.trigger.rules import Custom, Judge
 
@@ -175,12 +175,12 @@ class Consumer:
                 DeadLetter(polled.payloads[r.nth], *polled.place(r.nth), r.code, r.reason) for r in refused
             ]
             self._put_aside(source, letters)
-        index = self._cache.index
-        if telemetry.writes("debug"):
-            _tell_of_each(signals)
+        index = self._cache.index_for_batch()
         ruled: list[tuple[int, int]] = []
         matches = match(index, signals, self._judged(index, signals, lambda n: polled.place(n)[0], ruled))
-        pairs = zip(matches.pipelines.tolist(), matches.signals.tolist(), strict=True)
+        pairs = list(zip(matches.pipelines.tolist(), matches.signals.tolist(), strict=True))
+        if telemetry.writes("debug"):
+            _tell_of_each(index, signals, pairs)
         return Batch(
             positions=polled.positions,
             payloads=polled.payloads,
@@ -310,16 +310,24 @@ class Consumer:
         )
 
 
-def _tell_of_each(signals: Sequence[Signal | None]) -> None:
+def _tell_of_each(index: Index, signals: Sequence[Signal | None], pairs: Sequence[tuple[int, int]]) -> None:
     for signal in signals:
         if signal is not None:
             tickers = [word.ticker for word in signal.tickers]
             telemetry.emit("signal_received", "debug", signal_id=signal.signal_id, tickers=tickers)
+    matched_by = matched_tickers(index, signals)
+    for pipeline, nth in pairs:
+        telemetry.emit(
+            "signal_matched_to_pipeline",
+            "debug",
+            pipeline_id=index.pipelines[pipeline],
+            signal_id=signals[nth].signal_id,  # type: ignore[union-attr]
+            matched_tickers=matched_by[pipeline, nth],
+        )
 
 
 def _tell_of_each_pipeline(batch: Batch, launched: Collection[UUID]) -> None:
     for pipeline_id in batch.matched.pipelines:
-        telemetry.emit("signal_matched_to_pipeline", "debug", pipeline_id=pipeline_id)
         if pipeline_id in launched:
             telemetry.emit("pipeline_execution_enqueued", "debug", pipeline_id=pipeline_id)
         else:

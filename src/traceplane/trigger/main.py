@@ -28,7 +28,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     telemetry.emit("trigger_dispatcher_starting", version=__version__)
     batching = settings.batching
     database = await Database.connect(settings.state_url, connections=_CONNECTIONS)
-    cache = PipelineCache(database)
+    cache = PipelineCache(database, interval=batching.cache_refresh_seconds)
     changed = asyncio.Event()
     consumer = Consumer(
         database,

@@ -166,6 +166,19 @@ def all_pairs(
     return list(found)
 
 
+def matched_tickers(index: Index, signals: Sequence[Signal | None]) -> dict[tuple[int, int], list[str]]:
+    """Which tickers bring pipelines and signals together, apart from rules; for people who want to know each."""
+    names = list(index.tickers)
+    words = spread(index, signals)
+    found: dict[tuple[int, int], dict[str, None]] = {}
+    for shelf in (index.plain, index.ruled):
+        for pairs in _pairs(shelf, words):
+            columns = (pairs.pipeline.tolist(), pairs.nth.tolist(), pairs.ticker.tolist())
+            for pipeline, nth, ticker in zip(*columns, strict=True):
+                found.setdefault((pipeline, nth), {})[names[ticker]] = None
+    return {pair: list(tickers) for pair, tickers in found.items()}
+
+
 def _pairs(shelf: Shelf, words: Words) -> Iterator[Pairs]:
     """Lays words beside the postings of their tickers; in pieces, for the memory's sake."""
     widths = shelf.starts[words.ticker + 1] - shelf.starts[words.ticker]
