@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as parquet
 
 from traceplane import telemetry
 from traceplane.adapters.signal_publisher import SignalPublisher
@@ -83,6 +82,8 @@ class SignalJobs:
         return [(row["ticker"], msgspec.json.encode(_message(row))) for row in rows]
 
     def _rows(self, task: dict[str, Any], commit: LiveCommit) -> list[dict[str, Any]]:
+        import pyarrow.parquet as parquet  # most dispatchers publish nothing, and start faster without it
+
         assert self._object_store is not None
         ranges = kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden)
         rows = [
