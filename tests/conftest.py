@@ -7,6 +7,7 @@ import itertools
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,21 +15,49 @@ from traceplane.postgres.database import Database
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
 from traceplane.postgres.migrate import migrate
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
 _numbers = itertools.count(1)
 
 # Tests want neither durability nor a long checkpoint; process tests that need both start their own server.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
 
-LONG_FIRST = ("spark", "process", "chain", "e2e", "chaos", "contract", "query", "trigger")
-"""Folders whose tests take long. They begin first, so that no process is left with them at the end."""
+LONG_FIRST = (
+    "spark",
+    "process",
+    "chain",
+    "e2e",
+    "chaos",
+    "contract",
+    "query",
+    "trigger",
+    "property",
+    "test_spec",
+)
+"""Folders and files whose tests take long. They begin first, so that no process is left with them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
+        names = (item.path.parent.name, item.path.stem)
+        return next((n for n, name in enumerate(LONG_FIRST) if name in names), len(LONG_FIRST))
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """A file at a time, since its tests share processes; those of Spark all at once, since they share a server whose
+    start takes half a minute."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByWhatIsShared(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+
+    return ByWhatIsShared(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ class SparkPlatform:
         return f"sc://127.0.0.1:{port.decode()}"
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def spark(
     postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SparkPlatform]:

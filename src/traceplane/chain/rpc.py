@@ -19,10 +19,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from traceplane.chain.answers import Doubt, Header, doubt_header
@@ -36,6 +35,9 @@ from traceplane.chain.errors import (
     RpcUnavailable,
 )
 from traceplane.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -153,6 +155,8 @@ class RpcClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> RpcClient:
+        import aiohttp  # who only checks settings, as a gateway does, starts faster without it
+
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self.settings.timeout_seconds),
             connector=aiohttp.TCPConnector(limit=self.settings.concurrency * len(self._endpoints)),
@@ -283,6 +287,8 @@ class RpcClient:
     async def _post(self, endpoint: _Endpoint, calls: Sequence[Call[Any]]) -> bytes:
         if self._session is None:
             raise InvalidInput("chain.client_closed", "open the client with `async with` before calling")
+        import aiohttp
+
         payload = [
             {"jsonrpc": "2.0", "id": i, "method": call.method, "params": call.params}
             for i, call in enumerate(calls)

@@ -6,22 +6,25 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from traceplane.adapters.object_store import object_store_for
-from traceplane.auth import store
 from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
 from traceplane.errors import InvalidInput
-from traceplane.postgres.database import Database, Transaction
 from traceplane.settings import Settings
+
+if TYPE_CHECKING:
+    from traceplane.postgres.database import Transaction
 
 Result = TypeVar("Result")
 
 
 def _in_transaction(settings: Settings, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
+    from traceplane.postgres.database import Database
+
     chosen, _ = profile.start_postgres(settings)
     assert chosen.state_url is not None
     url = chosen.state_url
@@ -62,6 +65,8 @@ _principal = click.argument("principal", type=click.Choice(["worker", "user"]))
 @click.pass_obj
 def issue(settings: Settings, principal: str, name: str, role: str | None, pii: bool) -> None:
     """Print a new token; it is shown once and only its hash is stored."""
+    from traceplane.auth import store
+
     if (principal == "user") != (role is not None):
         raise click.UsageError("a user token needs --role, a worker token has none")
     if pii and principal != "user":
@@ -84,6 +89,8 @@ def issue(settings: Settings, principal: str, name: str, role: str | None, pii: 
 @click.pass_obj
 def rotate(settings: Settings, principal: str, name: str, overlap: float | None) -> None:
     """Print a successor of the token NAME; the old one works until the overlap ends."""
+    from traceplane.auth import store
+
     seconds = settings.token_overlap_seconds if overlap is None else overlap
     click.echo(
         _in_transaction(
@@ -101,6 +108,8 @@ def rotate(settings: Settings, principal: str, name: str, overlap: float | None)
 @click.pass_obj
 def revoke(settings: Settings, principal: str, name: str) -> None:
     """Refuse the token NAME from now on."""
+    from traceplane.auth import store
+
     count = _in_transaction(
         settings, lambda tx: store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
     )
@@ -119,6 +128,8 @@ def keys() -> None:
 @click.pass_obj
 def rotate_keys(settings: Settings, overlap: float | None) -> None:
     """Add a signing key that takes over after the overlap. An overlap of 0 is for a leaked key."""
+    from traceplane.auth import store
+
     seconds = settings.token_overlap_seconds if overlap is None else overlap
     master_key = store.read_master_key(settings.master_key_file or settings.home / "master.key")
     ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, master_key, seconds))
@@ -142,6 +153,7 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> None:
     """Delete data that nobody can read any more: old versions, replaced files, and leftovers of attempts."""
     from traceplane.dispatcher.garbage import Collected, collect
+    from traceplane.postgres.database import Database
 
     age = _duration(grace)
     chosen, _ = profile.start_postgres(settings)

@@ -38,7 +38,6 @@ from traceplane.control_api import (
     VersionView,
 )
 from traceplane.errors import InvalidInput
-from traceplane.registry import code_identity, spec
 from traceplane.settings import Settings
 from traceplane.task_api import MAX_BATCH, Caller, Scope, Wire
 
@@ -246,6 +245,8 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
 
 def _deploy_request(settings: Settings, file: Path, code: tuple[Path, ...]) -> DeployRequest:
     """Problems are told before anything is sent."""
+    from traceplane.registry import code_identity, spec  # with a parser of SQL, which no other command needs
+
     dag = spec.load(file, known_runtimes=frozenset(settings.runtimes))
     folders = code or tuple(path for path in settings.worker_code_paths if path.is_dir())
     modules = code_identity.collect(

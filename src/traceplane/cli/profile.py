@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traceplane.auth.opaque import Principal, Role
-from traceplane.auth.store import issue_token
-from traceplane.postgres.database import Database
 from traceplane.postgres.embedded import EmbeddedPostgres
-from traceplane.postgres.migrate import migrate
 from traceplane.settings import Settings
 
 _TOKENS = {"worker": (Principal.WORKER, None), "user": (Principal.USER, Role.ADMIN)}
@@ -28,6 +25,11 @@ def start_postgres(
 
 async def prepare(settings: Settings) -> Settings:
     """Migrates, and makes the tokens that the local processes and the command line use."""
+    # With the driver and cryptography, which most commands do without.
+    from traceplane.auth.store import issue_token
+    from traceplane.postgres.database import Database
+    from traceplane.postgres.migrate import migrate
+
     assert settings.state_url is not None
     await migrate(settings.state_url)
     database = await Database.connect(settings.state_url, connections=2)

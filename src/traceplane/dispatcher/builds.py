@@ -12,7 +12,6 @@ from traceplane import telemetry
 from traceplane.postgres import tasks, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.registry.cutover import Moved, cut_over
 from traceplane.runtime import Outcome
 
 _STARTS_OF_A_PAGE = 2_000
@@ -38,6 +37,11 @@ class Builds:
         moved = 0
         async with self._database.glance() as tx:
             waiting = await versions.building(tx)
+        if not waiting:
+            return Built(told=told, canceled=canceled)
+        # With a parser of SQL, which takes long to import: before a cutover holds locks, and not at every start.
+        from traceplane.registry.cutover import Moved, cut_over
+
         for version in waiting:
             if version["manual_cutover"]:
                 continue

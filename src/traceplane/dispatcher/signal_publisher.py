@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-import pyarrow.parquet as parquet
 
 from traceplane import telemetry
 from traceplane.adapters.in_parallel import in_parallel
@@ -106,6 +105,8 @@ def _read(found: _Found, copies: dict[str, Path]) -> tuple[list[tuple[str, bytes
 
 
 def _rows(task: dict[str, Any], commit: LiveCommit, copies: dict[str, Path]) -> list[dict[str, Any]]:
+    import pyarrow.parquet as parquet  # most dispatchers publish nothing, and start without it
+
     ranges = kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden)
     rows = [row for f in commit.files for row in parquet.read_table(copies[f["path"]]).to_pylist()]
     if ranges is None:

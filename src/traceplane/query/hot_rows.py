@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
-
-import pyarrow as pa
 
 from traceplane.errors import TooLarge
 from traceplane.postgres import hot_tables
 from traceplane.postgres.database import Transaction
 from traceplane.postgres_csv import as_parquet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_BYTES = 512 << 20
 _LEAST, _MOST = -(2**63), 2**63 - 1

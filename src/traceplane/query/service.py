@@ -14,12 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow.ipc as ipc
-
 from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile, staging_prefix_of
-from traceplane.dataplane.arrow_types import schema_of
 from traceplane.errors import Conflict, InvalidInput, NotFound, TooLarge, TraceplaneError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
@@ -275,6 +272,8 @@ class Queries:
 
     async def columns_of(self, caller: Caller, dataset_id: str) -> list[SchemaColumn]:
         """Of a virtual dataset: the columns that the caller sees, as the engine finds them."""
+        import pyarrow.ipc as ipc  # slow to import: a gateway starts without it
+
         quoted = dataset_id.replace('"', '""')
         prepared = await self.prepare(caller, f'select * from "{quoted}" limit 0', format_="arrow")
         try:
@@ -295,6 +294,8 @@ class Queries:
         }
         if not wanted:
             return {}
+        from traceplane.dataplane.arrow_types import schema_of  # with pyarrow
+
         place = self._cache.outputs if self._cache is not None else self._object_root
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".query-", dir=place))
         os.chmod(scratch, 0o755)  # engines run as somebody else

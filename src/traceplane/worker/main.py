@@ -26,6 +26,7 @@ _PRELOAD = (
     "pyarrow.parquet",
     "pandas",
     "pyarrow.pandas_compat",
+    "aiohttp",
     *(code.partition(":")[0] for code in PYTHON_OPERATORS.values()),
 )
 _PRELOAD_SPARK = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "traceplane.dataplane.task")
