@@ -132,7 +132,7 @@ async def _backfill(made: Any, partition_size: int, *, last: int) -> None:
             " where d.name = $1 and t.state <> 'completed')",
             made.dag,
         ):
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 async def _committed(made: Any) -> dict[str, int]:

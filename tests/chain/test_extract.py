@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from tests.chain.conftest import patient
+from traceplane.chain.answers import Log, SlimBlock, doubt_logs
 from traceplane.chain.errors import BeyondHead, EndpointsDisagree, RpcError, RpcInconsistent
 from traceplane.chain.extract import (
     ALL_TABLES,
@@ -17,7 +19,7 @@ from traceplane.chain.extract import (
     stream_range,
     stream_range_sync,
 )
-from traceplane.chain.rpc import RpcClient
+from traceplane.chain.rpc import Call, RpcClient
 from traceplane.chain.simulated.faults import Fault
 from traceplane.chain.simulated.server import Simulator, serve, serve_in_process_of_its_own
 from traceplane.chain.tables import SCHEMAS
@@ -57,6 +59,23 @@ async def test_only_what_the_tables_need_is_asked(node: Simulator) -> None:
         assert list(found) == ["blocks"]
         assert "eth_getBlockReceipts" not in node.calls
         assert (await fetch_range(client, 3, 9, ["logs"]))["logs"].num_rows == expect(node, 3, 9)["logs"]
+        assert "eth_getBlockReceipts" not in node.calls
+
+
+async def test_a_block_that_has_logs_is_not_believed_without_them(node: Simulator) -> None:
+    async with RpcClient(patient(node.url)) as client:
+        blocks = await client.batch(
+            [Call("eth_getBlockByNumber", (hex(number), False)) for number in range(41)], SlimBlock
+        )
+        logs = await client.batch(
+            [Call("eth_getLogs", ({"blockHash": block.hash},)) for block in blocks], list[Log]
+        )
+    assert any(logs)
+    for block, found in zip(blocks, logs, strict=True):
+        assert doubt_logs(block, found) is None
+        doubt = doubt_logs(block, [])
+        assert (doubt is not None) == bool(found)
+        assert doubt_logs(msgspec.structs.replace(block, logs_bloom=None), []) is None
 
 
 async def test_chunks_are_consecutive_and_linked(node: Simulator) -> None:

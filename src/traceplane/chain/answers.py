@@ -169,6 +169,9 @@ def doubt_receipts(block: AnyBlock, receipts: Sequence[Receipt]) -> Doubt | None
 
 def doubt_logs(block: AnyBlock, logs: Sequence[Log]) -> Doubt | None:
     block_hash = block.hash
+    if not logs and block.logs_bloom is not None and block.logs_bloom.strip("0x"):
+        # Not the other way round: there are chains whose blooms are always empty.
+        return Doubt(f"block {block.hash} has logs, and none came", block.logs_bloom)
     for log, position in zip(logs, _positions(len(logs)), strict=True):
         if log.block_hash != block_hash:
             return Doubt(f"a log of block {block.hash} is of another block", log.block_hash)
