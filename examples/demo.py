@@ -81,7 +81,7 @@ class Demo:
         running = await self.until(self.spark_tasks_running)
         os.kill(self.pids["spark-1"], signal.SIGKILL)
         say(
-            f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} tasks ran on it."
+            f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} of its tasks ran."
         )
         os.kill(self.pids["dispatcher"], signal.SIGKILL)
         self.node.ledger.mine(4)
@@ -153,7 +153,7 @@ class Demo:
             dead = await tx.rows("select error from tasks where state = 'dead' limit 1")
         checks["no discrepancy between what is stored and the node"] = not await self.rows("discrepancies")
         checks["every task completed"] = counts[0]["unfinished"] == 0
-        checks[f"work was really interrupted: {counts[0]['interrupted']} tasks needed a second attempt"] = (
+        checks[f"work was really interrupted: {counts[0]['interrupted']} needed a second attempt"] = (
             counts[0]["interrupted"] > 0
         )
         checks["the reorg recomputed exactly what depends on the changed blocks"] = exact
