@@ -26,7 +26,7 @@ demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothi
 
 # Three at a time on two cores: tests of processes spend much of their time waiting for one to start.
 test: check ## Run all tests but the long ones of `make chaos`
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup ## Format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .

@@ -7,7 +7,8 @@ digits, beside its text twin, which is never lossy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -196,10 +197,14 @@ def _batch(schema: pa.Schema, *columns: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _numbers(name: str, texts: Iterable[str | None]) -> list[int | None]:
+def _numbers(name: str, texts: Sequence[str | None]) -> list[int | None]:
     """Numbers of up to 256 bits from hexadecimal text."""
+    numbers: list[int | None]
     try:
-        numbers = [None if text is None else int(text, 16) for text in texts]
+        if None in texts:
+            numbers = [None if text is None else int(text, 16) for text in texts]
+        else:
+            numbers = list(map(int, texts, repeat(16)))  # type: ignore[arg-type]
     except ValueError as error:
         raise RpcInvalid(f"the field {name} does not hold a hexadecimal number", value=error) from None
     if min(filter(None, numbers), default=0) < 0:
@@ -207,7 +212,7 @@ def _numbers(name: str, texts: Iterable[str | None]) -> list[int | None]:
     return numbers
 
 
-def _int(name: str, texts: Iterable[str | None]) -> pa.Array:
+def _int(name: str, texts: Sequence[str | None]) -> pa.Array:
     """A 64-bit column; what does not fit is the node's error, not a null."""
     try:
         return pa.array(_numbers(name, texts), pa.int64())
