@@ -24,6 +24,11 @@ from traceplane.dataplane.java import java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_JAVA_OPTIONS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""For a quick start: see `worker.spark_server`."""
+
 
 @contextlib.contextmanager
 def local_spark(cores: int = 2) -> Iterator[SparkSession]:
@@ -40,7 +45,7 @@ def local_spark(cores: int = 2) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.driver.extraJavaOptions", _JAVA_OPTIONS)
         .getOrCreate()
     )
     try:

