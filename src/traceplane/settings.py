@@ -70,9 +70,9 @@ class Settings:
     spark_remote: str | None = None
     """A Spark Connect server, `sc://host:port`, to use instead of one of the worker's own."""
     spark_memory_mb: int = 1024
-    spark_compiler: str = "full"
-    """full | quick: quick starts with half the work, and lets long jobs take up to twice as long."""
     """Heap of a worker's Spark server."""
+    spark_compiler: str = "full"
+    """full | quick: quick starts with two thirds of the work, and lets long jobs take up to twice as long."""
     dispatch_window: int = 1000
     """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
     resend_after_seconds: float = 30.0
