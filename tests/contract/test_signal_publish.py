@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -40,20 +40,18 @@ jobs:
 
 
 @pytest.fixture(params=["folder", "s3"])
-async def store(
+async def place(
     request: pytest.FixtureRequest, aws_endpoint: str, aws_session: AioSession, tmp_path: Path
-) -> AsyncIterator[ObjectStore]:
+) -> Callable[[], ObjectStore]:
+    """Opens the store, as often as it is wanted."""
     if request.param == "folder":
-        made: ObjectStore = FolderObjectStore(tmp_path / "objects")
-    else:
-        name = f"bucket-{uuid4()}"
-        async with aws_session.create_client("s3", region_name=REGION, endpoint_url=aws_endpoint) as client:
-            await client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
-        made = S3ObjectStore(
-            name, "some/where", region=REGION, endpoint_url=aws_endpoint, session=aws_session
-        )
-    yield made
-    await made.close()
+        return lambda: FolderObjectStore(tmp_path / "objects")
+    name = f"bucket-{uuid4()}"
+    async with aws_session.create_client("s3", region_name=REGION, endpoint_url=aws_endpoint) as client:
+        await client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return lambda: S3ObjectStore(
+        name, "some/where", region=REGION, endpoint_url=aws_endpoint, session=aws_session
+    )
 
 
 def signal_row(position: int) -> dict[str, Any]:
@@ -71,10 +69,10 @@ def signal_row(position: int) -> dict[str, Any]:
 
 
 class Market:
-    def __init__(self, plane: ControlPlane, store: ObjectStore, folder: Path) -> None:
-        self.plane, self.store, self.folder = plane, store, folder
+    def __init__(self, plane: ControlPlane, place: Callable[[], ObjectStore], folder: Path) -> None:
+        self.plane, self.store, self.folder = plane, place(), folder
         self.settings = Settings(home=folder)
-        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), store)
+        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place)
 
     async def work(self, held: Held, rows: list[dict[str, Any]]) -> None:
         """Writes what a task made, and reports it."""
@@ -98,63 +96,62 @@ class Market:
         return [json.loads(payload) for payload in signal_tail(self.settings, 100).payloads]
 
 
-async def test_committed_signals_are_published_from_either_store(
-    database_url: str, store: ObjectStore, tmp_path: Path
-) -> None:
+@pytest.fixture
+async def market(
+    database_url: str, place: Callable[[], ObjectStore], tmp_path: Path
+) -> AsyncIterator[Market]:
     async with ControlPlane.open(database_url) as plane:
         await plane.deploy(DAG)
-        market = Market(plane, store, tmp_path)
-        await market.make(1, 2, 3)
-        done = await market.jobs.run_once()
-        assert (done.tasks, done.published, done.suppressed) == (3, 3, 0)
-        assert await plane.states("publish") == {"completed": 3}
-        said = market.published()
-        assert [signal["signal_id"] for signal in said] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
-        assert said[0] == {
-            "signal_id": "test-rsi-AAPL-1",
-            "timestamp": 1001.0,
-            "signal_type": "rsi",
-            "source": "test",
-            "tickers": [{"ticker": "AAPL", "signal": "BULLISH", "confidence": 80.0}],
-            "metadata": {"rsi": 20},
-        }
+        made = Market(plane, place, tmp_path)
+        yield made
+        await made.store.close()
 
 
-async def test_history_that_a_deploy_computes_again_is_not_published(
-    database_url: str, store: ObjectStore, tmp_path: Path
-) -> None:
-    async with ControlPlane.open(database_url) as plane:
-        await plane.deploy(DAG)
-        market = Market(plane, store, tmp_path)
-        await market.make(1, 2)
-        await market.jobs.run_once()
-        await plane.deploy(DAG.replace("version: 1}", "version: 2}"))
-        await plane.builds.run_once()
-        await market.make()
-        while (done := await market.jobs.run_once()).tasks:
-            assert done.published == 0
-        assert set(await plane.states("publish")) == {"completed"}
-        assert len(market.published()) == 2
+async def test_committed_signals_are_published_from_either_store(market: Market) -> None:
+    plane = market.plane
+    await market.make(1, 2, 3)
+    done = await market.jobs.run_once()
+    assert (done.tasks, done.published, done.suppressed) == (3, 3, 0)
+    assert await plane.states("publish") == {"completed": 3}
+    said = market.published()
+    assert [signal["signal_id"] for signal in said] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
+    assert said[0] == {
+        "signal_id": "test-rsi-AAPL-1",
+        "timestamp": 1001.0,
+        "signal_type": "rsi",
+        "source": "test",
+        "tickers": [{"ticker": "AAPL", "signal": "BULLISH", "confidence": 80.0}],
+        "metadata": {"rsi": 20},
+    }
 
 
-async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(
-    database_url: str, store: ObjectStore, tmp_path: Path
-) -> None:
-    async with ControlPlane.open(database_url) as plane:
-        await plane.deploy(DAG)
-        market = Market(plane, store, tmp_path)
-        await plane.emit("minutes", [1, 2])
-        await plane.meter()
-        wrong, right = await plane.claim(await plane.send())
-        await market.work(wrong, [{"position": 1, "price": 2.0}])
-        await market.work(right, [signal_row(2)])
-        assert (await market.jobs.run_once()).published == 1
-        assert await plane.states("publish") == {"completed": 1, "queued": 1}  # tried again, later
-        for _ in range(4):
-            await plane.pass_time(600)
-            assert (await market.jobs.run_once()).published == 0
-        (task,) = await plane.tasks("publish", "dead")
-        error = await plane.value("select error from tasks where task_id = $1", task)
-        assert error["code"] == "operator.misconfigured"
-        assert "signal_id" in error["message"]
-        assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]
+async def test_history_that_a_deploy_computes_again_is_not_published(market: Market) -> None:
+    plane = market.plane
+    await market.make(1, 2)
+    await market.jobs.run_once()
+    await plane.deploy(DAG.replace("version: 1}", "version: 2}"))
+    await plane.builds.run_once()
+    await market.make()
+    while (done := await market.jobs.run_once()).tasks:
+        assert done.published == 0
+    assert set(await plane.states("publish")) == {"completed"}
+    assert len(market.published()) == 2
+
+
+async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(market: Market) -> None:
+    plane = market.plane
+    await plane.emit("minutes", [1, 2])
+    await plane.meter()
+    wrong, right = await plane.claim(await plane.send())
+    await market.work(wrong, [{"position": 1, "price": 2.0}])
+    await market.work(right, [signal_row(2)])
+    assert (await market.jobs.run_once()).published == 1
+    assert await plane.states("publish") == {"completed": 1, "queued": 1}  # tried again, later
+    for _ in range(4):
+        await plane.pass_time(600)
+        assert (await market.jobs.run_once()).published == 0
+    (task,) = await plane.tasks("publish", "dead")
+    error = await plane.value("select error from tasks where task_id = $1", task)
+    assert error["code"] == "operator.misconfigured"
+    assert "signal_id" in error["message"]
+    assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]

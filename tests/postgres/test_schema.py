@@ -134,14 +134,17 @@ insert into dags (dag_id, org_id, name) select '00000000-0000-0000-0000-00000000
 insert into jobs (job_id, dag_id, name, fingerprint, activation, runtime, operator, definition, routed, priority,
                   dispatch_window, timeout, lease, max_attempts, retry_base, retry_max)
 values ('00000000-0000-0000-0000-00000000000b', '00000000-0000-0000-0000-00000000000d', 'copy', 'f', 'reactive',
-        'python', 'python', '{}', true, 0, 64, '1h', '30s', 5, '2s', '5m');
+        'python', 'python', '{}', true, 0, 64, '1h', '30s', 5, '2s', '5m'),
+       ('00000000-0000-0000-0000-00000000000c', '00000000-0000-0000-0000-00000000000d', 'unsaid', 'f', 'reactive',
+        'python', 'python', '{}', true, 0, 32, '2h', '40s', 6, '3s', '6m');
 insert into dag_versions (dag_version_id, dag_id, number, spec, job_fingerprints, definition_fingerprints)
 values ('00000000-0000-0000-0000-00000000000f', '00000000-0000-0000-0000-00000000000d', 1, $said$ {"jobs": [
   {"name": "other", "execution": {}},
   {"name": "copy", "execution": {"priority": "backfill", "scaling_mode": "steady", "max_concurrency": 3,
     "max_queue_depth": null, "max_queue_age_seconds": 1.5, "timeout_seconds": 60.0, "lease_seconds": 7.0,
     "max_attempts": 2, "retry_base_seconds": 0.5, "retry_max_seconds": 9.0}}]} $said$, '{}', '{}');
-insert into dag_version_jobs values ('00000000-0000-0000-0000-00000000000f', '00000000-0000-0000-0000-00000000000b');
+insert into dag_version_jobs values ('00000000-0000-0000-0000-00000000000f', '00000000-0000-0000-0000-00000000000b'),
+                                    ('00000000-0000-0000-0000-00000000000f', '00000000-0000-0000-0000-00000000000c');
 """
 
 
@@ -157,11 +160,14 @@ async def test_versions_that_were_deployed_before_are_metered_as_they_said(
     await migrate(empty_url)
     connection = await asyncpg.connect(empty_url, server_settings={"search_path": SCHEMA})
     try:
-        row = await connection.fetchrow("select * from dag_version_jobs")
+        said, unsaid = await connection.fetch("select * from dag_version_jobs order by job_id")
     finally:
         await connection.close()
-    assert row is not None
-    assert tuple(row)[2:] == (
+    assert tuple(unsaid)[2:] == (
+        0, None, 32, None, None, timedelta(hours=2), timedelta(seconds=40), 6,
+        timedelta(seconds=3), timedelta(minutes=6),
+    )  # fmt: skip
+    assert tuple(said)[2:] == (
         1, 3, 64, None, timedelta(seconds=1.5), timedelta(seconds=60), timedelta(seconds=7), 2,
         timedelta(seconds=0.5), timedelta(seconds=9),
     )  # fmt: skip

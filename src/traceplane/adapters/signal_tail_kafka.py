@@ -43,9 +43,8 @@ def kafka_tail(settings: Settings, count: int) -> Tail:
                     payloads.append(message.value() or b"")
         return Tail(ends, payloads)
     except KafkaException as error:
-        consumer.poll(
-            0
-        )  # what the client told meanwhile; the exception itself says only that nobody answered
+        # What the client told meanwhile; the exception itself says only that nobody answered.
+        consumer.poll(0)
         if clear := next(filter(is_clear, trouble), None):
             raise unavailable(clear, address) from error
         raise QueueUnavailable(

@@ -112,9 +112,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
 
     reaper = Reaper(database, grace_seconds=settings.reap_grace_seconds)
     reconciler = Reconciler(database, resend_after_seconds=settings.resend_after_seconds)
-    objects = object_store_for(settings)
-    closers.append(objects.close)
-    signal_jobs = SignalJobs(database, lambda: signal_publisher(settings), objects)
+    signal_jobs = SignalJobs(database, lambda: signal_publisher(settings), lambda: object_store_for(settings))
     await authority.refresh()
     try:
         await task_group(

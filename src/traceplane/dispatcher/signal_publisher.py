@@ -44,15 +44,19 @@ class Published(Outcome):
 
 
 class SignalJobs:
-    """`publisher` is made when there is something to publish."""
+    """Publisher and object store are made when there is something to publish: other dispatchers need neither their
+    clients nor their credentials."""
 
     def __init__(
-        self, database: Database, publisher: Callable[[], SignalPublisher], objects: ObjectStore
+        self,
+        database: Database,
+        publisher: Callable[[], SignalPublisher],
+        object_store: Callable[[], ObjectStore],
     ) -> None:
         self._database = database
         self._make_publisher = publisher
         self._publisher: SignalPublisher | None = None
-        self._objects = objects
+        self._open_store = object_store
 
     async def run_once(self) -> Published:
         async with self._database.transaction() as tx:
@@ -82,13 +86,19 @@ class SignalJobs:
     async def _messages(self, found: _Found) -> tuple[list[tuple[str, bytes]], dict[UUID, str]]:
         """The signals of tasks, and which tasks have none that can be understood."""
         paths = {f["path"]: f["bytes"] for _, live in found for commit in live for f in commit.files}
+        if not paths:
+            return [], {}
+        objects = self._open_store()
         with tempfile.TemporaryDirectory(prefix="traceplane-signals-") as folder:
             copies = {path: Path(folder) / str(number) for number, path in enumerate(paths)}
-            await in_parallel(
-                lambda path: self._objects.get(StoredFile(path, paths[path]), copies[path]),
-                list(paths),
-                _TRANSFERS_AT_ONCE,
-            )
+            try:
+                await in_parallel(
+                    lambda path: objects.get(StoredFile(path, paths[path]), copies[path]),
+                    list(paths),
+                    _TRANSFERS_AT_ONCE,
+                )
+            finally:
+                await objects.close()
             return await asyncio.to_thread(_read, found, copies)
 
 

@@ -5,21 +5,22 @@ alter table dag_version_jobs
   add column max_queue_depth int, add column max_queue_age interval, add column timeout interval,
   add column lease interval, add column max_attempts int, add column retry_base interval, add column retry_max interval;
 
+-- What an old definition does not say is as the job has it now.
 update dag_version_jobs v set
-  priority = case when e.said->>'priority' = 'backfill' then 1 else 0 end,
+  priority = case e.said->>'priority' when 'backfill' then 1 when 'normal' then 0 else e.priority end,
   max_concurrency = (e.said->>'max_concurrency')::int,
   dispatch_window = e.dispatch_window,
   max_queue_depth = (e.said->>'max_queue_depth')::int,
   max_queue_age = make_interval(secs => (e.said->>'max_queue_age_seconds')::float8),
-  timeout = make_interval(secs => (e.said->>'timeout_seconds')::float8),
-  lease = make_interval(secs => (e.said->>'lease_seconds')::float8),
-  max_attempts = (e.said->>'max_attempts')::int,
-  retry_base = make_interval(secs => (e.said->>'retry_base_seconds')::float8),
-  retry_max = make_interval(secs => (e.said->>'retry_max_seconds')::float8)
+  timeout = coalesce(make_interval(secs => (e.said->>'timeout_seconds')::float8), e.timeout),
+  lease = coalesce(make_interval(secs => (e.said->>'lease_seconds')::float8), e.lease),
+  max_attempts = coalesce((e.said->>'max_attempts')::int, e.max_attempts),
+  retry_base = coalesce(make_interval(secs => (e.said->>'retry_base_seconds')::float8), e.retry_base),
+  retry_max = coalesce(make_interval(secs => (e.said->>'retry_max_seconds')::float8), e.retry_max)
 from (
-  select m.dag_version_id, m.job_id, j.dispatch_window, said.value->'execution' as said
+  select m.dag_version_id, j.*, said.value->'execution' as said
   from dag_version_jobs m join jobs j using (job_id) join dag_versions w using (dag_version_id)
-  cross join lateral jsonb_array_elements(w.spec->'jobs') said where said.value->>'name' = j.name
+  left join lateral jsonb_array_elements(w.spec->'jobs') said on said.value->>'name' = j.name
 ) e where e.dag_version_id = v.dag_version_id and e.job_id = v.job_id;
 
 alter table dag_version_jobs
