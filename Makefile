@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 	@touch $@
 
 demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/python -m examples
 
 # Three at a time on two cores: tests of processes spend much of their time waiting for one to start.
 test: check ## Run all tests but the long ones of `make chaos`

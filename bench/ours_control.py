@@ -5,6 +5,8 @@ of its own, so that we are started, timed and stopped exactly as they are.
 
     drain     as every peer: the events are accepted, and the tasks durably queued, before dispatcher and
               worker start. The clock runs from the first body to the last durable completion.
+    worker    the same with the worker that users run, its sandbox and its operators: they do nothing, or leave one row
+              each. The clock runs from the first claim to the last durable completion, by the database's time.
     flow      everything at once: gateway, dispatcher and worker run, the clock starts with the first event
               sent over HTTP and ends with the last durable completion.
     latency   100 events a second over HTTP, from just before the call to the first line of operator code
@@ -19,6 +21,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pwd
+import shutil
 import socket
 import sys
 import tempfile
@@ -60,7 +64,7 @@ jobs:
   operator: python
   inputs: [{{from: {{job: source}}}}]
   outputs: [{outputs}]
-  config: {{entrypoint: "bench.ours_operators:started"}}
+  config: {{entrypoint: "bench.ours_operators:{entrypoint}"}}
 """
 
 
@@ -72,9 +76,11 @@ class Stand:
     caller: Caller
     connection: asyncpg.Connection
     environment: dict[str, str]
+    user: str = ""
+    """Whom the processes run as; unset: who runs the benchmark."""
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "traceplane.cli.main", *words]
+        return [*as_user(self.user), sys.executable, "-m", "traceplane.cli.main", *words]
 
     async def send(self, first: int, last: int, dataset: str = "in") -> None:
         events = [ManualEvent(f"{self.dag}.{dataset}", Scope(cursor=n)) for n in range(first, last)]
@@ -107,21 +113,23 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def stand(url: str, *, dag: str = DAG, **fields: object) -> AsyncIterator[Stand]:
+async def stand(url: str, *, dag: str = DAG, user: str = "", **fields: object) -> AsyncIterator[Stand]:
     """Schema, tokens, a gateway, and a freshly deployed DAG."""
     await migrate(url)
     database = await Database.connect(url, connections=1)
     async with database.transaction() as tx:
         worker = await issue_token(tx, Principal.WORKER, org="default", name="bench")
-        user = await issue_token(tx, Principal.USER, org="default", name="bench", role=Role.ADMIN)
+        admin = await issue_token(tx, Principal.USER, org="default", name="bench", role=Role.ADMIN)
     await database.close()
     ports = [free_port(), free_port()]
     name = f"bench{time.time_ns()}"
     connection = await asyncpg.connect(url, server_settings={"search_path": SCHEMA})
     await connection.execute("truncate signing_keys")  # sealed with the key of an earlier run's home
-    caller = Caller(f"http://127.0.0.1:{ports[1]}", user)
+    caller = Caller(f"http://127.0.0.1:{ports[1]}", admin)
     with tempfile.TemporaryDirectory(prefix="bench-home-", ignore_cleanup_errors=True) as home:
         os.chmod(home, 0o711)
+        if user:
+            shutil.chown(home, user)
         values = {
             "TRACEPLANE_HOME": home,
             "TRACEPLANE_STATE_URL": url,
@@ -134,16 +142,23 @@ async def stand(url: str, *, dag: str = DAG, **fields: object) -> AsyncIterator[
             "BENCH_DISPATCHER": f"http://127.0.0.1:{ports[0]}",
             "BENCH_WORKER_TOKEN": worker,
         }
-        made = Stand(name, caller, connection, values)
+        made = Stand(name, caller, connection, values, user)
         try:
             with environment(values), measure.worker_processes(made.command("gateway")):
                 await answers(caller)
-                text = dag.format(name=name, **{"outputs": "", **fields})
+                text = dag.format(name=name, **{"outputs": "", "entrypoint": "started", **fields})
                 await caller.call("POST", "/v1/deploy", DeployResponse, DeployRequest(text))
                 yield made
         finally:
             await caller.close()
             await connection.close()
+
+
+def as_user(user: str) -> list[str]:
+    """What a command is preceded by to run as another user."""
+    if not user:
+        return []
+    return [sys.executable, "-m", "tests.process.run_as", user, str(pwd.getpwnam(user).pw_uid)]
 
 
 def free_port() -> int:
@@ -169,6 +184,24 @@ async def drain(arguments: measure.Arguments) -> dict[str, object]:
             unfinished=made.unfinished,
             workers=(made.command("dispatcher"), [sys.executable, "-m", "bench.ours_worker"]),
         )
+
+
+async def worker(arguments: measure.Arguments) -> dict[str, object]:
+    fields: dict[str, object] = {"entrypoint": "nothing"}
+    if arguments.rows:
+        fields = {"entrypoint": "one_row", "outputs": "{name: rows, dataset: bench.rows}"}
+    async with stand(arguments.url, user=arguments.user, **fields) as made:
+        await made.send_all(arguments.tasks)
+        commands = (made.command("dispatcher"), made.command("worker", "--runtime", "python"))
+        with measure.worker_processes(*commands):
+            await finished(made, arguments.tasks, arguments.timeout)
+        return dict(await made.connection.fetchrow(_PACE, made.dag))
+
+
+_PACE = """
+select (count(*) / extract(epoch from max(t.finished_at) - min(t.started_at)))::float8 as per_second
+from tasks t join jobs j using (job_id) join dags d using (dag_id) where d.name = $1 and j.name = 'work'
+"""
 
 
 async def flow(arguments: measure.Arguments) -> dict[str, object]:
@@ -313,7 +346,14 @@ insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id)
 select job_id, 0, 'in', dataset_uuid, generation_id from numbers
 """
 
-MEASUREMENTS = {"drain": drain, "flow": flow, "latency": latency, "seed": seed, "routing": routing}
+MEASUREMENTS = {
+    "drain": drain,
+    "worker": worker,
+    "flow": flow,
+    "latency": latency,
+    "seed": seed,
+    "routing": routing,
+}
 
 if __name__ == "__main__":
     given = measure.parse_arguments()

@@ -1,4 +1,4 @@
-"""The operator of the latency measurement: says when its first line ran, and nothing else."""
+"""What the real worker runs in the control suite."""
 
 from __future__ import annotations
 
@@ -8,5 +8,14 @@ from traceplane.sdk import OperatorTask
 
 
 def started(task: OperatorTask) -> None:
+    """Says when its first line ran."""
     now = time.monotonic()
     task.emit("started", scope=task.scope, emission=repr(now))
+
+
+def nothing(task: OperatorTask) -> None:
+    pass
+
+
+def one_row(task: OperatorTask) -> list[dict[str, int]]:
+    return [{"position": task.scope.position, "twice": 2 * task.scope.position}]  # type: ignore[union-attr]

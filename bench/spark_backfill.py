@@ -112,8 +112,12 @@ async def _ours(url: str, node: str) -> tuple[dict[str, int], float]:
     """Rows that are committed for the range, and the seconds from the call to the last commit."""
     async with ours_control.stand(url, dag=DAG, node=node) as made:
         commands = (made.command("dispatcher"), made.command("worker", "--runtime", "python"))
+        changes = {
+            "TRACEPLANE_WORKER_CONCURRENCY": str(SLOTS),
+            "TRACEPLANE_OPERATOR_NETWORK_ALLOW": "127.0.0.1",
+        }
         with (
-            ours_control.environment({"TRACEPLANE_WORKER_CONCURRENCY": str(SLOTS)}),
+            ours_control.environment(changes),
             measure.worker_processes(*commands),
         ):
             await _backfill(made, BLOCKS // TASKS // 4, last=BLOCKS // TASKS - 1)  # everything is warm

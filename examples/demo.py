@@ -4,14 +4,15 @@ signals launch pipelines."""
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from examples.demo_failures import DemoFailed, Processes, check_tasks, completed_tasks, sentence, waiting
 from examples.demo_trigger import PIPELINES, SIGNALS, Desk
 from traceplane import telemetry
 from traceplane.chain.extract import ALL_TABLES, fetch_range
@@ -33,6 +35,7 @@ from traceplane.settings import Settings, load
 from traceplane.task_api import Caller
 
 HERE = Path(__file__).parent
+DAG = HERE / "chain/dag.yaml"
 FIRST_BLOCKS, BATCH = 9, 10
 TOP_TOKENS = """select first_block || '-' || last_block as blocks, token_address, transfers, senders
    from chain.top_tokens order by first_block, transfers desc, token_address"""
@@ -44,9 +47,16 @@ def say(text: str) -> None:
 
 
 class Demo:
-    def __init__(self, settings: Settings, database: Database, caller: Caller, node: Simulator) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        caller: Caller,
+        node: Simulator,
+        processes: Processes,
+    ) -> None:
         self.settings, self.database, self.caller, self.node = settings, database, caller, node
-        self.pids: dict[str, int] = {}
+        self.processes = processes
         self.started = time.monotonic()
 
     @property
@@ -54,10 +64,10 @@ class Demo:
         return self.node.ledger.head
 
     async def run(self) -> bool:
-        await self.until(self.gateway_answers)
+        await self.until(self.gateway_answers, "the gateway answers")
         say(f"1. Embedded Postgres, dispatcher, gateway, a Python and a Spark worker run ({self.seconds()}).")
         await self.deploy()
-        await self.until(self.settled)
+        await self.until(self.settled, "all blocks are through")
         say(
             f"3. The chain's {self.head + 1} blocks are ingested, and Spark has been over them ({self.seconds()})."
         )
@@ -68,7 +78,7 @@ class Demo:
         return await self.account(exact, launches)
 
     async def deploy(self) -> None:
-        yaml = (HERE / "chain/dag.yaml").read_text().replace("http://127.0.0.1:8545", self.node.url)
+        yaml = DAG.read_text().replace("http://127.0.0.1:8545", self.node.url)
         request = DeployRequest(yaml, "dag.yaml")
         deployed = await self.caller.call("POST", "/v1/deploy", DeployResponse, request)
         say(f"2. Deployed DAG {deployed.dag} version {deployed.version}:")
@@ -78,15 +88,15 @@ class Demo:
 
     async def follow_through_crashes(self) -> None:
         self.node.ledger.mine(6)
-        running = await self.until(self.spark_tasks_running)
-        os.kill(self.pids["spark-1"], signal.SIGKILL)
+        running = await self.until(self.spark_tasks_running, "a Spark task runs")
+        self.processes.kill("spark-1")
         say(
             f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} of its tasks ran."
         )
-        os.kill(self.pids["dispatcher"], signal.SIGKILL)
+        self.processes.kill("dispatcher")
         self.node.ledger.mine(4)
         say("5. Killed the dispatcher (SIGKILL); 4 more blocks while it was away.")
-        await self.until(self.settled)
+        await self.until(self.settled, "all blocks are through")
         say(f"   Both were started again, and all {self.head + 1} blocks are through ({self.seconds()}).")
 
     async def reorganize(self) -> bool:
@@ -95,7 +105,7 @@ class Demo:
             mark = await tx.value("select max(event_id) from events")
         old_head, depth = self.head, 3
         self.node.ledger.fork(depth, depth)
-        await self.until(self.settled)
+        await self.until(self.settled, "all blocks are through")
         changed = range(old_head - depth + 1, self.head + 1)
         say(
             f"6. The chain reorganized: blocks {changed[0]} to {changed[-1]} are others now. Recomputed, and no more:\n"
@@ -119,7 +129,7 @@ class Demo:
             say(f"      {row['blocks']:<7} {row['token_address']}  {row['transfers']:>9} {row['senders']:>8}")
 
     async def trigger(self) -> dict[str, bool]:
-        desk = Desk(self.settings, self.database, self.caller, self.pids)
+        desk = Desk(self.settings, self.database, self.caller, self.processes)
         held = await desk.run(self.until)
         say(
             f"\n8. {PIPELINES} pipelines watched {SIGNALS} signals; the trigger was killed (SIGKILL) half way"
@@ -150,7 +160,6 @@ class Demo:
                 " count(*) filter (where state <> 'completed') as unfinished from tasks"
                 " join jobs using (job_id) where activation <> 'source'"
             )
-            dead = await tx.rows("select error from tasks where state = 'dead' limit 1")
         checks["no discrepancy between what is stored and the node"] = not await self.rows("discrepancies")
         checks["every task completed"] = counts[0]["unfinished"] == 0
         checks[f"work was really interrupted: {counts[0]['interrupted']} needed a second attempt"] = (
@@ -161,8 +170,6 @@ class Demo:
         say("")
         for what, holds in checks.items():
             say(f"      {'ok ' if holds else 'NOT'}  {what}")
-        for row in dead:
-            say(f"\n      {row['error']}")
         return all(checks.values())
 
     # Looking ---------------------------------------------------------------------------------------
@@ -191,13 +198,22 @@ class Demo:
             scopes[row["name"]][row["range_start"], row["range_end"]] += 1
         return scopes
 
-    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 180.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (value := await condition()):
+    async def until(self, condition: Callable[[], Awaitable[Any]], what: str, seconds: float = 180.0) -> Any:
+        """Waits, and no longer than there is hope: a dead task, a process that does not start, or so many seconds in
+        which no task was done, is the end."""
+        deadline, done = time.monotonic() + seconds, -1
+        while True:
+            value = await condition()
+            self.processes.check()
+            await check_tasks(self.database)
+            if value:
+                return value
+            if (finished := await completed_tasks(self.database)) != done:
+                deadline, done = time.monotonic() + seconds, finished
             if time.monotonic() > deadline:
-                raise SystemExit(f"the demo waited {seconds:.0f} s in vain: {condition.__name__}")
+                reasons = "; ".join((await waiting(self.database), *self.processes.troubles()))
+                raise DemoFailed(f"it waited {seconds:.0f} s until {what}, in vain: {reasons}")
             await asyncio.sleep(0.05)
-        return value
 
     async def gateway_answers(self) -> bool:
         try:
@@ -261,11 +277,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def main(folder: Path) -> bool:
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    settings = load(
+def settings_in(folder: Path) -> Settings:
+    return load(
         environment={},
         home=folder,
         dispatcher_port=free_port(),
@@ -273,52 +286,80 @@ async def main(folder: Path) -> bool:
         trigger_port=free_port(),
         trigger_preset="low_latency",
         kafka_auto_offset_reset="earliest",
-        log_format="text",
         log_level="error",
         reap_grace_seconds=1.0,
         worker_code_paths=[HERE.parent],
+        operator_network_allow=["127.0.0.1"],  # where the simulated chain is
         spark_compiler="quick",
         worker_concurrency=2,  # each Spark session starts Python processes of its own, which takes seconds
     )
-    started, server = await asyncio.to_thread(profile.start_postgres, settings, die_with_parent=True)
-    prepared = await profile.prepare(started)
-    prepared = replace(prepared, log_level="error")
-    assert prepared.state_url is not None
+
+
+async def main(folder: Path) -> bool:
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     telemetry.configure("demo", log_level="error", log_format="text")
-    database = await Database.connect(prepared.state_url, connections=2)
-    caller = Caller(prepared.gateway_address, prepared.user_token)
-    stop = asyncio.Event()
-    logs = (folder / "processes.log").open("w")
-    async with serve(seed=7, blocks=FIRST_BLOCKS) as node:
-        demo = Demo(prepared, database, caller, node)
-        running = asyncio.create_task(
-            supervisor.supervise(
-                supervisor.children(prepared, workers=1, trigger=True),
-                stop,
-                started=demo.pids.__setitem__,
-                output=logs.fileno(),
-            )
-        )
+    processes = Processes(folder)
+    started, server = await asyncio.to_thread(
+        profile.start_postgres, settings_in(folder), die_with_parent=True
+    )
+    try:
+        settings = replace(await profile.prepare(started), log_level="error")
+        assert settings.state_url is not None
+        database = await Database.connect(settings.state_url, connections=2)
+        caller = Caller(settings.gateway_address, settings.user_token)
         try:
-            return await demo.run()
+            async with serve(seed=7, blocks=FIRST_BLOCKS) as node, running(settings, processes):
+                return await Demo(settings, database, caller, node, processes).run()
         finally:
-            stop.set()
-            await running
             await caller.close()
             await database.close()
-            if server is not None:
-                await asyncio.to_thread(server.destroy)
+    finally:
+        if server is not None:
+            await asyncio.to_thread(server.destroy)
 
 
-if __name__ == "__main__":
+@contextlib.asynccontextmanager
+async def running(settings: Settings, processes: Processes) -> AsyncIterator[None]:
+    """The platform's processes, each with a log of its own."""
+    stop = asyncio.Event()
+    with contextlib.ExitStack() as logs:
+        children = [
+            replace(child, output=logs.enter_context(processes.log(child.name).open("w")).fileno())
+            for child in supervisor.children(settings, workers=1, trigger=True)
+        ]
+        supervised = asyncio.create_task(supervisor.supervise(children, stop, started=processes.started))
+        supervised.add_done_callback(processes.ended)
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.wait((supervised,))
+
+
+def run() -> int:
+    """The exit code. Whatever fails is one sentence, and the files that explain it are kept."""
     say(
         "Traceplane: a chain's blocks become tables on Spark, while processes are killed and the chain reorganizes.\n"
     )
-    with tempfile.TemporaryDirectory(prefix="traceplane-demo-", ignore_cleanup_errors=True) as temporary:
-        Path(temporary).chmod(0o711)  # the sandbox and Postgres run as other users when this one is root
-        try:
-            good = asyncio.run(main(Path(temporary)))
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            sys.exit("\nStopped.")
-    say("\nNothing was lost, nothing was doubled." if good else "\nA promise was broken.")
-    sys.exit(0 if good else 1)
+    folder = Path(tempfile.mkdtemp(prefix="traceplane-demo-"))
+    folder.chmod(0o711)  # the sandbox and Postgres run as other users when this one is root
+    code = 1
+    try:
+        good = asyncio.run(main(folder))
+        say(
+            "\nNothing was lost, nothing was doubled."
+            if good
+            else f"\nA promise was broken (logs: {folder})."
+        )
+        code = 0 if good else 1
+    except KeyboardInterrupt:
+        code = 130
+    except asyncio.CancelledError:
+        code = 143
+    except Exception as error:
+        print(f"\nThe demo failed: {sentence(error)} (logs: {folder})", file=sys.stderr, flush=True)
+    if code != 1:
+        shutil.rmtree(folder, ignore_errors=True)
+    return code

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from examples.demo_failures import Processes
 from traceplane.adapters.signal_source_folder import publish
 from traceplane.control_api import (
     DeployRequest,
@@ -42,24 +41,26 @@ TICKERS = [f"T{number:02d}" for number in range(50)]
 class Desk:
     """Pipelines that each watch a few tickers, and signals about all of them."""
 
-    def __init__(self, settings: Settings, database: Database, caller: Caller, pids: dict[str, int]) -> None:
-        self.settings, self.database, self.caller, self.pids = settings, database, caller, pids
+    def __init__(self, settings: Settings, database: Database, caller: Caller, processes: Processes) -> None:
+        self.settings, self.database, self.caller, self.processes = settings, database, caller, processes
         chance = random.Random(1)
         self.watched = {f"pipeline {n}": chance.sample(TICKERS, 3) for n in range(PIPELINES)}
         self.signals = [(f"signal-{n}", chance.choice(TICKERS)) for n in range(SIGNALS)]
 
-    async def run(self, until: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> dict[str, bool]:
+    async def run(
+        self, until: Callable[[Callable[[], Awaitable[Any]], str], Awaitable[Any]]
+    ) -> dict[str, bool]:
         """What was promised, and whether it held."""
         await self.caller.call("POST", "/v1/deploy", DeployResponse, DeployRequest(DESK, "desk.yaml"))
         for name, tickers in self.watched.items():
             request = PipelineRequest(name, PipelineConfig("desk", "trade"), scanner_tickers=tickers)
             await self.caller.call("POST", "/api/v1/pipelines", PipelineView, request)
         self.publish(self.signals[: SIGNALS // 2])
-        await until(self.launched_some)
-        os.kill(self.pids["trigger"], signal.SIGKILL)
+        await until(self.launched_some, "the trigger has launched a pipeline")
+        self.processes.kill("trigger")
         self.publish(self.signals[SIGNALS // 2 :])
-        await until(self.consumed)
-        await until(self.finished)
+        await until(self.consumed, "the trigger has read all signals")
+        await until(self.finished, "all executions are finished")
         return await self.checks()
 
     def publish(self, signals: list[tuple[str, str]]) -> None:

@@ -22,6 +22,9 @@ from uuid import UUID
 from traceplane.adapters.wake_queue import Depth, Message
 from traceplane.auth.opaque import Role
 from traceplane.control_api import (
+    BackfillRequest,
+    BackfillResponse,
+    CutoverRequest,
     DagName,
     DeployRequest,
     DeployResponse,
@@ -31,7 +34,12 @@ from traceplane.control_api import (
     ManualEvent,
     MovedResponse,
     RollbackRequest,
-    TaskIds,
+    ScopeExplanation,
+    ScopeQuery,
+    StatusResponse,
+    TaskSelection,
+    VersionQuery,
+    VersionView,
 )
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
@@ -153,6 +161,10 @@ def canceled(held: Held) -> Completion:
     return Completion(**held.fence, status="canceled")
 
 
+def returned(held: Held) -> Completion:
+    return Completion(**held.fence, status="returned")
+
+
 class ControlPlane:
     def __init__(self, database: Database, wake_ups: WakeUps, settings: Settings) -> None:
         self.database = database
@@ -203,8 +215,25 @@ class ControlPlane:
     async def rollback(self, dag: str, to: int | None = None) -> MovedResponse:
         return await self.api.rollback(self._call(RollbackRequest(dag, to)))
 
-    async def cutover(self, dag: str) -> MovedResponse:
-        return await self.api.cutover(self._call(DagName(dag)))
+    async def cutover(self, dag: str, *, drop_missing: bool = False) -> MovedResponse:
+        return await self.api.cutover(self._call(CutoverRequest(dag, drop_missing)))
+
+    async def versions(self, dag: str) -> list[VersionView]:
+        call: Call[Any] = Call(
+            None, {}, VersionQuery(dag), _Admin(self.settings.org), {}, receive=_nothing_more
+        )
+        return (await self.api.versions(call)).versions
+
+    async def backfill(self, dataset: str, start: int, end: int, **fields: Any) -> BackfillResponse:
+        return await self.api.backfill(self._call(BackfillRequest(dataset, start, end, **fields)))
+
+    async def status(self) -> StatusResponse:
+        return await self.api.status(self._call(None))
+
+    async def explain_scope(self, dataset: str, first: int, last: int) -> ScopeExplanation:
+        query, admin = ScopeQuery(first, last), _Admin(self.settings.org)
+        call: Call[Any] = Call(None, {"dataset_id": dataset}, query, admin, {}, receive=_nothing_more)
+        return await self.api.explain_scope(call)
 
     async def abort(self, dag: str) -> MovedResponse:
         return await self.api.abort(self._call(DagName(dag)))
@@ -219,14 +248,14 @@ class ControlPlane:
         return await self.api.emit(self._call(EmitRequest(list(events))))
 
     async def explain(self, task_id: UUID) -> ExplainResponse:
-        return await self.api.explain(self._call(None, task_id=str(task_id)))
+        return await self.api.tasks.explain(self._call(None, task_id=str(task_id)))
 
     async def cancel(self, *task_ids: UUID) -> dict[UUID, str]:
-        changes = await self.api.cancel(self._call(TaskIds(list(task_ids))))
+        changes = await self.api.tasks.cancel(self._call(TaskSelection(list(task_ids))))
         return {UUID(task_id): state for task_id, state in changes.changed.items()}
 
     async def retry(self, *task_ids: UUID) -> dict[UUID, str]:
-        changes = await self.api.retry(self._call(TaskIds(list(task_ids))))
+        changes = await self.api.tasks.retry(self._call(TaskSelection(list(task_ids))))
         return {UUID(task_id): state for task_id, state in changes.changed.items()}
 
     def _call(self, body: Any, **path_params: str) -> Call[Any]:

@@ -93,6 +93,8 @@ class Arguments:
     waiting: int
     jobs: int
     timeout: float
+    rows: int
+    user: str
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
@@ -104,6 +106,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser.add_argument("--waiting", type=int, default=0, help="tasks that wait, for seed")
     parser.add_argument("--jobs", type=int, default=0, help="unrelated jobs, for routing")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds until all tasks must have run")
+    parser.add_argument("--rows", type=int, default=0, help="rows that each task leaves, for worker")
+    parser.add_argument("--user", default="", help="whom our processes run as, for worker")
     return Arguments(**vars(parser.parse_args(argv)))
 
 

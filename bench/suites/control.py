@@ -8,6 +8,7 @@ each figure is the median over the rounds. docs/benchmarks.md says how each peer
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import defaultdict
@@ -28,6 +29,8 @@ RATE = 100
 LATENCY_SAMPLES = 400
 DRAIN_TASKS = 40_000
 HISTORY = {"tasks": 1_000_000, "waiting": 100_000}
+WORKER_TASKS = 6_000
+ORDINARY_USER = "nobody"
 ROUTED_EVENTS = 10_000
 FEW_JOBS, MANY_JOBS = 10, 10_000
 TIMEOUT = 120
@@ -68,6 +71,16 @@ PROCRASTINATE = Contender("procrastinate", "bench.peers.procrastinate_peer", 1_0
 DBOS = Contender("dbos", "bench.peers.dbos_peer", 1_000, peer="dbos")
 PEERS = (CELERY, PROCRASTINATE, PGQUEUER, DBOS, FLOOR_100, FLOOR_1000)
 CONTENDERS = (OURS, *PEERS)
+
+WORKERS: dict[str, dict[str, object]] = {
+    "worker, no-op": {"rows": 0},
+    "worker, one row each": {"rows": 1},
+}
+"""Of the worker that users run, as whoever runs the benchmark; and as an ordinary user, if that is root."""
+if os.geteuid() == 0:
+    WORKERS |= {
+        f"{title}, ordinary user": {**options, "user": ORDINARY_USER} for title, options in WORKERS.items()
+    }
 
 Progress = Callable[[str], None]
 
@@ -160,6 +173,8 @@ def measure_round(measurements: Measurements) -> None:
             if measurement in each.measurements:
                 tasks = LATENCY_SAMPLES if measurement == "latency" else each.tasks
                 measurements.take(each, measurement, measurement, tasks=tasks, rate=RATE)
+    for title, options in WORKERS.items():
+        measurements.take(OURS, "worker", title, tasks=WORKER_TASKS, timeout=TIMEOUT - 20, **options)
 
 
 def measure_growth(measurements: Measurements, rounds: int) -> None:
@@ -197,6 +212,25 @@ def rows(measurements: Measurements) -> list[results.Row]:
         listed.append(
             flow(peer=f"{each.label}, drain", theirs=theirs, bar=10.0, note=note(each, "flow", "drain"))
         )
+
+    for title, target in (("worker, no-op", 1_500), ("worker, one row each", 1_000)):
+        ours = figure(OURS, title, "per_second")
+        real = partial(higher, name=f"real {title}", unit="tasks/s", ours=ours)
+        listed.append(real(peer="target", theirs=target, bar=1.0, note=note(OURS, title)))
+        theirs = figure(CELERY, "drain", "per_second")
+        listed.append(real(peer=CELERY.label, theirs=theirs, bar=1.0, note=note(CELERY, title, "drain")))
+        if (as_user := f"{title}, ordinary user") in WORKERS:
+            listed.append(
+                higher(
+                    name=f"real {as_user}",
+                    unit="tasks/s",
+                    ours=figure(OURS, as_user, "per_second"),
+                    peer="ours, as root",
+                    theirs=ours,
+                    bar=0.7,
+                    note=note(OURS, title, as_user),
+                )
+            )
 
     for name, target in (("p50", 15.0), ("p99", 60.0)):
         started = partial(

@@ -166,7 +166,7 @@ async def _metadata(url: str, partitions: int) -> dict[str, float]:
 
         async def status() -> Any:
             async with database.transaction() as tx:
-                return await commits.summary(tx)
+                return await commits.summary(tx, "default")
 
         async def progress() -> Any:
             async with database.transaction() as tx:

@@ -29,6 +29,7 @@ from traceplane.control_api import BackfillRequest, BackfillResponse
 from traceplane.dataplane import datasets
 from traceplane.dataplane.session import session
 from traceplane.sdk import OperatorInput
+from traceplane.worker import confinement
 from traceplane.worker.spark_server import SparkServer, SparkSettings
 
 SUITE = "spark"
@@ -108,14 +109,18 @@ def run(progress: Progress) -> list[results.Row]:
 
 
 async def _measure(url: str, folder: Path, progress: Progress) -> tuple[dict[str, float], dict[str, float]]:
-    """Script and platform take turns on one Spark server."""
+    """Script and platform take turns, each on a Spark server of its own with the same settings: the platform's is
+    confined, and open to its tasks only."""
     async with ours_control.stand(url, dag=DAG, rows=0) as made:
         objects = Path(made.environment["TRACEPLANE_HOME"]) / "objects"
-        settings = SparkSettings(folder=folder / "spark", object_store=objects, allow_weak=True)
+        unconfined = frozenset(confinement.OPTIONAL_LAYERS)
+        settings = SparkSettings(
+            folder=folder / "spark", object_store=objects, allow_weak=True, disabled_layers=unconfined
+        )
         spark = await SparkServer.start(settings)
         commands = [made.command("dispatcher"), made.command("worker", "--runtime", "python")]
         commands.append(made.command("worker", "--runtime", "spark"))
-        changes = {"TRACEPLANE_SPARK_REMOTE": spark.remote, "TRACEPLANE_WORKER_CONCURRENCY": str(THREADS)}
+        changes = {"TRACEPLANE_WORKER_CONCURRENCY": str(THREADS)}
         try:
             with ours_control.environment(changes), measure.worker_processes(*commands):
                 await made.send(0, SEEDED)
@@ -125,7 +130,9 @@ async def _measure(url: str, folder: Path, progress: Progress) -> tuple[dict[str
                 await _redeploy(made, rows)
                 await made.send(0, 1, "go")
                 await _done(made, "heavy", 1, 120)
-                return await _take_turns(made, script, rows, progress)
+                measured = await _take_turns(made, script, rows, progress)
+                await asyncio.to_thread(script.close)
+                return measured
         finally:
             await spark.close()
 
@@ -159,6 +166,10 @@ class Script:
         self._files = [_seed_file(objects, n) for n in range(SEEDED)]
         for number in range(40):
             self._once(number)
+
+    def close(self) -> None:
+        """Before its server is: a client that is left open asks a server that is gone for minutes."""
+        self._spark.stop()
 
     def _once(self, number: int) -> float:
         began = time.monotonic()

@@ -129,9 +129,12 @@ async def main(folder: Path) -> None:
     prepared = replace(await profile.prepare(started), log_level="error")
     telemetry.configure("example", log_level="error", log_format="text")
     caller, stop = Caller(prepared.gateway_address, prepared.user_token), asyncio.Event()
-    children = supervisor.children(prepared, workers=1, trigger=True)
     logs = (folder / "processes.log").open("w")
-    running = asyncio.create_task(supervisor.supervise(children, stop, output=logs.fileno()))
+    children = [
+        replace(child, output=logs.fileno())
+        for child in supervisor.children(prepared, workers=1, trigger=True)
+    ]
+    running = asyncio.create_task(supervisor.supervise(children, stop))
     try:
         await run(prepared, caller)
     finally:

@@ -1,40 +1,157 @@
-"""The gateway from Python: queries as Arrow tables, and executions for Celery's workers.
+"""The gateway from Python: deploys, events, tasks, queries as Arrow tables, and executions for Celery's workers.
 
 from traceplane.client import Client
 
-table = Client("http://127.0.0.1:7461", token).query("select count(*) from chain.blocks")
+client = Client()  # of the platform that runs here, as the command line finds it
+client.emit("shop.days", range(14))
+table = client.query("select count(*) from shop.sales")
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from functools import cached_property
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlencode, urlsplit
+from uuid import UUID
 
 import msgspec
-import pyarrow as pa
-import pyarrow.ipc as ipc
 
-from traceplane.control_api import ExecutionChange, ExecutionView, QueryRequest
+from traceplane.control_api import (
+    DeployRequest,
+    DeployResponse,
+    EmitRequest,
+    EmitResponse,
+    ExecutionChange,
+    ExecutionView,
+    ExplainResponse,
+    ManualEvent,
+    QueryRequest,
+    StatusResponse,
+    TaskLogs,
+    TasksResponse,
+    TaskView,
+    VersionsResponse,
+    VersionView,
+)
 from traceplane.errors import Conflict, PlatformError
-from traceplane.task_api import as_error
+from traceplane.settings import Settings, load, user_token
+from traceplane.task_api import MAX_BATCH, Scope, as_error
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Answer = TypeVar("Answer")
 Format = Literal["json", "csv", "arrow", "parquet"]
 _PIECE_BYTES = 1 << 20
 _REPORT_PATIENCE_SECONDS = 600.0
 
 
 class Client:
-    """A gateway, by its address and a user token. Calls block, so that they work in scripts and notebooks alike."""
+    """A gateway, by its address and a user token. Calls block, so that they work in scripts and notebooks alike.
 
-    def __init__(self, url: str, token: str, *, timeout_seconds: float = 600.0) -> None:
-        self._url = urlsplit(url)
-        self._token = token
+    What is not given is found as the command line finds it: in the environment, in `traceplane.toml`, and the token of
+    a platform that runs here in its home folder. `home` names another one.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        home: str | Path | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self._home = Path(home) if home is not None else None
+        self._url = urlsplit(url or self._settings.gateway_address)
+        self._token = token or user_token(self._settings)
         self._timeout = timeout_seconds
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return load(home=self._home)
+
+    def deploy(
+        self,
+        file: str | Path,
+        *,
+        code: Sequence[str | Path] = (),
+        expect_version: int | None = None,
+        manual_cutover: bool = False,
+        no_rematerialize: bool = False,
+    ) -> DeployResponse:
+        """Deploys the DAG in a file, with the modules that its jobs run: those of `code`, or of `./code`."""
+        request = msgspec.structs.replace(
+            deploy_request(self._settings, Path(file), tuple(map(Path, code))),
+            expect_version=expect_version,
+            manual_cutover=manual_cutover,
+            no_rematerialize=no_rematerialize,
+        )
+        return self._ask("POST", "/v1/deploy", DeployResponse, request)
+
+    def versions(self, dag: str, *, limit: int = 20) -> list[VersionView]:
+        """Versions of a DAG, newest first, and how far one is that is being built."""
+        return self._ask("GET", "/v1/versions", VersionsResponse, dag=dag, limit=limit).versions
+
+    def emit(
+        self,
+        dataset: str,
+        scopes: Iterable[int | tuple[int, int]],
+        *,
+        kind: Literal["data", "invalidation"] = "data",
+        emission: str = "",
+    ) -> EmitResponse:
+        """Emits events of a source dataset, some thousand in a call: a number is a cursor, and a pair of numbers the
+        partition from the first to the last."""
+        events = (ManualEvent(dataset, _scope(scope), kind, emission) for scope in scopes)
+        accepted = duplicates = 0
+        while batch := list(itertools.islice(events, MAX_BATCH)):
+            answer = self._ask("POST", "/v1/events", EmitResponse, EmitRequest(batch))
+            accepted, duplicates = accepted + answer.accepted, duplicates + answer.duplicates
+        return EmitResponse(accepted, duplicates)
+
+    def status(self) -> StatusResponse:
+        """What failed, what is stuck, unfinished tasks, and what each dataset holds."""
+        return self._ask("GET", "/v1/status", StatusResponse)
+
+    def tasks(
+        self,
+        *,
+        dag: str | None = None,
+        job: str | None = None,
+        state: str | None = None,
+        standing: str | None = None,
+        before: UUID | None = None,
+        limit: int = 50,
+    ) -> list[TaskView]:
+        """Tasks, newest first. `before`: the last one of the page before."""
+        return self._ask(
+            "GET",
+            "/v1/tasks",
+            TasksResponse,
+            dag=dag,
+            job=job,
+            state=state,
+            standing=standing,
+            before=before,
+            limit=limit,
+        ).tasks
+
+    def explain(self, task_id: UUID | str) -> ExplainResponse:
+        """Why a task waits or failed, with its error, its output and the next step."""
+        return self._ask("GET", f"/v1/tasks/{task_id}/explain", ExplainResponse)
+
+    def logs(self, task_id: UUID | str) -> TaskLogs:
+        """What the attempts of a task wrote, the newest first."""
+        return self._ask("GET", f"/v1/tasks/{task_id}/logs", TaskLogs)
 
     def query(
         self,
@@ -45,6 +162,8 @@ class Client:
         max_rows: int | None = None,
     ) -> pa.Table:
         """The whole result. An incomplete one is an error, never a shorter table."""
+        import pyarrow.ipc as ipc  # slow to import, and no other call needs it
+
         with _Pieces(
             self.pieces(
                 sql, format="arrow", as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows
@@ -101,14 +220,21 @@ class Client:
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0)
 
-    def _call(self, method: str, path: str, body: msgspec.Struct) -> Iterator[bytes]:
+    def _ask(
+        self, method: str, path: str, kind: type[Answer], body: msgspec.Struct | None = None, **query: object
+    ) -> Answer:
+        given = {name: str(value) for name, value in query.items() if value is not None}
+        where = f"{path}?{urlencode(given)}" if given else path
+        return msgspec.json.decode(b"".join(self._call(method, where, body)), type=kind)
+
+    def _call(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[bytes]:
         make = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = make(self._url.netloc, timeout=self._timeout)
         try:
             connection.request(
                 method,
                 self._url.path.rstrip("/") + path,
-                msgspec.json.encode(body),
+                msgspec.json.encode(body) if body is not None else None,
                 {"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             )
             answer = connection.getresponse()
@@ -125,6 +251,46 @@ class Client:
             ) from error
         finally:
             connection.close()
+
+
+def deploy_request(
+    settings: Settings, file: Path, code: Sequence[Path], *, code_on_workers: bool = False
+) -> DeployRequest:
+    """What a deploy of a file sends. Problems are told before anything is sent.
+
+    `code_on_workers`: modules that are in no folder here are there; whether they are is not checked.
+    """
+    # With a parser of SQL, which no other call needs.
+    from traceplane.registry import code_identity, job_checks, spec
+
+    dag, text = spec.load(file, known_runtimes=frozenset(settings.runtimes)), file.read_text()
+    folders = tuple(code) or tuple(path for path in settings.worker_code_paths if path.is_dir())
+    job_checks.refuse(
+        dag,
+        settings.runtimes,
+        code_identity.project_in(folders),
+        text,
+        str(file),
+        is_elsewhere=lambda package: code_on_workers or _is_installed(package),
+        no_folder=None if folders else ", ".join(map(str, settings.worker_code_paths)),
+    )
+    modules = code_identity.collect(
+        dag, settings.runtimes, folders, is_installed=_is_installed, all_are_there=not code_on_workers
+    )
+    return DeployRequest(text, str(file), code=modules or None)
+
+
+def _is_installed(package: str) -> bool:
+    """Not what happens to lie in the current folder, where Python may look too."""
+    elsewhere = [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()]
+    return PathFinder.find_spec(package, elsewhere) is not None
+
+
+def _scope(scope: int | tuple[int, int]) -> Scope:
+    if isinstance(scope, int):
+        return Scope(cursor=scope)
+    first, last = scope
+    return Scope(partition_key=f"{first}-{last}", start=first, end=last)
 
 
 class _Pieces:

@@ -23,6 +23,8 @@ class DeployRequest(Wire, frozen=True):
     """Refuse if another version is deployed by now; 0 means none."""
     manual_cutover: bool = False
     """Wait for a call when the version is built, rather than let it serve at once."""
+    drop_missing: bool = False
+    """Let it serve although readers lose scopes that they have, and that it does not compute."""
     no_rematerialize: bool = False
     """Jobs that differ in nothing but `execution_strategy` keep their data; refused if others need to be rebuilt."""
     code: dict[ModulePath, str] | None = None
@@ -113,6 +115,12 @@ class DagName(Wire, frozen=True):
     dag: Text
 
 
+class CutoverRequest(Wire, frozen=True):
+    dag: Text
+    drop_missing: bool = False
+    """Also if readers lose scopes by it."""
+
+
 class RollbackRequest(Wire, frozen=True):
     dag: Text
     to: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
@@ -127,6 +135,20 @@ class MovedResponse(Wire, frozen=True):
     """The one that served until now."""
 
 
+class DeleteRequest(Wire, frozen=True):
+    dag: Text
+    force: bool = False
+    """Also if others read its datasets or run its jobs."""
+
+
+class DeletedResponse(Wire, frozen=True):
+    dag: str
+    datasets: list[str]
+    """Those that readers had, and that are gone."""
+    readers: list[str]
+    """Who read them or ran its jobs, and does so in vain."""
+
+
 class VersionQuery(Wire, frozen=True):
     dag: str
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
@@ -135,9 +157,15 @@ class VersionQuery(Wire, frozen=True):
 class BuildView(Wire, frozen=True):
     dataset: str
     built: int
-    """Scopes that the new generation has."""
+    """Scopes of the serving generation that the new one has too."""
     serving: int
     """Scopes that the serving one has."""
+
+
+class LackingView(Wire, frozen=True):
+    dataset: str
+    first: int
+    last: int
 
 
 class VersionView(Wire, frozen=True):
@@ -156,6 +184,8 @@ class VersionView(Wire, frozen=True):
     """Dead tasks that keep it from serving, counted up to a thousand."""
     sources_behind: int = 0
     """Sources that have not said yet what the serving ones have."""
+    lacking: tuple[LackingView, ...] = ()
+    """The first positions that readers have and that it does not hold."""
 
 
 class VersionsResponse(Wire, frozen=True):
@@ -211,6 +241,8 @@ class BackfillRequest(Wire, frozen=True):
     """Scopes without a live commit; those whose last task is dead; or all of them."""
     partition_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     """Positions of one task; unset: one for each cursor, or the ranges that the job is fed with."""
+    allow_gaps: bool = False
+    """Also scopes for which an input lacks positions."""
     dry_run: bool = False
     """Only tell how the scopes stand."""
 
@@ -227,12 +259,21 @@ class BackfillResponse(Wire, frozen=True):
     """Scopes without a live commit."""
     failed: int
     """Scopes whose last task is dead."""
+    left_out: int = 0
+    """Scopes that got no task, since an input lacks positions of them."""
+    gaps: tuple[LackingView, ...] = ()
+    """The first of those positions."""
 
 
 class TaskQuery(Wire, frozen=True):
     dag: str | None = None
     job: str | None = None
     state: Literal["queued", "dispatched", "running", "completed", "dead", "canceled"] | None = None
+    standing: Literal["open", "superseded", "retired", "acknowledged"] | None = None
+    """Of dead tasks: whether they still need somebody."""
+    start: Position | None = None
+    end: Position | None = None
+    """Only tasks whose scope has positions from `start` to `end`."""
     before: UUID | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
 
@@ -254,6 +295,8 @@ class TaskView(Wire, frozen=True):
     cancel_requested: bool = False
     progress: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    standing: Literal["open", "superseded", "retired", "acknowledged"] | None = None
+    """Of a dead task. superseded: what it was to do has been done since. retired: its job is no longer deployed."""
 
 
 class TasksResponse(Wire, frozen=True):
@@ -279,15 +322,57 @@ class ReasonView(Wire, frozen=True):
     sentence: str
 
 
+class AttemptLog(Wire, frozen=True):
+    attempt: int
+    text: str
+    """The end of what it wrote."""
+    written_at: str
+
+
+class TaskLogs(Wire, frozen=True):
+    task_id: UUID
+    state: str
+    attempt: int
+    """The last one that there was."""
+    attempts: list[AttemptLog]
+    """Those that wrote something and are over, the newest first."""
+
+
 class ExplainResponse(Wire, frozen=True):
     task_id: UUID
     state: str
     job: str
     reasons: list[ReasonView]
+    dag: str = ""
+    scope: str | None = None
+    error: dict[str, Any] | None = None
+    """Of the last failed attempt."""
+    log: AttemptLog | None = None
+    """What the last attempt wrote that wrote something."""
+    next_step: str | None = None
+    """Of a dead task."""
+    retry_helps: bool | None = None
+    """Whether starting a dead task again can help, once what the next step names is mended."""
 
 
-class TaskIds(Wire, frozen=True):
-    task_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+class TaskSelection(Wire, frozen=True):
+    """Tasks by their ids; or those of a DAG, of one of its jobs, of positions from `start` to `end`."""
+
+    task_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_BATCH)] = msgspec.field(default_factory=list)
+    dag: Text | None = None
+    job: Text | None = None
+    start: Position | None = None
+    end: Position | None = None
+    state: Literal["dead", "canceled"] = "dead"
+    """Which ones of a DAG are started again."""
+    after: UUID | None = None
+    """Where the call before stopped."""
+
+    def __post_init__(self) -> None:
+        if bool(self.task_ids) == (self.dag is not None):
+            raise ValueError("tasks are given by task_ids, or by a dag")
+        if self.task_ids and (self.job, self.start, self.end, self.after) != (None, None, None, None):
+            raise ValueError("job, start, end and after belong to a dag, not to task_ids")
 
 
 class TaskChanges(Wire, frozen=True):
@@ -295,6 +380,34 @@ class TaskChanges(Wire, frozen=True):
     """The new state of each task that changed."""
     unchanged: list[UUID]
     """Unknown tasks, and those in a state that does not allow it."""
+    after: UUID | None = None
+    """There may be more tasks of the DAG: repeat the call with this."""
+
+
+class CoverageView(Wire, frozen=True):
+    """Which positions there are."""
+
+    first: int | None = None
+    last: int | None = None
+    gap_count: int = 0
+    gaps: tuple[tuple[int, int], ...] = ()
+    """First and last position of the first of them."""
+    dead: int = 0
+    """Scopes whose task died, and that nothing else covers."""
+
+
+class ScopeQuery(Wire, frozen=True):
+    first: Position
+    last: Position
+
+
+class ScopeExplanation(Wire, frozen=True):
+    dataset: str
+    first: int
+    last: int
+    missing: tuple[tuple[int, int], ...]
+    """What of it is not there, as first and last positions."""
+    reasons: list[ReasonView]
 
 
 class DatasetView(Wire, frozen=True):
@@ -303,6 +416,7 @@ class DatasetView(Wire, frozen=True):
     rows: int
     bytes: int
     cursor: int | None = None
+    coverage: CoverageView | None = None
 
 
 class QueryRequest(Wire, frozen=True):
@@ -363,6 +477,7 @@ class CatalogEntry(Wire, frozen=True):
     """The DAG's version that is read."""
     generation: UUID | None = None
     cursor: int | None = None
+    coverage: CoverageView | None = None
     description: str = ""
 
 
@@ -382,11 +497,42 @@ class DatasetDetail(Wire, frozen=True):
     """Of a virtual dataset: what it is."""
 
 
+class FailureView(Wire, frozen=True):
+    """Tasks of one job that failed in the same way."""
+
+    dag: str
+    job: str
+    state: Literal["dead", "retrying"]
+    tasks: int
+    code: str
+    message: str
+    newest: UUID
+    scope: str | None = None
+    """Of the newest."""
+    and_more: bool = False
+    """The job has more dead tasks than are counted."""
+
+
+class StuckView(Wire, frozen=True):
+    """A job whose tasks do not go on."""
+
+    dag: str
+    job: str
+    reason: str
+    sentence: str
+
+
 class StatusResponse(Wire, frozen=True):
     counts: dict[str, dict[str, int]]
     """Unfinished tasks: "dag/job" -> state -> number."""
     datasets: list[DatasetView]
     outbox_lag_seconds: float
+    failed: list[FailureView] = msgspec.field(default_factory=list)
+    stuck: list[StuckView] = msgspec.field(default_factory=list)
+    dead_superseded: int = 0
+    """Dead tasks whose work has been done since."""
+    dead_retired: int = 0
+    """Dead tasks of jobs that are no longer deployed."""
 
 
 # Pipelines ---------------------------------------------------------------------------------------------
@@ -484,6 +630,8 @@ class PipelineView(Wire, frozen=True, omit_defaults=False):
     launches_per_hour: int | None = None
     running: UUID | None = None
     """The execution that it is at."""
+    hidden_parameters: list[str] = msgspec.field(default_factory=list)
+    """Names of the config's parameters, whose values a reader may not see; the parameters are left out then."""
 
 
 class PipelineQuery(Wire, frozen=True):
@@ -558,6 +706,8 @@ class ExecutionView(Wire, frozen=True, omit_defaults=False):
     started_at: str | None = None
     finished_at: str | None = None
     error: dict[str, Any] | None = None
+    hidden_parameters: list[str] = msgspec.field(default_factory=list)
+    """Names of the parameters, whose values a reader may not see; the parameters are left out then."""
 
 
 class ExecutionsResponse(Wire, frozen=True):

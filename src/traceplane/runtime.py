@@ -3,17 +3,20 @@
 A process is one coroutine `main(stop)`, run by `run_process`. It starts its loops and servers in a
 `task_group`; each of them ends when `stop` is set. SIGTERM or SIGINT sets `stop`; a second one exits at once.
 Nothing dies quietly: a task that fails stops its siblings and the process, with an error event and exit
-code 1, for a supervisor to start it again. A loop's pass may fail (the database restarts, say): it is
-reported, and tried again after a growing pause.
+code 1, for a supervisor to start it again; or 2 if it would only fail again, since the caller has to mend
+something. A loop's pass may fail (the database restarts, say): it is reported, and tried again after a
+growing pause.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -24,7 +27,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from traceplane import telemetry
-from traceplane.errors import TraceplaneError
+from traceplane.errors import Conflict, InvalidInput, TraceplaneError, UserError
 
 LONGEST_BACKOFF = 30.0
 # A kicked loop makes thousands of passes a second; one line a second tells as much.
@@ -170,25 +173,36 @@ async def task_group(
 
 
 def run_process(main: Callable[[asyncio.Event], Awaitable[None]], *, grace: float = 30.0) -> NoReturn:
-    """Run `main` to its end and exit: 0 when it returned, 1 when it failed or did not stop within `grace`."""
+    """Run `main` to its end and exit: 0 when it returned, 1 when it failed or did not stop within `grace`, 2 when it
+    failed by an error of the caller's making."""
+    sys.exit(run_to_end(main, grace=grace))
+
+
+def run_to_end(main: Callable[[asyncio.Event], Awaitable[None]], *, grace: float) -> int:
+    """The same, and the code is returned."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_supervise(main, grace))
     telemetry.shutdown()
-    sys.exit(code)
+    return code
 
 
 async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], grace: float) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     signals: list[signal.Signals] = []
+    parent, told_at = os.getppid(), 0.0
     strays: list[BaseException] = []
 
     def on_signal(number: signal.Signals) -> None:
+        nonlocal told_at
+        if signals and os.getppid() != parent and time.monotonic() - told_at < 1.0:
+            return  # the kernel tells of a parent's death once for each of its threads
         if signals:
             telemetry.emit("process.killed", "warning", signal=number.name)
             os._exit(128 + number)
         telemetry.emit("process.stopping", signal=number.name)
         signals.append(number)
+        told_at = time.monotonic()
         stop.set()
 
     def on_stray_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -208,9 +222,33 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], grace: fl
         await _until_stopped(main(stop), stop, grace)
     except (Exception, asyncio.CancelledError) as error:
         telemetry.emit("process.failed", "error", **describe(error))
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     telemetry.emit("process.stopped", seconds=round(time.monotonic() - started, 3))
     return 1 if strays else 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections; why there can be none is said in a sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(
+                "service.port_in_use",
+                "another process listens on this port",
+                value=f"{host}:{port}",
+                next_step="stop it (is it another `traceplane up`?), or choose other ports with the settings"
+                " gateway_port, dispatcher_port and trigger_port",
+            ) from error
+        raise InvalidInput(
+            "service.address_unusable",
+            f"this process cannot listen here: {error.strerror or error}",
+            value=f"{host}:{port}",
+            next_step="check the setting host and the ports",
+        ) from error
+    except OverflowError as error:
+        raise InvalidInput("service.address_unusable", f"no such port: {error}", value=port) from error
 
 
 async def _until_stopped(main: Awaitable[None], stop: asyncio.Event, grace: float) -> None:

@@ -32,6 +32,7 @@ from traceplane.model.scope import Cursor, Partition, Scope
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Content = bytes
 Ranges = tuple[tuple[int, int], ...]
 """First and last positions, both included."""
 Event = dict[str, Any]
@@ -39,6 +40,10 @@ Stream = Callable[[list[Event], bool], None]
 """Sends events while the operator runs; the flag asks to wait until the platform accepted them."""
 Announcement = tuple[Scope | int, str, str]
 """A scope, the kind of the change, and its emission."""
+
+
+_READ_BACK: dict[pa.Schema, pa.Schema] = {}
+"""What the columns of a table are when they are read from a Parquet file again."""
 
 
 class OperatorError(Exception):
@@ -84,6 +89,8 @@ class OperatorOutput:
     folder: Path
     existing: tuple[str, ...] = ()
     """Of an `append` job: the files that the task's scope has already."""
+    columns: tuple[Mapping[str, Any], ...] = ()
+    """Name and Arrow type of each declared column; none: the dataset declares none."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,8 @@ class WrittenFile:
     rows: int
     bytes: int
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    content: Content | None = None
+    """Of a small file that is handed over with the result, rather than left in the output's folder."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ class OperatorTask:
         temp_dir: str,
         stream: Stream | None = None,
         on_progress: Callable[[int, int, int], None] | None = None,
+        inline_bytes: int = 0,
     ) -> None:
         self.task_id = task_id
         self.attempt = attempt
@@ -163,6 +173,7 @@ class OperatorTask:
                 index,
                 Path(output_folders[entry["name"]]),
                 tuple(entry.get("existing") or ()),
+                tuple(entry.get("columns") or ()),
             )
             for index, entry in enumerate(payload.get("outputs") or ())
         }
@@ -171,16 +182,23 @@ class OperatorTask:
         self.written: dict[str, Written] = {}
         self.emitted: list[Event] = []
         self._stream = stream
+        self._inline_bytes = inline_bytes
+        """How much of its files may still be handed over with the result."""
 
     def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of an input for this task's scope; a table without columns if it has no files."""
+        """The rows of an input for this task's scope. Without rows, an empty table of the columns that the dataset
+        has or declares; if neither is known, one without columns."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
+        from traceplane import arrow_types
+
         source = self._input(name)
-        if not source.files:
-            return pa.table({})
         wanted = list(source.select) or None if columns is None else list(columns)
+        if not source.files:
+            known = arrow_types.schema_of(source.columns)
+            empty = pa.table({}) if known is None else known.empty_table()
+            return empty if wanted is None or known is None else empty.select(wanted)
         equal = [(column, "=", value) for column, value in source.where.items()]
 
         def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
@@ -194,12 +212,49 @@ class OperatorTask:
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
 
     def write(self, name: str, rows: Any) -> None:
-        """Add a Parquet file to an output. All writes to one output must have the same columns."""
-        table = as_table(rows)
+        """Add a Parquet file to an output. All writes to one output must have the same columns.
+
+        Values are cast to the types that the dataset declares; one that would be changed by it is refused.
+        """
+        from traceplane import arrow_types
+
+        table, output = as_table(rows), self._output(name)
+        with _fitting(name):
+            table = arrow_types.cast(table, arrow_types.as_declared(table.schema, output.columns))
         if self.unique_key:
             table = self._without_duplicates(name, table)
-        with self.open_writer(name, table.schema) as write:
-            write(table)
+        self.write_table(name, table)
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """`write` of what is a table and has no duplicates. A small one goes with the task's result: a file of it is
+        made by the platform, for less than it costs to take one over."""
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        if table.nbytes > self._inline_bytes:
+            with self.open_writer(name, table.schema) as write:
+                write(table)
+            return
+        sink = pa.BufferOutputStream()
+        made: list[parquet.FileMetaData] = []
+        with parquet.ParquetWriter(sink, table.schema, metadata_collector=made) as writer:
+            writer.write_table(table)
+        content = sink.getvalue()
+        written = self.written.get(name) or Written()
+        file = f"part-{len(written.files):05d}.parquet"
+        if content.size > self._inline_bytes:
+            path = self._output(name).folder / file
+            path.write_bytes(content)
+            self.add_file(name, path)
+            return
+        self._output(name)
+        self._inline_bytes -= content.size
+        if (schema := _READ_BACK.get(table.schema)) is None:
+            schema = _READ_BACK[table.schema] = parquet.read_schema(pa.BufferReader(content))
+        facts = parquet_facts.statistics(made[0])
+        self._count_in(
+            name, schema, WrittenFile(file, table.num_rows, content.size, facts, content.to_pybytes())
+        )
 
     def _without_duplicates(self, name: str, table: pa.Table) -> pa.Table:
         import pyarrow as pa
@@ -223,11 +278,23 @@ class OperatorTask:
         """A Parquet file of an output that is written piece by piece."""
         import pyarrow.parquet as parquet
 
+        from traceplane import arrow_types
+
+        output = self._output(name)
         written = self.written.setdefault(name, Written())
-        path = self._output(name).folder / f"part-{len(written.files):05d}.parquet"
+        path = output.folder / f"part-{len(written.files):05d}.parquet"
+        declared = arrow_types.as_declared(schema, output.columns)
+        rows = 0
+
+        def write(table: pa.Table) -> None:
+            nonlocal rows
+            with _fitting(name):
+                writer.write_table(arrow_types.cast(table, declared, rows))
+            rows += table.num_rows
+
         try:
-            with parquet.ParquetWriter(path, schema) as writer:
-                yield writer.write_table
+            with parquet.ParquetWriter(path, declared) as writer:
+                yield write
         except BaseException:
             path.unlink(missing_ok=True)  # an operator may catch this, and write its rows in another way
             raise
@@ -239,17 +306,21 @@ class OperatorTask:
 
         self._output(name)
         found = parquet.ParquetFile(path)
+        facts = parquet_facts.statistics(found.metadata)
+        file = WrittenFile(path.name, found.metadata.num_rows, os.stat(path).st_size, facts)
+        self._count_in(name, found.schema_arrow, file)
+
+    def _count_in(self, name: str, schema: pa.Schema, file: WrittenFile) -> None:
         written = self.written.setdefault(name, Written())
-        hashed = schema_hash(found.schema_arrow)
+        hashed = schema_hash(schema)
         if written.schema_hash not in (None, hashed):
             raise OperatorError(
                 "operator.schema_mixed",
-                f"output {name!r} was first written with other columns or types than {found.schema_arrow.names}",
+                f"output {name!r} was first written with other columns or types than {schema.names}",
             )
         written.schema_hash = hashed
-        written.columns = parquet_facts.columns(found.schema_arrow)
-        facts = parquet_facts.statistics(found.metadata)
-        written.files.append(WrittenFile(path.name, found.metadata.num_rows, os.stat(path).st_size, facts))
+        written.columns = parquet_facts.columns(schema)
+        written.files.append(file)
 
     def emit(
         self,
@@ -330,6 +401,18 @@ class OperatorTask:
                 "operator.output_unknown", f"there is no output {name!r}; {_known(self.outputs)}"
             )
         return self.outputs[name]
+
+
+@contextlib.contextmanager
+def _fitting(output: str) -> Iterator[None]:
+    from traceplane.arrow_types import DoesNotFit
+
+    try:
+        yield
+    except DoesNotFit as error:
+        raise OperatorError(
+            "operator.value_does_not_fit", f"output {output!r}, {error}, as the dataset declares it"
+        ) from None
 
 
 def _known(names: Mapping[str, object]) -> str:

@@ -19,10 +19,12 @@ from urllib.parse import quote
 import msgspec
 
 from traceplane.errors import InvalidInput
+from traceplane.linux.connect_supervisor import Endpoints
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
 
 PREFIX = "TRACEPLANE_"
 _S3 = "s3://"
+_DEFAULT_CODE_PATHS = (Path("code"),)
 _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
 
 
@@ -62,17 +64,30 @@ class Settings:
     sqs_queue_prefix: str = "traceplane-"
     aws_region: str = "us-east-1"
     worker_concurrency: int = 8
-    worker_code_paths: tuple[Path, ...] = (Path("code"),)
+    worker_drain_seconds: float = 20.0
+    """How long a worker that is to stop lets its tasks run on before it hands them back to be run by another one."""
+    worker_code_paths: tuple[Path, ...] = _DEFAULT_CODE_PATHS
     """Folders that operator code is imported from. Operators can read all of them, so `home` must not lie inside."""
     allow_weak_sandbox: bool = False
+    operator_network_allow: tuple[str, ...] = ()
+    """What operators with the network may reach although it is on this machine or its link, or a part of the platform:
+    `127.0.0.1:8545`, `10.0.0.0/8`, `[::1]:80`; `*` is everything."""
+    operator_network_deny: tuple[str, ...] = ()
+    """What they never reach, not even if it is allowed: the platform's parts that a worker does not know of."""
     spark_master: str = "local[*]"
     """What runs Spark jobs: this machine, or a cluster's `spark://host:port`, `yarn`, `k8s://...`."""
     spark_remote: str | None = None
     """A Spark Connect server, `sc://host:port`, to use instead of one of the worker's own."""
     spark_memory_mb: int = 1024
     """Heap of a worker's Spark server."""
+    spark_disk_mb: int = 65536
+    """Disk that the temporary files of a worker's Spark server may take before it is started anew."""
     spark_compiler: str = "full"
     """full | quick: quick starts with two thirds of the work, and lets long jobs take up to twice as long."""
+    spark_isolation: str = "shared"
+    """shared | job: whether tasks of different jobs use one Spark server, or each job has one of its own."""
+    spark_servers: int = 2
+    """How many servers a worker keeps at most where each job has its own; tasks of further jobs wait."""
     dispatch_window: int = 1000
     """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
     resend_after_seconds: float = 30.0
@@ -80,6 +95,18 @@ class Settings:
     """How long after its start, or after losing Postgres, a dispatcher reaps nothing."""
     token_overlap_seconds: float = 3600.0
     max_body_bytes: int = 16 * 1024 * 1024
+    http_head_seconds: float = 10.0
+    """How long the head of a request may take to arrive."""
+    http_body_seconds: float = 60.0
+    """How long a request may take to arrive, its body included."""
+    http_idle_seconds: float = 300.0
+    """How long a connection may be without a request."""
+    http_answer_seconds: float = 60.0
+    """How long a caller may take no byte of an answer that is there."""
+    http_max_connections: int = 2000
+    """Connections of one process at once; fewer where it may open few files."""
+    http_max_connections_per_address: int = 1000
+    """Connections of one process with one address at once; at most three quarters of all."""
     database_connections: int = 10
     query_concurrency: int = 4
     """Queries that one gateway runs at once; others wait."""
@@ -126,7 +153,8 @@ class Settings:
     service_name: str | None = None
     """What a process calls itself in logs and traces; unset: what it is, such as `dispatcher`."""
     log_level: str = "info"
-    log_format: str = "json"
+    log_format: str = "auto"
+    """`auto`: text where standard error is a terminal, JSON elsewhere."""
     otlp_endpoint: str | None = None
     crash_at: str | None = None
     """Kills the process at a named boundary (see crash_points); for tests of recovery only."""
@@ -208,13 +236,33 @@ CELERY_BROKER = "CELERY_BROKER_URL"
 _POSTGRES = ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_HOST", "POSTGRES_PORT", "POSTGRES_DB")
 
 _KNOWN = {f.name: f for f in fields(Settings)}
+LISTS = {"worker_code_paths": os.pathsep, "operator_network_allow": ",", "operator_network_deny": ","}
+"""Settings that are lists, and what stands between their parts in the environment."""
+
 _CHOICES = {
     "wake_queue": ("postgres", "sqs"),
     "spark_compiler": ("full", "quick"),
-    "log_format": ("json", "text"),
+    "spark_isolation": ("shared", "job"),
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("auto", "json", "text"),
     "kafka_auto_offset_reset": ("latest", "earliest"),
     "trigger_preset": ("balanced", "low_latency", "high_throughput"),
 }
+
+_PORTS = ("dispatcher_port", "gateway_port", "trigger_port")
+_ABOVE_ZERO = (
+    *("batch_size", "batch_timeout_seconds", "cache_refresh_interval_seconds"),
+    *(
+        "worker_concurrency",
+        "database_connections",
+        "query_concurrency",
+        "dispatch_window",
+        "spark_memory_mb",
+        "spark_disk_mb",
+    ),
+    *("http_head_seconds", "http_body_seconds", "http_idle_seconds", "http_answer_seconds"),
+    *("http_max_connections", "http_max_connections_per_address"),
+)
 
 
 def load(
@@ -231,7 +279,8 @@ def load(
     for name, text in environment.items():
         if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG":
             key = name.removeprefix(PREFIX).lower()
-            values[_known(key, where=name)] = text.split(os.pathsep) if key == "worker_code_paths" else text
+            separator = LISTS.get(_known(key, where=name))
+            values[key] = text if separator is None else [part for part in text.split(separator) if part]
     values |= {k: v for k, v in overrides.items() if v is not None}
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_as_path)
@@ -239,6 +288,46 @@ def load(
         raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
     _check(settings)
     return settings
+
+
+def with_tokens(settings: Settings) -> Settings:
+    """Settings with the tokens of the home folder, where none are given."""
+    return replace(
+        settings,
+        worker_token=settings.worker_token or _token(token_file(settings, "worker")),
+        user_token=settings.user_token or _token(token_file(settings, "user")),
+    )
+
+
+def token_file(settings: Settings, name: str) -> Path:
+    return settings.home / "tokens" / name
+
+
+def _token(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise InvalidInput(
+            "home.unreadable",
+            "the tokens of this folder are another user's",
+            value=file.absolute(),
+            next_step="run as that user, or set TRACEPLANE_USER_TOKEN",
+        ) from error
+
+
+def user_token(settings: Settings) -> str:
+    """The token that people call the gateway with."""
+    if (token := with_tokens(settings).user_token) is not None:
+        return token
+    raise InvalidInput(
+        "cli.no_token",
+        "there is no user token in this folder, so no platform was started here",
+        value=token_file(settings, "user").absolute(),
+        next_step="go to the folder where `traceplane up` runs, or run it here,"
+        " or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
+    )
 
 
 def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = None) -> Settings:
@@ -273,6 +362,35 @@ def with_celery_broker(settings: Settings, environment: Mapping[str, str] | None
     return (
         replace(settings, celery_broker_url=url) if url and settings.celery_broker_url is None else settings
     )
+
+
+def checked_code_paths(settings: Settings) -> tuple[Path, ...]:
+    """Where operators' code is. They can read it, so the platform's own folder must not be there.
+
+    The folder that is looked for by itself may be missing: jobs bring the code that they were deployed with.
+    """
+    home = settings.home.resolve()
+    paths: list[Path] = []
+    for given in settings.worker_code_paths:
+        path = given.resolve()
+        if given in _DEFAULT_CODE_PATHS and not path.exists():
+            continue
+        if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+            raise InvalidInput(
+                "worker.code_path_unusable",
+                "a folder for operators' code is missing, is no folder, or cannot be read",
+                value=str(path),
+                next_step="make it, or name another one with `traceplane up --code` or worker_code_paths",
+            )
+        if home.is_relative_to(path):
+            raise InvalidInput(
+                "worker.home_in_code_path",
+                f"operators could read the platform's secrets: {home} lies inside of a code path",
+                value=str(path),
+                next_step="keep operators in a folder of their own, for example `traceplane up --code code`",
+            )
+        paths.append(path)
+    return tuple(paths)
 
 
 def _as_path(kind: type, value: Any) -> Any:
@@ -341,11 +459,23 @@ def _check(settings: Settings) -> None:
             value=store,
             next_step="for example s3://my-bucket/traceplane",
         )
+    for name in ("operator_network_allow", "operator_network_deny"):
+        for endpoint in getattr(settings, name):
+            _check_endpoint(name, endpoint)
+    if settings.spark_servers < 1:
+        raise InvalidInput("settings.invalid", "spark_servers is one or more", value=settings.spark_servers)
     if settings.object_cache_mb < 0:
         raise InvalidInput(
             "settings.invalid", "object_cache_mb is zero or more", value=settings.object_cache_mb
         )
-    for name in ("batch_size", "batch_timeout_seconds", "cache_refresh_interval_seconds"):
+    for name in _PORTS:
+        if not 0 <= (port := getattr(settings, name)) <= 65_535:
+            raise InvalidInput("settings.invalid", f"{name} is a port, from 1 to 65535", value=port)
+    if settings.worker_drain_seconds < 0:
+        raise InvalidInput(
+            "settings.invalid", "worker_drain_seconds is zero or more", value=settings.worker_drain_seconds
+        )
+    for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:
             raise InvalidInput("settings.invalid", f"{name} is more than zero", value=value)
     if (settings.state_url is None) != (settings.data_url is None):
@@ -354,3 +484,17 @@ def _check(settings: Settings) -> None:
             "state_url and data_url are given together or not at all",
             next_step="set both, or neither for the embedded Postgres",
         )
+
+
+def _check_endpoint(name: str, text: str) -> None:
+    if text == "*" and name == "operator_network_allow":
+        return
+    try:
+        Endpoints.parse(text)
+    except ValueError:
+        raise InvalidInput(
+            "settings.invalid",
+            f"{name} holds addresses or networks, each with a port if need be",
+            value=text,
+            next_step="write it like 127.0.0.1:8545, 10.0.0.0/8 or [::1]:80",
+        ) from None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 MAX_BATCH = 1000
+LONGEST_LOG = 20_000
+"""Characters of what one attempt wrote that are kept."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -102,6 +104,18 @@ class TakeRequest(Wire, frozen=True):
     wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=60)] = 20.0
 
 
+class LeaveRequest(Wire, frozen=True):
+    """From a worker that stops: its calls that wait for tasks are answered now, so that no lease is on its way to
+    somebody who is gone."""
+
+    worker_id: Text
+
+
+class LeaveResponse(Wire, frozen=True):
+    ended: int
+    """Calls that were waiting."""
+
+
 class InputRef(Wire, frozen=True):
     input_index: int
     name: str
@@ -125,6 +139,8 @@ class OutputRef(Wire, frozen=True):
     dataset_id: str
     dataset_uuid: UUID
     dataset_version: UUID
+    columns: list[ColumnSchema] = []
+    """Those that the dataset declares, with Arrow's types; none: it declares none."""
 
 
 class ViewRef(Wire, frozen=True):
@@ -168,6 +184,8 @@ class JobPayload(Wire, frozen=True):
     """Of a source: what sets it off."""
     views: list[ViewRef] = []
     """What virtual datasets make of its inputs."""
+    network: bool = False
+    """Whether it asks for the network."""
     given: list[GivenInput] = []
     """Where there are views: the inputs that the operator is given."""
 
@@ -358,12 +376,15 @@ class HotRead(Wire, frozen=True):
 
 
 class Completion(Fence, frozen=True, kw_only=True):
-    status: Literal["completed", "failed", "canceled"]
+    status: Literal["completed", "failed", "canceled", "returned"]
+    """returned: the worker stops; the task is queued again, and the attempt does not count."""
     outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = []
     events: Annotated[list[EventOut], msgspec.Meta(max_length=10_000)] = []
     error: TaskError | None = None
     hot_reads: Annotated[list[HotRead], msgspec.Meta(max_length=10_000)] = []
     """Of a job that moves rows out of a hot table."""
+    log: Annotated[str, msgspec.Meta(max_length=LONGEST_LOG)] = ""
+    """The end of what the operator wrote."""
     traceparent: Traceparent | None = None
     """The attempt's span; downstream events continue its trace."""
 
@@ -539,6 +560,11 @@ class DispatcherClient:
 
     async def take(self, request: TakeRequest) -> ClaimResponse:
         return await self._caller.call("POST", "/internal/task-take", ClaimResponse, request)
+
+    async def leave(self, worker_id: str) -> LeaveResponse:
+        return await self._caller.call(
+            "POST", "/internal/worker-leave", LeaveResponse, LeaveRequest(worker_id)
+        )
 
     async def heartbeat(self, tokens: list[str], beats: list[Heartbeat]) -> list[HeartbeatOutcome]:
         request = HeartbeatRequest(tokens, beats)

@@ -27,6 +27,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as METRICS_CONTENT_TYPE
 
+from traceplane.model.printable import json_text, one_line
+
 if TYPE_CHECKING:  # imported on first use: it costs half a second, and a command line rarely traces
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanContext, Tracer
@@ -95,6 +97,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("tasks_failed_total", "counter", "Attempts that failed, by error code.", ("job", "code")),
     Metric("tasks_dead_total", "counter", "Tasks that used up their attempts.", ("job",)),
     Metric("tasks_reaped_total", "counter", "Attempts ended because their lease ran out."),
+    Metric(
+        "tasks_returned_total", "counter", "Attempts that workers handed back because they stop.", ("job",)
+    ),
     Metric("tasks_canceled_total", "counter", "Tasks canceled."),
     Metric("wakeups_sent_total", "counter", "Wake-ups handed to a queue.", ("queue",)),
     Metric("wakeups_resent_total", "counter", "Wake-ups sent again because nobody claimed the task."),
@@ -212,20 +217,27 @@ def configure(
     service: str,
     *,
     log_level: Level = "info",
-    log_format: Literal["json", "text"] = "json",
+    log_format: Literal["auto", "json", "text"] = "auto",
     otlp_endpoint: str | None = None,
 ) -> None:
     """Set up this process's telemetry; calling it again starts from zero."""
     shutdown()
     _state.service = service
     _state.threshold = _LEVELS[log_level]
-    _state.as_json = log_format == "json"
+    _state.as_json = log_format == "json" or (log_format == "auto" and not _on_a_terminal())
     _state.metrics = _Metrics()
     # What libraries log through `logging` becomes an event too, so that every line on stderr parses.
     logging.basicConfig(handlers=[_LibraryLog()], level=logging.WARNING, force=True)
     if otlp_endpoint is not None:
         _state.provider = _tracer_provider(service, otlp_endpoint)
         _state.tracer = _state.provider.get_tracer("traceplane")
+
+
+def _on_a_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 def shutdown(timeout: float = 5.0) -> None:
@@ -264,24 +276,24 @@ def emit(name: str, /, level: Level = "info", **fields: object) -> None:
 
 def _json_line(record: dict[str, object]) -> str:
     try:
-        return _encoder.encode(record).decode()
+        return json_text(_encoder.encode(record).decode())
     except (UnicodeEncodeError, TypeError, RecursionError):  # a lone surrogate, an odd key, a cycle
         head = ("ts", "event", "service", "level")
         plain = {key: value if key in head else ascii(value) for key, value in record.items()}
-        return _encoder.encode(plain).decode()
+        return json_text(_encoder.encode(plain).decode())
 
 
 def _text_line(now: datetime, name: str, level: str, fields: Mapping[str, object]) -> str:
     words = "".join(f" {key}={_word(value)}" for key, value in fields.items())
     mark = "" if level == "info" else f" {level.upper()}"
-    return f"{now:%H:%M:%S}.{now.microsecond // 1000:03d}{mark} {name}{words}"
+    return f"{now:%H:%M:%S}.{now.microsecond // 1000:03d}{mark} {_state.service} {name}{words}"
 
 
 def _word(value: object) -> str:
     """A value for a terminal: quoted if it is not one word, and never able to move the cursor."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     if "\n" in text:
-        return "".join("\n  " + line.encode("unicode_escape").decode() for line in text.splitlines())
+        return "".join("\n  " + one_line(line) for line in text.splitlines())
     return text if text and " " not in text and text.isprintable() else repr(text)
 
 

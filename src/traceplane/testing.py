@@ -19,38 +19,93 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traceplane.dataplane.java import java_home
+from traceplane.dataplane.java import Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS = (
-    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",
 )
 """For a quick start: see `worker.spark_server`."""
+
+_VECTOR_MODULE = "jdk.incubator.vector"
+_LAUNCHER = """#!/bin/sh
+# spark-submit asks for a module that this Java does not have, and Spark does not need.
+for argument in "$@"; do
+  shift
+  case "$argument" in --add-modules={module}) ;; *) set -- "$@" "$argument" ;; esac
+done
+exec "{java}" "$@"
+"""
 
 
 @contextlib.contextmanager
 def local_spark(cores: int = 2) -> Iterator[SparkSession]:
     """A classic session with settings for small data; views made in it are gone afterwards."""
-    from pyspark.sql import SparkSession
-
-    os.environ["JAVA_HOME"] = str(java_home(Path(tempfile.gettempdir()) / f"traceplane-java-{os.getuid()}"))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    spark = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.extraJavaOptions", _JAVA_OPTIONS)
-        .getOrCreate()
-    )
+    spark = _session(cores)
     try:
         yield spark
     finally:
         for table in spark.catalog.listTables():
             if table.isTemporary:
                 spark.catalog.dropTempView(table.name)
+
+
+def _session(cores: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    java = find_java()
+    options = " ".join((*_JAVA_OPTIONS, *java.options))
+    with _home_for_spark_submit(java) as home, _variable("JAVA_HOME", str(home)):
+        return (
+            SparkSession.builder.master(f"local[{cores}]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.driver.extraJavaOptions", options)
+            .getOrCreate()
+        )
+
+
+@contextlib.contextmanager
+def _home_for_spark_submit(java: Java) -> Iterator[Path]:
+    """A JAVA_HOME that spark-submit can use; only the start of the JVM needs it.
+
+    What is executed must not lie where another user could have put it, so the folder is new and private."""
+    if _has_vector_module(java):
+        yield java.home
+        return
+    with tempfile.TemporaryDirectory(prefix="traceplane-java-") as folder:
+        launcher = Path(folder) / "bin" / "java"
+        launcher.parent.mkdir()
+        launcher.write_text(_LAUNCHER.format(java=java.executable, module=_VECTOR_MODULE))
+        launcher.chmod(0o700)
+        yield Path(folder)
+
+
+def _has_vector_module(java: Java) -> bool:
+    """A Java that does not list its modules is taken for a whole one."""
+    release = java.home / "release"
+    modules = release.read_text() if release.exists() else ""
+    return "MODULES=" not in modules or _VECTOR_MODULE in modules
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -187,6 +187,7 @@ async def chains(
     settings = {
         "TRACEPLANE_WORKER_CODE_PATHS": str(ROOT),
         "TRACEPLANE_WORKER_CONCURRENCY": str(2 + 2 * len(seeds)),
+        "TRACEPLANE_OPERATOR_NETWORK_ALLOW": "127.0.0.1",
         **environment,
     }
     async with AsyncExitStack() as stack:

@@ -371,6 +371,12 @@ async def test_a_query_that_cannot_be_is_refused(world: World, query: str) -> No
         ),
         ({"text": DAG.replace("dag: main", "dag: thief")}, (409, "deploy.dataset_owned")),
         ({"text": DAG, "expect_version": 7}, (409, "deploy.version_moved")),
+        ({"text": DAG.replace("basic:copy", "basic.copy")}, (400, "spec.invalid")),
+        ({"text": DAG, "code": {"basic.py": "def copied(task): ..."}}, (400, "spec.invalid")),
+        (
+            {"text": DAG.replace("kind: manual", "kind: cron, schedule: '* * * * *'")},
+            (400, "deploy.schedule_unserved"),
+        ),
         ({"text": DAG.replace("operator: python", "operator: cobol")}, (400, "deploy.unknown_operator")),
         ({"text": DAG.replace("operator: python", "operator: range_ingest")}, (400, "deploy.config_invalid")),
     ],
@@ -387,7 +393,7 @@ async def test_a_plan_writes_nothing_even_when_it_is_fine(world: World) -> None:
         {"text": DAG.replace("dag: main", "dag: other").replace("in}", "in2}").replace("mid}", "mid2}")}
     )
     url = f"{world.platform.gateway_url}/v1/plan"
-    status, answer = await world.send("POST", url, token=world.tokens["reader"], raw=body.encode())
+    status, answer = await world.send("POST", url, token=world.platform.user_token, raw=body.encode())
     assert (status, answer["dag"]) == (200, "other")
     assert await world.contents() == before
 
@@ -436,7 +442,8 @@ async def test_a_role_grants_what_it_says_and_no_more(world: World) -> None:
     denied = (403, "access.role_required")
     for path in ("/v1/events", "/v1/tasks/retry", "/v1/tasks/cancel", "/v1/deploy"):
         assert await world.gateway("POST", path, {}, token=world.tokens["reader"]) == denied
-    assert await world.gateway("POST", "/v1/deploy", {"text": DAG}, token=world.tokens["writer"]) == denied
+    for path in ("/v1/plan", "/v1/deploy"):
+        assert await world.gateway("POST", path, {"text": DAG}, token=world.tokens["writer"]) == denied
 
 
 async def test_worker_calls_are_for_workers(world: World) -> None:

@@ -30,7 +30,7 @@ from traceplane.control_api import (
     ScannerListView,
     Subscription,
     TaskChanges,
-    TaskIds,
+    TaskSelection,
 )
 from traceplane.dispatcher.execution_status import ExecutionStatus
 from traceplane.dispatcher.periodic import PeriodicPipelines
@@ -153,7 +153,7 @@ async def test_a_pipeline_is_made_run_and_followed_to_its_end(database_url: str,
         assert "no money" in failed.error["message"]
         assert await platform.value("select attempt from tasks where task_id = $1", third) == 2
         assert third is not None
-        retried = await api.call("POST", "/v1/tasks/retry", TaskChanges, TaskIds([third]))
+        retried = await api.call("POST", "/v1/tasks/retry", TaskChanges, TaskSelection([third]))
         assert retried.unchanged == [third]
 
         # One that is canceled is FAILED.
@@ -170,7 +170,7 @@ async def test_a_pipeline_is_made_run_and_followed_to_its_end(database_url: str,
         await until(runs, seconds=120, what="the execution runs")
         with pytest.raises(Conflict, match="a task of the platform"):
             await api.call("PATCH", f"/api/v1/executions/{fourth}", ExecutionView, ExecutionChange("FAILED"))
-        await api.call("POST", "/v1/tasks/cancel", TaskChanges, TaskIds([fourth]))
+        await api.call("POST", "/v1/tasks/cancel", TaskChanges, TaskSelection([fourth]))
         canceled = await ended(platform, fourth)
         assert canceled.error is not None
         assert (canceled.status, canceled.error["code"]) == ("FAILED", "execution.canceled")

@@ -70,6 +70,22 @@ def pairs(numbers: DataFrame) -> dict[str, DataFrame]:
     return {"even": numbers.filter("n % 2 = 0"), "odd": numbers.filter("n % 2 = 1")}
 
 
+def through_python_functions(numbers: DataFrame) -> DataFrame:
+    """A function per row, one per row that is given its rows as Arrow, and one per batch."""
+    plain = F.udf(lambda n: n + 1, "long")
+    arrow = F.udf(lambda n: n + 2, "long", useArrow=True)
+    pandas = F.pandas_udf(lambda n: n + 3, "long")
+    return numbers.select(
+        "n", plain("n").alias("plain"), arrow("n").alias("arrow"), pandas("n").alias("pandas")
+    )
+
+
+def much_of_little(numbers: DataFrame) -> DataFrame:
+    """30 MB out of a few kB: they return through Arrow in many pieces."""
+    copies = numbers.sparkSession.range(300)
+    return numbers.crossJoin(copies).select("n", "id", F.repeat(F.lit("x"), 1000).alias("text"))
+
+
 def raises(numbers: DataFrame) -> DataFrame:
     raise ValueError("this operator always fails")
 
@@ -179,3 +195,28 @@ def writes_by_declaration(numbers: DataFrame, scope: Scope) -> DataFrame:
             return numbers.select("n", F.col("name").alias("nmae"))
         case _:
             return numbers.select("n", F.when(F.col("n") % 2 == 0, F.col("name")).alias("name"))
+
+
+def described(numbers: DataFrame) -> list[dict]:
+    return [{"columns": ",".join(f"{name}:{kind}" for name, kind in numbers.dtypes)}]
+
+
+def reads_columns(task: OperatorTask) -> list[dict]:
+    schema = task.read("numbers").schema
+    return [{"columns": ",".join(f"{column.name}:{column.type}" for column in schema)}]
+
+
+def analyzed(numbers: DataFrame, spark, config) -> DataFrame:
+    """What Spark says to each of `config.texts`; the functions that it knows; and the values of `config.literals`."""
+    datasets = {name: spark.sql(sql) for name, sql in config["datasets"].items()}
+    datasets["shop.orders"].createOrReplaceTempView("tp_d0")
+    rows = [("function", row[0]) for row in spark.sql("show functions").collect()]
+    rows += [("literal", value) for value in spark.sql(config["literals"]).collect()[0]]
+    for text, relations in config["texts"]:
+        for name, dataset in relations.items():
+            datasets[dataset].createOrReplaceTempView(name)
+        try:
+            _ = spark.sql(text).schema
+        except Exception as error:
+            rows.append(("refused", f"{text} => {str(error)[:300]}"))
+    return spark.createDataFrame(rows, "kind string, value string")

@@ -305,9 +305,9 @@ def test_an_event_seen_before_is_found_by_its_unique_key(filled: Filled) -> None
             ["array_fill(false, array[20])", "array_fill(null::jsonb, array[20])"],
         ),
         ("hold_fences", "copy", "running", []),
-        ("cancel", "metered", "queued", []),
-        ("cancel", "copy", "running", []),
-        ("retry", "copy", "dead", []),
+        ("cancel", "metered", "queued", ["'default'"]),
+        ("cancel", "copy", "running", ["'default'"]),
+        ("retry", "copy", "dead", ["'default'"]),
         ("finish_in_process", "tens", "queued", []),
         ("fail_in_process", "tens", "queued", ["'{}'"]),
         ("keep_progress", "tens", "queued", ["array_fill('{}'::jsonb, array[20])"]),
@@ -520,12 +520,22 @@ def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Fi
         numbers,
         "'missing'",
         "true",
+        "false",
     )
     no_sequential_scan(plan)
     assert {"tasks_waiting", "tasks_in_flight", "tasks_dead", "dataset_commits_live"} <= plan.indexes
     assert all("scope_key" in c for c in plan.conditions("tasks_in_flight"))
     assert plan.read("tasks") <= 1000 + 2 * count  # the dead of the job
     assert plan.read("dataset_commits") <= 2 * count
+
+
+def test_dead_tasks_are_counted_without_looking_at_others(filled: Filled) -> None:
+    plan = filled.run("tasks", "deaths", "'default'", "100")
+    assert "tasks_dead_open" in plan.indexes
+    assert (
+        plan.read("tasks") <= 3 * 100
+    )  # once for what they need, once for the newest's error, and its later ones
+    assert plan.read("dataset_commits") <= 100
 
 
 def test_garbage_is_found_among_replaced_commits_only(filled: Filled) -> None:

@@ -9,12 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane
 from tests.postgres.test_commits import job, span
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.control_api import DeployRequest
+from traceplane.control_api import DeployRequest, VersionQuery
 from traceplane.dispatcher.garbage import Collected, collect
 from traceplane.errors import Conflict, NotFound
 
@@ -171,6 +172,32 @@ async def test_a_version_that_is_given_up_leaves_no_trace_for_readers(plane: Con
         await plane.rollback("main", to=99)
     with pytest.raises(Conflict, match=r"version\.active"):
         await plane.rollback("main", to=3)
+
+
+async def test_progress_counts_scopes_that_serve_and_are_built_too(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(4))
+    await plane.run_all()
+    await plane.deploy(chain(2))
+    await plane.emit("in", range(4, 9))  # done by the new version first, and by the serving one never
+    progress = []
+    for _ in range(20):
+        await plane.builds.run_once()
+        await plane.meter()
+        held = await plane.claim(await plane.send())
+        serving = {
+            row["job_id"] for row in await plane.sql("select job_id from jobs where building or name = 'a'")
+        }
+        await plane.complete(*(h for h in held if h.task.job_id in serving))
+        query = VersionQuery("main")
+        call = msgspec.structs.replace(plane._call(None), query=query)
+        newest = (await plane.api.versions(call)).versions[0]
+        progress.append([(d.dataset, d.built, d.serving) for d in newest.datasets])
+        if newest.state != "building":
+            break
+    counted = [(built, of) for step in progress for _, built, of in step]
+    assert all(built <= of == 4 for built, of in counted)
+    assert {built for built, _ in counted} > {4}
 
 
 async def test_two_versions_are_not_built_at_once_and_a_moved_world_is_told(plane: ControlPlane) -> None:

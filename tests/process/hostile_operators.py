@@ -6,11 +6,14 @@ about hiding: the point is that it does not matter.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
 import json
+import mmap
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -252,6 +255,35 @@ def call_internal_api(task: OperatorTask) -> None:
     )
 
 
+def be_reached_and_look_around(task: OperatorTask) -> None:
+    def listen_unbound() -> object:
+        with socket.socket() as server:
+            server.listen(5)
+            return server.getsockname()
+
+    def accept() -> object:
+        with socket.socket() as server:
+            server.settimeout(0.1)
+            return server.accept()
+
+    tell(
+        listen=attempt(listen_unbound),
+        accept=attempt(accept),
+        netlink={n: attempt(lambda n=n: socket.socket(16, socket.SOCK_RAW, n).close()) for n in range(22)},
+        resolved=attempt(lambda: socket.getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)[0][4][1]),
+    )
+
+
+def look_at_mounts(task: OperatorTask) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(number: int) -> str:
+        libc.syscall(number, 0, 0, 0, 0, 0)
+        return errno.errorcode[ctypes.get_errno()]
+
+    tell(open_tree_attr=call(467), statmount=call(457), listmount=call(458))
+
+
 def _status(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
@@ -260,6 +292,164 @@ def _status(url: str) -> str:
         return f"did: {error.code}"
     except OSError as error:
         return f"refused: {error}"
+
+
+def connect_in_every_way(task: OperatorTask) -> None:
+    """To this machine, its link and clouds' metadata: by every spelling, socket and call there is."""
+    port = task.config["port"]
+    own = [(a, port) for a in task.config["addresses"]]
+    v4 = [("127.0.0.1", port), ("127.1.2.3", port), ("0.0.0.0", port), ("2130706433", port), ("0x7f.1", port)]
+    v6 = [("::1", port), ("::", port), ("::ffff:127.0.0.1", port), ("64:ff9b::7f00:1", port)]
+    link = [("169.254.169.254", 80), ("fe80::1", 80), ("fd00:ec2::254", 80), ("::ffff:169.254.169.254", 80)]
+    outcomes = {}
+    for address in (*own, *v4, *v6, *link):
+        for way in (_connect_blocking, _connect_with_timeout, _connect_in_thread):
+            outcomes[f"{way.__name__} {address}"] = attempt(lambda w=way, a=address: w(a))
+    loopback = ("127.0.0.1", port)
+    fast_open = getattr(socket, "MSG_FASTOPEN", 0x20000000)
+    with socket.socket() as client:
+        outcomes["fast open, sendto"] = attempt(lambda: client.sendto(b"GET", fast_open, loopback))
+    with socket.socket() as client:
+        outcomes["fast open, sendmsg"] = attempt(lambda: client.sendmsg([b"GET"], [], fast_open, loopback))
+    for kind, protocol in ((socket.SOCK_DGRAM, 0), (socket.SOCK_RAW, 1), (socket.SOCK_STREAM, 132)):
+        outcomes[f"socket {kind} {protocol}"] = attempt(lambda k=kind, p=protocol: _send(k, p, loopback))
+    outcomes["raced"] = _race_for(loopback)
+    tell(outcomes=outcomes)
+
+
+def _connect_blocking(address: tuple[str, int]) -> str:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family) as client:
+        client.connect(address)
+        return "connected"
+
+
+def _connect_with_timeout(address: tuple[str, int]) -> str:
+    with socket.create_connection(address, timeout=5):
+        return "connected"
+
+
+def _connect_in_thread(address: tuple[str, int]) -> str:
+    outcomes: list[Any] = []
+
+    def connect() -> None:
+        try:
+            outcomes.append(_connect_blocking(address))
+        except OSError as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join()
+    if isinstance(outcomes[0], OSError):
+        raise outcomes[0]
+    return str(outcomes[0])
+
+
+def _send(kind: int, protocol: int, address: tuple[str, int]) -> int:
+    with socket.socket(socket.AF_INET, kind, protocol) as client:
+        return client.sendto(b"x", address)
+
+
+def _race_for(address: tuple[str, int]) -> str:
+    """Exchanges the address while somebody looks at it: harmless when it is read, this machine's when it is used."""
+    harmless = struct.pack("=HH4s8x", socket.AF_INET, socket.htons(9), socket.inet_aton("192.0.2.1"))
+    wanted = struct.pack("=HH4s8x", socket.AF_INET, socket.htons(address[1]), socket.inet_aton(address[0]))
+    memory = ctypes.create_string_buffer(harmless)
+    stop = threading.Event()
+
+    def exchange() -> None:
+        while not stop.is_set():
+            ctypes.memmove(memory, wanted, 16)
+            ctypes.memmove(memory, harmless, 16)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        for _ in range(300):
+            with socket.socket() as client:
+                client.setblocking(False)
+                libc.connect(client.fileno(), memory, 16)
+                try:
+                    if client.getpeername()[0] == address[0]:
+                        return "did: connected"
+                except OSError:
+                    pass
+        return "never"
+    finally:
+        stop.set()
+        thread.join()
+
+
+def connect_usefully(task: OperatorTask) -> None:
+    url = f"http://127.0.0.1:{task.config['port']}/"
+    from_thread: list[str] = []
+    thread = threading.Thread(target=lambda: from_thread.append(_status(url)))
+    thread.start()
+    thread.join()
+    with socket.socket() as client:
+        client.connect(("127.0.0.1", task.config["port"]))
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        blocking = f"did: {client.recv(100).split()[1].decode()}"
+    program = (
+        "import urllib.request, urllib.error\n"
+        f"try: urllib.request.urlopen({url!r})\n"
+        "except urllib.error.HTTPError as error: print(error.code, end='')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    tell(
+        blocking=blocking,
+        with_timeout=_status(url),
+        thread=from_thread[0],
+        program=f"did: {done.stdout}",
+        asyncio=attempt(lambda: asyncio.run(_open_and_close(task.config["port"]))),
+        closed=attempt(lambda: _connect_blocking(("127.0.0.1", task.config["closed"]))),
+        resolver=os.environ.get("RES_OPTIONS"),
+    )
+
+
+async def _open_and_close(port: int) -> bool:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+def connect_to_nobody(task: OperatorTask) -> None:
+    address = ("127.0.0.1", task.config["port"])
+    libc = ctypes.CDLL(None, use_errno=True)
+    with socket.socket() as client:
+        libc.connect(client.fileno(), ctypes.c_void_p(8), 16)
+        bad = errno.errorcode[ctypes.get_errno()]
+    tell(
+        blocking=attempt(lambda: _connect_blocking(address)),
+        not_blocking=attempt(lambda: _connect_with_timeout(address)),
+        bad_address=bad,
+    )
+
+
+def grab_shared_memory(task: OperatorTask) -> None:
+    tell(
+        shared=attempt(lambda: len(mmap.mmap(-1, 1 << 20))),
+        private=attempt(lambda: len(mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))),
+    )
+
+
+def change_attributes(task: OperatorTask) -> None:
+    path = task.config["path"]
+    folder = os.path.dirname(path)
+    outcomes = {}
+    for target in (path, folder):
+        outcomes[f"chmod {target}"] = attempt(lambda t=target: os.chmod(t, 0o666))
+        outcomes[f"lchown {target}"] = attempt(lambda t=target: os.lchown(t, os.getuid(), os.getgid()))
+        outcomes[f"utime {target}"] = attempt(lambda t=target: os.utime(t, (1, 1)))
+        outcomes[f"setxattr {target}"] = attempt(lambda t=target: os.setxattr(t, "user.mine", b"1"))
+        outcomes[f"program {target}"] = subprocess.run(["chmod", "777", target], check=False).returncode
+    own = task.temp_dir / "own"
+    own.write_text("mine")
+    copied = attempt(lambda: Path(shutil.copy2(own, task.temp_dir / "copy")).read_text())
+    tell(outcomes=outcomes, own_file_copied=copied)
 
 
 def call_unix_sockets(task: OperatorTask) -> None:

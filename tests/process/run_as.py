@@ -1,19 +1,22 @@
-"""Runs a command as root or as another user, with the interpreter within that user's reach.
+"""Runs a command as root or as another user, with the interpreter and this repository within that user's reach.
 
-An interpreter installed below a private home directory cannot be executed by others; in a mount
-namespace of its own, the folders above it are replaced by ones that can be passed.
+What lies below a private folder, such as a home directory, cannot be executed by others. In a mount namespace of its
+own, private folders are covered by ones that can be passed, with what is needed in its place again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from traceplane.linux import kernel
 from traceplane.worker import private_root
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def closed_ancestor(path: Path) -> Path | None:
@@ -21,22 +24,29 @@ def closed_ancestor(path: Path) -> Path | None:
     return next((p for p in reversed(path.parents) if not p.stat().st_mode & 0o001), None)
 
 
-def open_the_way_to(path: Path) -> None:
-    ancestor = closed_ancestor(path)
-    if ancestor is None:
+def open_the_way_to(paths: Iterable[Path]) -> None:
+    """All paths are held open before anything is covered: one may lie below what hides another."""
+    closed = {path: ancestor for path in paths if (ancestor := closed_ancestor(path)) is not None}
+    if not closed:
         return
-    aside = tempfile.mkdtemp()
-    kernel.bind(str(path), aside)
-    kernel.mount("tmpfs", str(ancestor), "tmpfs", 0, "mode=755")
-    path.mkdir(parents=True)
-    kernel.bind(aside, str(path))
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    held = {path: os.open(path, os.O_PATH) for path in closed}
+    for ancestor in private_root.outermost(map(str, closed.values())):
+        kernel.mount("tmpfs", ancestor, "tmpfs", 0, "mode=755")
+    umask = os.umask(0o022)
+    for path, descriptor in held.items():
+        path.mkdir(parents=True)
+        kernel.bind(f"/proc/self/fd/{descriptor}", str(path))
+        os.close(descriptor)
+    os.umask(umask)
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(os.getcwd())  # the same path, as it is now
 
 
 def main(user: str, uid: int, command: list[str]) -> None:
-    kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    for folder in private_root.interpreter_folders():
-        open_the_way_to(Path(folder))
+    needed = private_root.outermost({*private_root.interpreter_folders(), str(REPOSITORY)})
+    open_the_way_to(map(Path, needed))
     if user != "root":
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -32,6 +32,7 @@ from traceplane.postgres.embedded import (
 
 FAST = {"fsync": "off"}
 AS_ROOT = os.geteuid() == 0
+RUN_AS = Path(__file__).parent / "run_as.py"
 Ensure = Callable[..., EmbeddedPostgres]
 needs_root = pytest.mark.skipif(not AS_ROOT, reason="about the server of root")
 
@@ -101,11 +102,12 @@ def eventually(condition: Callable[[], Any], seconds: float = 15) -> None:
         time.sleep(0.01)
 
 
-def start_python(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+def start_python(
+    code: str, *arguments: object, launcher: tuple[str, ...] = (), **options: Any
+) -> subprocess.Popen[str]:
     """Another process, with the imports of these tests and its arguments as `arguments`."""
     prelude = """
-        import asyncio, asyncpg, asyncpg.protocol, json, os, pwd, signal, sys, time
-        import encodings.idna
+        import asyncio, asyncpg, json, os, signal, sys, time
         from pathlib import Path
         from traceplane.errors import TraceplaneError
         from traceplane.postgres.embedded import EmbeddedPostgres
@@ -113,9 +115,8 @@ def start_python(code: str, *arguments: object, **options: Any) -> subprocess.Po
         FAST = {"fsync": "off"}
     """
     program = textwrap.dedent(prelude) + textwrap.dedent(code)
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)], stdout=subprocess.PIPE, text=True, **options
-    )
+    command = [*launcher, sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
 
 def run_python(code: str, *arguments: object, **options: Any) -> str:
@@ -304,13 +305,12 @@ def test_binaries_that_nobody_can_read_are_copied(stopped: Path, parent: Path) -
 def test_a_user_other_than_root_runs_it_plainly(parent: Path) -> None:
     private = parent / "private"
     private.mkdir(mode=0o700)
+    launcher: tuple[str, ...] = ()
     if AS_ROOT:
         shutil.chown(private, "nobody")
-    # The interpreter may lie below a folder of root's, so the rights are dropped after the imports.
+        # Interpreter and Postgres may lie below a folder of root's.
+        launcher = (sys.executable, str(RUN_AS), "user", str(pwd.getpwnam("nobody").pw_uid))
     code = """
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.setgroups([]), os.setgid(nobody.pw_gid), os.setuid(nobody.pw_uid)
         server = EmbeddedPostgres.ensure(Path(arguments[0]), settings=FAST)
         async def answer():
             connection = await asyncpg.connect(server.state_url)
@@ -325,7 +325,7 @@ def test_a_user_other_than_root_runs_it_plainly(parent: Path) -> None:
         except TraceplaneError as refused:
             print(refused.code)
     """
-    lines = run_python(code, private / "postgres").splitlines()
+    lines = run_python(code, private / "postgres", launcher=launcher).splitlines()
     assert lines == ["traceplane_state", "None True", "None", "postgres.folder_unwritable"]
 
 

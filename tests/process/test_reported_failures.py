@@ -30,7 +30,7 @@ from traceplane.control_api import (
     EmitResponse,
     ManualEvent,
     TaskChanges,
-    TaskIds,
+    TaskSelection,
     TasksResponse,
 )
 from traceplane.errors import PlatformError
@@ -177,7 +177,7 @@ class World:
 
     async def cancel(self, *task_ids: UUID) -> dict[str, str]:
         answer = await self.platform.api.call(
-            "POST", "/v1/tasks/cancel", TaskChanges, TaskIds(list(task_ids))
+            "POST", "/v1/tasks/cancel", TaskChanges, TaskSelection(list(task_ids))
         )
         return answer.changed
 
@@ -650,7 +650,9 @@ async def test_a_dead_task_is_visible_and_runs_again_by_hand(world: World) -> No
     assert (seen.attempt, seen.max_attempts) == (2, 2)
     assert seen.error is not None
     assert "attempt 2 fails" in seen.error["message"]
-    answer = await world.platform.api.call("POST", "/v1/tasks/retry", TaskChanges, TaskIds([seen.task_id]))
+    answer = await world.platform.api.call(
+        "POST", "/v1/tasks/retry", TaskChanges, TaskSelection([seen.task_id])
+    )
     assert answer.changed == {str(seen.task_id): "queued"}
     await settle(world.platform)
     (task,) = await world.tasks("dead")

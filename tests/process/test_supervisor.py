@@ -13,8 +13,9 @@ import pytest
 from tests.platform import free_port, until
 
 SUPERVISE = """
-import asyncio, sys
+import asyncio, sys, threading, time
 from traceplane.cli.supervisor import Child, supervise
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # the kernel tells of each thread's end
 started = lambda name, pid: print(pid, flush=True)
 asyncio.run(supervise([Child("gateway", ("gateway",), {environment!r})], asyncio.Event(), started=started))
 """
@@ -26,12 +27,22 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str
         "PATH": os.environ["PATH"],
         "TRACEPLANE_HOME": str(tmp_path),
         "TRACEPLANE_STATE_URL": database_url,
+        "TRACEPLANE_DATA_URL": database_url,
         "TRACEPLANE_GATEWAY_PORT": str(free_port()),
     }
     code = SUPERVISE.format(environment=environment)
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        owner = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=output
+        )
     assert owner.stdout is not None
     child = int(await owner.stdout.readline())
+
+    async def started() -> bool:
+        return "process.started" in log.read_text()
+
+    await until(started, what="the gateway has started")
     owner.send_signal(signal.SIGKILL)
     await owner.wait()
 
@@ -40,3 +51,5 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str
         return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
     await until(gone, what="the gateway has ended")
+    assert "process.stopped" in log.read_text(), "it was told to stop, and had its time for that"
+    assert "process.killed" not in log.read_text()

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from traceplane.sdk import OperatorTask
 
 CHANNEL = 3
@@ -103,24 +105,31 @@ def write_rows(task: OperatorTask) -> None:
     task.write("rows", [{"n": 1}])
 
 
+def write_file(task: OperatorTask) -> None:
+    """Rows that lie in the output's folder, as those of a large output do."""
+    table = pa.table({"n": [1]})
+    with task.open_writer("rows", table.schema) as write:
+        write(table)
+
+
 def write_unreported(task: OperatorTask) -> None:
     (task.outputs["rows"].folder / "unreported").write_text("x")
 
 
 def keep_output_open(task: OperatorTask) -> None:
-    write_rows(task)
+    write_file(task)
     kept_open.append(os.open(_part(task), os.O_RDWR))
 
 
 def keep_output_mapped(task: OperatorTask) -> None:
-    write_rows(task)
+    write_file(task)
     with open(_part(task), "r+b") as file:
         kept_open.append(mmap.mmap(file.fileno(), 0))
 
 
 def keep_output_in_flight(task: OperatorTask) -> None:
     """A descriptor that no table of this process holds: it is under way in a socket."""
-    write_rows(task)
+    write_file(task)
     one, other = socket.socketpair()
     with open(_part(task), "r+b") as file:
         socket.send_fds(one, [b"x"], [file.fileno()])
@@ -253,6 +262,7 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         leave_deep_folders,
         disturb_surroundings,
         write_rows,
+        write_file,
         write_unreported,
         keep_output_open,
         keep_output_mapped,

@@ -25,7 +25,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.control_plane import RESEND_AFTER_SECONDS, ControlPlane, Held, WakeUps, canceled, completed, failed
+from tests.control_plane import (
+    RESEND_AFTER_SECONDS,
+    ControlPlane,
+    Held,
+    WakeUps,
+    canceled,
+    completed,
+    failed,
+    returned,
+)
 from traceplane.task_api import Completion, EventOut, Scope
 
 LEASE_SECONDS = 30.0
@@ -83,7 +92,9 @@ jobs:
 SAID = st.lists(
     st.tuples(
         st.integers(0, 12),
-        st.sampled_from(["alive", "alive", "alive", "event", "completed", "failed", "hopeless", "canceled"]),
+        st.sampled_from(
+            ["alive", "alive", "alive", "event", "completed", "failed", "hopeless", "canceled", "returned"]
+        ),
     ),
     min_size=1,
     max_size=6,
@@ -375,7 +386,12 @@ class TaskMachine(RuleBasedStateMachine):
             return ("canceled" if task.state == "canceled" else task.answer), False
         if task.state == "canceled":
             return "canceled", False
-        if task.stop or word == "canceled":
+        if word == "returned" and not task.stop:
+            if task.state == "dead":
+                return "stale", False
+            task.state, task.answer, task.ready = "queued", "retrying", self.clock
+            task.limit += 1  # the attempt does not count
+        elif task.stop or word == "canceled":
             task.state, task.answer, task.stop = "canceled", "canceled", True
         elif word == "completed":
             task.state, task.answer = "completed", "committed"
@@ -669,6 +685,8 @@ def _completion(held: Held, word: str) -> Completion:
             return completed(held)
         case "canceled":
             return canceled(held)
+        case "returned":
+            return returned(held)
         case _:
             return failed(held, retryable=word == "failed")
 

@@ -30,14 +30,14 @@ datasets:
   shop.orders:
     position: id
     columns:
-    - {name: id, type: int64}
+    - {name: id, type: bigint}
     - {name: customer, type: string}
     - {name: amount, type: double}
-    - {name: day, type: "date32[day]"}
+    - {name: day, type: date}
     - {name: email, type: string, pii: true}
   shop.items:
     position: order_id
-    columns: [{name: order_id, type: int64}, {name: sku, type: string}]
+    columns: [{name: order_id, type: bigint}, {name: sku, type: string}]
 jobs:
 - {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: shop.in}]}
 - name: orders

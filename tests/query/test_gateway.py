@@ -20,9 +20,11 @@ import pytest
 
 from tests.platform import Platform, until
 from tests.query.published import Shop
+from tests.query.test_virtual import INJECTED
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
+from traceplane.control_api import QueryTask, QueryTaskRequest
 from traceplane.errors import PlatformError, TooLarge, UserError
 
 SLOW = "select count(*) from range(10000000000000) a, range(1000000) b"
@@ -51,6 +53,7 @@ async def test_queries_over_http_with_the_client_and_with_the_command_line(
         await _clients(platform, reader, granted)
         await _catalog(platform, reader)
         await _limits(platform)
+        await _injected_into_spark(platform)
         await _hanging_up(platform)
         await _command_line(platform, tmp_path)
 
@@ -169,6 +172,20 @@ async def _limits(platform: Platform) -> None:
     with pytest.raises(PlatformError) as broken:
         await asyncio.to_thread(client.query, "select * from range(900000)")
     assert broken.value.code == "service.unreachable"
+
+
+async def _injected_into_spark(platform: Platform) -> None:
+    """A writer's query for Spark whose unit of time is SQL."""
+    with pytest.raises(UserError) as refused:
+        await platform.api.call(
+            "POST", "/v1/query-tasks", QueryTask, QueryTaskRequest(INJECTED, "results.leaked")
+        )
+    assert refused.value.code == "query.syntax_denied"
+    assert str(refused.value.value).startswith("year from current_date()")
+    assert await platform.sql("select 1 from datasets where dataset_id = 'results.leaked'") == []
+    assert (
+        await platform.value("select count(*) from query_denials where reason = 'query.syntax_denied'") == 1
+    )
 
 
 async def _hanging_up(platform: Platform) -> None:

@@ -15,13 +15,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+import sqlglot
 
 from tests.query.published import items, orders, queries
 from traceplane.errors import TraceplaneError
 from traceplane.query import engine
 from traceplane.query.engine import EngineColumn, EngineRelation, EngineRequest, FileGroup, Refused
 from traceplane.query.engines import Engines
-from traceplane.sql.gate import admit
+from traceplane.sql.gate import admit, written
 
 GRANTED = {"shop.orders", "shop.items"}
 SECRET = "the-canary-is-yellow"
@@ -93,6 +94,45 @@ def test_the_gate_refuses_every_hostile_query(canary: Canary) -> None:
     assert len(reasons) >= 6, "the corpus has become too uniform"
 
 
+@pytest.mark.parametrize(
+    "type_",
+    [
+        "foo), getenv('HOME'), (1",  # a function
+        "int), (select 1 from tp_d1), (1",  # a relation that was not named
+        "int), (select 1), (1",  # another query
+        "int) from tp_d0; select (1",  # another statement
+        "int) from tp_d0 where (true",  # another condition
+        "int",  # nothing
+    ],
+)
+def test_what_the_gate_writes_is_read_again_before_it_is_used(type_: str) -> None:
+    """As if its check of trees had overlooked what a generator writes bare: the name of a type, here."""
+    tree = sqlglot.parse_one("select cast(id as int), 'x' from tp_d0 as o", read="duckdb")
+    cast = tree.selects[0]
+    cast.set("to", sqlglot.exp.DataType(this=sqlglot.exp.DType.USERDEFINED, kind=type_))
+    if type_ == "int":
+        assert written(tree, {"tp_d0"}) == """SELECT CAST("id" AS int), 'x' FROM "tp_d0" AS "o\""""
+        return
+    with pytest.raises(TraceplaneError) as refused:
+        written(tree, {"tp_d0"})
+    assert refused.value.code in ("query.syntax_denied", "query.function_denied")
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("""select cast(id as "foo), getenv('HOME'), (1") from shop.orders""", "foo), getenv('HOME'), (1"),
+        ("select extract('year from x' from day) from shop.orders", "year from x"),
+        ("select date_diff('da y', day, day) from shop.orders", "DA Y"),
+    ],
+)
+def test_a_raw_type_or_unit_is_refused_with_its_value_and_what_to_write(sql: str, value: str) -> None:
+    with pytest.raises(TraceplaneError) as refused:
+        admit(sql)
+    assert (refused.value.code, refused.value.value) == ("query.syntax_denied", value)
+    assert refused.value.next_step
+
+
 def test_the_engine_refuses_what_got_past_the_gate(canary: Canary) -> None:
     """The raw text, as if there were no gate: DuckDB's own tree names a function or relation that is not listed."""
     let_through = []
@@ -154,7 +194,9 @@ def test_the_process_of_a_query_has_no_files_and_no_network(canary: Canary) -> N
         found = {}
         try:
             engine._confine(
-                canary.request(""), engine.landlock.supported_abi(), engine.seccomp.Filter(network=False)
+                canary.request(""),
+                engine.landlock.supported_abi(),
+                engine.seccomp.Filter(sockets=engine.seccomp.Sockets.NONE),
             )
             for name, code in tries.items():
                 try:

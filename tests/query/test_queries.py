@@ -120,6 +120,67 @@ async def test_only_files_that_can_hold_the_answer_are_read_and_the_answer_is_th
     ) == [3, 1]
 
 
+async def test_no_answer_depends_on_the_statistics_of_a_hidden_column(shop: Shop, asked: Asked) -> None:
+    """Emails of the three files begin with `secret-1`, `secret-21` and `secret-41`; a reader has no such column."""
+    attacks = [
+        "select count(*) from shop.orders s, (select '' as email) t where email <= '{}' and s.id = 4",
+        "select count(*) from (select '' as email) t, shop.orders s where email <= '{}' and s.id = 4",
+        "select count(*) from shop.orders s, lateral (select '' as email) t where email <= '{}' and s.id = 4",
+        "select count(*) from shop.orders s join (select '' as email) t on true where email <= '{}' and s.id = 4",
+        "select count(*) from shop.orders s, (select {{'email': ''}} as s) t where s.email <= '{}' and id = 4",
+        "with t as (select '' as email) select count(*) from shop.orders s, t where email <= '{}' and s.id = 4",
+        "select count(*) from shop.orders s, unnest(['']) t(email) where email <= '{}' and s.id = 4",
+        "select count(*) from (shop.orders s join (select '' as email) t on true) where email <= '{}' and s.id = 4",
+        "select (select count(*) from shop.orders where email <= '{}' and id = 4) from (select '' as email)",
+        "select count(*) from (select '' as email from shop.orders where email <= '{}' and id = 4)",
+        "select count(*) from shop.orders s, shop.public t where email <= '{}' and s.id = 4",
+    ]
+    await shop.plane.deploy(DAG.replace("dag: shop", "dag: public").replace("shop.", "open.").replace(
+        "open.items:", "shop.public:\n    columns: [{name: email, type: string}]\n  open.items:").replace(
+        "name: tens", "name: public\n  runtime: python\n  operator: python\n  inputs: [{from: {dataset: open.in}}]\n"
+        "  outputs: [{dataset: shop.public}]\n  config: {entrypoint: \"basic:copy\"}\n- name: tens"))  # fmt: skip
+    await shop.publish("shop.public", pa.table({"email": [""]}), 1, 1)
+    for attack in attacks:
+        answers = [await asked.rows(attack.format(guess)) for guess in ("a", "secret-1@", "secret-3", "z")]
+        assert answers == [[[1]]] * 4, attack
+        prepared = await asked.service.prepare(READER, attack.format("a"))
+        assert 0 not in [chosen.files for chosen in prepared.chosen], attack
+
+    # Who sees the column means it where it stands alone, and has to say which where it does not.
+    assert await asked.rows("select count(*) from shop.orders where email <= 'a'", ADMIN) == [[0]]
+    with pytest.raises(TraceplaneError, match=r"[Aa]mbiguous"):
+        await asked.rows(attacks[0].format("a"), ADMIN)
+
+
+async def test_a_condition_without_a_relation_leaves_files_out_only_where_it_can_mean_nothing_else(
+    asked: Asked,
+) -> None:
+    for sql, files in {
+        "select * from shop.orders, shop.items where id = 7": [1, 1],
+        "select * from shop.orders join shop.items on order_id = id where id = 7": [1, 1],
+        "select * from shop.orders join (select order_id as id from shop.items) t using (id) where id = 7": [
+            1,
+            1,
+        ],
+        "select * from shop.orders o left join shop.orders p using (id) where id = 7": [1, 1],
+        "select * from shop.orders, (select 7 as n) where amount < 3": [3],
+        "with t as (select 7 as n) select * from shop.orders, t where amount < 3": [3],
+        "select * from shop.orders, range(3) where amount < 3": [3],
+        "select * from (shop.orders o positional join shop.items i) where o.amount < 3": [3, 1],
+        "select * from shop.orders o, (select 7 as n) where o.amount < 3": [1],
+    }.items():
+        assert await asked.files(sql) == files, sql
+    for sql, rows in {
+        "select count(*) from shop.orders o, (select 1000.0 as total) where total > 500": [[60]],
+        "select count(*) from shop.orders o, (select 1000 as order_id) where order_id > 500": [[60]],
+        "select count(*) from shop.items i, (select 'x' as customer) where customer = 'x'": [[30]],
+        "select count(*) from shop.orders o left join shop.items i on i.order_id = o.id where order_id > 500": [
+            [0]
+        ],
+    }.items():
+        assert await asked.rows(sql) == rows, sql
+
+
 async def test_newer_commits_hide_exactly_their_positions_and_new_columns_are_null_before(
     shop: Shop, asked: Asked
 ) -> None:

@@ -31,7 +31,7 @@ VIRTUAL = """
   shop.marked:
     storage: virtual
     sql: "select o.id, i.sku from shop.orders o join shop.items i on i.order_id = o.id"
-    columns: [{name: id, type: int64}, {name: sku, type: string, pii: true}]
+    columns: [{name: id, type: bigint}, {name: sku, type: string, pii: true}]
 """
 SHOP = DAG.replace("  shop.items:", VIRTUAL.strip("\n") + "\n  shop.items:", 1)
 REPORTS = """
@@ -41,6 +41,14 @@ datasets:
   reports.best: {storage: virtual, sql: "select who from shop.by_customer order by total desc limit 1"}
 jobs: []
 """
+INJECTED = """
+select extract('year from current_date()) as a,
+  reflect(''java.lang.System'',''getenv'',''HOME'') as u,
+  (select concat_ws('','',collect_list(email))
+     from parquet.`HOME/objects/*/GENERATION/staging/*/*/*.parquet`) as leaked,
+  extract(year' from current_date) as z from shop.orders limit 1
+"""
+"""Each part of it ran on Spark, when what was written for Spark was not looked at again."""
 
 
 @pytest.fixture
@@ -131,6 +139,24 @@ async def test_personal_data_stays_hidden_below_a_virtual_dataset(shop: Shop, as
         assert SECRET not in shown, sql
 
 
+async def test_files_are_not_left_out_by_hidden_columns_below_a_virtual_dataset(
+    shop: Shop, asked: Asked
+) -> None:
+    for sql in (
+        "select count(*) from shop.everything s, (select '' as email) t where email <= '{}' and s.id = 4",
+        "select count(*) from shop.large s, (select '' as email) t where email <= '{}' and s.id = 24",
+        "select count(*) from shop.everything s, (select {{'email': ''}} as s) t where s.email <= '{}' and id = 4",
+        # Hidden by the virtual dataset's own mark, though it may be seen below.
+        "select count(*) from shop.marked m, (select {{'sku': ''}} as m) t where m.sku <= '{}' and m.id = 4",
+        "select count(*) from shop.marked m, shop.skus t where sku <= '{}' and m.id = 4",
+    ):
+        if "skus" in sql:
+            skus = "  shop.skus: {storage: virtual, sql: \"select '' as sku from shop.items where order_id = 1\"}\n"
+            await shop.plane.deploy(SHOP.replace("  shop.items:", skus + "  shop.items:", 1))
+        answers = [await asked.rows(sql.format(guess)) for guess in ("a", "secret-1@", "z")]
+        assert answers == [[[1]]] * 3, sql
+
+
 async def test_a_query_that_is_handed_over_is_a_task_of_its_own_over_pinned_generations(
     shop: Shop, asked: Asked
 ) -> None:
@@ -172,12 +198,19 @@ async def test_a_query_that_is_handed_over_is_a_task_of_its_own_over_pinned_gene
         ("select id from shop.orders for timestamp as of '2024-01-01'", "x", "query.nothing_then"),
         ("select id from shop.addressed", "x", "query.personal_data"),
         ("select * from read_csv('/etc/passwd')", "x", "query.function_denied"),
+        (INJECTED, "x", "query.syntax_denied"),
+        ("select list_sum([1]) from shop.orders", "x", "virtual.not_for_spark"),
+        ('select "user" from shop.orders', "x", "virtual.not_for_spark"),
     ):
         with pytest.raises(TraceplaneError) as refused:
             await hand_over(sql, dataset)
         assert refused.value.code == code
     denied = await plane.sql("select reason from query_denials order by denial_id")
-    assert [row["reason"] for row in denied] == ["query.personal_data", "query.function_denied"]
+    assert [row["reason"] for row in denied] == [
+        "query.personal_data",
+        "query.function_denied",
+        "query.syntax_denied",
+    ]
 
     # Results expire: nobody finds them any more, and then their files go.
     store = FolderObjectStore(shop.store)

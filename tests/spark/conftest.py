@@ -15,15 +15,6 @@ import pytest_asyncio
 from tests.platform import Platform, until
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
 
-RUNTIMES = """
-[runtimes.spark_remote]
-driver = "queue"
-queue = "spark_remote"
-capabilities = ["reactive", "spark"]
-limits = { processes = 256, open_files = 1024 }
-"""
-"""A runtime whose workers use the Spark server of `spark-1`: they start, and can be killed, without a JVM."""
-
 
 @dataclass
 class SparkPlatform:
@@ -63,15 +54,32 @@ class SparkPlatform:
         )
 
     def server_pid(self) -> int:
-        """Of the Spark server that `spark-1` started last."""
+        """Of the JVM that `spark-1` started last, below the launcher that it logs."""
         lines = self.platform.logs("spark-1").splitlines()
-        return int([json.loads(line) for line in lines if "spark.ready" in line][-1]["pid"])
+        launcher = int([json.loads(line) for line in lines if "spark.ready" in line][-1]["pid"])
+        (jvm,) = (pid for pid in descendants(launcher) if b"SparkConnectServer" in _command_line(pid))
+        return jvm
 
-    def server_address(self) -> str:
-        """Where that server listens; it keeps its port when it is started again."""
-        words = Path(f"/proc/{self.server_pid()}/cmdline").read_bytes().split(b"\0")
-        (port,) = (word.partition(b"=")[2] for word in words if b"grpc.binding.port=" in word)
-        return f"sc://127.0.0.1:{port.decode()}"
+
+def descendants(pid: int) -> list[int]:
+    """The processes below one, the youngest first."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[:0:-1]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
@@ -80,9 +88,7 @@ async def spark(
 ) -> AsyncIterator[SparkPlatform]:
     url = create_database(postgres_server, "spark", template=template_database)
     folder: Path = tmp_path_factory.mktemp("spark")
-    (folder / "traceplane.toml").write_text(RUNTIMES)
     settings = {
-        "TRACEPLANE_CONFIG": str(folder / "traceplane.toml"),
         "TRACEPLANE_SPARK_MASTER": "local[2]",
         "TRACEPLANE_SPARK_MEMORY_MB": "640",
         "TRACEPLANE_WORKER_CONCURRENCY": "4",

@@ -18,7 +18,7 @@ import pytest
 from tests.platform import Platform, die_with_parent, free_port, until
 from tests.spark.conftest import SparkPlatform
 from tests.spark.test_spark_jobs import dag, job
-from traceplane.dataplane.java import java_home
+from traceplane.dataplane.java import find_java
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
 
 PATIENCE = 240.0
@@ -27,16 +27,17 @@ PATIENCE = 240.0
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """Its address, and its two workers with one core each."""
-    home, java, port = Path(pyspark.__file__).parent, java_home(folder), free_port()
+    home, java, port = Path(pyspark.__file__).parent, find_java(), free_port()
     environment = {
         "PATH": os.environ["PATH"],
-        "JAVA_HOME": str(java),
+        "JAVA_HOME": str(java.home),
         "SPARK_HOME": str(home),
         "SPARK_SCALA_VERSION": "2.13",  # as its own launcher script says
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(folder / "work"),
     }
-    command = [java / "bin" / "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]
+    quick = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    command = [java.executable, "-Xmx256m", *quick, *java.options, "-cp"]
     local = ("--host", "127.0.0.1", "--webui-port", "0")
     with contextlib.ExitStack() as stack:
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,84 @@ datasets:
     assert sorted(row["n"] for row in await spark.rows("declared.out")) == list(range(100, 200))
 
 
+async def test_values_are_cast_to_declared_types_and_one_that_would_change_is_refused(
+    spark: SparkPlatform,
+) -> None:
+    """Of results that this process writes, those that Spark writes, and rows of an `append` job."""
+    columns = "columns: [{name: n, type: int}, {name: price, type: 'decimal(9, 2)'}, {name: days, type: array<date>}]"
+    queries = {
+        "here": "select n, n + {more} as price, array(current_date()) as days from numbers",
+        "there": "select n, n + {more} as price, array(current_date()) as days from numbers",
+    }
+    text = dag(
+        "fits",
+        *(
+            job("fits", name, f'{{query: "{query.format(more=more)}"}}', operator="sql", more=append)
+            for name, query, more, append in [
+                ("here", queries["here"], "1", ""),
+                ("there", queries["there"], "1", "update_strategy: append\n  unique_key: [n]"),
+                ("here-not", queries["here"], "9999999L", ""),
+                ("there-not", queries["there"], "9999999L", "update_strategy: append\n  unique_key: [n]"),
+            ]
+        ),
+    )
+    names = ("here", "there", "here-not", "there-not")
+    declared = "\n".join(f"  fits.{name}: {{{columns}}}" for name in names)
+    await spark.platform.deploy(f"{text}\ndatasets:\n{declared}\n")
+    await spark.platform.emit("fits.in", [1])
+    await spark.platform.settled(seconds=240)
+    for name in ("here", "there"):
+        rows = sorted(await spark.rows(f"fits.{name}"), key=lambda row: row["n"])
+        assert [(row["n"], str(row["price"])) for row in rows[:2]] == [(100, "101.00"), (101, "102.00")]
+        types = await spark.platform.value(
+            "select s.columns from generation_schemas s join datasets d"
+            " on d.current_generation_id = s.generation_id where d.dataset_id = $1",
+            f"fits.{name}",
+        )
+        assert [c["type"] for c in json.loads(types)][:2] == ["int32", "decimal128(9, 2)"]
+    for name, told in (
+        ("here-not", "column 'price', row 0: '10000099'"),
+        ("there-not", "column 'price': 10000"),
+    ):
+        error = await spark.error(f"fits-{name}")
+        assert error["code"] == "operator.value_does_not_fit"
+        assert told in error["message"]
+        assert await spark.attempts(f"fits-{name}") == 1
+
+
+async def test_an_input_without_rows_has_the_declared_columns_and_without_them_is_not_tried_again(
+    spark: SparkPlatform,
+) -> None:
+    """Directly below a source, which never has rows."""
+    text = """
+version: 1
+dag: bare
+datasets:
+  bare.in: {columns: [{name: n, type: int}, {name: at, type: timestamp}, {name: tags, type: 'map<string, int>'}]}
+jobs:
+- {name: bare-ticks, activation: source, source: {kind: manual}, outputs: [{dataset: bare.in}, {dataset: bare.odd}]}
+- {name: bare-sql, operator: sql, inputs: [{from: {dataset: bare.in}}], outputs: [{dataset: bare.counted}],
+   config: {query: "select count(*) as rows, max(n) as n, max(map_keys(tags)[0]) as tag from `bare.in`"}}
+- {name: bare-spark, operator: pyspark, inputs: [{name: numbers, from: {dataset: bare.in}, columns: [n, at]}],
+   outputs: [{dataset: bare.described}], config: {entrypoint: "spark_jobs:described"}}
+- {name: bare-python, runtime: python, operator: python, inputs: [{name: numbers, from: {dataset: bare.in}}],
+   outputs: [{dataset: bare.read}], config: {entrypoint: "spark_jobs:reads_columns"}}
+- {name: bare-odd, operator: sql, inputs: [{name: odd, from: {dataset: bare.odd}}], outputs: [{dataset: bare.none}],
+   config: {query: select * from odd}}
+"""
+    await spark.platform.deploy(text)
+    await spark.platform.emit("bare.in", [1])
+    await spark.platform.emit("bare.odd", [1])
+    await spark.platform.settled(seconds=240)
+    assert await spark.rows("bare.counted") == [{"rows": 0, "n": None, "tag": None}]
+    (row,) = await spark.rows("bare.described")
+    assert row["columns"] == "n:int,at:timestamp"
+    (row,) = await spark.rows("bare.read")
+    assert row["columns"] == "n:int32,at:timestamp[us, tz=UTC],tags:map<string, int32>"
+    assert (await spark.error("bare-odd"))["code"] == "operator.input_schema_unknown"
+    assert await spark.attempts("bare-odd") == 1
+
+
 async def test_what_returns_nothing_commits_nothing_but_its_scope(spark: SparkPlatform) -> None:
     outputs = "{name: one, dataset: none.one}, {name: two, dataset: none.two}"
     await deploy(spark, "none", "returns_nothing", outputs=outputs)
@@ -163,6 +243,7 @@ async def test_a_damaged_file_is_named_and_its_scope_can_be_computed_again(spark
             f"{name}.numbers",
         )
         path = spark.platform.folder / "objects" / file["path"]
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)  # it is sealed, for its owner too
         path.write_bytes(damage(path.read_bytes()))
         await compute_again(spark, f"{name}.out")
         error = await spark.error(f"{name}-out")

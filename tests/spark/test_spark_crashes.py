@@ -12,15 +12,13 @@ import json
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.platform import Process, until
 from tests.process.effects import settle, watched
-from tests.spark.conftest import SparkPlatform
+from tests.spark.conftest import SparkPlatform, descendants
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
@@ -44,7 +42,7 @@ jobs:
   outputs: [{{name: numbers, dataset: {name}.numbers}}]
   config: {{entrypoint: "spark_jobs:{source}"}}
 - name: {name}-out
-  runtime: spark_remote
+  runtime: spark
   operator: pyspark
   inputs: [{{name: numbers, from: {{dataset: {name}.numbers}}}}]
   outputs: [{{name: out, dataset: {name}.out}}]
@@ -52,16 +50,10 @@ jobs:
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def worker(spark: SparkPlatform) -> AsyncIterator[Process]:
-    """Runs the jobs of this file on the Spark server of `spark-1`."""
-    address = spark.server_address()
-    added = spark.platform.add(
-        "remote-1", "worker", "--runtime", "spark_remote", TRACEPLANE_SPARK_REMOTE=address
-    )
-    await added.start()
-    yield added
-    await added.kill()
+@pytest.fixture
+def worker(spark: SparkPlatform) -> Process:
+    """Runs the jobs of this file, on a Spark server of its own that dies with it."""
+    return spark.platform["spark-1"]
 
 
 async def commits(spark: SparkPlatform, dataset: str) -> int:
@@ -166,24 +158,10 @@ async def test_an_executors_python_and_the_tasks_own_process_die_while_spark_wri
 
 async def python_killed(spark: SparkPlatform, job: str) -> bool:
     """Whether the job's first attempt has failed; if not, whatever Python the JVM runs just now is killed."""
-    for pid in _descendants(spark.server_pid()):
+    for pid in descendants(spark.server_pid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return await spark.attempts(job) > 1
-
-
-def _descendants(pid: int) -> list[int]:
-    """The Python processes below a JVM, the youngest first."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[:0:-1]
 
 
 @pytest.mark.chaos

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from traceplane.model.dataset_schema import Incompatible, Schema, SchemaColumn, as_arrow, merge, undeclared
+from traceplane.model.dataset_schema import (
+    Incompatible,
+    Schema,
+    SchemaColumn,
+    as_arrow,
+    merge,
+    undeclared,
+    written_twice,
+)
 
 
 def schema(**columns: str) -> Schema:
@@ -42,13 +50,17 @@ def test_a_schema_that_fits_extends_what_is_known(known: Schema | None, new: Sch
         (schema(a="int32"), schema(a="double"), Incompatible("a", "int32", "double")),
         (schema(a="int64!", b="string"), schema(b="string"), Incompatible("a", "int64 not null", "missing")),
         (schema(a="int64!"), schema(a="int64"), Incompatible("a", "int64 not null", "int64")),
-        (None, (*schema(a="int64"), *schema(a="int64")), Incompatible("a", "int64", "int64 once more")),
     ],
 )
 def test_a_schema_that_does_not_fit_is_named_by_its_column(
     known: Schema | None, new: Schema, misfit: Incompatible
 ) -> None:
     assert merge(known, new) == misfit
+
+
+def test_a_column_that_is_written_twice_is_named() -> None:
+    assert written_twice(schema(a="int64", b="string")) is None
+    assert written_twice((*schema(a="int64", b="string"), *schema(b="string"))) == "b"
 
 
 def test_what_fits_still_fits_when_others_extended_the_schema_meanwhile() -> None:
@@ -97,5 +109,7 @@ def test_an_output_has_the_declared_columns_and_no_others(
 
 def test_declared_columns_say_what_files_will_have() -> None:
     assert as_arrow(schema(a="bigint!", b="decimal(38, 0)")) == schema(a="int64!", b="decimal128(38, 0)")
-    assert as_arrow(schema(a="array<int>")) is None
+    nested = as_arrow(schema(a="array<int>", b="map<string, struct<c: date>>"))
+    assert nested == schema(a="list<element: int32>", b="map<string, struct<c: date32[day]>>")
+    assert as_arrow(schema(a="variant")) is None
     assert as_arrow(()) is None

@@ -536,7 +536,7 @@ async def test_a_call_under_way_at_stop_is_finished_and_a_stuck_one_is_not_waite
 
 async def test_a_taken_port_is_said_at_once() -> None:
     async with running(make_app()) as port:
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(Conflict, match="another process listens on this port"):
             await serve(make_app(), port=port, stop=asyncio.Event())
 
 

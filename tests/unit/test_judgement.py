@@ -30,7 +30,13 @@ RUNNING = TaskFacts(
     attempts_used_up=False,
     endless=False,
 )
-CHANGING = {ReportVerdict.COMPLETE, ReportVerdict.RETRY, ReportVerdict.DIE, ReportVerdict.CANCEL}
+CHANGING = {
+    ReportVerdict.COMPLETE,
+    ReportVerdict.RETRY,
+    ReportVerdict.DIE,
+    ReportVerdict.CANCEL,
+    ReportVerdict.RETURN,
+}
 
 
 def every_task() -> Iterator[TaskFacts]:
@@ -105,6 +111,20 @@ def test_a_failure_is_retried_until_attempts_are_used_up_and_a_source_for_ever(
 ) -> None:
     task = replace(RUNNING, attempts_used_up=used_up, endless=endless)
     assert judge_report(task, 2, MINE, Report.FAILED, retryable=retryable) is verdict
+
+
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.QUEUED, TaskState.DISPATCHED])
+@pytest.mark.parametrize("used_up", [False, True])
+def test_a_task_that_is_handed_back_is_run_again_even_if_it_was_its_last_attempt(
+    state: TaskState, used_up: bool
+) -> None:
+    task = replace(RUNNING, state=state, attempts_used_up=used_up)
+    assert judge_report(task, 2, MINE, Report.RETURNED, retryable=True) is ReportVerdict.RETURN
+
+
+def test_a_task_that_was_given_up_for_good_is_not_handed_back() -> None:
+    task = replace(RUNNING, state=TaskState.DEAD)
+    assert judge_report(task, 2, MINE, Report.RETURNED, retryable=True) is ReportVerdict.STALE
 
 
 def test_only_the_holder_of_an_unreported_attempt_changes_a_task() -> None:

@@ -172,8 +172,8 @@ def test_a_changed_storage_rebuilds_and_a_write_mode_does_not() -> None:
 
 
 def test_marking_a_column_as_personal_is_a_change_in_place() -> None:
-    old = TEXT.replace(HOT, "columns: [{name: k, type: t}]")
-    result = plan_of(old, old.replace("type: t", "type: t, pii: true"))
+    old = TEXT.replace(HOT, "columns: [{name: k, type: string}]")
+    result = plan_of(old, old.replace("type: string", "type: string, pii: true"))
     assert result.datasets_changed == (
         DatasetChanged("logs", (FieldChange("columns.k.pii", "false", "true"),)),
     )
@@ -285,8 +285,8 @@ EDITS = [
     ("follow", "chase"),
     (HOT, "storage: parquet"),
     (HOT, HOT + ", write_mode: direct"),
-    (HOT, "storage: postgres, columns: [{name: k, type: t}]"),
-    (HOT, "storage: postgres, columns: [{name: k, type: t, pii: true}]"),
+    (HOT, "storage: postgres, columns: [{name: k, type: string}]"),
+    (HOT, "storage: postgres, columns: [{name: k, type: string, pii: true}]"),
     ("dag: chain", "dag: chain\ndescription: x"),
     ("name: transfers, operator: sql", "name: transfers, description: x, operator: sql"),
     ("{name: prices,", "{name: prices, execution_strategy: Bulk, batch: {size: 9},"),

@@ -381,11 +381,15 @@ BROKEN = {
         "spec.unknown_column",
         DATASETS + HOT + "position: »c, columns: [{name: a, type: bigint}]}}\njobs:\n" + SOURCE,
     ),
+    "column of no type": (
+        "spec.unknown_type",
+        DATASETS + "{x: {columns: [{name: a, type: »bigintt}]}}\njobs:\n" + SOURCE,
+    ),
     "hot column of another type": (
         "spec.hot_type_unsupported",
         DATASETS
         + HOT
-        + "position: a, columns: [{name: a, type: bigint}, {name: b, type: »map<int>}]}}\njobs:\n"
+        + "position: a, columns: [{name: a, type: bigint}, {name: b, type: »'map<int, int>'}]}}\njobs:\n"
         + SOURCE,
     ),
     "hot column that Postgres has": (
@@ -408,11 +412,11 @@ BROKEN = {
     ),
     "column twice": (
         "spec.duplicate_name",
-        DATASETS + "{x: {columns: [{name: a, type: t}, {name: »a, type: t}]}}\njobs:\n" + SOURCE,
+        DATASETS + "{x: {columns: [{name: a, type: string}, {name: »a, type: string}]}}\njobs:\n" + SOURCE,
     ),
     "column nullable text": (
         "spec.wrong_type",
-        DATASETS + "{x: {columns: [{name: a, type: t, nullable: »yes}]}}\njobs:\n" + SOURCE,
+        DATASETS + "{x: {columns: [{name: a, type: string, nullable: »yes}]}}\njobs:\n" + SOURCE,
     ),
     "two producers": ("spec.two_producers", HEAD + SOURCE + JOB + "outputs: [{dataset: »x}]}\n"),
     "two outputs of one dataset": (

@@ -79,9 +79,19 @@ def test_text_is_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.emit("reaper.error", "error", message="")
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d\.\d{3} reaper\.pass expired=3 seconds=0\.1235 why='two words'", first
+        r"\d\d:\d\d:\d\d\.\d{3} test reaper\.pass expired=3 seconds=0\.1235 why='two words'", first
     )
-    assert second.endswith("ERROR reaper.error message=''")
+    assert second.endswith("ERROR test reaper.error message=''")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_people_get_text_and_programs_json_unless_told_otherwise(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    telemetry.configure("test")
+    telemetry.emit("a.b", n=1)
+    assert capsys.readouterr().err.startswith("{") is not terminal
 
 
 def test_a_terminal_is_not_controlled_by_a_field(capsys: pytest.CaptureFixture[str]) -> None:

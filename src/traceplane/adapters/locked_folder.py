@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from traceplane.linux import operator_ids
+
 
 def remove_tree(path: Path) -> None:
     """Remove whatever is there, without following links, however deep."""
@@ -22,6 +24,16 @@ def remove_tree(path: Path) -> None:
     except (OSError, RecursionError):
         # Deeper than Python recurses, or with longer paths than it may pass; rm copes with both.
         subprocess.run(["rm", "-rf", "--", str(path)], check=False, stderr=subprocess.DEVNULL)
+
+
+def closed_folder(path: Path) -> Path:
+    """A folder that other users of this machine cannot enter; operators of root's workers can pass through it."""
+    path.mkdir(parents=True, exist_ok=True)
+    if path.stat().st_uid == os.geteuid():
+        if os.geteuid() == 0:
+            os.chown(path, -1, operator_ids.GROUP)
+        path.chmod(0o710 if os.geteuid() == 0 else 0o700)
+    return path
 
 
 class LockedFolder:

@@ -33,6 +33,7 @@ from traceplane.adapters.in_parallel import in_parallel
 from traceplane.adapters.locked_folder import LockedFolder, remove_tree
 from traceplane.adapters.object_store import ObjectStore, StoredFile, relative
 from traceplane.errors import PlatformError
+from traceplane.linux.plain_files import open_plain
 
 Answer = TypeVar("Answer")
 
@@ -117,7 +118,8 @@ class ObjectCache:
         """Whether the file is there, and now held."""
         place = self.files / relative(file.path)
         try:
-            lock = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open_plain(place) as opened:
+                lock = os.dup(opened.fileno())
         except (FileNotFoundError, NotADirectoryError):
             return False
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -14,8 +14,10 @@ from uuid import UUID, uuid4
 
 from traceplane.adapters.object_store import StagingPrefix, StoredFile, missing, outside, size_mismatch
 from traceplane.errors import PlatformError
+from traceplane.linux.plain_files import open_plain
 
 _BATCH = 500
+_COPIED_AT_ONCE = 1 << 20
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -46,7 +48,7 @@ class FolderObjectStore:
             raise missing(file.path)
         if found != file.bytes:
             raise size_mismatch(file, found)
-        shutil.copyfile(place, target)
+        _copy(place, target)
 
     async def put(self, source: Path, path: str) -> None:
         await asyncio.to_thread(self._put, source, self._inside(path))
@@ -55,7 +57,7 @@ class FolderObjectStore:
         draft = place.with_name(f".{uuid4()}")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, draft)
+            _copy(source, draft)
             draft.replace(place)
         except OSError as error:
             draft.unlink(missing_ok=True)
@@ -135,6 +137,12 @@ def _folders(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
         return
     for name in found:
         yield folder / name
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Never what a link leads to: operators wrote it."""
+    with open_plain(source) as original, open(target, "wb") as copy:
+        shutil.copyfileobj(original, copy, _COPIED_AT_ONCE)
 
 
 def _size(path: Path) -> int | None:

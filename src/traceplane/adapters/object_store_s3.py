@@ -31,6 +31,7 @@ from traceplane.adapters.object_store import (
     staging_prefix_of,
 )
 from traceplane.errors import PlatformError
+from traceplane.linux.plain_files import open_plain
 from traceplane.settings import Settings
 
 _BATCH = 500
@@ -111,7 +112,7 @@ class S3ObjectStore:
 
     async def put(self, source: Path, path: str) -> None:
         key = self._key(path)
-        with await asyncio.to_thread(open, source, "rb") as file:
+        with await asyncio.to_thread(open_plain, source) as file:
             size = os.fstat(file.fileno()).st_size
             if size > _PART_BYTES:
                 await self._put_in_parts(file, size, key, path)

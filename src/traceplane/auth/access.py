@@ -33,6 +33,16 @@ def may_see_pii(record: TokenRecord) -> bool:
     return record.role is Role.ADMIN or record.sees_pii
 
 
+def may_see_config(record: TokenRecord) -> bool:
+    """What a DAG's jobs are configured with, addresses with keys among it, is for those who may deploy it."""
+    return record.role is Role.ADMIN
+
+
+def may_see_parameters(record: TokenRecord) -> bool:
+    """What pipelines hand to operators is for those who may set it, and run Celery's executions with it."""
+    return record.role in (Role.WRITER, Role.ADMIN)
+
+
 def require_role(record: TokenRecord, role: Role) -> None:
     """Pass if the user's role is this one or above it: admin > writer > reader. A worker has none."""
     if record.role is None or _RANK[record.role] < _RANK[role]:

@@ -90,6 +90,14 @@ async def issue_token(
     lifetime_seconds: float | None = None,
     sees_pii: bool = False,
 ) -> str:
+    known = await tokens.organizations(tx)
+    if org not in known:
+        raise NotFound(
+            "org.unknown",
+            "there is no such organization",
+            value=org,
+            next_step=f"set org (TRACEPLANE_ORG) to one that there is: {', '.join(known)}",
+        )
     now = await tokens.clock(tx)
     expires_at = None if lifetime_seconds is None else now + lifetime_seconds
     token, record = opaque.issue(

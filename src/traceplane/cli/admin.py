@@ -13,6 +13,7 @@ import click
 from traceplane.adapters.object_store import object_store_for
 from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
+from traceplane.cli.output import say
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
 
@@ -25,7 +26,7 @@ Result = TypeVar("Result")
 def _in_transaction(settings: Settings, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
     from traceplane.postgres.database import Database
 
-    chosen, _ = profile.start_postgres(settings)
+    chosen = profile.existing_postgres(settings)
     assert chosen.state_url is not None
     url = chosen.state_url
 
@@ -46,7 +47,7 @@ def init(settings: Settings) -> None:
     """Set up the state database: migrate it, and write the first tokens to the home folder."""
     chosen, _ = profile.start_postgres(settings)
     asyncio.run(profile.prepare(chosen))
-    click.echo(f"ready; tokens are in {settings.home / 'tokens'}")
+    say(f"ready; tokens are in {settings.home / 'tokens'}")
 
 
 @click.group()
@@ -72,7 +73,7 @@ def issue(settings: Settings, principal: str, name: str, role: str | None, pii: 
     if pii and principal != "user":
         raise click.UsageError("only a user token takes --pii")
     chosen = Role(role) if role else None
-    click.echo(
+    say(
         _in_transaction(
             settings,
             lambda tx: store.issue_token(
@@ -92,7 +93,7 @@ def rotate(settings: Settings, principal: str, name: str, overlap: float | None)
     from traceplane.auth import store
 
     seconds = settings.token_overlap_seconds if overlap is None else overlap
-    click.echo(
+    say(
         _in_transaction(
             settings,
             lambda tx: store.rotate_token(
@@ -113,7 +114,7 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
     count = _in_transaction(
         settings, lambda tx: store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
     )
-    click.echo(f"revoked {count}")
+    say(f"revoked {count}")
 
 
 @click.group()
@@ -134,7 +135,7 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
     master_key = store.read_master_key(settings.master_key_file or settings.home / "master.key")
     ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, master_key, seconds))
     for key in ring.keys:
-        click.echo(key.kid)
+        say(key.kid)
 
 
 @click.command()
@@ -156,13 +157,13 @@ def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> Non
     from traceplane.postgres.database import Database
 
     age = _duration(grace)
-    chosen, _ = profile.start_postgres(settings)
+    chosen = profile.existing_postgres(settings)
     assert chosen.state_url is not None
     url = chosen.state_url
 
     def found(path: str, size: int) -> None:
         if dry_run:
-            click.echo(f"{size:>12}  {path}")
+            say(f"{size:>12}  {path}")
 
     async def run() -> Collected:
         database = await Database.connect(url, connections=1)
@@ -176,7 +177,7 @@ def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> Non
             await database.close()
 
     done = asyncio.run(run())
-    click.echo(
+    say(
         f"{'would delete' if dry_run else 'deleted'} {done.files} files, {done.bytes} bytes, "
         f"of {done.versions} old versions, {done.commits} commits and {done.attempts} attempts"
     )

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import itertools
 import time
-from collections.abc import Awaitable, Callable
-from importlib.machinery import PathFinder
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 from uuid import UUID
 
 import click
 import msgspec
 
-from traceplane.cli import profile
+from traceplane.cli.coverage import describe, say_why
+from traceplane.cli.failures import explained as failure_lines
+from traceplane.cli.failures import forgivable, logged, problems, shortened
+from traceplane.cli.output import ask, say, say_again, say_json, say_lines
+from traceplane.cli.whereabouts import explained, with_user_token
+from traceplane.client import deploy_request
 from traceplane.control_api import (
     BackfillRequest,
     BackfillResponse,
+    CutoverRequest,
     DagName,
     DagsResponse,
-    DeployRequest,
+    DeletedResponse,
+    DeleteRequest,
     DeployResponse,
     EmitRequest,
     EmitResponse,
@@ -29,43 +37,39 @@ from traceplane.control_api import (
     MovedResponse,
     PlanResponse,
     RollbackRequest,
+    ScopeExplanation,
     StatusResponse,
     TaskChanges,
-    TaskIds,
+    TaskLogs,
+    TaskSelection,
     TasksResponse,
     TaskView,
     VersionsResponse,
     VersionView,
 )
 from traceplane.errors import InvalidInput
+from traceplane.model.positions import written
 from traceplane.settings import Settings
 from traceplane.task_api import MAX_BATCH, Caller, Scope, Wire
 
 Answer = TypeVar("Answer", bound=Wire)
+MANY_EVENTS = 100_000
+"""More than these are emitted at once only after a question."""
 
 
 def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Answer:
     """One conversation with the gateway."""
-    chosen = profile.with_tokens(settings)
-    if chosen.user_token is None:
-        raise InvalidInput(
-            "cli.no_token",
-            "no user token was found",
-            next_step="run `traceplane up` here first, or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
-        )
+    chosen, token = with_user_token(settings)
 
     async def run() -> Answer:
-        caller = Caller(chosen.gateway_address, chosen.user_token)
+        caller = Caller(chosen.gateway_address, token)
         try:
             return await work(caller)
         finally:
             await caller.close()
 
-    return asyncio.run(run())
-
-
-def print_json(answer: Wire) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    with explained(settings):
+        return asyncio.run(run())
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
@@ -77,6 +81,14 @@ with_code = click.option(
 )
 
 
+dropping = click.option(
+    "--drop-missing", is_flag=True, help="Let it serve also if readers lose scopes that it does not compute."
+)
+code_on_workers = click.option(
+    "--code-on-workers",
+    is_flag=True,
+    help="Modules that are in no folder here are on the workers; whether they are is not checked.",
+)
 keeping_data = click.option(
     "--no-rematerialize",
     is_flag=True,
@@ -87,33 +99,42 @@ keeping_data = click.option(
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @with_code
+@code_on_workers
 @keeping_data
 @as_json
 @click.pass_obj
 def plan(
-    settings: Settings, file: Path, code: tuple[Path, ...], no_rematerialize: bool, as_json: bool
+    settings: Settings,
+    file: Path,
+    code: tuple[Path, ...],
+    code_on_workers: bool,
+    no_rematerialize: bool,
+    as_json: bool,
 ) -> None:
     """Show what deploying FILE would do. Exit code 0: nothing, 3: changes, 4: it would be refused."""
     request = msgspec.structs.replace(
-        _deploy_request(settings, file, code), no_rematerialize=no_rematerialize
+        deploy_request(settings, file, code, code_on_workers=code_on_workers),
+        no_rematerialize=no_rematerialize,
     )
     answer = call(settings, lambda c: c.call("POST", "/v1/plan", PlanResponse, request))
     if as_json:
-        print_json(answer)
+        say_json(answer)
     else:
-        click.echo(answer.text, nl=False)
+        say_lines(answer.text)
         if answer.blocked:
-            click.echo(f"A deploy would be refused: {answer.blocked}")
+            say(f"A deploy would be refused: {answer.blocked}")
     raise SystemExit(4 if answer.blocked else 0 if answer.noop else 3)
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @with_code
+@code_on_workers
 @click.option(
     "--expect-version", type=click.IntRange(min=0), help="Refuse if another one is deployed; 0: none."
 )
 @click.option("--manual-cutover", is_flag=True, help="When it is built, wait for `traceplane cutover`.")
+@dropping
 @keeping_data
 @click.option("--wait", is_flag=True, help="Wait until the version is built, and serves unless told to wait.")
 @as_json
@@ -122,8 +143,10 @@ def deploy(
     settings: Settings,
     file: Path,
     code: tuple[Path, ...],
+    code_on_workers: bool,
     expect_version: int | None,
     manual_cutover: bool,
+    drop_missing: bool,
     no_rematerialize: bool,
     wait: bool,
     as_json: bool,
@@ -133,39 +156,66 @@ def deploy(
     What has to be computed anew is built beside what serves, which goes on serving until nothing is missing.
     """
     request = msgspec.structs.replace(
-        _deploy_request(settings, file, code),
+        deploy_request(settings, file, code, code_on_workers=code_on_workers),
         expect_version=expect_version,
         manual_cutover=manual_cutover,
+        drop_missing=drop_missing,
         no_rematerialize=no_rematerialize,
     )
     answer = call(settings, lambda c: c.call("POST", "/v1/deploy", DeployResponse, request))
     if as_json:
-        print_json(answer)
+        say_json(answer)
     else:
-        click.echo(answer.text, nl=False)
+        say_lines(answer.text)
         if answer.changed:
             done = "is being built" if answer.building else "serves"
-            click.echo(f"Deployed {answer.dag} version {answer.version}, which {done}.")
+            say(f"Deployed {answer.dag} version {answer.version}, which {done}.")
     if wait and answer.building:
         _wait_for_build(settings, answer.dag, answer.version, quiet=as_json)
 
 
 def _wait_for_build(settings: Settings, dag: str, version: int, *, quiet: bool) -> None:
-    """Until the version serves, or waits to be told so. Exit code 1: it was given up, or tasks of it are dead."""
+    """Until the version serves, or waits to be told so. Exit code 1: it was given up, tasks of it are dead, or it lacks
+    what nothing is under way for."""
+    stuck_since: float | None = None
     query = {"dag": dag, "limit": "1000"}
     while True:
         found = call(settings, lambda c: c.call("GET", "/v1/versions", VersionsResponse, query=query))
         (mine,) = [v for v in found.versions if v.version == version]
         if not quiet:
-            click.echo(f"\r{_build_line(mine):<78}", nl=False)
+            say_again(_build_line(mine))
         ready = not (mine.unfinished or mine.replays or mine.sources_behind)
-        if mine.state != "building" or (ready and (mine.dead or mine.manual_cutover)):
+        lacks = ready and not mine.dead and mine.state == "building" and bool(mine.lacking)
+        stuck_since = (stuck_since or time.monotonic()) if lacks else None
+        stuck = stuck_since is not None and time.monotonic() - stuck_since > _STUCK_SECONDS
+        if (
+            mine.state != "building"
+            or stuck
+            or (ready and (mine.dead or (mine.manual_cutover and not lacks)))
+        ):
             if not quiet:
-                click.echo()
+                say()
+            if stuck:
+                say(f"Nothing is under way for what it lacks, and {dag} goes on with the version before it.")
+                say(f"Compute it, give the version up (`traceplane abort {dag}`),")
+                say(f"or let it serve without it: `traceplane cutover {dag} --drop-missing`.")
+                raise SystemExit(1)
             if mine.dead or mine.state not in ("active", "building"):
+                say(_after_a_failed_build(dag, mine), err=True)
                 raise SystemExit(1)
             return
         time.sleep(_LOOK_SECONDS)
+
+
+def _after_a_failed_build(dag: str, version: VersionView) -> str:
+    if version.state != "building":
+        return f"Version {version.version} was given up; `traceplane versions {dag}` lists what serves."
+    tasks = "1 dead task keeps" if version.dead == 1 else f"{version.dead} dead tasks keep"
+    return (
+        f"{tasks} it from serving; what served goes on. See them with `traceplane dead --dag {dag}` and "
+        f"`traceplane explain`. Mend the cause and `traceplane retry --dag {dag}`, or give the version up with "
+        f"`traceplane abort {dag}` and deploy a correction."
+    )
 
 
 def _build_line(version: VersionView) -> str:
@@ -174,7 +224,9 @@ def _build_line(version: VersionView) -> str:
     built, serving = sum(d.built for d in version.datasets), sum(d.serving for d in version.datasets)
     lacking = f"{version.unfinished}{'+' if version.unfinished == 1000 else ''} tasks to go"
     dead = f", {version.dead} dead" if version.dead else ""
-    return f"version {version.version} is being built: {built} of {serving} scopes, {lacking}{dead}"
+    lost = ", ".join(f"{p.dataset} {written((p.first, p.last))}" for p in version.lacking[:3])
+    lost = f"; lacks {lost}{', …' if len(version.lacking) > 3 else ''}" if lost else ""
+    return f"version {version.version} is being built: {built} of {serving} scopes, {lacking}{dead}{lost}"
 
 
 @click.command()
@@ -187,24 +239,26 @@ def versions(settings: Settings, dag: str, limit: int, as_json: bool) -> None:
     query = {"dag": dag, "limit": str(limit)}
     answer = call(settings, lambda c: c.call("GET", "/v1/versions", VersionsResponse, query=query))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
     for v in answer.versions:
         since = f"active since {v.activated_at}" if v.state == "active" else v.state
-        click.echo(f"{v.version:>4}  {since}, deployed {v.created_at}")
+        say(f"{v.version:>4}  {since}, deployed {v.created_at}")
         if v.state == "building":
-            click.echo(f"      {_build_line(v)}")
+            say(f"      {_build_line(v)}")
             for d in v.datasets:
-                click.echo(f"      {d.dataset}: {d.built} of {d.serving} scopes")
+                say(f"      {d.dataset}: {d.built} of {d.serving} scopes")
 
 
 @click.command()
 @click.argument("dag")
+@dropping
 @as_json
 @click.pass_obj
-def cutover(settings: Settings, dag: str, as_json: bool) -> None:
+def cutover(settings: Settings, dag: str, drop_missing: bool, as_json: bool) -> None:
     """Let the version of DAG that was built serve, all of its datasets at once."""
-    answer = call(settings, lambda c: c.call("POST", "/v1/cutover", MovedResponse, DagName(dag)))
+    request = CutoverRequest(dag, drop_missing)
+    answer = call(settings, lambda c: c.call("POST", "/v1/cutover", MovedResponse, request))
     _print_moved(answer, as_json)
 
 
@@ -230,35 +284,43 @@ def abort(settings: Settings, dag: str, as_json: bool) -> None:
     """Give up the version of DAG that is being built; what serves goes on."""
     answer = call(settings, lambda c: c.call("POST", "/v1/abort", MovedResponse, DagName(dag)))
     if as_json:
-        print_json(answer)
+        say_json(answer)
     else:
-        click.echo(f"Version {answer.version} of {answer.dag} is given up.")
+        say(f"Version {answer.version} of {answer.dag} is given up.")
+
+
+@click.command()
+@click.argument("dag")
+@click.option("--force", is_flag=True, help="Also if others read its datasets or run its jobs.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+@click.pass_obj
+def delete(settings: Settings, dag: str, force: bool, yes: bool, as_json: bool) -> None:
+    """Delete DAG: its jobs stop, and nobody finds its datasets. This cannot be taken back."""
+    if not yes and not ask(f"Delete the DAG {dag} and all of its datasets? This cannot be taken back."):
+        raise InvalidInput(
+            "cli.not_confirmed",
+            "nothing was deleted, since nobody confirmed it",
+            value=dag,
+            next_step="with --yes nothing is asked",
+        )
+    request = DeleteRequest(dag, force)
+    answer = call(settings, lambda c: c.call("POST", "/v1/delete", DeletedResponse, request))
+    if as_json:
+        say_json(answer)
+        return
+    datasets = f" with {', '.join(answer.datasets)}" if answer.datasets else ""
+    say(f"Deleted {answer.dag}{datasets}; `traceplane gc` deletes the data.")
+    for reader in answer.readers:
+        say(f"! {reader}")
 
 
 def _print_moved(answer: MovedResponse, as_json: bool) -> None:
     if as_json:
-        print_json(answer)
+        say_json(answer)
     else:
         before = f", in place of {answer.before}" if answer.before is not None else ""
-        click.echo(f"Version {answer.version} of {answer.dag} serves{before}.")
-
-
-def _deploy_request(settings: Settings, file: Path, code: tuple[Path, ...]) -> DeployRequest:
-    """Problems are told before anything is sent."""
-    from traceplane.registry import code_identity, spec  # with a parser of SQL, which no other command needs
-
-    dag = spec.load(file, known_runtimes=frozenset(settings.runtimes))
-    folders = code or tuple(path for path in settings.worker_code_paths if path.is_dir())
-    modules = code_identity.collect(
-        dag, settings.runtimes, folders, is_installed=_is_installed, all_are_there=bool(code)
-    )
-    return DeployRequest(file.read_text(), str(file), code=modules or None)
-
-
-def _is_installed(package: str) -> bool:
-    """Not what happens to lie in the current folder, where Python may look too."""
-    elsewhere = [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()]
-    return PathFinder.find_spec(package, elsewhere) is not None
+        say(f"Version {answer.version} of {answer.dag} serves{before}.")
 
 
 @click.command()
@@ -266,50 +328,89 @@ def _is_installed(package: str) -> bool:
 @click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...")
 @click.option("--kind", type=click.Choice(["data", "invalidation"]), default="data", show_default=True)
 @click.option("--emission", default="", help="Tells a second word on the same scope from a repetition.")
+@click.option("--yes", is_flag=True, help=f"Emit more than {MANY_EVENTS:,} events without a question.")
 @as_json
 @click.pass_obj
 def emit(
-    settings: Settings, dataset: str, scopes: tuple[str, ...], kind: Any, emission: str, as_json: bool
+    settings: Settings,
+    dataset: str,
+    scopes: tuple[str, ...],
+    kind: Any,
+    emission: str,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Emit events of a source DATASET.
 
     SCOPE is a cursor (1207), a range of cursors (1200..1299, one event each), or a partition (1200-1299, one
     event for the whole range).
     """
-    events = [ManualEvent(dataset, scope, kind, emission) for text in scopes for scope in _scopes(text)]
+    given = [_scopes(text) for text in scopes]
+    _ask_before_many(sum(map(len, given)), dataset, yes=yes)
+    events = (ManualEvent(dataset, scope, kind, emission) for some in given for scope in map(_scope, some))
 
     async def send(caller: Caller) -> EmitResponse:
         accepted = duplicates = 0
-        for start in range(0, len(events), MAX_BATCH):
-            request = EmitRequest(events[start : start + MAX_BATCH])
+        while batch := list(itertools.islice(events, MAX_BATCH)):
+            request = EmitRequest(batch)
             answer = await caller.call("POST", "/v1/events", EmitResponse, request)
             accepted, duplicates = accepted + answer.accepted, duplicates + answer.duplicates
         return EmitResponse(accepted, duplicates)
 
     answer = call(settings, send)
     if as_json:
-        print_json(answer)
+        say_json(answer)
     else:
         repeated = f", {answer.duplicates} had been accepted before" if answer.duplicates else ""
-        click.echo(f"{answer.accepted} accepted{repeated}")
+        say(f"{answer.accepted} accepted{repeated}")
 
 
-def _scopes(text: str) -> list[Scope]:
+def _ask_before_many(count: int, dataset: str, *, yes: bool) -> None:
+    """A slip of the finger should not make a million tasks."""
+    if count <= MANY_EVENTS or yes:
+        return
+    if not ask(f"Emit {count:,} events of {dataset}? Each makes a task for every job that reads it."):
+        raise InvalidInput(
+            "cli.many_events",
+            f"more than {MANY_EVENTS:,} events at once are emitted only if that is confirmed; none was emitted",
+            value=count,
+            next_step="check the range; with --yes nothing is asked",
+        )
+
+
+def _scope(scope: int | Scope) -> Scope:
+    return scope if isinstance(scope, Scope) else Scope(cursor=scope)
+
+
+def _scopes(text: str) -> Sequence[int] | Sequence[Scope]:
+    """Cursors as numbers, however many they are; or one scope."""
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split("..", 1))
-            return [Scope(cursor=position) for position in range(first, last + 1)]
+            _check_order(text, first, last, "..")
+            return range(first, last + 1)
         if text.lstrip("-").isdigit():
-            return [Scope(cursor=int(text))]
+            return range(int(text), int(text) + 1)
         first, last = (int(part) for part in text.split("-", 1))
+        _check_order(text, first, last, "-")
         return [Scope(partition_key=text, start=first, end=last)]
     except ValueError:
         raise InvalidInput(
             "cli.bad_scope",
-            "a scope is a cursor, a range A..B of cursors, or a partition A-B",
+            "a scope is a cursor, a range A..B of cursors with A no larger than B, or a partition A-B",
             value=text,
             next_step="for example 1207, 1200..1299 or 1200-1299",
         ) from None
+
+
+def _check_order(text: str, first: int, last: int, between: str) -> None:
+    if first > last:
+        raise InvalidInput(
+            "cli.empty_range",
+            "the range ends before it begins",
+            value=text,
+            next_step=f"write the smaller position first: {last}{between}{first}",
+        )
 
 
 @click.command()
@@ -321,6 +422,7 @@ def _scopes(text: str) -> list[Scope]:
 @click.option("--only-failed", "only", flag_value="failed", help="Scopes whose last task is dead.")
 @click.option("--force", "only", flag_value="all", help="All scopes, those that are there too.")
 @click.option("--partition-size", type=click.IntRange(min=1), help="Positions of one task.")
+@click.option("--allow-gaps", is_flag=True, help="Also scopes for which an input lacks positions.")
 @click.option("--wait", is_flag=True, help="Show the progress until all of it is done.")
 @as_json
 @click.pass_obj
@@ -330,15 +432,18 @@ def backfill(
     range_: str,
     only: Any,
     partition_size: int | None,
+    allow_gaps: bool,
     wait: bool,
     as_json: bool,
 ) -> None:
     """Compute a range of DATASET's history, behind current work. Given again, it goes on where it stands."""
     start, end = _range(range_)
-    request = BackfillRequest(dataset, start, end, only, partition_size)
+    request = BackfillRequest(dataset, start, end, only, partition_size, allow_gaps)
     answer = call(settings, lambda c: c.call("POST", "/v1/backfill", BackfillResponse, request))
     if not as_json:
-        click.echo(f"{answer.created} tasks of job {answer.job} for {answer.scopes} scopes")
+        say(f"{answer.created} tasks of job {answer.job} for {answer.scopes} scopes")
+        _say_left_out(answer)
+    left_out = answer.left_out
     if wait:
         watch = msgspec.structs.replace(request, dry_run=True)
         created, bar = answer.created, _ProgressBar(answer)
@@ -350,14 +455,34 @@ def backfill(
         answer = msgspec.structs.replace(answer, created=created)
         if not as_json:
             bar.show(answer)
-            click.echo()
+            say()
     if as_json:
-        print_json(answer)
+        say_json(answer)
     if wait and answer.failed:
+        scopes = "1 scope" if answer.failed == 1 else f"{answer.failed} scopes"
+        say(
+            f"{scopes} failed. See why with `traceplane tasks --job {answer.job} --state dead` and "
+            f"`traceplane explain`. Mend the cause and give the same command with --only-failed.",
+            err=True,
+        )
+    if left_out or (wait and answer.failed):
         raise SystemExit(1)
 
 
+def _say_left_out(answer: BackfillResponse) -> None:
+    if not answer.left_out:
+        return
+    lacking = ", ".join(f"{g.dataset} {written((g.first, g.last))}" for g in answer.gaps[:5])
+    say(f"{answer.left_out} scopes are left out, since their inputs are not whole. Missing: {lacking}")
+    first = answer.gaps[0]
+    say(
+        f"First `traceplane backfill {first.dataset} --range {first.first}:{first.last}`, or use --allow-gaps."
+    )
+
+
 _LOOK_SECONDS = 1.0
+_STUCK_SECONDS = 10.0
+"""A dispatcher looks for what is to be caught up with more often than that."""
 
 
 class _ProgressBar:
@@ -371,11 +496,21 @@ class _ProgressBar:
         filled = 24 * finished // max(1, answer.scopes)
         counts = f"{finished - answer.failed} of {answer.scopes} done, {answer.failed} failed"
         line = f"[{'#' * filled}{'.' * (24 - filled)}] {counts}{self._left(finished, answer.unfinished)}"
-        click.echo(f"\r{line:<78}", nl=False)
+        say_again(line)
 
     def _left(self, finished: int, unfinished: int) -> str:
         pace = (finished - self._before) / max(1e-9, time.monotonic() - self._started)
         return f", {pace:.1f}/s, {unfinished / pace:.0f} s left" if pace > 0 and unfinished else ""
+
+
+def _positions(text: str) -> tuple[int, int]:
+    """First and last of a position (3), a partition (0-6) or a range (0..6)."""
+    found = _scopes(text)
+    first, last = found[0], found[-1]
+    return (
+        first if isinstance(first, int) else first.first,
+        last if isinstance(last, int) else last.last,
+    )
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -408,77 +543,207 @@ def tasks(
     query = {k: v for k, v in wanted.items() if v is not None}
     answer = call(settings, lambda c: c.call("GET", "/v1/tasks", TasksResponse, query=query))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
     for t in answer.tasks:
-        click.echo(_task_line(t))
+        say(_task_line(t))
 
 
 def _task_line(t: TaskView) -> str:
-    error = (
-        f"  {t.error['code']}: {t.error['message'][:80]}" if t.error and t.state in ("dead", "queued") else ""
+    shown = t.error if t.state in ("dead", "queued") else None
+    error = f"  {shown['code']}: {shortened(shown['message'])}" if shown else ""
+    standing = f" ({t.standing})" if t.standing not in (None, "open") else ""
+    return (
+        f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  "
+        f"attempt {t.attempt}/{t.max_attempts}{standing}{error}"
     )
-    return f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  attempt {t.attempt}/{t.max_attempts}{error}"
+
+
+@click.command()
+@click.argument("subject", metavar="TASK | DATASET")
+@click.argument("scope", required=False)
+@as_json
+@click.pass_obj
+def explain(settings: Settings, subject: str, scope: str | None, as_json: bool) -> None:
+    """Say why TASK waits, or why SCOPE of DATASET, a position or a range A-B, is missing."""
+    if scope is not None:
+        first, last = _positions(scope)
+        path = f"/v1/datasets/{quote(subject, safe='')}/explain"
+        asked = {"first": str(first), "last": str(last)}
+        why = call(settings, lambda c: c.call("GET", path, ScopeExplanation, query=asked))
+        say_json(why) if as_json else say_why(why)
+        return
+    try:
+        task_id = UUID(subject)
+    except ValueError:
+        raise InvalidInput(
+            "cli.bad_task",
+            "a task id is a UUID, and a dataset is explained for a scope",
+            value=subject,
+            next_step="give a task of `traceplane tasks`, or a dataset and a scope: shop.weekly 0-6",
+        ) from None
+    answer = call(settings, lambda c: c.call("GET", f"/v1/tasks/{task_id}/explain", ExplainResponse))
+    if as_json:
+        say_json(answer)
+        return
+    for item in failure_lines(answer):
+        say_lines(item)
 
 
 @click.command()
 @click.argument("task_id", type=click.UUID)
+@click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt's.")
 @as_json
 @click.pass_obj
-def explain(settings: Settings, task_id: UUID, as_json: bool) -> None:
-    """Say why a task waits: edge, threshold and figure."""
-    answer = call(settings, lambda c: c.call("GET", f"/v1/tasks/{task_id}/explain", ExplainResponse))
+def logs(settings: Settings, task_id: UUID, attempt: int | None, as_json: bool) -> None:
+    """Print what a task wrote: `print` and `task.log`, of each attempt that is over."""
+    answer = call(settings, lambda c: c.call("GET", f"/v1/tasks/{task_id}/logs", TaskLogs))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
-    click.echo(f"Task {answer.task_id} of job {answer.job} is {answer.state}.")
-    for reason in answer.reasons:
-        click.echo(f"- {reason.sentence}")
+    for item in logged(answer, attempt):
+        say_lines(item)
 
 
-def _change(settings: Settings, verb: str, task_ids: tuple[UUID, ...]) -> None:
-    request = TaskIds(list(task_ids))
-    answer = call(settings, lambda c: c.call("POST", f"/v1/tasks/{verb}", TaskChanges, request))
-    for task_id, state in answer.changed.items():
-        click.echo(f"{task_id}  {state}")
-    for unchanged in answer.unchanged:
-        click.echo(f"{unchanged}  unchanged: unknown, or in a state that does not allow it")
+def _selection(
+    task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None, **more: Any
+) -> TaskSelection:
+    """Tasks that a command is about; meaning all tasks takes no more than naming none, so that is refused."""
+    if bool(task_ids) == (dag is not None) or (dag is None and (job or range_)):
+        raise InvalidInput(
+            "cli.which_tasks",
+            "tasks are meant by their ids, or by --dag, with --job and --range to mean fewer",
+            next_step="for example --dag shop --job totals --range 0:9",
+        )
+    start, end = _range(range_) if range_ is not None else (None, None)
+    return TaskSelection(list(task_ids), dag, job, start, end, **more)
+
+
+def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
+    """One call for tasks that are named; as many as it takes for those of a DAG."""
+
+    async def change(caller: Caller) -> TaskChanges:
+        answer = await caller.call("POST", f"/v1/tasks/{verb}", TaskChanges, request)
+        changed, last = dict(answer.changed), answer
+        while last.after is not None and last.changed:
+            going_on = msgspec.structs.replace(request, after=last.after)
+            last = await caller.call("POST", f"/v1/tasks/{verb}", TaskChanges, going_on)
+            changed |= last.changed
+        return TaskChanges(changed, answer.unchanged)
+
+    answer = call(settings, change)
+    if request.dag is None:
+        for task_id, state in answer.changed.items():
+            say(f"{task_id}  {state}")
+        for unchanged in answer.unchanged:
+            say(f"{unchanged}  unchanged: unknown, or in a state that does not allow it")
+    else:
+        counts = Counter(answer.changed.values())
+        say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or "no task is meant by this")
     if not answer.changed:
         raise SystemExit(1)
 
 
+def _of_a_dag(command: Any) -> Any:
+    """The options that mean tasks without their ids."""
+    for option in (
+        click.option("--range", "range_", metavar="A:B", help="Only scopes with positions from A to B."),
+        click.option("--job", help="Only this job's."),
+        click.option("--dag", help="Those of this DAG, in place of ids."),
+    ):
+        command = option(command)
+    return click.argument("task_ids", nargs=-1, type=click.UUID)(command)
+
+
 @click.command()
-@click.argument("task_ids", nargs=-1, required=True, type=click.UUID)
+@_of_a_dag
+@click.option("--canceled", is_flag=True, help="With --dag: those that were canceled, in place of dead ones.")
 @click.pass_obj
-def retry(settings: Settings, task_ids: tuple[UUID, ...]) -> None:
+def retry(
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    canceled: bool,
+) -> None:
     """Start dead or canceled tasks again, with a fresh set of attempts."""
-    _change(settings, "retry", task_ids)
+    state = "canceled" if canceled else "dead"
+    _change(settings, "retry", _selection(task_ids, dag, job, range_, state=state))
 
 
 @click.command()
-@click.argument("task_ids", nargs=-1, required=True, type=click.UUID)
+@_of_a_dag
 @click.pass_obj
-def cancel(settings: Settings, task_ids: tuple[UUID, ...]) -> None:
+def cancel(
+    settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
+) -> None:
     """Stop tasks: waiting ones at once, running ones at their next heartbeat."""
-    _change(settings, "cancel", task_ids)
+    _change(settings, "cancel", _selection(task_ids, dag, job, range_))
+
+
+@click.command()
+@_of_a_dag
+@click.option("--all", "all_", is_flag=True, help="Also those that need nobody any more.")
+@click.option("--ack", is_flag=True, help="Acknowledge them: status speaks of them no more.")
+@click.option("--limit", default=50, show_default=True)
+@as_json
+@click.pass_obj
+def dead(
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    all_: bool,
+    ack: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List dead tasks that need somebody, newest first, or acknowledge them."""
+    if ack:
+        _change(settings, "acknowledge", _selection(task_ids, dag, job, range_))
+        return
+    if task_ids:
+        raise InvalidInput(
+            "cli.which_tasks",
+            "ids are for --ack; the list is of a DAG, a job or a range",
+            next_step="add --ack, or see one task with `traceplane explain`",
+        )
+    start, end = _range(range_) if range_ is not None else (None, None)
+    standing = None if all_ else "open"
+    wanted = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
+    query = {k: str(v) for k, v in wanted.items() if v is not None} | {"state": "dead", "limit": str(limit)}
+    answer = call(settings, lambda c: c.call("GET", "/v1/tasks", TasksResponse, query=query))
+    if as_json:
+        say_json(answer)
+        return
+    for t in answer.tasks:
+        say(_task_line(t))
+    if not answer.tasks:
+        say("no dead tasks" if all_ else "no dead tasks that need somebody")
 
 
 @click.command()
 @as_json
 @click.pass_obj
 def status(settings: Settings, as_json: bool) -> None:
-    """Show unfinished tasks per job and what each dataset holds."""
+    """Show what failed and what is stuck, then unfinished tasks per job and what each dataset holds."""
     answer = call(settings, lambda c: c.call("GET", "/v1/status", StatusResponse))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
+    for line in problems(answer):
+        say(line)
     for job, states in sorted(answer.counts.items()):
-        click.echo(f"{job}: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+        say(f"{job}: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     if not answer.counts:
-        click.echo("no unfinished tasks")
+        say("no unfinished tasks")
     for d in answer.datasets:
-        cursor = f", cursor {d.cursor}" if d.cursor is not None else ""
-        click.echo(f"{d.dataset}: {d.commits} commits, {d.rows} rows, {d.bytes} bytes{cursor}")
+        held = describe(d.coverage) if d.coverage is not None else ""
+        say(f"{d.dataset}: {d.commits} commits, {d.rows} rows, {d.bytes} bytes{held}")
+    if (rest := forgivable(answer)) is not None:
+        say(rest)
 
 
 @click.command()
@@ -488,16 +753,16 @@ def dags(settings: Settings, as_json: bool) -> None:
     """Show what is deployed."""
     answer = call(settings, lambda c: c.call("GET", "/v1/dags", DagsResponse))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
     for d in answer.dags:
-        click.echo(f"{d.dag} version {d.version}")
+        say(f"{d.dag} version {d.version}")
         for j in d.jobs:
             held = {1: ", backfill held", 2: ", held"}.get(j.hold_level or 0, "")
-            click.echo(f"  {j.job} ({j.runtime}: {j.operator}{held})")
+            say(f"  {j.job} ({j.runtime}: {j.operator}{held})")
 
 
 COMMANDS: tuple[Any, ...] = (
-    *(plan, deploy, versions, cutover, rollback, abort),
-    *(emit, backfill, tasks, explain, retry, cancel, status, dags),
+    *(plan, deploy, versions, cutover, rollback, abort, delete),
+    *(emit, backfill, tasks, dead, explain, logs, retry, cancel, status, dags),
 )

@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from traceplane.cli.output import say, say_json
 from traceplane.cli.services import with_database
 from traceplane.cli.trigger import trigger
 from traceplane.settings import Settings, with_unprefixed
@@ -33,11 +34,11 @@ def doctor(settings: Settings, as_json: bool) -> None:
 
     findings = asyncio.run(examine())
     if as_json:
-        click.echo(examination.as_json(findings))
+        say_json(findings)
     else:
         for found in findings:
-            click.echo(f"{_MARKS[found.level]}  {found.sentence}")
+            say(f"{_MARKS[found.level]}  {found.sentence}")
             if found.next_step is not None:
-                click.echo(f"         → {found.next_step}")
+                say(f"         → {found.next_step}")
     if any(found.level == "problem" for found in findings):
         raise SystemExit(1)

@@ -10,7 +10,8 @@ import click
 from traceplane import __version__
 from traceplane.cli import admin, control, pipelines, queries, services, trigger
 from traceplane.cli import doctor as _doctor  # noqa: F401 -- a command of `trigger`
-from traceplane.errors import TraceplaneError
+from traceplane.cli.output import say
+from traceplane.errors import SpecInvalid, TraceplaneError
 from traceplane.settings import load
 
 
@@ -49,7 +50,9 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except TraceplaneError as error:
-        click.echo(str(error), err=True)
+        # A message may quote what a row holds, so its line ends are no line ends here.
+        for told in error.problems if isinstance(error, SpecInvalid) else (error,):
+            say(" ".join(str(told).splitlines()), err=True)
         sys.exit(2 if error.status < 500 else 1)
 
 

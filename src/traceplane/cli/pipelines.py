@@ -9,7 +9,8 @@ from uuid import UUID
 import click
 import msgspec
 
-from traceplane.cli.control import as_json, call, print_json
+from traceplane.cli.control import as_json, call
+from traceplane.cli.output import say, say_json
 from traceplane.control_api import (
     ExecutionsResponse,
     ExecutionView,
@@ -124,10 +125,10 @@ def list_(settings: Settings, user_id: str | None, ticker: str | None, limit: in
     query = {k: v for k, v in wanted.items() if v is not None}
     answer = call(settings, lambda c: c.call("GET", _PIPELINES, PipelinesResponse, query=query))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
     for p in answer.pipelines:
-        click.echo(_line(p))
+        say(_line(p))
 
 
 @pipelines.command()
@@ -135,7 +136,7 @@ def list_(settings: Settings, user_id: str | None, ticker: str | None, limit: in
 @click.pass_obj
 def show(settings: Settings, pipeline_id: UUID) -> None:
     """Show one pipeline, as JSON."""
-    print_json(call(settings, lambda c: c.call("GET", f"{_PIPELINES}/{pipeline_id}", PipelineView)))
+    say_json(call(settings, lambda c: c.call("GET", f"{_PIPELINES}/{pipeline_id}", PipelineView)))
 
 
 @pipelines.command()
@@ -144,7 +145,7 @@ def show(settings: Settings, pipeline_id: UUID) -> None:
 def delete(settings: Settings, pipeline_id: UUID) -> None:
     """Delete a pipeline; an execution that it is at goes on, and its executions stay listed."""
     gone = call(settings, lambda c: c.call("DELETE", f"{_PIPELINES}/{pipeline_id}", PipelineView))
-    click.echo(f"{gone.pipeline_id}  {gone.name} is deleted")
+    say(f"{gone.pipeline_id}  {gone.name} is deleted")
 
 
 @pipelines.command()
@@ -156,7 +157,7 @@ def limit(settings: Settings, user_id: str, launches_per_hour: int | None) -> No
     path, request = f"/api/v1/user-limits/{quote(user_id, safe='')}", UserLimitRequest(launches_per_hour)
     done = call(settings, lambda c: c.call("PUT", path, UserLimitsResponse, request))
     for user, most in done.launches_per_hour.items():
-        click.echo(f"{user}  {most} launches per hour")
+        say(f"{user}  {most} launches per hour")
 
 
 @click.group("scanner-lists")
@@ -171,10 +172,10 @@ def list_lists(settings: Settings, as_json: bool) -> None:
     """List them, and how many pipelines use each."""
     answer = call(settings, lambda c: c.call("GET", _LISTS, ScannerListsResponse))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
     for found in answer.scanner_lists:
-        click.echo(f"{found.name}  {len(found.tickers)} tickers, {found.pipelines} pipelines")
+        say(f"{found.name}  {len(found.tickers)} tickers, {found.pipelines} pipelines")
 
 
 @scanner_lists.command("set")
@@ -185,7 +186,7 @@ def set_list(settings: Settings, name: str, tickers: tuple[str, ...]) -> None:
     """Make the list NAME hold exactly TICKERS; the pipelines that use it follow."""
     path, request = f"{_LISTS}/{quote(name, safe='')}", ScannerListRequest(list(tickers))
     done = call(settings, lambda c: c.call("PUT", path, ScannerListView, request))
-    click.echo(f"{done.name}  {len(done.tickers)} tickers, {done.pipelines} pipelines")
+    say(f"{done.name}  {len(done.tickers)} tickers, {done.pipelines} pipelines")
 
 
 @scanner_lists.command("delete")
@@ -195,7 +196,7 @@ def delete_list(settings: Settings, name: str) -> None:
     """Delete a list that no pipeline uses."""
     path = f"{_LISTS}/{quote(name, safe='')}"
     call(settings, lambda c: c.call("DELETE", path, ScannerListView))
-    click.echo(f"{name} is deleted")
+    say(f"{name} is deleted")
 
 
 @click.group()
@@ -221,12 +222,12 @@ def list_executions(
     query = {k: v for k, v in wanted.items() if v is not None}
     answer = call(settings, lambda c: c.call("GET", _EXECUTIONS, ExecutionsResponse, query=query))
     if as_json:
-        print_json(answer)
+        say_json(answer)
         return
     for e in answer.executions:
         why = f"signal {e.signal_id}" if e.signal_id is not None else f"time {e.scheduled_for}"
         error = f"  {e.error['code']}: {e.error['message'][:80]}" if e.error else ""
-        click.echo(f"{e.execution_id}  {e.status:<9} {e.pipeline}  {why}{error}")
+        say(f"{e.execution_id}  {e.status:<9} {e.pipeline}  {why}{error}")
 
 
 @executions.command("show")
@@ -234,7 +235,7 @@ def list_executions(
 @click.pass_obj
 def show_execution(settings: Settings, execution_id: UUID) -> None:
     """Show one execution with its signal, as JSON."""
-    print_json(call(settings, lambda c: c.call("GET", f"{_EXECUTIONS}/{execution_id}", ExecutionView)))
+    say_json(call(settings, lambda c: c.call("GET", f"{_EXECUTIONS}/{execution_id}", ExecutionView)))
 
 
 def _fields(said: dict[str, Any]) -> dict[str, Any]:
@@ -293,9 +294,9 @@ def _bad(option: str, value: str, problem: str) -> InvalidInput:
 
 def _print(pipeline: PipelineView, as_json: bool) -> None:
     if as_json:
-        print_json(pipeline)
+        say_json(pipeline)
     else:
-        click.echo(_line(pipeline))
+        say(_line(pipeline))
 
 
 def _line(p: PipelineView) -> str:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
 import os
-from dataclasses import replace
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
+from traceplane import telemetry
+from traceplane.adapters.locked_folder import closed_folder
 from traceplane.auth.opaque import Principal, Role
+from traceplane.errors import Conflict, InvalidInput, TraceplaneError
 from traceplane.postgres.embedded import EmbeddedPostgres
-from traceplane.settings import Settings
+from traceplane.settings import Settings, token_file, with_tokens
 
+_LOCK = "running"
+_LOOK_SECONDS = 0.5
 _TOKENS = {"worker": (Principal.WORKER, None), "user": (Principal.USER, Role.ADMIN)}
 
 
@@ -17,10 +30,113 @@ def start_postgres(
     settings: Settings, *, die_with_parent: bool = False
 ) -> tuple[Settings, EmbeddedPostgres | None]:
     """Settings with database URLs; starts the embedded server if none are given."""
+    close_home(settings)
     if settings.state_url is not None:
         return settings, None
     server = EmbeddedPostgres.ensure(settings.home / "postgres", die_with_parent=die_with_parent)
     return replace(settings, state_url=server.state_url, data_url=server.data_url), server
+
+
+def existing_postgres(settings: Settings) -> Settings:
+    """The same for commands that look after a platform: where none was set up, they make none."""
+    if settings.state_url is None and not (settings.home / "postgres").is_dir():
+        raise InvalidInput(
+            "cli.no_platform",
+            "no platform was set up in this folder",
+            value=settings.home.absolute(),
+            next_step="go to the folder where `traceplane up` runs, run `traceplane init` here,"
+            " or set state_url and data_url",
+        )
+    return start_postgres(settings)[0]
+
+
+@contextlib.contextmanager
+def the_only_one(settings: Settings) -> Iterator[None]:
+    """Held by `up` for as long as it runs: a second one in the same folder is refused, and touches nothing."""
+    close_home(settings)
+    with (settings.home / _LOCK).open("a+") as file:
+        if not _lock(file):
+            other = running_here(settings)
+            raise Conflict(
+                "up.already_running",
+                "`traceplane up` runs already in this folder"
+                + (f", as process {other.pid}" if other else ""),
+                value=settings.home.resolve(),
+                next_step=f"use it{f' at {other.url}' if other else ''}, stop it with Ctrl-C where it runs,"
+                " or choose another folder with --home and other ports",
+            )
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "url": settings.gateway_address}))
+        file.flush()
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A `traceplane up`."""
+
+    pid: int
+    url: str
+
+
+def running_here(settings: Settings) -> Running | None:
+    """The `up` of this folder, if there is one now."""
+    try:
+        with (settings.home / _LOCK).open() as file:
+            if _lock(file, patience=0.0):
+                return None
+            return Running(**json.load(file))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _lock(file: IO[str], *, patience: float = 0.3) -> bool:
+    """Somebody who only looks holds it for a moment, which is no reason to refuse."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+async def keep_postgres(server: EmbeddedPostgres, settings: Settings) -> None:
+    """Starts the embedded server again when it dies, for ever."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        if server.pid is not None:
+            continue
+        telemetry.emit("up.postgres_died", "error", log=str(server.log))
+        try:
+            await asyncio.to_thread(start_postgres, replace(settings, state_url=None, data_url=None))
+        except TraceplaneError as error:
+            telemetry.emit("up.postgres_not_started", "error", code=error.code, message=str(error))
+
+
+def close_home(settings: Settings) -> None:
+    """Other users of this machine see nothing of what lies in the home folder."""
+    home = settings.home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InvalidInput(
+            "home.unusable",
+            f"the folder of the platform cannot be made or written: {error.strerror}",
+            value=home.absolute(),
+            next_step="choose another one with --home or TRACEPLANE_HOME",
+        ) from error
+    if home.stat().st_uid == os.geteuid():
+        home.chmod(
+            0o711 if os.geteuid() == 0 else 0o700
+        )  # root's Postgres and operators, who are others, pass
+    if settings.object_store is None:
+        closed_folder(settings.object_store_root)
 
 
 async def prepare(settings: Settings) -> Settings:
@@ -47,19 +163,6 @@ async def prepare(settings: Settings) -> Settings:
     return with_tokens(settings)
 
 
-def with_tokens(settings: Settings) -> Settings:
-    """Settings with the tokens of the home folder, where none are given."""
-    return replace(
-        settings,
-        worker_token=settings.worker_token or _read(token_file(settings, "worker")),
-        user_token=settings.user_token or _read(token_file(settings, "user")),
-    )
-
-
-def token_file(settings: Settings, name: str) -> Path:
-    return settings.home / "tokens" / name
-
-
 def write_private(path: Path, text: str) -> None:
     """A file that only its owner can read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,10 +171,3 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")
     draft.replace(path)
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return None

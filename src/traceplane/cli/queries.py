@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,10 +11,12 @@ from urllib.parse import quote
 
 import click
 
-from traceplane.cli import profile
-from traceplane.cli.control import as_json, call, print_json
+from traceplane.cli.control import as_json, call
+from traceplane.cli.output import hand_on, is_terminal, say, say_json, say_lines
+from traceplane.cli.whereabouts import explained, with_user_token
 from traceplane.control_api import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest, TaskDetail
 from traceplane.errors import InvalidInput
+from traceplane.model.printable import one_line
 from traceplane.settings import Settings
 
 _WIDEST = 40
@@ -57,31 +58,30 @@ def query(
     from traceplane.client import Client
 
     versions, at = _as_of(as_of)
-    chosen = profile.with_tokens(settings)
-    if chosen.user_token is None:
-        raise InvalidInput(
-            "cli.no_token",
-            "no user token was found",
-            next_step="run `traceplane up` here first, or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
-        )
-    client = Client(chosen.gateway_address, chosen.user_token)
+    chosen, token = with_user_token(settings)
+    client = Client(chosen.gateway_address, token)
     wire: Any = "arrow" if format_ == "table" else format_
-    pieces = client.pieces(sql, format=wire, as_of_version=versions, as_of_time=at)
+    pieces = _explained(settings, client.pieces(sql, format=wire, as_of_version=versions, as_of_time=at))
     if format_ == "table":
-        table = ipc.open_stream(b"".join(pieces)).read_all()
-        text = "\n".join(_lines(table)) + "\n"
+        text = "\n".join(_lines(ipc.open_stream(b"".join(pieces)).read_all())) + "\n"
+        if output is None:
+            say_lines(text)
+            return
         pieces = iter([text.encode()])
     if output is not None:
         with output.open("wb") as file:
             file.writelines(pieces)
         return
-    if format_ in ("arrow", "parquet") and sys.stdout.isatty():
+    if format_ in ("arrow", "parquet") and is_terminal():
         raise InvalidInput(
             "cli.binary_output", "this format is not for a terminal", next_step="give --output"
         )
-    for piece in pieces:
-        sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+    hand_on(pieces, is_json=format_ == "json")
+
+
+def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    with explained(settings):
+        yield from pieces
 
 
 def _hand_over(
@@ -96,12 +96,12 @@ def _hand_over(
         )
     request = QueryTaskRequest(sql, dataset, versions)
     made = call(settings, lambda c: c.call("POST", "/v1/query-tasks", QueryTask, request))
-    click.echo(f"Task {made.task_id} computes {made.dataset}.")
+    say(f"Task {made.task_id} computes {made.dataset}.")
     while wait:
         task = call(settings, lambda c: c.call("GET", f"/v1/tasks/{made.task_id}", TaskDetail)).task
         if task.state in ("completed", "dead", "canceled"):
             told = f": {task.error.get('message')}" if task.error else ""
-            click.echo(f"It is {task.state}{told if task.state != 'completed' else ''}.")
+            say(f"It is {task.state}{told if task.state != 'completed' else ''}.")
             raise SystemExit(0 if task.state == "completed" else 1)
         time.sleep(_LOOK_SECONDS)
 
@@ -128,11 +128,10 @@ def _as_of(given: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
 
 
 def _lines(table: Any) -> Iterator[str]:
+    names = [one_line(name) for name in table.column_names]
     rows = [[_cell(v) for v in row.values()] for row in table.slice(0, _SHOWN_ROWS).to_pylist()]
-    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(table.column_names)]
-    yield "  ".join(
-        name.ljust(width) for name, width in zip(table.column_names, widths, strict=True)
-    ).rstrip()
+    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(names)]
+    yield "  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)).rstrip()
     yield "  ".join("-" * width for width in widths)
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -142,7 +141,7 @@ def _lines(table: Any) -> Iterator[str]:
 
 def _cell(value: Any) -> str:
     text = "" if value is None else value.hex() if isinstance(value, bytes) else str(value)
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    text = one_line(text)
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
@@ -155,27 +154,27 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
     if dataset is None:
         listed = call(settings, lambda c: c.call("GET", "/v1/datasets", CatalogResponse))
         if as_json:
-            print_json(listed)
+            say_json(listed)
             return
         for d in listed.datasets:
-            click.echo(f"{d.dataset}  {d.dag}@{d.version}  {d.rows} rows  {d.bytes} bytes")
+            say(f"{d.dataset}  {d.dag}@{d.version}  {d.rows} rows  {d.bytes} bytes")
         return
     path = f"/v1/datasets/{quote(dataset, safe='')}"
     shown = call(settings, lambda c: c.call("GET", path, DatasetDetail))
     if as_json:
-        print_json(shown)
+        say_json(shown)
         return
     entry = shown.dataset
-    click.echo(f"{entry.dataset}  {entry.dag}@{entry.version}  {entry.rows} rows  {entry.bytes} bytes")
+    say(f"{entry.dataset}  {entry.dag}@{entry.version}  {entry.rows} rows  {entry.bytes} bytes")
     for column in shown.columns:
         marks = "".join((" not null" * (not column.nullable), " pii" * column.pii))
         source = f"  from {', '.join(column.derived_from)}" if column.derived_from else ""
-        click.echo(f"  {column.name}  {column.type}{marks}{source}")
+        say(f"  {column.name}  {column.type}{marks}{source}")
     if shown.sql is not None:
-        click.echo(f"virtual: {' '.join(shown.sql.split())}")
+        say(f"virtual: {' '.join(shown.sql.split())}")
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
-            click.echo(f"{title} {', '.join(jobs)}")
+            say(f"{title} {', '.join(jobs)}")
 
 
 COMMANDS: tuple[Any, ...] = (query, datasets)

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.connect.session import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from traceplane.dataplane.arrow_types import schema_of
+from traceplane.arrow_types import as_declared, schema_of
 from traceplane.sdk import OperatorError, OperatorInput, OperatorTask, Ranges
 
 SMALL_INPUT_BYTES = 32 << 20
@@ -24,6 +24,8 @@ SMALL_INPUT_BYTES = 32 << 20
 TARGET_FILE_BYTES = 128 << 20
 _TOO_MUCH = "spark.driver.maxResultSize"
 ROW_GROUP_BYTES = 64 << 20
+DOES_NOT_FIT = "TRACEPLANE_DOES_NOT_FIT "
+"""Begins what Spark says of a value that its column's declared type cannot hold."""
 
 
 def read(spark: SparkSession, source: OperatorInput) -> DataFrame:
@@ -84,7 +86,7 @@ def write(
     With `sort`, rows are in that order within a file and from file to file.
     """
     if task.unique_key:
-        frame = _without_duplicates(task, name, frame)
+        frame = _without_duplicates(task, name, _as_declared(task, name, frame))
     files = max(1, -(-expected_bytes // file_bytes))
     if sort:
         columns = [functions.col(f"`{column}`") for column in sort]
@@ -92,7 +94,33 @@ def write(
         frame = frame.sortWithinPartitions(*columns)
     small = expected_bytes <= SMALL_INPUT_BYTES and files == 1
     if not (small and _write_here(task, name, frame)):
-        _write_by_spark(task, name, frame, files)
+        _write_by_spark(task, name, _as_declared(task, name, frame), files)
+
+
+def _as_declared(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:
+    """What `OperatorTask.write` does to rows that this process writes, done by Spark: types are cast, and a value that
+    would be changed by it fails the job. The rows of a DataFrame have no positions to tell."""
+    declared = task.outputs[name].columns
+    if not declared:
+        return frame
+    found = to_arrow_schema(frame.schema)
+    wanted = as_declared(found, declared)
+    return frame if wanted == found else frame.select(*map(_column_as_declared, found, wanted))
+
+
+def _column_as_declared(found: pa.Field, wanted: pa.Field) -> Column:
+    column = functions.col(f"`{found.name}`")
+    if found.type == wanted.type:
+        return column
+    before, after = from_arrow_type(found.type), from_arrow_type(wanted.type)
+    tried = column.try_cast(after)
+    told = functions.concat(
+        functions.lit(f"{DOES_NOT_FIT}column {found.name!r}: "),
+        column.cast("string"),
+        functions.lit(f" does not fit into {after.simpleString()}, as the dataset declares it"),
+    )
+    kept = functions.when(column.isNull() | (tried.cast(before) == column), tried)
+    return kept.otherwise(functions.raise_error(told).cast(after)).alias(found.name)
 
 
 def _without_duplicates(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:

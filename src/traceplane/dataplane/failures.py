@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.errors import PySparkException, QueryContextType
 
+from traceplane.dataplane.datasets import DOES_NOT_FIT
 from traceplane.sdk import OperatorError
 
 _JVM_STACK = "\n\nJVM stacktrace:"
@@ -16,6 +17,7 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file)")
 _FILE = re.compile(r"file:/*(/\S+?\.parquet)")
+_UNFIT = re.compile(rf"{DOES_NOT_FIT}(.+ as the dataset declares it)", re.DOTALL)
 
 
 def explained(
@@ -25,6 +27,8 @@ def explained(
     Spark, or where the DataFrame was made that cannot be computed, or else where the operator's function begins.
     Spark is lazy, so the traceback knows none of them."""
     message = str(error).partition(_JVM_STACK)[0].strip()
+    if unfit := _UNFIT.search(message):
+        return OperatorError("operator.value_does_not_fit", unfit[1])
     named = _FILE.search(message) if _UNREADABLE.search(message) else None
     if named and named[1] in input_files:
         return OperatorError(

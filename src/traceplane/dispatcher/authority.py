@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from traceplane.auth.access import bearer
 from traceplane.auth.capability import Capability, VerifiedCache
 from traceplane.auth.keyring import Keyring
 from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
+from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_keyring, load_token_book
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Database
@@ -30,6 +31,7 @@ class Authority:
         self._master_key = master_key
         self._keyring = Keyring(())
         self._book = TokenBook(())
+        self._second_look = SecondLook(self.refresh)
         self._clock_offset = 0.0
         self._cache = VerifiedCache(2_000)
 
@@ -45,8 +47,9 @@ class Authority:
         """The database's time, carried forward by this process's monotonic clock between refreshes."""
         return time.monotonic() + self._clock_offset
 
-    def worker(self, headers: Any) -> TokenRecord:
-        return self._book.check(bearer(headers.get("authorization")), Principal.WORKER, self.now)
+    def worker(self, headers: Any) -> TokenRecord | Awaitable[TokenRecord]:
+        token = bearer(headers.get("authorization"))
+        return self._second_look.check(lambda: self._book.check(token, Principal.WORKER, self.now))
 
     def mint(self, capability: Capability) -> str:
         return self._cache.mint(capability, self._keyring, self.now)

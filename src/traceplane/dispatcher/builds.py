@@ -6,15 +6,18 @@ Each pass is a few bounded transactions; any dispatcher may do it.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from traceplane import telemetry
-from traceplane.postgres import tasks, versions
+from traceplane.errors import ConcurrentChange
+from traceplane.postgres import coverage, tasks, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.runtime import Outcome
 
 _STARTS_OF_A_PAGE = 2_000
+_SCOPES_OF_A_PASS = 2_000
 _CANCELED_AT_ONCE = 5_000
 
 
@@ -31,7 +34,7 @@ class Builds:
         self._database = database
 
     async def run_once(self) -> Built:
-        told = await self._tell()
+        told = await self._tell() + await self._catch_up()
         async with self._database.transaction() as tx:
             canceled = await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
         moved = 0
@@ -68,3 +71,18 @@ class Builds:
                     continue
                 told += await versions.replay(tx, replay, _STARTS_OF_A_PAGE)
                 await notify_dispatchers(tx)
+
+    async def _catch_up(self) -> int:
+        """What is served, and no event tells a new job of: work that was asked for by hand."""
+        async with self._database.glance() as tx:
+            waiting = await coverage.next_catch_ups(tx)
+        made = 0
+        for found in waiting:
+            with contextlib.suppress(ConcurrentChange):  # it was given up meanwhile
+                async with self._database.transaction("catch_up") as tx:
+                    await tasks.lock_routed_job(tx, found.job_id)
+                    scopes = await coverage.catch_up(tx, found, _SCOPES_OF_A_PASS)
+                    if scopes:
+                        await notify_dispatchers(tx)
+                    made += scopes
+        return made

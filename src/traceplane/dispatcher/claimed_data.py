@@ -16,7 +16,7 @@ import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
 from traceplane.dispatcher import hot_reads
-from traceplane.model.dataset_schema import as_arrow
+from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow, as_read
 from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
 from traceplane.model.runtimes import READS_HISTORY, TOLD_OF_EMISSIONS
@@ -50,6 +50,8 @@ class JobEntry:
     reads_files: bool
     row_generations: tuple[UUID, ...]
     """Per input, the generation whose files are read: an aggregator's ranges are read from what it aggregates."""
+    declared: tuple[list[ColumnSchema] | None, ...]
+    """Per input, the columns that its dataset declares."""
 
     @property
     def reads_hot(self) -> bool:
@@ -86,8 +88,12 @@ def job_entry(row: dict[str, Any]) -> JobEntry:
         timeout_seconds=row["timeout_seconds"],
         lease_seconds=row["lease_seconds"],
         max_attempts=row["max_attempts"],
+        network=row["network"],
         inputs=inputs,
-        outputs=[msgspec.convert(o, OutputRef) for o in row["outputs"]],
+        outputs=[
+            msgspec.convert({**o, "columns": _declared(o["columns"]) or []}, OutputRef)
+            for o in row["outputs"]
+        ],
         code_bundle=definition.get("code_bundle"),
         source_kind=row["source_kind"],
         views=[msgspec.convert(view, ViewRef) for view in made_of.get("views", ())],
@@ -102,7 +108,22 @@ def job_entry(row: dict[str, Any]) -> JobEntry:
             WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
         ),
     )
-    return JobEntry(payload, grants, row["reads_files"], tuple(row["row_generations"]))
+    return JobEntry(
+        payload,
+        grants,
+        row["reads_files"],
+        tuple(row["row_generations"]),
+        tuple(_declared(columns) for columns in row["input_columns"]),
+    )
+
+
+def _declared(columns: Sequence[Mapping[str, Any]] | None) -> list[ColumnSchema] | None:
+    found = as_arrow([SchemaColumn(c["name"], c["type"], c["nullable"]) for c in columns or ()])
+    return _as_columns(found) if found else None
+
+
+def _as_columns(schema: Schema) -> list[ColumnSchema]:
+    return [ColumnSchema(c.name, c.type, c.nullable) for c in schema]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,9 @@ class ClaimedData:
 
 async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
     data = ClaimedData()
+    for c in claimed:
+        if any(declared := jobs[c.job_id].declared):  # nobody writes rows there yet, or ever
+            data.input_schemas[c.task_id] = list(declared)
     if reading := [c for c in claimed if jobs[c.job_id].reads_files]:
         await _inputs(tx, reading, jobs, data)
     if hot := [c for c in reading if jobs[c.job_id].reads_hot and c.range_start is not None]:
@@ -152,9 +176,9 @@ async def _inputs(
     wanted = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     known = await generation_schemas.load(tx, sorted(wanted))
     schemas = {
-        generation: [ColumnSchema(c.name, c.type, c.nullable) for c in columns]
+        generation: _as_columns(columns)
         for generation, stored in known.items()
-        if (columns := stored.schema or as_arrow(stored.declared))
+        if (columns := as_read(stored.schema, stored.declared))
     }
     types = {generation: {c.name: c.type for c in columns} for generation, columns in schemas.items()}
     for c in reading:

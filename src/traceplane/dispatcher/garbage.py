@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
-from traceplane.postgres import commits, hot_tables, tasks, versions
+from traceplane.postgres import commits, coverage, hot_tables, tasks, versions
 from traceplane.postgres.database import Database
 
 _COMMITS_AT_ONCE = 200
@@ -85,6 +85,9 @@ async def _old_versions(
                 await commits.forget_of_generations(tx, [commit_id for commit_id, _, _ in batch])
         count, files, size = count + len(batch), files + len(there), size + _told(there, found)
         after = batch[-1][0]
+    if generations and not dry_run:
+        async with database.transaction() as tx:
+            await coverage.forget(tx, list(generations))
     for generation_id, hot in generations.items():
         if hot and not dry_run:
             async with database.transaction() as tx:

@@ -16,7 +16,7 @@ class Gauges:
 
     async def run_once(self) -> Outcome:
         async with self._database.transaction() as tx:
-            rows = await tasks.counts(tx)
+            rows = await tasks.depths(tx)
             lag = await outbox.lag_seconds(tx)
         depth: defaultdict[str, float] = defaultdict(float)
         age: defaultdict[str, float] = defaultdict(float)

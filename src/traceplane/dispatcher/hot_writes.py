@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
+from traceplane.linux.plain_files import open_plain
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotTable
 from traceplane.postgres import hot_tables
@@ -121,7 +122,7 @@ def _encoded(table: HotTable, paths: Sequence[Path], start: int, end: int) -> Ho
         sink = undo.enter_context(tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY))
         for path in paths:
             try:
-                with parquet.ParquetFile(path) as file:
+                with open_plain(path) as opened, parquet.ParquetFile(opened) as file:
                     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                         fitting = _fitted(pa.Table.from_batches([batch]), table, start, end)
                         csv.write_csv(fitting, sink, options)
@@ -157,7 +158,7 @@ def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from traceplane.dataplane.arrow_types import type_of
+    from traceplane.arrow_types import type_of
 
     names = [c.name for c in table.columns]
     if unknown := [name for name in rows.column_names if name not in names]:

@@ -125,7 +125,7 @@ class _Lane:
     invoker: Invoker
     at_once: int
     waiting: dict[UUID, None] = field(default_factory=dict)
-    running: set[asyncio.Task[None]] = field(default_factory=set)
+    running: dict[asyncio.Task[None], ClaimedTask] = field(default_factory=dict)
 
     def next_ids(self, limit: int) -> tuple[UUID, ...]:
         return tuple(itertools.islice(self.waiting, min(limit, self.at_once - len(self.running))))
@@ -208,7 +208,10 @@ class Invocations:
                 )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Calls what was handed over, until `stop`; then calls under way have a few seconds to end."""
+        """Calls what was handed over, until `stop`; then calls under way have a few seconds to end.
+
+        What has not is handed back: another dispatcher calls it again, and what the first call still reports is stale.
+        """
         try:
             await run_loop("invocations", self.run_once, interval=5.0, kick=self._kick, stop=stop)
             if running := self._running():
@@ -217,14 +220,18 @@ class Invocations:
             left = self._running()
             for call in left:
                 call.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            ends = await asyncio.gather(*left, return_exceptions=True)
             for lane in self._lanes.values():
                 await lane.invoker.close()
-            if left:
-                telemetry.emit("invocations.left_to_lease_expiry", "warning", tasks=len(left))
+            broken_off = [
+                task for task, end in zip(left.values(), ends, strict=True) if isinstance(end, BaseException)
+            ]
+            if broken_off:
+                telemetry.emit("invocations.handed_back", "warning", tasks=len(broken_off))
+                await self._leasing.hand_back(broken_off)
 
-    def _running(self) -> list[asyncio.Task[None]]:
-        return [call for lane in self._lanes.values() for call in lane.running]
+    def _running(self) -> dict[asyncio.Task[None], ClaimedTask]:
+        return {call: task for lane in self._lanes.values() for call, task in lane.running.items()}
 
     async def run_once(self) -> Invoked:
         """Claims what there is room for, in one transaction, and starts the calls."""
@@ -257,11 +264,11 @@ class Invocations:
 
     def _begin(self, lane: _Lane, task: ClaimedTask, job: JobPayload, token: str) -> None:
         def ended(call: asyncio.Task[None]) -> None:
-            lane.running.discard(call)
+            lane.running.pop(call, None)
             self._kick.set()
 
         call = asyncio.create_task(self._serve(lane, task, job, token))
-        lane.running.add(call)
+        lane.running[call] = task
         call.add_done_callback(ended)
 
     async def _serve(self, lane: _Lane, task: ClaimedTask, job: JobPayload, token: str) -> None:

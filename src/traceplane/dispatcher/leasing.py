@@ -45,7 +45,7 @@ from traceplane.model.task import (
     judge_heartbeat,
     judge_report,
 )
-from traceplane.postgres import commits, events, hot_tables, registry, tasks
+from traceplane.postgres import commits, coverage, events, hot_tables, registry, task_logs, tasks
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
@@ -112,6 +112,11 @@ class CompletionCall:
     hot_reads: tuple[HotRead, ...] = ()
     rows: tuple[HotRows, ...] = ()
     """What its outputs put into hot tables."""
+    log: str = ""
+    """What its operator wrote."""
+
+
+_HEEDED = (ReportVerdict.COMPLETE, ReportVerdict.RETRY, ReportVerdict.DIE, ReportVerdict.CANCEL)
 
 
 class _TaskRefused(Exception):
@@ -328,6 +333,10 @@ class Leasing:
             answers.append(EmissionOutcome(call.fence.task_id, outcome, new, count - new))  # type: ignore[arg-type]
         return answers
 
+    async def hand_back(self, claimed: Sequence[ClaimedTask]) -> None:
+        """Leases that their worker will never hear of."""
+        await self.complete([CompletionCall(_fence(task), Report.RETURNED) for task in claimed])
+
     # Complete --------------------------------------------------------------------------------------
 
     async def complete(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
@@ -339,7 +348,7 @@ class Leasing:
                 except _TaskRefused as refused:
                     reason = {"code": "commit.rows_unfit", "message": f"Postgres refused rows: {refused}"}
                     prepared = [
-                        CompletionCall(c.fence, Report.FAILED, reason, retryable=False)
+                        CompletionCall(c.fence, Report.FAILED, reason, retryable=False, log=c.log)
                         if c.fence.task_id == refused.task_id
                         else c
                         for c in prepared
@@ -365,7 +374,7 @@ class Leasing:
                 for one in rows:
                     one.close()
                 retryable = bool(unfit.error["retryable"])
-                return CompletionCall(call.fence, Report.FAILED, unfit.error, retryable=retryable)
+                return CompletionCall(call.fence, Report.FAILED, unfit.error, retryable, log=call.log)
             outputs = tuple(
                 as_hot(o, tables[o.generation_id]) if o.generation_id in tables else o for o in call.outputs
             )
@@ -386,6 +395,8 @@ class Leasing:
 
         for accepted in await again_if_concurrent(once):
             self._after_acceptance(accepted)
+        if any(call.report is Report.RETURNED for call in calls):
+            self._work_created()
         self._slot_freed()  # and a scope
         return [outcomes[i] for i in range(len(calls))]
 
@@ -414,6 +425,8 @@ class Leasing:
             await tasks.mark_completed(tx, [c.fence.task_id for c in completed])
         if canceled := [c.fence.task_id for c, v in judged if v is ReportVerdict.CANCEL]:
             await tasks.mark_canceled(tx, canceled)
+        if returned := [c.fence.task_id for c, v in judged if v is ReportVerdict.RETURN]:
+            await tasks.mark_returned(tx, returned)
         if failed := [(c, v) for c, v in judged if v in (ReportVerdict.RETRY, ReportVerdict.DIE)]:
             await tasks.mark_failed(
                 tx,
@@ -421,6 +434,10 @@ class Leasing:
                 [v is ReportVerdict.DIE for _, v in failed],
                 [c.error for c, _ in failed],
             )
+        if written := [
+            (c.fence.task_id, c.fence.attempt, c.log) for c, v in judged if c.log and v in _HEEDED
+        ]:
+            await task_logs.keep(tx, written)
         crash_point("complete.after_fence")
         outputs = [
             replace(output, replaces=locked[c.fence.task_id].replaces)
@@ -430,6 +447,8 @@ class Leasing:
         # Moves come first: they were judged by what was there before this call.
         await self._move(tx, moves)
         replaced = iter(await self._record(tx, completed, outputs))
+        if completed:
+            await coverage.add(tx, [c.fence.task_id for c in completed], outputs)
         crash_point("complete.after_outputs")
         drafts: list[NewEvent] = []
         for c in completed:
@@ -582,6 +601,8 @@ class Leasing:
                     telemetry.count("tasks_completed_total", count, job=job)
                 case ReportVerdict.DIE:
                     telemetry.count("tasks_dead_total", count, job=job)
+                case ReportVerdict.RETURN:
+                    telemetry.count("tasks_returned_total", count, job=job)
                 case ReportVerdict.CANCEL:
                     telemetry.count("tasks_canceled_total", count)
                 case ReportVerdict.STALE:
@@ -600,7 +621,8 @@ def _failed(
     def failed(call: CompletionCall) -> tuple[CompletionCall, ReportVerdict]:
         fence, facts = call.fence, locked[call.fence.task_id].facts
         verdict = judge_report(facts, fence.attempt, fence.lease_token, Report.FAILED, retryable=retryable)
-        return CompletionCall(fence, Report.FAILED, errors[fence.task_id], retryable), verdict
+        error = errors[fence.task_id]
+        return CompletionCall(fence, Report.FAILED, error, retryable, log=call.log), verdict
 
     return [
         failed(c) if v is ReportVerdict.COMPLETE and c.fence.task_id in errors else (c, v) for c, v in judged
@@ -629,9 +651,9 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
     if report is not Report.COMPLETED:
         error = msgspec.to_builtins(completion.error) if completion.error is not None else None
         retryable = completion.error.retryable if completion.error is not None else True
-        return CompletionCall(fence, report, error, retryable)
+        return CompletionCall(fence, report, error, retryable, log=completion.log)
     if not completion.outputs and not completion.events:
-        return CompletionCall(fence, report)
+        return CompletionCall(fence, report, log=completion.log)
     outputs = tuple(_output(completion, o, grants) for o in completion.outputs)
     drafts = [
         _new_event(completion.task_id, grants, e, completion.traceparent)
@@ -639,7 +661,15 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
     ]
     implied, named = tuple(drafts[: len(outputs)]), tuple(drafts[len(outputs) :])
     reads = tuple(completion.hot_reads)
-    return CompletionCall(fence, report, outputs=outputs, implied=implied, events=named, hot_reads=reads)
+    return CompletionCall(
+        fence,
+        report,
+        outputs=outputs,
+        implied=implied,
+        events=named,
+        hot_reads=reads,
+        log=completion.log,
+    )
 
 
 def granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capability, JobGrants]:
@@ -722,6 +752,7 @@ def _facts(locked: dict[UUID, tasks.LockedTask], task_id: UUID) -> TaskFacts | N
 _OUTCOMES: dict[ReportVerdict, Any] = {
     ReportVerdict.COMPLETE: "committed",
     ReportVerdict.RETRY: "retrying",
+    ReportVerdict.RETURN: "retrying",
     ReportVerdict.DIE: "dead",
     ReportVerdict.CANCEL: "canceled",
     ReportVerdict.CANCELED: "canceled",
@@ -741,7 +772,7 @@ def _outcome(verdict: ReportVerdict, task: tasks.LockedTask | None) -> Any:
     return _OUTCOMES[verdict]
 
 
-def _fence(call: Fence) -> tasks.Fence:
+def _fence(call: Fence | ClaimedTask) -> tasks.Fence:
     return tasks.Fence(call.task_id, call.attempt, call.lease_token)
 
 

@@ -123,6 +123,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 port=settings.dispatcher_port,
                 stop=stop,
                 bound=bound,
+                limits=http_service.connection_limits(settings),
             ),
             authority=run_loop("authority", authority.refresh, interval=2.0, stop=stop),
             relay=run_loop("relay", relay.run_once, interval=1.0, kick=relay_work, stop=stop),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from traceplane.model.dataset_schema import Incompatible, Schema, merge, undeclared
+from traceplane.model.dataset_schema import Incompatible, Schema, merge, undeclared, written_twice
 from traceplane.postgres import commits, generation_schemas
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction
@@ -28,6 +28,9 @@ async def refuse_misfits(
             if output.schema is None:
                 continue
             known = stored[output.generation_id]
+            if (column_name := written_twice(output.schema)) is not None:
+                errors[task_id] = _twice(known.dataset_id, column_name)
+                break
             if known.position is not None and known.position not in {column.name for column in output.schema}:
                 errors[task_id] = _no_position(known.dataset_id, known.position)
                 break
@@ -104,6 +107,16 @@ def _overlap(dataset_id: str, output: OutputCommit) -> dict[str, Any]:
         "column says to which position a row belongs",
         "value": scope,
         "next_step": "name that column as the dataset's position in the DAG file, or compute the wider scope again",
+        "retryable": False,
+    }
+
+
+def _twice(dataset_id: str, column: str) -> dict[str, Any]:
+    return {
+        "code": "commit.duplicate_column",
+        "message": f"dataset {dataset_id}: this output has two columns named {column}",
+        "value": column,
+        "next_step": "give each column a name of its own, then deploy or retry the task",
         "retryable": False,
     }
 

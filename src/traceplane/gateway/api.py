@@ -7,11 +7,10 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -20,60 +19,60 @@ from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import object_store_for
 from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
+from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
 from traceplane.control_api import (
     BackfillRequest,
     BackfillResponse,
     BuildView,
     CatalogResponse,
+    CutoverRequest,
     DagName,
     DagsResponse,
     DagView,
     DatasetDetail,
     DatasetView,
+    DeletedResponse,
+    DeleteRequest,
     DeployRequest,
     DeployResponse,
     EmitRequest,
     EmitResponse,
-    ExplainResponse,
     JobView,
-    LineageView,
+    LackingView,
     ManualEvent,
     MovedResponse,
     PlanResponse,
     QueryRequest,
     QueryTask,
     QueryTaskRequest,
-    ReasonView,
     RollbackRequest,
+    ScopeExplanation,
+    ScopeQuery,
     StatusResponse,
-    TaskChanges,
-    TaskDetail,
-    TaskIds,
-    TaskQuery,
-    TasksResponse,
-    TaskView,
     VersionQuery,
     VersionsResponse,
     VersionView,
 )
 from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
-from traceplane.gateway import datasets, query_tasks
+from traceplane.gateway import coverage, datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.plan_steps import plan_steps
+from traceplane.gateway.tasks import TaskApi, standing
 from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, ClientGone, Push, Route, Stream
 from traceplane.model.dag import Dag
-from traceplane.model.explain import explain
+from traceplane.model.positions import written
 from traceplane.model.runtimes import Runtime
-from traceplane.postgres import commits, events, outbox, registry, tasks, tokens, versions
+from traceplane.postgres import commits, events, outbox, registry, tokens, versions
+from traceplane.postgres.coverage import of_datasets as positions_held
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.versions import Missing
 from traceplane.query.engines import Engines
 from traceplane.query.service import AsOf, Caller, Limits, Queries, Result
-from traceplane.registry import apply, code_identity, cutover, spec
+from traceplane.registry import apply, code_identity, cutover, deletion, job_checks, spec
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.runtime import Outcome
 from traceplane.settings import Settings
@@ -85,6 +84,7 @@ READER, WRITER, ADMIN = "reader", "writer", "admin"
 class _Emit:
     """One call's events, resolved by name when its group commits."""
 
+    org: str
     events: tuple[ManualEvent, ...]
 
 
@@ -93,7 +93,9 @@ class PublicApi:
         self._database = database
         self._settings = settings
         self._book = TokenBook(())
+        self._second_look = SecondLook(self.refresh)
         self._now = 0.0
+        self.tasks = TaskApi(database)
         self._emits: GroupCommit[_Emit, EmitResponse] = GroupCommit("emit", self._commit_emits, max_items=64)
         self._queries = Queries(
             database,
@@ -122,35 +124,31 @@ class PublicApi:
 
     def app(self) -> App:
         routes = [
-            Route("POST", "/v1/plan", DeployRequest, PlanResponse, self.plan, READER, "What a deploy would do."),
+            Route("POST", "/v1/plan", DeployRequest, PlanResponse, self.plan, ADMIN, "What a deploy would do."),
             Route("POST", "/v1/deploy", DeployRequest, DeployResponse, self.deploy, ADMIN, "Deploy a DAG."),
             Route("GET", "/v1/versions", None, VersionsResponse, self.versions, READER,
                   "Versions of a DAG, and how far one is that is being built.", query=VersionQuery),
-            Route("POST", "/v1/cutover", DagName, MovedResponse, self.cutover, ADMIN,
+            Route("POST", "/v1/cutover", CutoverRequest, MovedResponse, self.cutover, ADMIN,
                   "Let the version that was built serve."),
             Route("POST", "/v1/rollback", RollbackRequest, MovedResponse, self.rollback, ADMIN,
                   "Let an earlier version serve again."),
             Route("POST", "/v1/abort", DagName, MovedResponse, self.abort, ADMIN,
                   "Give up the version that is being built."),
+            Route("POST", "/v1/delete", DeleteRequest, DeletedResponse, self.delete, ADMIN, "Delete a DAG."),
             Route("GET", "/v1/dags", None, DagsResponse, self.dags, READER, "What is deployed."),
             Route("POST", "/v1/events", EmitRequest, EmitResponse, self.emit, WRITER,
                   "Emit events of source datasets."),
             Route("POST", "/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
                   "Compute a range of history."),
-            Route("GET", "/v1/tasks", None, TasksResponse, self.list_tasks, READER, "Tasks, newest first.",
-                  query=TaskQuery),
-            Route("GET", "/v1/tasks/{task_id}", None, TaskDetail, self.task, READER, "One task with its lineage."),
-            Route("GET", "/v1/tasks/{task_id}/explain", None, ExplainResponse, self.explain, READER,
-                  "Why a task waits."),
-            Route("POST", "/v1/tasks/retry", TaskIds, TaskChanges, self.retry, WRITER,
-                  "Start dead or canceled tasks again."),
-            Route("POST", "/v1/tasks/cancel", TaskIds, TaskChanges, self.cancel, WRITER, "Stop tasks."),
+            *self.tasks.routes(),
             Route("POST", "/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
             Route("POST", "/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
                   "One SELECT, whose result becomes a dataset."),
             Route("GET", "/v1/datasets", None, CatalogResponse, self.datasets, READER, "Datasets with their sizes."),
             Route("GET", "/v1/datasets/{dataset_id}", None, DatasetDetail, self.dataset, READER,
                   "One dataset with its schema and lineage."),
+            Route("GET", "/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
+                  "Why positions of a dataset are missing.", query=ScopeQuery),
             Route("GET", "/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
             *PipelineApi(self._database).routes(),
         ]  # fmt: skip
@@ -170,10 +168,15 @@ class PublicApi:
             self._now = await tokens.clock(tx)
         return Outcome()
 
-    def _authenticate(self, role: str, headers: Any) -> TokenRecord:
-        record = self._book.check(bearer(headers.get("authorization")), Principal.USER, self._now)
-        require_role(record, Role(role))
-        return record
+    def _authenticate(self, role: str, headers: Any) -> TokenRecord | Awaitable[TokenRecord]:
+        token = bearer(headers.get("authorization"))
+
+        def check() -> TokenRecord:
+            record = self._book.check(token, Principal.USER, self._now)
+            require_role(record, Role(role))
+            return record
+
+        return self._second_look.check(check)
 
     async def _ready(self) -> None:
         async with self._database.transaction():
@@ -210,6 +213,7 @@ class PublicApi:
             window=self._settings.dispatch_window,
             expect_version=call.body.expect_version,
             manual_cutover=call.body.manual_cutover,
+            drop_missing=call.body.drop_missing,
             code=code,
             no_rematerialize=call.body.no_rematerialize,
         )
@@ -227,15 +231,20 @@ class PublicApi:
             views = [await _version_view(tx, row) for row in rows]
         return VersionsResponse(query.dag, views)
 
-    async def cutover(self, call: Call[DagName]) -> MovedResponse:
-        done = await cutover.cut_over(self._database, call.principal.org, call.body.dag)
+    async def cutover(self, call: Call[CutoverRequest]) -> MovedResponse:
+        done = await cutover.cut_over(
+            self._database, call.principal.org, call.body.dag, drop_missing=call.body.drop_missing
+        )
         if isinstance(done, Missing):
+            lost = "; ".join(f"{p.dataset_id} {written(p.positions)}" for p in done.positions[:5])
             raise Conflict(
                 "deploy.not_caught_up",
                 f"the new version lacks {done.unfinished} tasks, {done.dead} of its tasks are dead, "
-                f"{done.replays} jobs are being told of the past, and {done.sources_behind} sources are behind",
+                f"{done.replays} jobs are being told of the past, and {done.sources_behind} sources are behind"
+                + (f"; readers would lose {lost}" if lost else ""),
                 value=call.body.dag,
-                next_step="wait; retry dead tasks; or give it up with `traceplane abort`",
+                next_step="wait; retry dead tasks; give it up with `traceplane abort`"
+                + ("; or let it serve without them: `traceplane cutover --drop-missing`" if lost else ""),
             )
         telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)
         return MovedResponse(done.dag, done.version, done.before)
@@ -250,6 +259,12 @@ class PublicApi:
         version = await cutover.abort(self._database, call.principal.org, call.body.dag)
         telemetry.emit("dag.build_aborted", dag=call.body.dag, version=version)
         return MovedResponse(call.body.dag, version)
+
+    async def delete(self, call: Call[DeleteRequest]) -> DeletedResponse:
+        body = call.body
+        done = await deletion.delete(self._database, call.principal.org, body.dag, force=body.force)
+        telemetry.emit("dag.deleted", dag=body.dag, datasets=len(done.datasets), readers=len(done.readers))
+        return DeletedResponse(body.dag, list(done.datasets), list(done.readers))
 
     async def _parse(self, body: DeployRequest) -> tuple[Dag, DeployedCode | None]:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
@@ -268,14 +283,18 @@ class PublicApi:
     # Events ----------------------------------------------------------------------------------------
 
     async def emit(self, call: Call[EmitRequest]) -> EmitResponse:
-        return (await self._emits.submit([_Emit(tuple(call.body.events))]))[0]
+        return (await self._emits.submit([_Emit(call.principal.org, tuple(call.body.events))]))[0]
 
     async def _commit_emits(self, emits: Sequence[_Emit]) -> Sequence[EmitResponse]:
         async def once() -> events.Accepted:
-            names = list({e.dataset for emit in emits for e in emit.events})
+            named = list({(emit.org, e.dataset) for emit in emits for e in emit.events})
             async with self._database.glance() as tx:
-                targets = await registry.manual_targets(tx, self._settings.org, names)
-            drafts = [_manual_event(event, targets) for emit in emits for event in emit.events]
+                targets = await registry.manual_targets(tx, named)
+            drafts = [
+                _manual_event(event, targets.get((emit.org, event.dataset)))
+                for emit in emits
+                for event in emit.events
+            ]
             async with self._database.statement("emit") as tx:
                 return await events.accept(tx, drafts, notify_dispatchers=True)
 
@@ -337,75 +356,47 @@ class PublicApi:
         dataset_id = call.path_params["dataset_id"]
         return await datasets.detail(self._database, self._queries, _caller(call.principal), dataset_id)
 
+    async def explain_scope(self, call: Call[None]) -> ScopeExplanation:
+        query: ScopeQuery = call.query
+        if query.first > query.last:
+            raise InvalidInput(
+                "scope.bad_range", "a range ends after it begins", value=f"{query.first}-{query.last}"
+            )
+        async with self._database.snapshot() as tx:
+            return await coverage.explain(
+                tx, call.principal.org, call.path_params["dataset_id"], (query.first, query.last)
+            )
+
     # Tasks -----------------------------------------------------------------------------------------
-
-    async def list_tasks(self, call: Call[None]) -> TasksResponse:
-        query: TaskQuery = call.query
-        async with self._database.transaction() as tx:
-            rows = await tasks.listing(
-                tx, dag=query.dag, job=query.job, state=query.state, before=query.before, limit=query.limit
-            )
-        return TasksResponse([_task_view(row) for row in rows])
-
-    async def task(self, call: Call[None]) -> TaskDetail:
-        task_id = _task_id(call)
-        async with self._database.transaction() as tx:
-            rows = await tasks.listing(tx, task_id=task_id, limit=1)
-            lineage = await tasks.lineage(tx, task_id)
-        if not rows:
-            raise _no_task(task_id)
-        views: dict[str, list[LineageView]] = {"input": [], "output": []}
-        for row in lineage:
-            views[row["side"]].append(
-                LineageView(
-                    row["event_id"],
-                    row["dataset_id"],
-                    row["kind"],
-                    _scope_text(row) or "",
-                    row["producer_id"],
-                )
-            )
-        return TaskDetail(_task_view(rows[0]), views["input"], views["output"])
-
-    async def explain(self, call: Call[None]) -> ExplainResponse:
-        task_id = _task_id(call)
-        async with self._database.transaction() as tx:
-            facts = await tasks.explain_facts(tx, task_id)
-        if facts is None:
-            raise _no_task(task_id)
-        reasons = [ReasonView(r.code, r.sentence) for r in explain(facts)]
-        return ExplainResponse(task_id, facts["state"], facts["job"], reasons)
-
-    async def retry(self, call: Call[TaskIds]) -> TaskChanges:
-        async with self._database.transaction() as tx:
-            changed = dict.fromkeys(await tasks.retry(tx, call.body.task_ids), "queued")
-            await events.notify_dispatchers(tx)
-        return _changes(call.body.task_ids, changed)
-
-    async def cancel(self, call: Call[TaskIds]) -> TaskChanges:
-        async with self._database.transaction() as tx:
-            changed = await tasks.cancel(tx, call.body.task_ids)
-            await events.notify_dispatchers(tx)
-        return _changes(
-            call.body.task_ids, {t: "canceling" if s == "running" else s for t, s in changed.items()}
-        )
 
     async def status(self, call: Call[None]) -> StatusResponse:
         async with self._database.transaction() as tx:
-            rows = await tasks.counts(tx)
-            datasets = await commits.summary(tx)
-            lag = await outbox.lag_seconds(tx)
-        counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for row in rows:
-            counts[f"{row['dag']}/{row['job']}"][row["state"]] = row["tasks"]
+            work = await standing(tx, call.principal)
+            datasets = await commits.summary(tx, call.principal.org)
+            held = await positions_held(tx, call.principal.org)
+            lag = await outbox.lag_seconds_of(tx, call.principal.org)
         views = [
-            DatasetView(r["dataset_id"], r["commits"], r["rows"], r["bytes"], r["cursor"]) for r in datasets
+            DatasetView(
+                *(r["dataset_id"], r["commits"], r["rows"], r["bytes"], r["cursor"]),
+                coverage.view(held.get(r["dataset_id"])),
+            )
+            for r in datasets
         ]
-        return StatusResponse(dict(counts), views, lag)
+        return StatusResponse(
+            work.counts,
+            views,
+            lag,
+            failed=work.failed,
+            stuck=work.stuck,
+            dead_superseded=work.dead_elsewhere.get("superseded", 0),
+            dead_retired=work.dead_elsewhere.get("retired", 0),
+        )
 
 
 def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, DeployedCode | None]:
     dag = spec.parse(body.text, body.file, known_runtimes=frozenset(runtimes))
+    project = code_identity.project_sent(body.code or {})
+    job_checks.refuse(dag, runtimes, project, body.text, body.file, is_elsewhere=lambda _: True)
     return dag, code_identity.identify(dag, runtimes, body.code)
 
 
@@ -428,6 +419,7 @@ async def _version_view(tx: Transaction, row: dict[str, Any]) -> VersionView:
         unfinished=lacking.unfinished,
         dead=lacking.dead,
         sources_behind=lacking.sources_behind,
+        lacking=tuple(LackingView(p.dataset_id, *p.positions) for p in lacking.positions),
     )
 
 
@@ -464,9 +456,8 @@ async def _unless_hung_up(call: Call[Any], running: asyncio.Task[Result]) -> Res
         running.cancel()
 
 
-def _manual_event(event: ManualEvent, targets: dict[str, dict[str, Any]]) -> NewEvent:
-    target = targets.get(event.dataset)
-    if target is None:
+def _manual_event(event: ManualEvent, target: dict[str, Any] | None) -> NewEvent:
+    if target is None or target["current_generation_id"] is None:
         raise NotFound(
             "dataset.unknown",
             "there is no such dataset",
@@ -483,7 +474,7 @@ def _manual_event(event: ManualEvent, targets: dict[str, dict[str, Any]]) -> New
         )
     now = time.time_ns()
     return NewEvent(
-        producer_id=target["job_id"],
+        producer_id=target["voice"],
         generation_id=target["current_generation_id"],
         kind=event.kind,
         partition_key=event.scope.partition_key,
@@ -494,52 +485,5 @@ def _manual_event(event: ManualEvent, targets: dict[str, dict[str, Any]]) -> New
     )
 
 
-def _task_id(call: Call[None]) -> UUID:
-    text = call.path_params["task_id"]
-    try:
-        return UUID(text)
-    except ValueError:
-        raise InvalidInput("task.bad_id", "a task id is a UUID", value=text) from None
-
-
-def _no_task(task_id: UUID) -> NotFound:
-    return NotFound(
-        "task.unknown", "there is no such task", value=str(task_id), next_step="see `traceplane tasks`"
-    )
-
-
-def _changes(asked: Sequence[UUID], changed: dict[UUID, str]) -> TaskChanges:
-    return TaskChanges({str(t): s for t, s in changed.items()}, [t for t in asked if t not in changed])
-
-
-def _scope_text(row: dict[str, Any]) -> str | None:
-    if row["range_start"] is None:
-        return None
-    return str(row["partition_key"] if row["partition_key"] is not None else row["range_start"])
-
-
 def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
-
-
-def _task_view(row: dict[str, Any]) -> TaskView:
-    created = _time(row["created_at"])
-    assert created is not None
-    return TaskView(
-        task_id=row["task_id"],
-        dag=row["dag"],
-        job=row["job"],
-        state=row["state"],
-        kind=row["kind"],
-        attempt=row["attempt"],
-        max_attempts=row["max_attempts"],
-        created_at=created,
-        scope=_scope_text(row),
-        priority="backfill" if row["priority"] else "normal",
-        worker_id=row["worker_id"],
-        started_at=_time(row["started_at"]),
-        finished_at=_time(row["finished_at"]),
-        cancel_requested=row["cancel_requested"],
-        progress=row["progress"],
-        error=row["error"],
-    )

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from traceplane import telemetry
-from traceplane.control_api import BackfillRequest, BackfillResponse
+from traceplane.control_api import BackfillRequest, BackfillResponse, LackingView
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.model import backfill as model
 from traceplane.model.scope import Scope
@@ -18,6 +18,7 @@ from traceplane.postgres import events, registry, tasks
 from traceplane.postgres.database import Database, again_if_concurrent
 
 _SCOPES_AT_ONCE = 5_000
+_GAPS_TOLD = 20
 
 
 async def backfill(database: Database, org: str, request: BackfillRequest) -> BackfillResponse:
@@ -38,6 +39,7 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
                     target["generation_id"],
                     chunk,
                     wanted=request.only,
+                    allow_gaps=request.allow_gaps,
                     create=not request.dry_run,
                 )
                 if not request.dry_run and found["created"]:
@@ -45,6 +47,11 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
                 return found
 
         counts.update(await again_if_concurrent(once))
+    gaps: list[dict[str, Any]] = []
+    if counts["left_out"]:
+        async with database.transaction() as tx:
+            everything = wanted[0].start, wanted[-1].end
+            gaps = await tasks.backfill_gaps(tx, target["job_id"], everything, _GAPS_TOLD)
     if not request.dry_run:
         telemetry.emit(
             "backfill.started", dataset=request.dataset, scopes=len(wanted), tasks=counts["created"]
@@ -57,6 +64,8 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
         unfinished=counts["unfinished"] + (0 if request.dry_run else counts["created"]),
         missing=counts["missing"],
         failed=counts["failed"],
+        left_out=counts["left_out"],
+        gaps=tuple(LackingView(g["dataset_id"], g["first"], g["last"]) for g in gaps),
     )
 
 

@@ -8,7 +8,9 @@ from uuid import UUID
 
 from traceplane.control_api import CatalogEntry, CatalogResponse, ColumnView, DatasetDetail
 from traceplane.errors import NotFound, UserError
-from traceplane.postgres import pinned
+from traceplane.gateway.coverage import view
+from traceplane.postgres import coverage, pinned
+from traceplane.postgres.coverage import Coverage
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.pinned import PinnedDataset
 from traceplane.query.lineage import column_lineage, virtual_lineage
@@ -24,7 +26,8 @@ async def catalog(database: Database, caller: Caller) -> CatalogResponse:
         found = await pinned.datasets(tx, caller.org, None)
         wanted = {d.row_generation_id for d in found.values() if d.row_generation_id is not None}
         sizes = await pinned.sizes(tx, list(wanted))
-    return CatalogResponse([_entry(dataset, sizes) for dataset in found.values()])
+        held = await coverage.of_datasets(tx, caller.org)
+    return CatalogResponse([_entry(dataset, sizes, held) for dataset in found.values()])
 
 
 async def detail(database: Database, queries: Queries, caller: Caller, dataset_id: str) -> DatasetDetail:
@@ -37,6 +40,7 @@ async def detail(database: Database, queries: Queries, caller: Caller, dataset_i
                 value=dataset_id,
                 next_step="see `traceplane datasets`",
             )
+        held = await coverage.of_datasets(tx, caller.org, dataset_id)
         if dataset.sql is not None and dataset.generation_id is not None:
             _, derived = await _virtual_lineage(tx, caller, dataset_id)
             neighbours, sizes = [], {}
@@ -55,7 +59,7 @@ async def detail(database: Database, queries: Queries, caller: Caller, dataset_i
         with contextlib.suppress(UserError):  # of what is below it, nothing may be known yet
             seen = await queries.columns_of(caller, dataset_id)
     return DatasetDetail(
-        dataset=_entry(dataset, sizes),
+        dataset=_entry(dataset, sizes, held),
         columns=[
             ColumnView(c.name, c.type, c.nullable, c.name.lower() in dataset.pii, derived.get(c.name.lower()))
             for c in seen
@@ -100,7 +104,9 @@ async def _lineage(
     return column_lineage(query, {n: c for n, c in columns.items() if not n.startswith("#")}, ids)
 
 
-def _entry(dataset: PinnedDataset, sizes: dict[UUID, tuple[int, int, int]]) -> CatalogEntry:
+def _entry(
+    dataset: PinnedDataset, sizes: dict[UUID, tuple[int, int, int]], held: dict[str, Coverage]
+) -> CatalogEntry:
     found = _NOTHING
     if dataset.row_generation_id is not None:
         found = sizes.get(dataset.row_generation_id, _NOTHING)
@@ -114,5 +120,6 @@ def _entry(dataset: PinnedDataset, sizes: dict[UUID, tuple[int, int, int]]) -> C
         version=dataset.version,
         generation=dataset.generation_id,
         cursor=dataset.cursor,
+        coverage=view(held.get(dataset.dataset_id)),
         description=dataset.description,
     )

@@ -20,7 +20,12 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         await task_group(
             stop,
             api=http_service.serve(
-                api.app(), host=settings.host, port=settings.gateway_port, stop=stop, bound=bound
+                api.app(),
+                host=settings.host,
+                port=settings.gateway_port,
+                stop=stop,
+                bound=bound,
+                limits=http_service.connection_limits(settings),
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
         )

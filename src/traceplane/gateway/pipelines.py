@@ -10,6 +10,8 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
+from traceplane.auth.access import may_see_parameters
+from traceplane.auth.opaque import TokenRecord
 from traceplane.control_api import (
     ExecutionChange,
     ExecutionQuery,
@@ -29,8 +31,10 @@ from traceplane.control_api import (
     UserLimitsResponse,
 )
 from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.gateway.hidden_values import hidden_from
 from traceplane.http_service import Call, Route
 from traceplane.model import cron
+from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import executions, pipelines
 from traceplane.postgres.database import Database, Transaction
@@ -84,7 +88,7 @@ class PipelineApi:
             pipeline_id = await pipelines.add(tx, org, wanted)
             if pipeline_id is None:
                 raise _name_taken(body.name)
-            view = await _pipeline(tx, org, pipeline_id)
+            view = await _pipeline(tx, call.principal, pipeline_id)
         telemetry.emit("pipeline.created", pipeline_id=str(pipeline_id), name=body.name)
         return view
 
@@ -92,11 +96,11 @@ class PipelineApi:
         query: PipelineQuery = call.query
         async with self._database.transaction() as tx:
             rows = await pipelines.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
-        return PipelinesResponse([_pipeline_view(row) for row in rows])
+        return PipelinesResponse([_pipeline_view(row, call.principal) for row in rows])
 
     async def show(self, call: Call[None]) -> PipelineView:
         async with self._database.transaction() as tx:
-            return await _pipeline(tx, call.principal.org, _id(call, "pipeline_id"))
+            return await _pipeline(tx, call.principal, _id(call, "pipeline_id"))
 
     async def change(self, call: Call[PipelineChange]) -> PipelineView:
         org, pipeline_id = call.principal.org, _id(call, "pipeline_id")
@@ -110,21 +114,21 @@ class PipelineApi:
             row = await pipelines.lock(tx, org, pipeline_id)
             if row is None:
                 raise _no_pipeline(pipeline_id)
-            before = msgspec.structs.asdict(_pipeline_view({**row, "running": None}))
+            before = msgspec.structs.asdict(_pipeline_view({**row, "running": None}, call.principal))
             fields = {name: before[name] for name in PipelineChange.__struct_fields__} | given
             wanted = await _checked(tx, org, row["user_id"], fields)
             if await pipelines.name_taken(tx, org, row["user_id"], wanted.name, besides=pipeline_id):
                 raise _name_taken(wanted.name)
-            await pipelines.change(tx, pipeline_id, wanted)
-            return await _pipeline(tx, org, pipeline_id)
+            await pipelines.change(tx, org, pipeline_id, wanted)
+            return await _pipeline(tx, call.principal, pipeline_id)
 
     async def delete(self, call: Call[None]) -> PipelineView:
         org, pipeline_id = call.principal.org, _id(call, "pipeline_id")
         async with self._database.transaction() as tx:
             if await pipelines.lock(tx, org, pipeline_id) is None:
                 raise _no_pipeline(pipeline_id)
-            view = await _pipeline(tx, org, pipeline_id)
-            await pipelines.remove(tx, pipeline_id)
+            view = await _pipeline(tx, call.principal, pipeline_id)
+            await pipelines.remove(tx, org, pipeline_id)
         telemetry.emit("pipeline.deleted", pipeline_id=str(pipeline_id), name=view.name)
         return view
 
@@ -177,11 +181,12 @@ class PipelineApi:
         query: ExecutionQuery = call.query
         async with self._database.transaction() as tx:
             rows = await executions.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
-        return ExecutionsResponse([_execution_view(row) for row in rows])
+            views = await _execution_views(tx, call.principal, rows)
+        return ExecutionsResponse(views)
 
     async def execution(self, call: Call[None]) -> ExecutionView:
         async with self._database.transaction() as tx:
-            return await _execution(tx, call.principal.org, _id(call, "execution_id"))
+            return await _execution(tx, call.principal, _id(call, "execution_id"))
 
     async def move(self, call: Call[ExecutionChange]) -> ExecutionView:
         """A claim is for one worker: of two messages about one execution the second is refused here."""
@@ -191,13 +196,13 @@ class PipelineApi:
             {"code": "execution.failed", "message": change.error or ""} if change.status == "FAILED" else None
         )
         async with self._database.transaction() as tx:
-            found = await _execution(tx, org, execution_id)
-            moved = await executions.move(tx, execution_id, change.status, start=start, error=error)
+            found = await _execution(tx, call.principal, execution_id)
+            moved = await executions.move(tx, org, execution_id, change.status, start=start, error=error)
             if not moved and found.status == change.status != "RUNNING" and found.target == "celery":
                 return found  # the answer to the first call was lost
             if not moved:
                 raise _not_movable(found, change)
-            view = await _execution(tx, org, execution_id)
+            view = await _execution(tx, call.principal, execution_id)
         if change.status != "RUNNING":
             telemetry.count("executions_finished_total", status=change.status)
         return view
@@ -291,30 +296,38 @@ async def _check_job(tx: Transaction, org: str, dag: str, job: str) -> None:
         )
 
 
-async def _pipeline(tx: Transaction, org: str, pipeline_id: UUID) -> PipelineView:
-    rows = await pipelines.listing(tx, org, pipeline_id=pipeline_id, limit=1)
+async def _pipeline(tx: Transaction, caller: TokenRecord, pipeline_id: UUID) -> PipelineView:
+    rows = await pipelines.listing(tx, caller.org, pipeline_id=pipeline_id, limit=1)
     if not rows:
         raise _no_pipeline(pipeline_id)
-    return _pipeline_view(rows[0])
+    return _pipeline_view(rows[0], caller)
 
 
-def _pipeline_view(row: dict[str, Any]) -> PipelineView:
+def _pipeline_view(row: dict[str, Any], caller: TokenRecord) -> PipelineView:
+    config = msgspec.convert(row["config"], PipelineConfig)
+    parameters, names = _parameters(config.parameters, caller)
     return PipelineView(
         **{
             **row,
             "created_at": row["created_at"].isoformat(),
-            "config": msgspec.convert(row["config"], PipelineConfig),
+            "config": msgspec.structs.replace(config, parameters=parameters),
             "signal_subscriptions": msgspec.convert(row["signal_subscriptions"], list[Subscription]),
+            "hidden_parameters": names,
         }
     )
+
+
+def _parameters(given: dict[str, Any], caller: TokenRecord) -> tuple[dict[str, Any], list[str]]:
+    """The parameters that the caller may see, and the names of those that it may not."""
+    return (given, []) if may_see_parameters(caller) else ({}, sorted(given))
 
 
 def _list_view(row: dict[str, Any]) -> ScannerListView:
     return ScannerListView(row["name"], row["tickers"], row["pipelines"])
 
 
-async def _execution(tx: Transaction, org: str, execution_id: UUID) -> ExecutionView:
-    rows = await executions.listing(tx, org, execution_id=execution_id, limit=1)
+async def _execution(tx: Transaction, caller: TokenRecord, execution_id: UUID) -> ExecutionView:
+    rows = await executions.listing(tx, caller.org, execution_id=execution_id, limit=1)
     if not rows:
         raise NotFound(
             "execution.unknown",
@@ -322,12 +335,25 @@ async def _execution(tx: Transaction, org: str, execution_id: UUID) -> Execution
             value=str(execution_id),
             next_step="see `traceplane executions list`",
         )
-    return _execution_view(rows[0])
+    (view,) = await _execution_views(tx, caller, rows)
+    return view
 
 
-def _execution_view(row: dict[str, Any]) -> ExecutionView:
+async def _execution_views(
+    tx: Transaction, caller: TokenRecord, rows: list[dict[str, Any]]
+) -> list[ExecutionView]:
+    hidden = await hidden_from(tx, caller, [row["execution_id"] for row in rows if row["error"]])
+    return [_execution_view(row, caller, hidden.get(row["execution_id"])) for row in rows]
+
+
+def _execution_view(
+    row: dict[str, Any], caller: TokenRecord, of_its_task: HiddenValues | None
+) -> ExecutionView:
     text: Callable[[Any], Any] = lambda v: v.isoformat() if isinstance(v, datetime) else v  # noqa: E731
-    return ExecutionView(**{name: text(value) for name, value in row.items()})
+    parameters, names = _parameters(row["parameters"], caller)
+    hidden = of_its_task or HiddenValues([] if may_see_parameters(caller) else [row["parameters"]])
+    shown = {"parameters": parameters, "hidden_parameters": names, "error": hidden.without(row["error"])}
+    return ExecutionView(**{name: text(value) for name, value in {**row, **shown}.items()})
 
 
 def _not_movable(found: ExecutionView, change: ExecutionChange) -> Conflict:

@@ -47,7 +47,7 @@ async def start(database: Database, caller: Caller, asked: QueryTaskRequest, *, 
             dag = _dag(asked.dataset, asked.sql, query)
             (job,), (dataset,) = dag.jobs, dag.datasets
             dag_id, org_id = await registry.lock_dag(tx, caller.org, dag.name)
-            version_id, _ = await registry.add_version(tx, dag_id, spec.dump_normalized(dag), {}, {}, False)
+            version_id, _ = await registry.add_version(tx, dag_id, spec.dump_normalized(dag), {}, {})
             made_by = dag.name
             dataset_uuid = await registry.add_dataset(tx, org_id, asked.dataset, dag_id, asdict(dataset))
             generation_id = await registry.add_generation(tx, dataset_uuid, made_by)

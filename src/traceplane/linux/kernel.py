@@ -23,6 +23,7 @@ MS_NOEXEC = 0x8
 MS_RDONLY = 0x1
 MS_REMOUNT = 0x20
 MS_BIND = 0x1000
+MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
@@ -35,10 +36,16 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _SYS_MOUNT_SETATTR = 442
+_SYS_PIDFD_OPEN = 434
+_SYS_PIDFD_GETFD = 438
+_PIDFD_THREAD = os.O_EXCL
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 0x1
 _MOUNT_ATTR_NOSUID = 0x2
+_MOUNT_ATTR_NODEV = 0x4
 _CAPABILITY_VERSION_3 = 0x20080522
 _HIGHEST_CAPABILITY = 63
 
@@ -46,6 +53,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 if sys.platform == "linux":
     # Looked up here, in the fork server, rather than by every child on its way to a task.
     _libc.syscall, _libc.prctl, _libc.unshare, _libc.mount, _libc.capset  # noqa: B018
+
+
+class _Piece(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 class _CapabilityHeader(ctypes.Structure):
@@ -98,6 +111,11 @@ def unshare(flags: int) -> None:
     _checked(int(_libc.unshare(flags)), f"unshare({flags:#x})")
 
 
+def setns(descriptor: int, kind: int) -> None:
+    _linux_only("setns")
+    _checked(int(_libc.setns(descriptor, kind)), f"setns({kind:#x})")
+
+
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     _linux_only("mount")
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
@@ -110,12 +128,68 @@ def bind(source: str, target: str) -> None:
     mount(source, target, None, MS_BIND | MS_REC)
 
 
+def move(source: str, target: str) -> None:
+    """A mount, to another place."""
+    mount(source, target, None, MS_MOVE)
+
+
+def detach(path: str) -> None:
+    """Take the mount at `path` out of the tree; who holds something in it open keeps that."""
+    _linux_only("umount2")
+    flags = _MNT_DETACH | _UMOUNT_NOFOLLOW
+    _checked(int(_libc.umount2(os.fsencode(path), flags)), f"umount2 {path}")
+
+
 def make_mount_read_only(path: str) -> None:
-    """Read-only and without set-uid, for the mount at `path` and all below it (Linux 5.12)."""
-    attributes = _MountAttributes(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    """Read-only and without set-uid, for the mount at `path` and all below it (Linux 5.12).
+
+    Fails with EBUSY while somebody has a file in it open for writing.
+    """
+    _set_mount_flags(path, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID)
+
+
+def make_mount_harmless(path: str) -> None:
+    """Without set-uid and devices."""
+    _set_mount_flags(path, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
+def _set_mount_flags(path: str, flags: int) -> None:
+    attributes = _MountAttributes(flags, 0, 0, 0)
     pointer, size = ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes))
     name = f"mount_setattr {path}"
     syscall(name, _SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, pointer, size)
+
+
+def handle_of_thread(thread: int, process: int | None) -> int:
+    """A pidfd of a thread; `process` is what it belongs to, for kernels before 6.9, which have them for those only."""
+    try:
+        return syscall("pidfd_open", _SYS_PIDFD_OPEN, thread, _PIDFD_THREAD)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return syscall("pidfd_open", _SYS_PIDFD_OPEN, thread if process is None else process, 0)
+
+
+def descriptor_of(handle: int, number: int) -> int:
+    """A copy of somebody else's descriptor, for oneself."""
+    return syscall("pidfd_getfd", _SYS_PIDFD_GETFD, handle, number, 0)
+
+
+def read_memory(pid: int, address: int, length: int) -> bytes:
+    """Of another process; fewer bytes where its memory ends."""
+    _linux_only("process_vm_readv")
+    buffer = ctypes.create_string_buffer(length)
+    here = _Piece(ctypes.cast(buffer, ctypes.c_void_p), length)
+    there = _Piece(ctypes.c_void_p(address), length)
+    one = ctypes.c_ulong(1)
+    count = _libc.process_vm_readv(pid, ctypes.byref(here), one, ctypes.byref(there), one, ctypes.c_ulong(0))
+    return buffer.raw[: _checked(int(count), "process_vm_readv")]
+
+
+def connect(descriptor: int, address: bytes) -> int:
+    """connect(2) with the address as it is in memory; 0, or the error's number."""
+    _linux_only("connect")
+    return ctypes.get_errno() if _libc.connect(descriptor, address, len(address)) < 0 else 0
 
 
 def shrink_capability_bounds() -> None:

@@ -11,18 +11,21 @@ and UDP.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
 from collections.abc import Iterable
+from enum import Enum
 
-from traceplane.linux import kernel
+from traceplane.linux import kernel, plain_files
 
 _SYS_CREATE_RULESET = 444
 _SYS_ADD_RULE = 445
 _SYS_RESTRICT_SELF = 446
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
+_RULE_NET_PORT = 2
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _ALL_OF_ABI_1 = (1 << 13) - 1
@@ -37,6 +40,20 @@ _MEANINGFUL_ON_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 
 class _RulesetAttributes(ctypes.Structure):
     _fields_ = (("access_fs", ctypes.c_uint64), ("access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _NetPort(ctypes.Structure):
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+class Tcp(Enum):
+    """What a ruleset leaves of TCP, where the kernel can restrict it."""
+
+    ALL = 0
+    CONNECT = _BIND_TCP
+    """No listening."""
+    GRANTED_PORTS = _BIND_TCP | _CONNECT_TCP
+    """No listening, and connections to granted ports only; none are granted at first."""
 
 
 class _PathBeneath(ctypes.Structure):
@@ -64,9 +81,10 @@ def _handled_file_access(abi: int) -> int:
 class Ruleset:
     """A growing allow-list; `enforce` applies it to this process for good."""
 
-    def __init__(self, abi: int, *, connect_allowed: bool) -> None:
+    def __init__(self, abi: int, *, tcp: Tcp) -> None:
         self._file_access = _handled_file_access(abi)
-        network = 0 if abi < 4 else _BIND_TCP if connect_allowed else _BIND_TCP | _CONNECT_TCP
+        network = 0 if abi < 4 else tcp.value
+        self._restricts_connections = bool(network & _CONNECT_TCP)
         scoped = _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL if abi >= 6 else 0
         attributes = _RulesetAttributes(self._file_access, network, scoped)
         size = 24 if abi >= 6 else 16 if abi >= 4 else 8
@@ -92,24 +110,37 @@ class Ruleset:
                 if entry.path not in inside and not entry.is_symlink():
                     self.allow_read_around(entry.path, inside)
 
+    def allow_read_without_links(self, paths: Iterable[str]) -> None:
+        """The same for paths where somebody hostile may have put a link, which raises ELOOP."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self._allow_opened(plain_files.open_place(path), _READ, path)
+
     def allow_write(self, paths: Iterable[str]) -> None:
         """Everything but executing and making device nodes."""
         for path in paths:
             self._allow(path, self._file_access & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV))
+
+    def allow_connect(self, port: int) -> None:
+        if self._restricts_connections:
+            rule = ctypes.byref(_NetPort(_CONNECT_TCP, port))
+            kernel.syscall("landlock_add_rule", _SYS_ADD_RULE, self._fd, _RULE_NET_PORT, rule, 0)
 
     def _allow(self, path: str, access: int) -> None:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             return
+        self._allow_opened(fd, access, path)
+
+    def _allow_opened(self, fd: int, access: int, name: str) -> None:
+        """What the descriptor stands for; it is closed."""
+        call = f"landlock_add_rule {name}"
         try:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):
                 access &= _MEANINGFUL_ON_A_FILE
-            rule = _PathBeneath(access, fd)
-            pointer = ctypes.byref(rule)
-            kernel.syscall(
-                f"landlock_add_rule {path}", _SYS_ADD_RULE, self._fd, _RULE_PATH_BENEATH, pointer, 0
-            )
+            pointer = ctypes.byref(_PathBeneath(access, fd))
+            kernel.syscall(call, _SYS_ADD_RULE, self._fd, _RULE_PATH_BENEATH, pointer, 0)
         finally:
             os.close(fd)
 

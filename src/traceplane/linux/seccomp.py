@@ -1,11 +1,15 @@
 """A system call filter for operator code: what no data job needs is answered with an error.
 
 Refused: tracing and reading other processes, namespaces and mounts, kernel keys, BPF, performance
-counters, io_uring (it would bypass this filter), System V and memfd shared memory (they would
-bypass the memory limit), and sockets by family: none with the network off, IPv4, IPv6 and netlink
-with it on. Unix sockets with a path are always refused, since Landlock does not cover them and the
-database may listen on one; `socketpair` works. A refused call returns EPERM, or ENOSYS where
-libraries then fall back; a call made for another architecture kills the process.
+counters, io_uring (it would bypass this filter), memory that is shared and backed by no file (System V,
+memfd, anonymous mappings: it would bypass the memory limit), sockets by family and type, and listening
+on them (`Sockets`). Unix sockets with a path are always refused, since Landlock does not cover them and
+the database may listen on one; `socketpair` works. A refused call returns EPERM or EACCES, or ENOSYS
+where libraries then fall back; a call made for another architecture kills the process.
+
+Where neither a uid nor a mount of its own keeps a process from the platform's files (`keep_attributes`),
+changes of modes, owners, times and extended attributes are ignored: the call answers success and does
+nothing, since libraries change the modes of files that they have just written.
 """
 
 from __future__ import annotations
@@ -14,17 +18,22 @@ import ctypes
 import errno
 import os
 import socket
+from enum import StrEnum
 
 from traceplane.linux import kernel
 
-_PR_SET_SECCOMP = 22
-_MODE_FILTER = 2
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER = 1
+_NEW_LISTENER = 1 << 3
 _ALLOW = 0x7FFF0000
+_ASK_LISTENER = 0x7FC00000
 _KILL_PROCESS = 0x80000000
 _ERRNO = 0x00050000
 
 _LOAD_WORD, _JUMP_IF_EQUAL, _JUMP_IF_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_FIRST_ARGUMENT, _OFFSET_SECOND_ARGUMENT = 0, 4, 16, 24
+_OFFSET_NUMBER, _OFFSET_ARCHITECTURE = 0, 4
+_OFFSET_ARGUMENTS = (16, 24, 32, 40)
+"""Of the lower half of an argument: flags, families and types have no other."""
 _X32_BIT = 0x40000000
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}."""
@@ -57,6 +66,9 @@ _REFUSED = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
     "unshare": (272, 97),
     "setns": (308, 268),
     "io_uring_setup": (425, 425),
@@ -95,8 +107,56 @@ _REFUSED = {
     "ioperm": (173, -1),
     "modify_ldt": (154, -1),
 }
+_CHANGES_ATTRIBUTES = {
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "lchown": (94, -1),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
-_NETLINK = 16
+_MMAP, _CONNECT = (9, 222), (42, 203)
+_SERVES = {"listen": (50, 201), "accept": (43, 202), "accept4": (288, 242)}
+"""A socket that listens without having been bound gets a port by itself, where Landlock does not look."""
+_SENDS = {"sendto": ((44, 206), 3), "sendmsg": ((46, 211), 2), "sendmmsg": ((307, 269), 3)}
+"""Their numbers, and which argument holds the flags."""
+_FAST_OPEN = 0x20000000
+_SHARED, _ANONYMOUS = 0x01, 0x20
+_NETLINK, _NETLINK_ROUTE = 16, 0
+
+
+class Sockets(StrEnum):
+    """Which sockets a process may make, besides pairs."""
+
+    NONE = "none"
+    TCP = "tcp"
+    """TCP, wherever it leads; nobody can connect to it."""
+    SUPERVISED = "supervised"
+    """The same, and somebody else makes the connections: see `connect_supervisor`."""
+    SERVER = "server"
+    """TCP in both directions."""
+    INTERNET = "internet"
+    """UDP too: Java asks through it which addresses there are."""
+
+    @property
+    def listens(self) -> bool:
+        return self in (Sockets.SERVER, Sockets.INTERNET)
 
 
 class _Instruction(ctypes.Structure):
@@ -128,37 +188,70 @@ def _when_call(number: int, body: list[_Rule]) -> list[_Rule]:
     return [(_JUMP_IF_EQUAL, 0, len(body), number), *body]
 
 
-def _sockets(families: tuple[int, ...]) -> list[_Rule]:
-    accepted = [
-        rule for family in families for rule in ((_JUMP_IF_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW))
-    ]
-    return [(_LOAD_WORD, 0, 0, _OFFSET_FIRST_ARGUMENT), *accepted, _refuse(errno.EACCES)]
+def _argument(position: int) -> _Rule:
+    return (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS[position])
 
 
-def _stream_pairs_only() -> list[_Rule]:
-    # A datagram pair could be reconnected to a socket with a path; a stream pair cannot.
-    return [
-        (_LOAD_WORD, 0, 0, _OFFSET_SECOND_ARGUMENT),
-        (_AND, 0, 0, _SOCKET_TYPE_MASK),
-        (_JUMP_IF_EQUAL, 0, 1, int(socket.SOCK_STREAM)),
+def _sockets(sockets: Sockets) -> list[_Rule]:
+    if sockets is Sockets.NONE:
+        return [_refuse(errno.EACCES)]
+    # How a server's libraries ask which addresses there are. A client's ask too, and do without an answer.
+    addresses: list[_Rule] = [
+        (_JUMP_IF_EQUAL, 0, 4, _NETLINK),
+        _argument(2),
+        (_JUMP_IF_EQUAL, 0, 1, _NETLINK_ROUTE),
         (_RETURN, 0, 0, _ALLOW),
         _refuse(errno.EACCES),
     ]
-
-
-def _no_namespaces() -> list[_Rule]:
     return [
-        (_LOAD_WORD, 0, 0, _OFFSET_FIRST_ARGUMENT),
-        (_JUMP_IF_ANY_BIT, 0, 1, _NAMESPACE_FLAGS),
+        _argument(0),
+        *(addresses if sockets.listens else ()),
+        (_JUMP_IF_EQUAL, 2, 0, int(socket.AF_INET)),
+        (_JUMP_IF_EQUAL, 1, 0, int(socket.AF_INET6)),
+        _refuse(errno.EACCES),
+        _argument(2),
+        (_JUMP_IF_EQUAL, 2, 0, 0),
+        (_JUMP_IF_EQUAL, 1, 0, socket.IPPROTO_TCP),
+        _refuse(errno.EACCES),
+        *(_only(socket.SOCK_STREAM, socket.SOCK_DGRAM) if sockets is Sockets.INTERNET else _streams_only()),
+    ]
+
+
+def _streams_only() -> list[_Rule]:
+    """Of pairs too: a datagram pair could be reconnected to a socket with a path; a stream pair cannot."""
+    return _only(socket.SOCK_STREAM)
+
+
+def _only(*kinds: socket.SocketKind) -> list[_Rule]:
+    """Others are of protocols that nobody needs, whose code the kernel would load for whoever asks."""
+    allowed: list[_Rule] = []
+    for kind in kinds:
+        allowed += [(_JUMP_IF_EQUAL, 0, 1, int(kind)), (_RETURN, 0, 0, _ALLOW)]
+    return [_argument(1), (_AND, 0, 0, _SOCKET_TYPE_MASK), *allowed, _refuse(errno.EACCES)]
+
+
+def _unless_any_flag(position: int, flags: int) -> list[_Rule]:
+    return [
+        _argument(position),
+        (_JUMP_IF_ANY_BIT, 0, 1, flags),
         _refuse(errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
 
 
-def program(machine: str, *, network: bool) -> list[_Rule]:
+def _no_shared_anonymous_memory() -> list[_Rule]:
+    return [
+        _argument(3),
+        (_AND, 0, 0, _SHARED | _ANONYMOUS),
+        (_JUMP_IF_EQUAL, 0, 1, _SHARED | _ANONYMOUS),
+        _refuse(errno.ENOMEM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) -> list[_Rule]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand)."""
     column = list(_ARCHITECTURES).index(machine)
-    families = (int(socket.AF_INET), int(socket.AF_INET6), _NETLINK) if network else ()
     rules: list[_Rule] = [
         (_LOAD_WORD, 0, 0, _OFFSET_ARCHITECTURE),
         (_JUMP_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),
@@ -170,22 +263,41 @@ def program(machine: str, *, network: bool) -> list[_Rule]:
     for numbers in _REFUSED.values():
         if numbers[column] >= 0:
             rules += _when_call(numbers[column], [_refuse(errno.EPERM)])
+    for numbers in _CHANGES_ATTRIBUTES.values() if keep_attributes else ():
+        if numbers[column] >= 0:
+            rules += _when_call(numbers[column], [_refuse(0)])
     # clone3 passes its flags in memory, out of a filter's sight; libraries then use clone.
     rules += _when_call(_CLONE3[column], [_refuse(errno.ENOSYS)])
-    rules += _when_call(_CLONE[column], _no_namespaces())
-    rules += _when_call(_SOCKET[column], _sockets(families))
-    rules += _when_call(_SOCKETPAIR[column], _stream_pairs_only())
+    rules += _when_call(_CLONE[column], _unless_any_flag(0, _NAMESPACE_FLAGS))
+    rules += _when_call(_MMAP[column], _no_shared_anonymous_memory())
+    rules += _when_call(_SOCKET[column], _sockets(sockets))
+    rules += _when_call(_SOCKETPAIR[column], _streams_only())
+    for numbers in () if sockets.listens else _SERVES.values():
+        rules += _when_call(numbers[column], [_refuse(errno.EACCES)])
+    if sockets is Sockets.SUPERVISED:
+        rules += _when_call(_CONNECT[column], [(_RETURN, 0, 0, _ASK_LISTENER)])
+        for numbers, flags in _SENDS.values():  # sending can connect too, if asked to
+            rules += _when_call(numbers[column], _unless_any_flag(flags, _FAST_OPEN))
     return [*rules, (_RETURN, 0, 0, _ALLOW)]
 
 
 class Filter:
     """The compiled filter; made once, enforced in every child."""
 
-    def __init__(self, *, network: bool) -> None:
-        rules = program(os.uname().machine, network=network)
+    def __init__(self, *, sockets: Sockets, keep_attributes: bool = False) -> None:
+        self.supervised = sockets is Sockets.SUPERVISED
+        machine = os.uname().machine
+        rules = program(machine, sockets=sockets, keep_attributes=keep_attributes)
+        self._call = _SYS_SECCOMP[machine]
         self._instructions = (_Instruction * len(rules))(*(_Instruction(*rule) for rule in rules))
         self._program = _Program(len(rules), self._instructions)
 
-    def enforce(self) -> None:
-        """Apply the filter to this process and its children, for good. Needs no-new-privileges."""
-        kernel.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(self._program))
+    def enforce(self) -> int | None:
+        """Apply the filter to this process and its children, for good. Needs no-new-privileges.
+
+        Returns the descriptor that a supervisor listens on, if connections are supervised.
+        """
+        flags = _NEW_LISTENER if self.supervised else 0
+        program = ctypes.byref(self._program)
+        listener = kernel.syscall("seccomp", self._call, _SET_MODE_FILTER, ctypes.c_ulong(flags), program)
+        return listener if self.supervised else None

@@ -119,6 +119,8 @@ class Execution:
     max_attempts: int = 5
     retry_base_seconds: float = 2.0
     retry_max_seconds: float = 300.0
+    network: bool = False
+    """Whether its operator asks for the network; built-in operators that need it have it anyhow."""
 
 
 @dataclass(frozen=True, slots=True)

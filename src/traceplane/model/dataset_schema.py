@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_WIDENINGS = {("int32", "int64"), ("float", "double")}
+from traceplane.model.column_types import arrow_type, is_nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,19 @@ class Incompatible:
     found: str
 
 
+def written_twice(columns: Sequence[SchemaColumn]) -> str | None:
+    """The first name that two columns of an output have."""
+    names: set[str] = set()
+    for column in columns:
+        if column.name in names:
+            return column.name
+        names.add(column.name)
+    return None
+
+
 def merge(known: Schema | None, new: Sequence[SchemaColumn]) -> Schema | Incompatible:
     """The schema of a generation after a commit with the schema `new`, or why there can be none."""
-    found: dict[str, SchemaColumn] = {}
-    for column in new:
-        if column.name in found:
-            return Incompatible(column.name, str(found[column.name]), f"{column} once more")
-        found[column.name] = column
+    found = {column.name: column for column in new}
     if known is None:
         return tuple(new)
     merged = []
@@ -65,55 +71,49 @@ def merge(known: Schema | None, new: Sequence[SchemaColumn]) -> Schema | Incompa
     return tuple(merged)
 
 
+_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64")
+_ARROW_DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), (\d+)\)")
+
+
 def _wider(one: str, other: str) -> str | None:
     """The type that holds both, if one of them does."""
-    if one == other or (other, one) in _WIDENINGS:
+    if _contains(one, other):
         return one
-    return other if (one, other) in _WIDENINGS else None
+    return other if _contains(other, one) else None
+
+
+def _contains(wide: str, narrow: str) -> bool:
+    """Whether every value of a type is one of another, which readers take it for."""
+    if wide == narrow:
+        return True
+    if wide in _WHOLE_NUMBERS and narrow in _WHOLE_NUMBERS:
+        return _WHOLE_NUMBERS.index(narrow) < _WHOLE_NUMBERS.index(wide)
+    if wide.startswith("timestamp") and narrow.startswith("timestamp"):
+        return ("tz=" in wide) == ("tz=" in narrow)
+    one, other = _ARROW_DECIMAL.fullmatch(wide), _ARROW_DECIMAL.fullmatch(narrow)
+    if one and other:
+        return one[2] == other[2] and int(other[1]) <= int(one[1])
+    return (wide, narrow) == ("double", "float")
 
 
 # Declared columns --------------------------------------------------------------------------------------
 
-_ARROW_NAMES = {
-    "boolean": "bool",
-    "tinyint": "int8",
-    "byte": "int8",
-    "smallint": "int16",
-    "short": "int16",
-    "int": "int32",
-    "integer": "int32",
-    "bigint": "int64",
-    "long": "int64",
-    "float": "float",
-    "real": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "date": "date32[day]",
-    "timestamp": "timestamp[us, tz=UTC]",
-    "timestamp_ltz": "timestamp[us, tz=UTC]",
-    "timestamp_ntz": "timestamp[us]",
-}
-_DECIMAL = re.compile(r"(?:decimal|dec|numeric)(?:\((\d+)(?:,(\d+))?\))?")
-_ARROW_DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), (\d+)\)")
-_TEXT = re.compile(r"(?:varchar|char)\(\d+\)")
-_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64")
-
-
-def arrow_type(declared: str) -> str | None:
-    """Arrow's name of a Spark SQL type; None for a nested one, which is not checked."""
-    name = "".join(declared.lower().split())
-    if match := _DECIMAL.fullmatch(name):
-        return f"decimal128({match[1] or 10}, {match[2] or 0})"
-    return "string" if _TEXT.fullmatch(name) else _ARROW_NAMES.get(name)
-
 
 def as_arrow(declared: Sequence[SchemaColumn]) -> Schema | None:
-    """Declared columns as files will have them; None where there are none, or one that is nested."""
+    """Declared columns as files will have them; None where there are none, or one that Arrow has no type for."""
     types = [arrow_type(column.type) for column in declared]
     if not types or None in types:
         return None
     return tuple(SchemaColumn(c.name, t, c.nullable) for c, t in zip(declared, types, strict=True) if t)
+
+
+def as_read(known: Schema | None, declared: Sequence[SchemaColumn]) -> Schema | None:
+    """The columns that a reader gets: those of the files, and declared ones that no file has yet."""
+    expected = as_arrow(declared)
+    if known is None or expected is None:
+        return known or expected
+    names = {column.name for column in known}
+    return known + tuple(SchemaColumn(c.name, c.type) for c in expected if c.name not in names)
 
 
 def undeclared(
@@ -136,13 +136,6 @@ def undeclared(
 
 def _holds(declared: str, found: str) -> bool:
     wanted = arrow_type(declared)
-    if wanted is None or found in (wanted, "null", f"large_{wanted}", f"{wanted}_view"):
+    if wanted is None or is_nested(wanted) or found in ("null", f"large_{wanted}", f"{wanted}_view"):
         return True
-    if wanted in _WHOLE_NUMBERS and found in _WHOLE_NUMBERS:
-        return _WHOLE_NUMBERS.index(found) < _WHOLE_NUMBERS.index(wanted)
-    if wanted.startswith("timestamp") and found.startswith("timestamp"):
-        return ("tz=" in wanted) == ("tz=" in found)
-    one, other = _ARROW_DECIMAL.fullmatch(wanted), _ARROW_DECIMAL.fullmatch(found)
-    if one and other:
-        return one[2] == other[2] and int(other[1]) <= int(one[1])
-    return (wanted, found) in (("double", "float"), ("date32[day]", "date64[ms]"))
+    return _contains(wanted, found) or (wanted, found) == ("date32[day]", "date64[ms]")

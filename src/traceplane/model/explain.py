@@ -27,15 +27,7 @@ def explain(facts: Mapping[str, Any]) -> tuple[Reason, ...]:
         case "canceled":
             return (Reason("canceled", "It was canceled; `traceplane retry` starts it again."),)
         case "dead":
-            error = facts["error"] or {}
-            return (
-                Reason(
-                    "dead",
-                    f"It is dead after {facts['attempt']} attempts; the last error was "
-                    f"{error.get('code', 'unknown')}: {error.get('message', '')}. "
-                    "`traceplane retry` gives it a fresh set of attempts.",
-                ),
-            )
+            return tuple(_dead(facts))
         case state:
             raise AssertionError(f"unknown task state {state}")
 
@@ -82,7 +74,9 @@ def _queued(facts: Mapping[str, Any]) -> list[Reason]:
             )
         )
     if facts["ahead"]:
-        reasons.append(Reason("queue", f"{facts['ahead']} tasks of job {facts['job']} are ahead of it."))
+        tasks = "1 task" if facts["ahead"] == 1 else f"{facts['ahead']} tasks"
+        verb = "is" if facts["ahead"] == 1 else "are"
+        reasons.append(Reason("queue", f"{tasks} of job {facts['job']} {verb} ahead of it."))
     if not facts["routed"]:
         reasons.append(Reason("retired", "Its job is no longer deployed."))
     return reasons or [Reason("due", "Nothing holds it; the dispatcher sends it at its next pass.")]
@@ -94,7 +88,8 @@ def _dispatched(facts: Mapping[str, Any]) -> list[Reason]:
         return [
             Reason("outbox", f"Its wake-up has been in the outbox for {waited}; the relay has not sent it.")
         ]
-    again = f" It was sent again {facts['resends']} times." if facts["resends"] else ""
+    times = "once" if facts["resends"] == 1 else f"{facts['resends']} times"
+    again = f" It was sent again {times}." if facts["resends"] else ""
     return [
         Reason(
             "no_worker",
@@ -113,6 +108,28 @@ def _running(facts: Mapping[str, Any]) -> list[Reason]:
     ]
     if facts["cancel_requested"]:
         reasons.insert(0, Reason("canceling", "It is to stop; the worker is told at its next heartbeat."))
+    return reasons
+
+
+_STANDINGS = {
+    "superseded": "What it was to do has been done since; it needs nobody.",
+    "retired": "Its job is no longer deployed; it needs nobody.",
+    "acknowledged": "Somebody has acknowledged it.",
+}
+
+
+def _dead(facts: Mapping[str, Any]) -> list[Reason]:
+    error = facts["error"] or {}
+    attempts = "1 attempt" if facts["attempt"] == 1 else f"{facts['attempt']} attempts"
+    reasons = [
+        Reason(
+            "dead",
+            f"It is dead after {attempts}; the last error was "
+            f"{error.get('code', 'unknown')}: {error.get('message', '')}",
+        )
+    ]
+    if (standing := facts.get("standing")) in _STANDINGS:
+        reasons.append(Reason(standing, _STANDINGS[standing]))
     return reasons
 
 

@@ -9,6 +9,12 @@ Range = tuple[int, int]
 """First and last position, both included."""
 
 
+def written(positions: Range) -> str:
+    """As people write it."""
+    first, last = positions
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def kept(commit: Range, scope: Range, hidden: Sequence[Range]) -> list[Range] | None:
     """The ranges to read of a commit that overlaps the scope, or None for all of it."""
     if not hidden and scope[0] <= commit[0] and commit[1] <= scope[1]:

@@ -19,6 +19,15 @@ class Driver(StrEnum):
     """Called directly with the whole payload, already leased; the invoker's own retries are off."""
 
 
+class Network(StrEnum):
+    """Whether operators of a runtime reach other machines."""
+
+    JOB = "job"
+    """Those whose job asks for it."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class Invoker(StrEnum):
     HTTP = "http"
     PROCESS = "process"
@@ -48,7 +57,7 @@ class Runtime:
     limits: Limits = field(default_factory=Limits)
     heartbeat_seconds: float = 10.0
     """A worker is heard of at least this often, and at least three times per lease."""
-    network: bool = True
+    network: Network = Network.JOB
 
 
 DEFAULT_RUNTIMES: Mapping[str, Runtime] = {
@@ -81,6 +90,9 @@ PYTHON_OPERATORS: Mapping[str, str] = {
     "range_ingest": "traceplane.chain.operators.range_ingest:run",
 }
 """Built-in operators that workers run in their sandbox, and their code; `python` names its own in `config`."""
+
+USES_NETWORK = frozenset(PYTHON_OPERATORS)
+"""Built-in operators that ask for the network, so that their jobs need not."""
 
 TOLD_OF_EMISSIONS = frozenset({"range_ingest"})
 """Built-in operators that are handed the emission of the event that their task is for."""

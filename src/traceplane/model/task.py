@@ -3,7 +3,8 @@
            create            relay            claim            complete(ok)
 event ──► queued ─────────► dispatched ────► running ───────► completed
              ▲  ▲ (held by the valve)          │ fail / lease expired
-             │  └──────── retry at ready_at ◄──┴──► dead (attempts used up)
+             │  └──────── retry at ready_at ◄──┼──► dead (attempts used up)
+             │  └──────────────────────────────┘ returned by a worker that stops; costs no attempt
              └ canceled (running ones are told at their next heartbeat)
 """
 
@@ -39,6 +40,8 @@ class Report(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELED = "canceled"
+    RETURNED = "returned"
+    """It did not end: its worker stops, and hands the task back for another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class ReportVerdict(StrEnum):
     RETRY = "retry"
     DIE = "die"
     CANCEL = "cancel"
+    RETURN = "return"
     REPLAYED = "replayed"
     """The attempt has been reported before; nothing changes and the first answer is given again."""
     CANCELED = "canceled"
@@ -94,6 +98,9 @@ def judge_report(
         case Report.FAILED:
             dead = not task.endless and (task.attempts_used_up or not retryable)
             return ReportVerdict.DIE if dead else ReportVerdict.RETRY
+        case Report.RETURNED:
+            # One that was given up for good meanwhile stays so: a pipeline of it may be running again.
+            return ReportVerdict.STALE if task.state.finished else ReportVerdict.RETURN
         case _:
             assert_never(report)
 

@@ -159,5 +159,5 @@ async def forget(tx: Transaction, commit_ids: Sequence[int]) -> None:
     await tx.rows(_SQL["forget"], commit_ids)
 
 
-async def summary(tx: Transaction) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["summary"])]
+async def summary(tx: Transaction, org: str) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["summary"], org)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from traceplane.postgres.database import Transaction, statements
@@ -76,7 +75,3 @@ async def latest_by_cursor(tx: Transaction, generation_id: UUID, limit: int) -> 
 async def emissions_of_tasks(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
     """What the event behind each task is told apart by; a task that no event made has none."""
     return {r["task_id"]: r["emission"] for r in await tx.rows(_SQL["emissions_of_tasks"], task_ids)}
-
-
-async def recent(tx: Transaction, dataset_id: str | None, limit: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["recent"], dataset_id, limit)]

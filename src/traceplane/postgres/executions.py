@@ -58,10 +58,16 @@ async def fail_overdue(tx: Transaction, limit: int) -> int:
 
 
 async def move(
-    tx: Transaction, execution_id: UUID, to: str, *, start: Sequence[str], error: dict[str, Any] | None
+    tx: Transaction,
+    org: str,
+    execution_id: UUID,
+    to: str,
+    *,
+    start: Sequence[str],
+    error: dict[str, Any] | None,
 ) -> bool:
     """Whether the execution was in one of the states that the step starts from."""
-    return await tx.value(_SQL["move"], execution_id, to, list(start), error) is not None
+    return await tx.value(_SQL["move"], execution_id, to, list(start), error, org) is not None
 
 
 @dataclass(frozen=True, slots=True)

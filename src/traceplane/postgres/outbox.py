@@ -49,3 +49,7 @@ async def postpone(tx: Transaction, outbox_ids: Sequence[int]) -> None:
 
 async def lag_seconds(tx: Transaction) -> float:
     return float(await tx.value(_SQL["lag"]))
+
+
+async def lag_seconds_of(tx: Transaction, org: str) -> float:
+    return float(await tx.value(_SQL["lag_of_org"], org))

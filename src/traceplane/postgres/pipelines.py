@@ -49,17 +49,17 @@ async def name_taken(tx: Transaction, org: str, user_id: str, name: str, *, besi
     return bool(await tx.value(_SQL["name_taken"], org, user_id, name, besides))
 
 
-async def change(tx: Transaction, pipeline_id: UUID, pipeline: Pipeline) -> None:
+async def change(tx: Transaction, org: str, pipeline_id: UUID, pipeline: Pipeline) -> None:
     p = pipeline
     await tx.rows(
         _SQL["change"],
         *(pipeline_id, p.name, p.scanner_tickers, p.scanner_list_id, p.signal_subscriptions, p.rules),
-        *(p.schedule, p.is_active, p.config, p.launches_per_hour, p.trigger_mode),
+        *(p.schedule, p.is_active, p.config, p.launches_per_hour, p.trigger_mode, org),
     )
 
 
-async def remove(tx: Transaction, pipeline_id: UUID) -> None:
-    await tx.rows(_SQL["remove"], pipeline_id)
+async def remove(tx: Transaction, org: str, pipeline_id: UUID) -> None:
+    await tx.rows(_SQL["remove"], pipeline_id, org)
 
 
 async def listing(

@@ -33,9 +33,12 @@ async def add_version(
     spec: dict[str, Any],
     fingerprints: dict[str, str],
     definitions: dict[str, str],
-    manual_cutover: bool,
+    manual_cutover: bool = False,
+    drop_missing: bool = False,
 ) -> tuple[UUID, int]:
-    row = await tx.row(_SQL["add_version"], dag_id, spec, fingerprints, definitions, manual_cutover)
+    row = await tx.row(
+        _SQL["add_version"], dag_id, spec, fingerprints, definitions, manual_cutover, drop_missing
+    )
     assert row is not None
     return row["dag_version_id"], row["number"]
 
@@ -111,6 +114,7 @@ def _execution_fields(execution: Execution, window: int) -> tuple[object, ...]:
         execution.max_attempts,
         timedelta(seconds=execution.retry_base_seconds),
         timedelta(seconds=execution.retry_max_seconds),
+        execution.network,
     )
 
 
@@ -137,6 +141,15 @@ async def add_job_output(
     tx: Transaction, job_id: UUID, index: int, name: str, dataset_uuid: UUID, generation_id: UUID
 ) -> None:
     await tx.rows(_SQL["add_job_output"], job_id, index, name, dataset_uuid, generation_id)
+
+
+async def datasets_of_dag(tx: Transaction, org: str, dag_id: UUID) -> list[dict[str, Any]]:
+    """Datasets of a DAG (`own`) and virtual ones of others, with their `sql`."""
+    return [dict(r) for r in await tx.rows(_SQL["datasets_of_dag"], org, dag_id)]
+
+
+async def pipelines_of_dag(tx: Transaction, org: str, dag: str) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["pipelines_of_dag"], org, dag)]
 
 
 async def readers_of_virtual(
@@ -171,8 +184,12 @@ async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[dict[st
     return [dict(r) for r in await tx.rows(_SQL["job_payloads"], list(job_ids))]
 
 
-async def manual_targets(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    return {r["dataset_id"]: dict(r) for r in await tx.rows(_SQL["manual_target"], org, list(dataset_ids))}
+async def manual_targets(
+    tx: Transaction, datasets: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """By organization and dataset, since calls of several organizations are committed together."""
+    rows = await tx.rows(_SQL["manual_target"], [org for org, _ in datasets], [name for _, name in datasets])
+    return {(r["org"], r["dataset_id"]): dict(r) for r in rows}
 
 
 async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> dict[str, Any] | None:

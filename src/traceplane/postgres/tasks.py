@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from traceplane.errors import ConcurrentChange
+from traceplane.model.positions import Range
 from traceplane.model.scope import Partition, Scope
 from traceplane.model.task import TaskFacts, TaskState
 from traceplane.postgres.database import Transaction, statements
@@ -156,6 +157,10 @@ async def mark_failed(
     await tx.rows(_SQL["mark_failed"], task_ids, dead, errors)
 
 
+async def mark_returned(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["mark_returned"], task_ids)
+
+
 async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, tuple[str, bool]]:
     """ok | canceled for each current and running attempt, and whether it is backfill; one that is missing is
     stale."""
@@ -229,9 +234,16 @@ async def lock_routed_job(tx: Transaction, job_id: UUID) -> None:
 
 
 async def backfill(
-    tx: Transaction, job_id: UUID, generation_id: UUID, scopes: Sequence[Scope], *, wanted: str, create: bool
+    tx: Transaction,
+    job_id: UUID,
+    generation_id: UUID,
+    scopes: Sequence[Scope],
+    *,
+    wanted: str,
+    create: bool,
+    allow_gaps: bool,
 ) -> dict[str, int]:
-    """How the scopes stood: `created` (or to be), `unfinished`, `missing` and `failed`."""
+    """How the scopes stood: `created` (or to be), `unfinished`, `missing`, `failed` and `left_out`."""
     row = await tx.row(
         _SQL["backfill"],
         job_id,
@@ -241,9 +253,15 @@ async def backfill(
         [s.end for s in scopes],
         wanted,
         create,
+        allow_gaps,
     )
     assert row is not None
     return dict(row)
+
+
+async def backfill_gaps(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[dict[str, Any]]:
+    """What inputs lack of the positions, by dataset."""
+    return [dict(r) for r in await tx.rows(_SQL["backfill_gaps"], job_id, *positions, limit)]
 
 
 async def create_for_everything(tx: Transaction, job_id: UUID) -> UUID:
@@ -261,8 +279,8 @@ async def attempts_over(
     return {(r["task_id"], r["attempt"]) for r in rows}
 
 
-async def cancel(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
-    return {r["task_id"]: r["state"] for r in await tx.rows(_SQL["cancel"], task_ids)}
+async def cancel(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    return {r["task_id"]: r["state"] for r in await tx.rows(_SQL["cancel"], task_ids, org)}
 
 
 async def cancel_retired(tx: Transaction, limit: int) -> int:
@@ -270,33 +288,94 @@ async def cancel_retired(tx: Transaction, limit: int) -> int:
     return len(await tx.rows(_SQL["cancel_retired"], limit))
 
 
-async def retry(tx: Transaction, task_ids: Sequence[UUID]) -> list[UUID]:
-    return [r["task_id"] for r in await tx.rows(_SQL["retry"], task_ids)]
+async def retry(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[UUID]:
+    return [r["task_id"] for r in await tx.rows(_SQL["retry"], task_ids, org)]
+
+
+async def acknowledge(tx: Transaction, org: str, task_ids: Sequence[UUID], by: str) -> list[UUID]:
+    return [r["task_id"] for r in await tx.rows(_SQL["acknowledge"], task_ids, org, by)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tasks that are meant without their ids: of a DAG, of one of its jobs, of positions from `start` to `end`."""
+
+    dag: str
+    job: str | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+async def choose_unfinished(tx: Transaction, org: str, chosen: Chosen, limit: int) -> list[UUID]:
+    return await _choose(tx, _SQL["choose_unfinished"], org, chosen, limit)
+
+
+async def choose_dead(tx: Transaction, org: str, chosen: Chosen, limit: int, *, to_retry: bool) -> list[UUID]:
+    return await _choose(tx, _SQL["choose_dead"], org, chosen, limit, to_retry)
+
+
+async def choose_canceled(
+    tx: Transaction, org: str, chosen: Chosen, limit: int, *, after: UUID | None
+) -> list[UUID]:
+    return await _choose(tx, _SQL["choose_canceled"], org, chosen, limit, after)
+
+
+async def _choose(
+    tx: Transaction, statement: str, org: str, chosen: Chosen, limit: int, *more: object
+) -> list[UUID]:
+    await tx.run("set local plan_cache_mode = force_custom_plan")
+    rows = await tx.rows(statement, org, chosen.dag, chosen.job, chosen.start, chosen.end, limit, *more)
+    return [r["task_id"] for r in rows]
+
+
+async def deaths(tx: Transaction, org: str, limit_per_job: int) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["deaths"], org, limit_per_job)]
+
+
+async def runtimes_at_work(tx: Transaction) -> set[str]:
+    return {r["runtime"] for r in await tx.rows(_SQL["runtimes_at_work"])}
 
 
 async def listing(
     tx: Transaction,
+    org: str,
     *,
     dag: str | None = None,
     job: str | None = None,
     state: str | None = None,
     task_id: UUID | None = None,
     before: UUID | None = None,
+    standing: str | None = None,
+    start: int | None = None,
+    end: int | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
     await tx.run("set local plan_cache_mode = force_custom_plan")
+    if standing is not None:
+        state = "dead"
     stage = _STAGES[state] if state is not None else None
-    return [dict(r) for r in await tx.rows(_SQL["list"], dag, job, state, task_id, limit, before, stage)]
+    filters = (dag, job, state, task_id, limit, before, stage, org, standing, start, end)
+    rows = await tx.rows(_SQL["list"], *filters)
+    return [dict(r) for r in rows]
 
 
-async def counts(tx: Transaction) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["counts"])]
+async def counts(tx: Transaction, org: str) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["counts"], org)]
 
 
-async def explain_facts(tx: Transaction, task_id: UUID) -> dict[str, Any] | None:
-    row = await tx.row(_SQL["explain_facts"], task_id)
+async def depths(tx: Transaction) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["depths"])]
+
+
+async def explain_facts(tx: Transaction, org: str, task_id: UUID) -> dict[str, Any] | None:
+    row = await tx.row(_SQL["explain_facts"], task_id, org)
     return dict(row) if row is not None else None
 
 
-async def lineage(tx: Transaction, task_id: UUID) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["lineage"], task_id)]
+async def handed_values(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[dict[str, Any]]:
+    """`config` and `parameters` that operators were handed, with the `task_ids` that they belong to."""
+    return [dict(r) for r in await tx.rows(_SQL["handed_values"], list(task_ids), org)]
+
+
+async def lineage(tx: Transaction, org: str, task_id: UUID) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["lineage"], task_id, org)]

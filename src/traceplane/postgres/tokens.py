@@ -13,6 +13,10 @@ async def clock(tx: Transaction) -> float:
     return float(await tx.value(_SQL["clock"]))
 
 
+async def organizations(tx: Transaction) -> list[str]:
+    return [r["slug"] for r in await tx.rows(_SQL["organizations"])]
+
+
 async def signing_keys(tx: Transaction) -> list[dict[str, Any]]:
     return [dict(r) for r in await tx.rows(_SQL["signing_keys"])]
 

@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from traceplane.postgres import coverage
+from traceplane.postgres.coverage import Lacking
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("versions")
@@ -42,10 +44,12 @@ class Missing:
     """Tasks, counted up to a thousand."""
     dead: int
     sources_behind: int
+    positions: tuple[Lacking, ...] = ()
+    """The first of what readers have and would lose."""
 
     @property
     def anything(self) -> bool:
-        return bool(self.replays or self.unfinished or self.dead or self.sources_behind)
+        return bool(self.replays or self.unfinished or self.dead or self.sources_behind or self.positions)
 
 
 async def lock(tx: Transaction, org: str, dag: str) -> Versions | None:
@@ -66,10 +70,17 @@ async def building(tx: Transaction) -> list[dict[str, Any]]:
     return [dict(r) for r in await tx.rows(_SQL["building"])]
 
 
-async def missing(tx: Transaction, version_id: UUID) -> Missing:
+async def missing(tx: Transaction, version_id: UUID, *, drop: bool = False) -> Missing:
+    """`drop`: what readers would lose does not count."""
     row = await tx.row(_SQL["missing"], version_id)
     assert row is not None
-    return Missing(row["replays"], row["unfinished"], row["dead"], row["sources_behind"])
+    positions = () if drop or row["drop_missing"] else await coverage.lacking(tx, version_id)
+    return Missing(row["replays"], row["unfinished"], row["dead"], row["sources_behind"], positions)
+
+
+async def replaces(tx: Transaction, version_id: UUID) -> bool:
+    """Whether a dataset that serves would get another generation."""
+    return bool(await tx.value(_SQL["replaces"], version_id))
 
 
 # The past ------------------------------------------------------------------------------------------
@@ -154,6 +165,11 @@ async def abort(tx: Transaction, version_id: UUID) -> list[UUID]:
     """The jobs that were building."""
     await tx.rows(_SQL["abort"], version_id)
     return [r["job_id"] for r in await tx.rows(_SQL["stop_building"], version_id)]
+
+
+async def delete(tx: Transaction, dag_id: UUID) -> list[UUID]:
+    """Lets no version of a DAG serve any more; the jobs that did."""
+    return [r["job_id"] for r in await tx.rows(_SQL["delete"], dag_id)]
 
 
 # Letting go ----------------------------------------------------------------------------------------

@@ -471,7 +471,7 @@ def _confine(request: EngineRequest, abi: int, system_calls: seccomp.Filter | No
         return
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if abi:
-        rules = landlock.Ruleset(abi, connect_allowed=False)
+        rules = landlock.Ruleset(abi, tcp=landlock.Tcp.GRANTED_PORTS)
         rules.allow_read(request.roots)
         rules.allow_write([request.spill])
         rules.enforce()
@@ -504,7 +504,9 @@ def run_query(
 def serve(control: socket.socket) -> NoReturn:
     """`run ID` with a descriptor forks a process for it, `kill ID` ends it; the end of the connection ends all."""
     abi = landlock.supported_abi() if sys.platform == "linux" else 0
-    system_calls = seccomp.Filter(network=False) if sys.platform == "linux" and seccomp.supported() else None
+    system_calls = None
+    if sys.platform == "linux" and seccomp.supported():
+        system_calls = seccomp.Filter(sockets=seccomp.Sockets.NONE, keep_attributes=True)
     _warm_up()
     empty = open_empty()
     gc.collect()

@@ -27,7 +27,7 @@ from traceplane.query.catalog import Catalog, Chosen
 from traceplane.query.duckdb_types import type_of
 from traceplane.query.engines import Engines, Request
 from traceplane.query.hot_rows import export
-from traceplane.sql import gate, virtual
+from traceplane.sql import gate, spark_dialect, virtual
 from traceplane.sql.gate import Moment, Relation
 from traceplane.sql.virtual import Expanded
 
@@ -200,7 +200,9 @@ class Queries:
         async with self._database.snapshot() as tx:
             found = Found(tx, caller.org, as_of)
             await found.read(gated.relations)
-            read = await asyncio.to_thread(virtual.expand, gated.relations, found.sql_of)
+            read = await asyncio.to_thread(
+                virtual.expand, gated.relations, found.sql_of, lambda r: found.hidden_of(r, caller)
+            )
             asked = {
                 key(r): [c for s in read.stored if key(s) == key(r) for c in s.conditions]
                 for r in read.stored
@@ -294,7 +296,7 @@ class Queries:
         }
         if not wanted:
             return {}
-        from traceplane.dataplane.arrow_types import schema_of  # with pyarrow
+        from traceplane.arrow_types import schema_of  # with pyarrow
 
         place = self._cache.outputs if self._cache is not None else self._object_root
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".query-", dir=place))
@@ -384,6 +386,10 @@ class Found:
     def sql_of(self, relation: Relation) -> str | None:
         return self.datasets[key(relation)].sql
 
+    def hidden_of(self, relation: Relation, caller: Caller) -> frozenset[str]:
+        """The columns that the caller may not see of it."""
+        return frozenset() if caller.sees_pii else self.datasets[key(relation)].pii
+
     def at(self, pin: Pin) -> datetime | None:
         """The time as of which a dataset is read."""
         moment = pin[1]
@@ -421,10 +427,28 @@ class Found:
             versions = {}
         found = await pinned.datasets(self._tx, self._org, names, versions=versions, at=at)
         for name in names:
-            self.datasets[name, moment] = _checked(name, found.get(name), at)
+            self.datasets[name, moment] = _checked(
+                name, found.get(name), at, version=versions.get(found[name].dag) if name in found else None
+            )
 
 
-def _checked(name: str, dataset: PinnedDataset | None, at: datetime | None) -> PinnedDataset:
+def _nothing_then(name: str, dag: str, at: datetime | None, version: int | None) -> NotFound:
+    if version is not None:
+        problem, step = (
+            f"version {version} of DAG {dag} has no such dataset",
+            f"see `traceplane versions {dag}`",
+        )
+    elif at is not None:
+        problem, step = f"the dataset was not there at {at.isoformat()}", "ask for a later time"
+    else:
+        problem = f"no version of DAG {dag} that serves has the dataset"
+        step = f"deploy {dag}; if it is being built, `traceplane versions {dag}` says how far it is"
+    return NotFound("query.nothing_then", problem, value=name, next_step=step)
+
+
+def _checked(
+    name: str, dataset: PinnedDataset | None, at: datetime | None, *, version: int | None
+) -> PinnedDataset:
     if dataset is None:
         raise NotFound(
             "query.unknown_relation",
@@ -433,12 +457,7 @@ def _checked(name: str, dataset: PinnedDataset | None, at: datetime | None) -> P
             next_step="see `traceplane datasets`; a name with other characters than letters goes in double quotes",
         )
     if dataset.generation_id is None:
-        raise NotFound(
-            "query.nothing_then",
-            "the dataset has no generation in the version, or at the time, that is asked for",
-            value=name,
-            next_step="see `traceplane dags` for versions",
-        )
+        raise _nothing_then(name, dataset.dag, at, version)
     if dataset.storage == "postgres" and at is not None:
         raise InvalidInput(
             "query.hot_dataset",
@@ -502,7 +521,7 @@ async def as_job(tx: Transaction, caller: Caller, sql: str, versions: Mapping[st
         [
             {
                 "name": view["name"],
-                "sql": virtual.for_spark(view["sql"]),
+                "sql": spark_dialect.translated(view["sql"], [r.name for r in reads]),
                 "reads": {r.name: names[key(r)] for r in reads if key(r) in names},
             }
             for view, reads in zip([*views, _view("tp_result", gated.sql)], over, strict=True)

@@ -9,7 +9,7 @@ When nothing is missing from the new ones, `cutover` lets them serve. Without su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -27,14 +27,22 @@ from traceplane.model.runtimes import (
     SPARK,
     SPARK_OPERATORS,
     Driver,
+    Network,
     Runtime,
 )
-from traceplane.postgres import code_bundles, generation_schemas, hot_tables, registry, versions
+from traceplane.postgres import code_bundles, coverage, generation_schemas, hot_tables, registry, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.registry import compaction, cutover, fingerprint, spec, virtual_inputs
+from traceplane.registry import compaction, cutover, fingerprint, job_checks, spec, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
-from traceplane.registry.plan import Deployed, Plan, plan, render, with_deployed_strategies
+from traceplane.registry.plan import (
+    Deployed,
+    Plan,
+    changed_fields,
+    plan,
+    render,
+    with_deployed_strategies,
+)
 from traceplane.registry.sql_identity import with_deployed_queries
 
 _SHARE_OF_A_BUILD = 8
@@ -58,6 +66,8 @@ class Prepared:
     """The SQL of all virtual datasets that it has or reads, directly or through others."""
     kept_virtual: frozenset[str]
     """Its virtual datasets that are what they were."""
+    carried_on: frozenset[str]
+    """Datasets of sources that keep their generation, with all that was said of them, under another job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +103,20 @@ async def prepare(
     fingerprints = fingerprint.job_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     definitions = fingerprint.definition_fingerprints(dag, code_hash=lambda job: hashes.get(job.name, ""))
     compared = fingerprints, definitions
-    if no_rematerialize and deployed is not None:
+    carried_on: dict[str, bool] = {}
+    if deployed is not None:
+        carried_on = fingerprint.carried_on(deployed.dag, dag)
         # As if the strategies were the deployed ones: so neither the job nor what is downstream of it is rebuilt.
-        as_before = with_deployed_strategies(dag, deployed.dag)
+        as_before = with_deployed_strategies(dag, deployed.dag) if no_rematerialize else dag
+        made_by = {
+            o.dataset_id: deployed.fingerprints.get(j.name, "") for j in deployed.dag.jobs for o in j.outputs
+        }
         compared = (
-            fingerprint.job_fingerprints(as_before, code_hash=lambda job: hashes.get(job.name, "")),
+            fingerprint.job_fingerprints(
+                as_before,
+                code_hash=lambda job: hashes.get(job.name, ""),
+                carried_on={d: made_by[d] for d, unnoticed in carried_on.items() if unnoticed},
+            ),
             fingerprint.definition_fingerprints(as_before, code_hash=lambda job: hashes.get(job.name, "")),
         )
     steps = plan(deployed, dag, fingerprints=compared[0], definition_fingerprints=compared[1])
@@ -106,13 +125,16 @@ async def prepare(
     refusal = (
         _refused_jobs(dag, runtimes)
         or _refused_hot_data(dag, runtimes)
-        or await _refused_datasets(tx, org, dag)
+        or await _refused_datasets(tx, org, dag, runtimes)
+        or _refused_sources(steps)
         or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
         or (_refused_rebuild(steps) if no_rematerialize else None)
     )
     if refusal is None and not steps.is_noop:
         refusal = await _refused_while_building(tx, org, dag.name)
-    consequences = await _consequences(tx, org, steps, deployed.dag if deployed else None, dag)
+    consequences = await _consequences(
+        tx, org, steps, deployed.dag if deployed else None, dag, carried_on.keys()
+    )
     return Prepared(
         dag,
         steps,
@@ -128,8 +150,9 @@ async def prepare(
             dataset_id
             for dataset_id in dag.virtual
             if deployed is not None
-            and deployed.fingerprints.get(key := fingerprint.virtual_key(dataset_id)) == fingerprints[key]
+            and deployed.fingerprints.get(key := fingerprint.virtual_key(dataset_id)) == compared[0][key]
         ),
+        frozenset(carried_on),
     )
 
 
@@ -140,7 +163,7 @@ def _refused_rebuild(steps: Plan) -> UserError | None:
     return Conflict(
         "deploy.needs_rematerialize",
         f"job {changed.job.name} differs in more than its execution_strategy, so its data has to be computed anew",
-        value=", ".join(change.field for change in changed.changes[:5]) or "upstream",
+        value=", ".join(changed_fields(changed.changes)[:5]) or "upstream",
         next_step="deploy without --no-rematerialize, or deploy that change by itself first",
     )
 
@@ -170,6 +193,8 @@ def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None
             )
         if job.runtime == "python" and (refusal := _refused_code(job)):
             return refusal
+        if job.execution.network and (refusal := _refused_network(job, runtimes[job.runtime])):
+            return refusal
         needed = "source" if job.source and job.source.kind is SourceKind.ALWAYS_ON else "reactive"
         if needed not in runtimes[job.runtime].capabilities:
             able = sorted(name for name, runtime in runtimes.items() if needed in runtime.capabilities)
@@ -180,6 +205,23 @@ def _refused_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None
                 next_step=f"use one of {', '.join(able)}, or give the runtime the capability {needed!r}",
             )
     return None
+
+
+def _refused_network(job: Job, runtime: Runtime) -> UserError | None:
+    if runtime.network is Network.ALWAYS:
+        return None
+    if runtime.network is Network.NEVER:
+        next_step = 'use another runtime, or set its network to "job"'
+    elif SPARK in runtime.capabilities:
+        next_step = "fetch in a job of the runtime python and read its dataset here"
+    else:
+        return None
+    return InvalidInput(
+        "deploy.no_network",
+        f"job {job.name}: operators of its runtime have no network",
+        value=job.runtime,
+        next_step=next_step,
+    )
 
 
 def _refused_code(job: Job) -> UserError | None:
@@ -300,9 +342,11 @@ class Consequences:
     computed_anew: tuple[Weight, ...]
     """Beside what serves; they are cut over together."""
     readers: tuple[Concerned, ...]
+    sources: tuple[str, ...] = ()
+    """What sets off sources whose kind promises more than this installation does."""
 
     def text(self) -> str:
-        lines: list[str] = []
+        lines = [f"! {told}" for told in self.sources]
         if self.computed_anew:
             lines += ["", "Computed anew beside what serves, and cut over together:"]
             lines += [
@@ -320,9 +364,18 @@ class Consequences:
 
 
 async def _consequences(
-    tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag
+    tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag, carried_on: Collection[str]
 ) -> Consequences:
-    anew = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs if r.job.runtime != "dispatcher"]
+    written = [(r.job, o.dataset_id) for r in steps.rebuilt for o in r.job.outputs]
+    # A job that was renamed is a new one, which has to make all that is served.
+    written += [
+        (job, o.dataset_id)
+        for job in steps.added
+        for o in job.outputs
+        if o.dataset_id not in steps.datasets_added
+    ]
+    written = [(job, dataset_id) for job, dataset_id in written if dataset_id not in carried_on]
+    anew = [dataset_id for job, dataset_id in written if job.runtime != "dispatcher"]
     weights = await versions.weight(tx, org, anew) if anew else []
     other_sql = {c.dataset_id for c in steps.datasets_changed if any(f.field == "sql" for f in c.changes)}
     readers = [
@@ -330,7 +383,7 @@ async def _consequences(
         for reader in await registry.readers_of_virtual(tx, org, after.name, sorted(other_sql))
         for dataset_id in sorted(other_sql.intersection(reader["definition"]["virtual"]["datasets"]))
     ]
-    changed = [o.dataset_id for r in steps.rebuilt for o in r.job.outputs]
+    changed = [dataset_id for _, dataset_id in written]
     broken = _broken_columns(before, after)
     for reader in await versions.readers_elsewhere(tx, org, [*changed, *steps.datasets_removed]):
         dataset_id = reader["dataset_id"]
@@ -338,8 +391,20 @@ async def _consequences(
         problems = () if lost else tuple(broken.get(dataset_id, ()))
         readers.append(Concerned(reader["dag"], reader["job"], dataset_id, lost, problems))
     return Consequences(
-        tuple(Weight(w["dataset_id"], w["scopes"], w["rows"], w["bytes"]) for w in weights), tuple(readers)
+        tuple(Weight(w["dataset_id"], w["scopes"], w["rows"], w["bytes"]) for w in weights),
+        tuple(readers),
+        tuple(
+            f"job {job.name}: {_SET_OFF_BY[job.source.kind]}"
+            for job in after.jobs
+            if job.source is not None and job.source.kind in _SET_OFF_BY
+        ),
     )
+
+
+_SET_OFF_BY = {
+    SourceKind.CRON: "nothing here serves its schedule; its events come from `traceplane emit` or POST /v1/events",
+    SourceKind.WEBHOOK: "it has no URL of its own; its events come by POST /v1/events, with a token of a writer",
+}
 
 
 def _broken_columns(before: Dag | None, after: Dag) -> dict[str, list[str]]:
@@ -359,13 +424,35 @@ def _broken_columns(before: Dag | None, after: Dag) -> dict[str, list[str]]:
     return broken
 
 
-async def _refused_datasets(tx: Transaction, org: str, dag: Dag) -> UserError | None:
+def _refused_sources(steps: Plan) -> UserError | None:
+    """A source that nothing here would ever set off; one that is deployed already goes on as it is."""
+    begun = [
+        *steps.added,
+        *(r.job for r in steps.rebuilt if any(c.field == "source.kind" for c in r.changes)),
+    ]
+    for job in begun:
+        if job.source is not None and job.source.kind is SourceKind.CRON:
+            schedule = job.source.schedule
+            return InvalidInput(
+                "deploy.schedule_unserved",
+                f"job {job.name}: nothing in this installation serves the schedules of sources, so it never runs",
+                value=schedule,
+                next_step="write kind: pipeline in place of kind: cron, and have it run by "
+                f"`traceplane pipelines create --schedule '{schedule}'`; or write kind: manual, and let a cron of "
+                "your own call `traceplane emit`",
+            )
+    return None
+
+
+async def _refused_datasets(
+    tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]
+) -> UserError | None:
     known = await registry.datasets_by_id(
         tx, org, [d.dataset_id for d in dag.datasets] + list(dag.external_datasets)
     )
     for dataset in dag.datasets:
         owner = known.get(dataset.dataset_id)
-        if owner is not None and owner["dag"] != dag.name:
+        if owner is not None and owner["dag"] != dag.name and not owner["free"]:
             return Conflict(
                 "deploy.dataset_owned",
                 f"the dataset is produced by DAG {owner['dag']}; one DAG owns a dataset",
@@ -391,6 +478,26 @@ async def _refused_datasets(tx: Transaction, org: str, dag: Dag) -> UserError | 
                     value=unknown[0],
                     next_step="correct the columns of the input",
                 )
+    return _refused_queries(dag, runtimes, known)
+
+
+def _refused_queries(
+    dag: Dag, runtimes: Mapping[str, Runtime], known: Mapping[str, Mapping[str, Any]]
+) -> UserError | None:
+    """What a query names of datasets of other DAGs; of its own, the file was enough to tell."""
+    elsewhere = {
+        dataset_id: [column["name"] for column in known[dataset_id]["definition"].get("columns") or ()]
+        for dataset_id in dag.external_datasets
+        if not known[dataset_id]["definition"].get("sql")
+    }
+    for job in dag.jobs:
+        for fault in job_checks.query_faults(job, dag, runtimes, elsewhere):
+            return InvalidInput(
+                fault.code,
+                f"job {job.name}: {fault.message}",
+                value=".".join(fault.at[1:]),
+                next_step=fault.suggestion,
+            )
     return None
 
 
@@ -403,9 +510,12 @@ async def deploy(
     window: int,
     expect_version: int | None = None,
     manual_cutover: bool = False,
+    drop_missing: bool = False,
     code: DeployedCode | None = None,
     no_rematerialize: bool = False,
 ) -> Done:
+    """`drop_missing`: it may serve less than what it replaces."""
+
     async def once() -> Done:
         async with database.transaction("deploy") as tx:
             dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
@@ -422,10 +532,12 @@ async def deploy(
             if prepared.plan.is_noop:
                 assert prepared.deployed_version is not None
                 return Done(prepared.deployed_version, False, False, prepared.text)
-            building = bool(prepared.plan.rebuilt)
-            apply = _Apply(tx, org, org_id, dag_id, prepared, window, manual_cutover, code)
+            apply = _Apply(tx, org, org_id, dag_id, prepared, window, manual_cutover, drop_missing, code)
             version_id, number = await apply.run()
-            if not building:
+            building = await versions.replaces(tx, version_id)
+            if building:
+                await coverage.add_catch_ups(tx, version_id)
+            else:
                 await cutover.move(tx, dag_id, version_id)
             await versions.add_replays(tx, apply.replays)
             await versions.stop_the_stream(tx)
@@ -447,10 +559,12 @@ class _Apply:
         prepared: Prepared,
         window: int,
         manual_cutover: bool,
+        drop_missing: bool,
         code: DeployedCode | None,
     ) -> None:
         self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, prepared.dag
-        self.prepared, self.window, self.manual_cutover = prepared, window, manual_cutover
+        self.prepared, self.window = prepared, window
+        self.manual_cutover, self.drop_missing = manual_cutover, drop_missing
         self.code = code
         kept = prepared.plan
         self.kept = {job.name for job in kept.unchanged} | {c.job.name for c in kept.execution_changed}
@@ -468,6 +582,7 @@ class _Apply:
             self.prepared.fingerprints,
             self.prepared.definition_fingerprints,
             self.manual_cutover,
+            self.drop_missing,
         )
         await self._externals()
         await self._datasets(version_id)
@@ -488,7 +603,7 @@ class _Apply:
                 dataset_uuid = await registry.add_dataset(
                     self.tx, self.org_id, output.dataset_id, self.dag_id, definition
                 )
-                if job.name in self.kept:
+                if job.name in self.kept or output.dataset_id in self.prepared.carried_on:
                     generation_id = serving[output.dataset_id]
                 else:
                     made_by = self.prepared.fingerprints[job.name]

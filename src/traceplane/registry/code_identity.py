@@ -24,9 +24,10 @@ from traceplane.errors import InvalidInput, TooLarge
 from traceplane.model import code_bundle
 from traceplane.model.dag import Dag, Job
 from traceplane.model.runtimes import Driver, Runtime
+from traceplane.registry.spec import Fault, near
 
 _OPERATORS_WITH_CODE = frozenset({"python", "pyspark"})
-_ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
+_ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 _HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
@@ -38,6 +39,67 @@ class DeployedCode:
     bundle_hash: str
     content: str
     hashes: Mapping[str, str]
+
+
+def project_in(folders: Sequence[Path]) -> Project:
+    return Project([_Folder(folder) for folder in folders])
+
+
+def project_sent(files: Mapping[str, str]) -> Project:
+    return Project([_Sent(files)])
+
+
+def faults(
+    dag: Dag,
+    runtimes: Mapping[str, Runtime],
+    project: Project,
+    *,
+    is_elsewhere: Callable[[str], bool],
+    no_folder: str | None = None,
+) -> Iterator[Fault]:
+    """Entrypoints that name nothing. `is_elsewhere` tells of a package outside of the project whether workers have it;
+    `no_folder` is where the project would be if it were there.
+
+    Modules are read, not run, so a name is missed only if nothing in its module could make it.
+    """
+    for job in dag.jobs:
+        if not _runs_code(job, runtimes):
+            continue
+        at, entrypoint = (job.name, "config", "entrypoint"), job.config.get("entrypoint")
+        if entrypoint is None:
+            yield Fault(
+                "code.no_entrypoint", at, "config.entrypoint is missing", "add entrypoint: module:function"
+            )
+            continue
+        if (match := _ENTRYPOINT.fullmatch(str(entrypoint))) is None:
+            message = f"{str(entrypoint)[:100]!r} is not of the form package.module:function"
+            yield Fault("code.bad_entrypoint", at, message)
+            continue
+        module, function = match[1], match[2]
+        if project.has(module):
+            yield from _entrypoint_faults(project, at, module, function)
+        elif is_elsewhere(module.partition(".")[0]):
+            continue
+        elif no_folder is not None:
+            message = f"module {module!r} would be in the code folder {no_folder!r}, which does not exist"
+            step = "make the folder, or name the one that has the module with --code"
+            yield Fault("code.no_folder", at, message, step)
+        else:
+            message = f"there is no module {module!r} in the code folders, and no such package is installed"
+            step = near(module, project.names()) or "name the folder that has it with --code"
+            yield Fault("code.module_missing", at, message, step)
+
+
+def _entrypoint_faults(project: Project, at: tuple[str, ...], module: str, function: str) -> Iterator[Fault]:
+    names = project.names_of(module)
+    if names is None:
+        message = f"there is no module {module!r} in the code folders"
+        yield Fault(
+            "code.module_missing", at, message, near(module, project.names(module.rpartition(".")[0]))
+        )
+    elif function not in names.bound and not names.may_be_more:
+        message = f"module {module!r} has no function {function!r}"
+        yield Fault("code.function_missing", at, message, near(function, names.bound))
 
 
 def collect(
@@ -54,7 +116,7 @@ def collect(
     its job runs what the workers have. Raises InvalidInput for a module that is not there or not
     Python, and TooLarge.
     """
-    project = Project([_Folder(folder) for folder in folders])
+    project = project_in(folders)
     files: dict[str, str] = {}
     for job, module in _coded_jobs(dag, runtimes):
         if project.has(module):
@@ -72,7 +134,7 @@ def identify(
     if not files:
         return None
     _check_size(files)
-    project = Project([_Sent(files)])
+    project = project_sent(files)
     hashes = {
         job.name: project.code_hash(module, f"job {job.name}")
         for job, module in _coded_jobs(dag, runtimes)
@@ -82,10 +144,14 @@ def identify(
     return DeployedCode(code_bundle.hash_of(content), content, hashes)
 
 
+def _runs_code(job: Job, runtimes: Mapping[str, Runtime]) -> bool:
+    return job.operator in _OPERATORS_WITH_CODE and runtimes[job.runtime].driver is Driver.QUEUE
+
+
 def _coded_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> Iterator[tuple[Job, str]]:
     """Jobs that import the user's code in a worker, with the module of their entrypoint."""
     for job in dag.jobs:
-        if job.operator in _OPERATORS_WITH_CODE and runtimes[job.runtime].driver is Driver.QUEUE:
+        if _runs_code(job, runtimes):
             match = _ENTRYPOINT.fullmatch(str(job.config.get("entrypoint", "")))
             if match is None:
                 raise InvalidInput(
@@ -126,6 +192,9 @@ class Sources(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
+    def modules(self, folder: str) -> list[str]:
+        """The names of the modules and packages directly in a folder."""
+
     def shown(self, path: str) -> str:
         """For people."""
 
@@ -150,6 +219,13 @@ class _Folder:
     def is_folder(self, path: str) -> bool:
         return (self._folder / path).is_dir()
 
+    def modules(self, folder: str) -> list[str]:
+        try:
+            found = sorted((self._folder / folder).iterdir())
+        except OSError:
+            return []
+        return [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").is_file()]
+
     def shown(self, path: str) -> str:
         return str(self._folder / path)
 
@@ -166,6 +242,10 @@ class _Sent:
 
     def is_folder(self, path: str) -> bool:
         return path in self._folders
+
+    def modules(self, folder: str) -> list[str]:
+        below = [path.removeprefix(folder) for path in self._files if path.startswith(folder)]
+        return sorted({path.partition("/")[0].removesuffix(".py") for path in below})
 
     def shown(self, path: str) -> str:
         return path
@@ -195,6 +275,7 @@ class Module:
     text: str
     digest: str
     imports: tuple[_Import, ...]
+    names: Names
 
 
 class Project:
@@ -207,6 +288,22 @@ class Project:
 
     def has(self, name: str) -> bool:
         return self._find(name.partition(".")[0]) is not None
+
+    def names(self, package: str = "") -> list[str]:
+        """The modules that are there, at the top or in a package, by their whole names."""
+        above = self._find(package) if package else _Place(None, None, self._roots)
+        inside = above.inside if above is not None else ()
+        prefix = f"{package}." if package else ""
+        return [
+            prefix + name for root, folder in inside for name in root.modules(folder) if name != "__init__"
+        ]
+
+    def names_of(self, module: str) -> Names | None:
+        """What a module binds at its top; None if it is not there."""
+        place = self._find(module)
+        if place is None or place.root is None or place.path is None:
+            return None
+        return self._load(place.root, place.path).names
 
     def code_hash(self, name: str, wanted_by: str) -> str:
         whole = hashlib.sha256()
@@ -302,7 +399,7 @@ def _parse(text: str, path: str, shown: str) -> Module:
         raise InvalidInput(
             "code.syntax", f"a module cannot be parsed: {type(error).__name__} {error}", value=f"{shown}:1"
         ) from None
-    return Module(text, _digest(tree), tuple(_imports(tree, path, shown)))
+    return Module(text, _digest(tree), tuple(_imports(tree, path, shown)), _names(tree))
 
 
 def _imports(tree: ast.Module, path: str, shown: str) -> Iterator[_Import]:
@@ -375,6 +472,48 @@ def _exported(tree: ast.Module) -> Iterator[str]:
                     and item.value.isidentifier()
                 ):
                     yield item.value
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a module binds at its top."""
+
+    bound: frozenset[str]
+    may_be_more: bool
+    """Whether some of it cannot be seen: made by a call, or imported by a star."""
+
+
+_MAKES_NAMES = frozenset({"__getattr__", "eval", "exec", "globals", "locals", "modules", "setattr", "vars"})
+
+
+def _names(tree: ast.Module) -> Names:
+    """Of functions and classes only what they declare `global`; of all other statements whatever they bind."""
+    bound: set[str] = set()
+    may_be_more = False
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                bound.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                aliases = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+                bound.update(aliases)
+                may_be_more = may_be_more or "*" in aliases
+            case ast.Name(ctx=ast.Store()):
+                bound.add(node.id)
+            case ast.ExceptHandler() | ast.MatchAs() | ast.MatchStar() if node.name:
+                bound.add(node.name)
+            case ast.MatchMapping() if node.rest:
+                bound.add(node.rest)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Global):
+            bound.update(inner.names)
+        word = getattr(inner, "id", getattr(inner, "attr", getattr(inner, "name", None)))
+        may_be_more = may_be_more or word in _MAKES_NAMES
+    return Names(frozenset(bound), may_be_more)
 
 
 def _missing(name: str, what: str, where: str) -> InvalidInput:

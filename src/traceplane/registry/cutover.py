@@ -12,7 +12,7 @@ from uuid import UUID
 
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
-from traceplane.postgres import registry, tasks, versions
+from traceplane.postgres import coverage, registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Versions
@@ -42,6 +42,7 @@ async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
     if gone:
         await registry.clear_pressure(tx, gone)
         await versions.forget_replays(tx, gone)
+        await coverage.forget_catch_ups(tx, gone)
         await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
     if missed:
         await versions.replay_inputs(tx, missed)
@@ -52,17 +53,20 @@ async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
     await notify_dispatchers(tx)
 
 
-async def cut_over(database: Database, org: str, dag: str) -> Moved | Missing:
-    """Lets the version that was built serve; if it is not ready, what it lacks."""
+async def cut_over(database: Database, org: str, dag: str, *, drop_missing: bool = False) -> Moved | Missing:
+    """Lets the version that was built serve; if it is not ready, what it lacks. It serves less than what it replaces
+    only with `drop_missing`, here or at its deploy."""
 
     async def once() -> Moved | Missing:
         async with database.transaction("cutover") as tx:
             found = await _locked(tx, org, dag)
             version_id, number = _building(found, dag)
-            lacking = await versions.missing(tx, version_id)
+            await coverage.lock_serving(tx, version_id)
+            lacking = await versions.missing(tx, version_id, drop=drop_missing)
             if lacking.anything:
                 return lacking
             await move(tx, found.dag_id, version_id)
+            await coverage.forget_catch_ups(tx, [], version_id)
             return Moved(dag, number, found.active)
 
     return await again_if_concurrent(once)
@@ -91,6 +95,7 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -
                 )
             if found.building_id is not None:
                 await _give_up(tx, found.building_id)
+            await coverage.add_catch_ups(tx, target["dag_version_id"])
             await move(tx, found.dag_id, target["dag_version_id"])
             return Moved(dag, target["number"], found.active)
 
@@ -127,6 +132,7 @@ async def _give_up(tx: Transaction, version_id: UUID) -> None:
     gone = await versions.abort(tx, version_id)
     await registry.clear_pressure(tx, gone)
     await versions.forget_replays(tx, gone)
+    await coverage.forget_catch_ups(tx, gone)
     await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from traceplane.model.dag import Dag, Dataset, Input, Job, Output
+from traceplane.model.dag import Dag, Dataset, Input, Job, Output, SourceKind
 from traceplane.sql import virtual
 
 CodeHash = Callable[[Job], str]
@@ -44,8 +44,13 @@ def virtual_key(dataset_id: str) -> str:
     return f"dataset:{dataset_id}"
 
 
-def job_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
-    """A hash of each job and virtual dataset, and of all that it is made from within the DAG."""
+def job_fingerprints(
+    dag: Dag, *, code_hash: CodeHash, carried_on: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """A hash of each job and virtual dataset, and of all that it is made from within the DAG.
+
+    `carried_on`: datasets that go on as they are although their job is another, and what made them before.
+    """
     own = definition_fingerprints(dag, code_hash=code_hash)
     fingerprints: dict[str, str] = {}
     produced: dict[str, str] = {}
@@ -63,9 +68,34 @@ def job_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
         upstream = {used.dataset_id: made_of(used.dataset_id) for used in job.inputs}
         fingerprints[job.name] = _hash({"own": own[job.name], "upstream": upstream})
         produced.update((output.dataset_id, fingerprints[job.name]) for output in job.outputs)
+        produced.update(carried_on or {})
     for dataset_id in texts:
         fingerprints[virtual_key(dataset_id)] = made_of(dataset_id) or ""
     return fingerprints
+
+
+def carried_on(before: Dag, after: Dag) -> dict[str, bool]:
+    """Datasets of `after` whose generation goes on under another source job; and whether readers notice nothing.
+
+    What was said of a dataset is the dataset's. A source that only passes on what it is told (manual, webhook, cron)
+    computes nothing, whatever it is called and however it is told: it takes over all that any source of the dataset
+    has said. One that finds out for itself does so only if it is the same but for its name.
+    """
+    old_jobs = {output.dataset_id: job for job in before.jobs if job.source for output in job.outputs}
+    old, new = definitions(before), definitions(after)
+    found: dict[str, bool] = {}
+    for job in after.jobs:
+        for number, output in enumerate(job.outputs):
+            previous = old_jobs.get(output.dataset_id)
+            if job.source is None or previous is None:
+                continue
+            mine, theirs = new[job.name], old[previous.name]
+            if job.source.kind is not SourceKind.ALWAYS_ON:
+                (other,) = [o for o in theirs["outputs"] if o["dataset"] == output.dataset_id]
+                found[output.dataset_id] = {**mine["outputs"][number], "name": ""} == {**other, "name": ""}
+            elif {**mine, "name": ""} == {**theirs, "name": ""}:
+                found[output.dataset_id] = True
+    return found
 
 
 def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ metered is changed in place; everything else is left alone. The same file twice 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -224,6 +225,24 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[FieldChange]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+_CONFIG_FIELD = re.compile(r"(config\.[A-Za-z_]\w{0,63})(?:[.\[].*)?", re.DOTALL)
+_WHERE = re.compile(r"(inputs\[\d+\]\.where)(?:\..*)?", re.DOTALL)
+
+
+def changed_fields(changes: Iterable[FieldChange]) -> list[str]:
+    """Their names, as far as they may be in a log: somebody may key a map of a config by an address."""
+    return list(dict.fromkeys(_name_of_hidden(change.field) or change.field for change in changes))
+
+
+def _name_of_hidden(field: str) -> str | None:
+    """What a field with a hidden value is called; None if its value is for everybody."""
+    if field == "inputs":
+        return field  # as a whole, with what they are filtered by
+    if (found := _CONFIG_FIELD.fullmatch(field) or _WHERE.fullmatch(field)) is not None:
+        return found[1]
+    return "config" if field.partition(".")[0] == "config" else None
 
 
 def render(plan: Plan) -> str:

@@ -25,7 +25,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from traceplane.errors import NotFound, Problem, SpecInvalid, TraceplaneError
-from traceplane.model import cron, hot_table
+from traceplane.model import column_types, cron, hot_table
 from traceplane.model import dag as model
 from traceplane.model.dag import Dag, Input, Job, Output
 from traceplane.model.runtimes import POSITIONS
@@ -177,7 +177,7 @@ class _Record:
         return node is None or (isinstance(node, yaml.SequenceNode) and not node.value)
 
 
-def _near(word: str, known: Iterable[str]) -> str | None:
+def near(word: str, known: Iterable[str]) -> str | None:
     known = sorted(map(str, known))[:1000]
     if match := difflib.get_close_matches(word[:100], known, n=1):
         return f"did you mean {match[0]!r}?"
@@ -251,7 +251,7 @@ def _matching(pattern: str, rule: str) -> Read:
 def _choice(options: type[StrEnum]) -> Read:
     def read(problems: _Problems, node: yaml.Node) -> StrEnum:
         if (value := _text(problems, node)) not in list(options):
-            raise _Wrong("spec.unknown_value", node, f"no value {value[:100]!r} here", _near(value, options))
+            raise _Wrong("spec.unknown_value", node, f"no value {value[:100]!r} here", near(value, options))
         return options(value)
 
     return read
@@ -336,7 +336,7 @@ def _record(fields: Fields, *required: str) -> Read:
         entries = _entries(problems, node)
         for name, (key, _) in entries.items():
             if name not in fields:
-                problems.add("spec.unknown_field", key, f"no field {name[:100]!r} here", _near(name, fields))
+                problems.add("spec.unknown_field", key, f"no field {name[:100]!r} here", near(name, fields))
         for name in required:
             if name not in entries:
                 problems.add("spec.missing_field", node, f"the field {name!r} is missing", f"add {name}: ...")
@@ -366,7 +366,17 @@ _name = _matching(
     rf"[a-z][a-z0-9_-]{{0,{MAX_NAME - 1}}}", f"a name: a-z, then a-z, 0-9, _ or -, up to {MAX_NAME} in all"
 )
 _label = _matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
-_type = _matching(r"\S.{0,99}", "a type")
+
+
+def _type(problems: _Problems, node: yaml.Node) -> str:
+    value: str = _text(problems, node)
+    try:
+        column_types.check(value)
+    except column_types.UnknownType as error:
+        elsewhere = column_types.ELSEWHERE.get(error.word.lower())
+        suggestion = f"write {elsewhere}" if elsewhere else near(error.word, column_types.KNOWN)
+        raise _Wrong("spec.unknown_type", node, str(error)[:300], suggestion) from None
+    return value
 
 
 def _select(problems: _Problems, node: yaml.Node) -> str:
@@ -410,6 +420,7 @@ _EXECUTION: Fields = {
     "lease": _duration,
     "max_attempts": _count,
     "retry": _record(_RETRY),
+    "network": _boolean,
 }
 _JOB: Fields = {
     "name": _name,
@@ -461,6 +472,7 @@ _EXECUTION_PATHS = {
     "max_attempts": ("max_attempts",),
     "retry_base_seconds": ("retry", "base"),
     "retry_max_seconds": ("retry", "max"),
+    "network": ("network",),
 }
 
 
@@ -571,6 +583,47 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something wrong with a job that only shows once the file is read: with its code, or its SQL."""
+
+    code: str
+    at: tuple[str, ...]
+    """The job, and the fields that lead to what is wrong."""
+    message: str
+    suggestion: str | None = None
+
+
+def placed(faults: Iterable[Fault], text: str, file: str) -> SpecInvalid | None:
+    """The faults as problems of the file that was parsed, each at the value that has it; None if there are none."""
+    problems = _Problems(file)
+    if faults := list(faults):
+        root = _compose(text)
+        jobs = {name: job for job in _inside(root, "jobs") for name in _texts(job, "name")}
+        for fault in faults:
+            job, *fields = fault.at
+            node = jobs[job]
+            for field_ in fields:
+                node = next(iter(_values(node, field_)), node)
+            problems.add(fault.code, node, fault.message[:500], fault.suggestion)
+    return problems.invalid() if problems else None
+
+
+def _values(node: yaml.Node, field_: str) -> list[yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    found = _entries(_Problems(""), node).get(field_)
+    return [] if found is None else [found[1]]
+
+
+def _inside(node: yaml.Node, field_: str) -> list[yaml.Node]:
+    return [item for value in _values(node, field_) for item in value.value]
+
+
+def _texts(node: yaml.Node, field_: str) -> list[str]:
+    return [value.value for value in _values(node, field_) if isinstance(value, yaml.ScalarNode)]
+
+
 def load(path: str | Path, *, known_runtimes: frozenset[str]) -> Dag:
     """`parse` of a file."""
     try:
@@ -620,7 +673,7 @@ def _resolve(item: _Record, by_name: dict[str, _Draft]) -> Output | None:
         return Output(dataset, dataset)
     name, wanted = origin.get("job"), origin.get("output")
     if (job := by_name.get(name)) is None:
-        raise _Wrong("spec.unknown_job", origin.at("job"), f"no job {name[:100]!r}", _near(name, by_name))
+        raise _Wrong("spec.unknown_job", origin.at("job"), f"no job {name[:100]!r}", near(name, by_name))
     matches = [output for output, _ in job.outputs if wanted in (None, output.name)]
     if len(matches) == 1 or not job.outputs_known():
         return matches[0] if len(matches) == 1 else None
@@ -629,7 +682,7 @@ def _resolve(item: _Record, by_name: dict[str, _Draft]) -> Output | None:
         message = f"the job {name!r} has {len(matches)} outputs"
         raise _Wrong("spec.ambiguous_output", origin.node, message, f"add output: {' | '.join(names[:20])}")
     message = f"the job {name!r} has no output" + (f" {wanted[:100]!r}" if wanted else "")
-    raise _Wrong("spec.unknown_output", origin.at("output"), message, _near(wanted or "", names))
+    raise _Wrong("spec.unknown_output", origin.at("output"), message, near(wanted or "", names))
 
 
 def _refuse_repeats(problems: _Problems, what: str, named: Iterable[tuple[str | None, yaml.Node]]) -> None:
@@ -654,7 +707,7 @@ def _check_jobs(problems: _Problems, drafts: list[_Draft], known_runtimes: froze
         names_code = not (job.lacks("operator") and job.lacks("runtime"))
         if names_code and runtime is not None and runtime not in known_runtimes:
             message = f"no runtime {runtime[:100]!r}"
-            problems.add("spec.unknown_runtime", job.at("runtime"), message, _near(runtime, known_runtimes))
+            problems.add("spec.unknown_runtime", job.at("runtime"), message, near(runtime, known_runtimes))
         keys = job.at("unique_key").value if job.get("unique_key") else ()
         _refuse_repeats(
             problems, "column", [(key.value, key) for key in keys if isinstance(key, yaml.ScalarNode)]
@@ -698,9 +751,9 @@ def _check_datasets(
     for dataset_id, dataset in declared.items():
         unproduced = dataset_id not in producers and dataset_id not in virtual_ones
         if unproduced and all(draft.outputs_known() for draft in drafts):
-            near = _near(dataset_id, producers.keys() - declared.keys())
+            suggestion = near(dataset_id, producers.keys() - declared.keys()) or "remove it"
             message = f"no job of this file produces {dataset_id[:100]!r}"
-            problems.add("spec.unproduced_dataset", keys[dataset_id][0], message, near or "remove it")
+            problems.add("spec.unproduced_dataset", keys[dataset_id][0], message, suggestion)
         if dataset is None:
             continue
         _check_virtual(problems, dataset)
@@ -784,7 +837,7 @@ def _check_hot_table(problems: _Problems, dataset: _Record) -> None:
     elif (position := dataset.get("position")) and position not in types:
         message = f"no column {position[:100]!r} here"
         problems.add(
-            "spec.unknown_column", dataset.at("position"), message, _near(position, filter(None, types))
+            "spec.unknown_column", dataset.at("position"), message, near(position, filter(None, types))
         )
     elif position and (kind := types[position].get("type")) and not hot_table.can_be_position(kind):
         message = f"positions are whole numbers, and {position[:100]!r} is {kind[:100]}"
@@ -811,7 +864,7 @@ def _check_columns_read(problems: _Problems, item: _Record, dataset: _Record | N
         named += [(name, item.at("where")) for name in item.get("where") or ()]
     for name, node in named:
         if name not in known:
-            problems.add("spec.unknown_column", node, f"no column {name[:100]!r} there", _near(name, known))
+            problems.add("spec.unknown_column", node, f"no column {name[:100]!r} there", near(name, known))
 
 
 def _order(
@@ -866,7 +919,7 @@ def _job(draft: _Draft, top: _Record, known_runtimes: frozenset[str]) -> Job:
     execution = {
         attribute: value
         for attribute, path in _EXECUTION_PATHS.items()
-        if (value := job.get(*path) or top.get("defaults", *path)) is not None
+        if (value := top.get("defaults", *path) if job.get(*path) is None else job.get(*path)) is not None
     }
     return Job(
         name=draft.name,

@@ -19,7 +19,7 @@ from traceplane.model.dag import Dag, Input, Job
 from traceplane.model.runtimes import SPARK, Runtime
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
-from traceplane.sql import virtual
+from traceplane.sql import spark_dialect, virtual
 from traceplane.sql.gate import Relation
 
 _ABLE = frozenset({"pyspark", "sql"})
@@ -57,7 +57,7 @@ def resolve(
         "views": [
             {
                 "name": view.relation.name,
-                "sql": virtual.for_spark(view.sql),
+                "sql": spark_dialect.translated(view.sql, [r.name for r in view.reads]),
                 "reads": {r.name: names[r.dataset_id] for r in view.reads if r.dataset_id in names},
             }
             for view in expanded.views

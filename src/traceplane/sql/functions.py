@@ -1,4 +1,5 @@
-"""Functions that a query may call: those that compute a value from their arguments, and nothing else.
+"""Functions that a query may call: those that compute a value from their arguments, and nothing else. Then the types
+and the units of time that it may name.
 
 What is not listed is refused, so a newer DuckDB brings no function into reach by itself. Left out on purpose are
 those that tell of the engine or the session (settings, variables, catalogs, plans, the text of views and queries),
@@ -72,3 +73,22 @@ _SIGNS = "!__postfix !~~ !~~* % & && * ** + - -> ->> / // < <-> << <=> <@ = > >>
 OPERATORS = frozenset(_SIGNS.split())
 
 TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest"})
+
+_TYPE_NAMES = """
+ARRAY BIGINT BIGNUM BINARY BIT BLOB BOOLEAN CHAR DATE DATETIME DECIMAL DOUBLE ENUM FLOAT INT INT128 INTERVAL JSON
+LIST MAP MEDIUMINT NCHAR NULL NVARCHAR SMALLINT STRUCT TEXT TIME TIMESTAMP TIMESTAMP_MS TIMESTAMP_NS TIMESTAMP_S
+TIMESTAMPLTZ TIMESTAMPNTZ TIMESTAMPTZ TIMETZ TINYINT UBIGINT UINT UINT128 UNION USMALLINT UTINYINT UUID VARBINARY
+VARCHAR VARIANT
+"""
+TYPES = frozenset(_TYPE_NAMES.split())
+"""By sqlglot's names. It writes the name of any other type as it was typed, whatever stands in it."""
+TYPES_UNKNOWN_TO_SQLGLOT = frozenset({"uint8", "uint16", "uint32", "uint64"})
+
+_UNIT_NAMES = """
+century centuries decade decades millennium millennia millenniums year years y yr yrs isoyear quarter quarters month
+months mon mons week weeks w weekofyear yearweek day days d dayofmonth dayofweek weekday dow isodow dayofweekiso
+dayofweek_iso dayofyear doy hour hours h hr hrs minute minutes m min mins second seconds s sec secs millisecond
+milliseconds ms msec msecs microsecond microseconds us usec usecs nanosecond nanoseconds ns epoch era julian
+timezone timezone_hour timezone_minute
+"""
+UNITS = frozenset(_UNIT_NAMES.split())

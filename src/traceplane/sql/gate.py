@@ -2,33 +2,48 @@
 
 Every relation of the query gets a name that the gate chose (`tp_d0` for the first dataset it reads, `tp_c0` for the
 first common table expression), so nothing that a caller wrote can name a file, a Python variable or a catalog table.
-What comes out is generated from the tree, without comments and with all identifiers quoted.
+What comes out is generated from the tree, without comments and with all identifiers quoted. It is then parsed again:
+only if it passes the same check and reads as the same query is it used. A generator writes some parts of a tree bare
+(units of time, names of types), so the tree alone does not say what its text is.
 
 A relation also carries what the query asks of it in its own WHERE (`Condition`s), so that files which cannot hold
 such rows are left out before the engine sees them. A condition is only taken where leaving out rows that fail it
-cannot change the result.
+cannot change the result. Who uses conditions drops those on columns that the caller may not see (`virtual.expand`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
-from sqlglot.tokenizer_core import TokenType
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import ParseError, SqlglotError, TokenError
+from sqlglot.tokenizer_core import Token, TokenType
 
 from traceplane.errors import Forbidden, InvalidInput, TooLarge, TraceplaneError
 from traceplane.model.pruning import Condition, Literal, Span
-from traceplane.sql.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
+from traceplane.sql.functions import (
+    OPERATORS,
+    SCALARS_AND_AGGREGATES,
+    TABLE_FUNCTIONS,
+    TYPES,
+    TYPES_UNKNOWN_TO_SQLGLOT,
+    UNITS,
+)
 
 LONGEST_SQL = 65_536
 MOST_WORDS = 10_000
 DEEPEST = 40
 MOST_RELATIONS = 100
+_DUCKDB = DuckDB()
 
 # sqlglot says on a logger of its own that it does not know a statement; the gate's answer is enough.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
@@ -58,6 +73,7 @@ class Gated:
         return sorted({relation.dataset_id for relation in self.relations})
 
 
+@lru_cache(maxsize=256)  # dashboards ask the same again and again
 def admit(sql: str, *, within: str = "tp_d") -> Gated:
     """The query as the engine gets it; or the reason why it does not, as an error.
 
@@ -68,12 +84,76 @@ def admit(sql: str, *, within: str = "tp_d") -> Gated:
         _check(tree)
         ctes = _rename_ctes(tree)
         relations = _rename_relations(tree, ctes, within)
-        text = tree.sql(dialect="duckdb", identify=True, comments=False)
+        text = written(tree, {relation.name for relation in relations})
     except RecursionError:
         raise _too_deep() from None
     except (SqlglotError, ValueError) as error:
-        raise _malformed(str(error)) from None
+        raise _malformed(sql, error) from None
     return Gated(text, tuple(relations))
+
+
+def read_again(sql: str, relations: Collection[str]) -> exp.Expr:
+    """The tree of a text that the gate wrote, which passes the gate once more and reads no other relations."""
+    try:
+        statements = sqlglot.parse(sql, read="duckdb")
+    except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError):
+        raise _changed("a text that cannot be parsed") from None
+    tree = statements[0] if len(statements) == 1 else None
+    if not isinstance(tree, _QUERIES):
+        raise _changed("another statement")
+    _check(tree)
+    known = {*relations, *(cte.alias for cte in tree.find_all(exp.CTE))}
+    for table in tree.find_all(exp.Table):
+        if not isinstance(table.this, exp.Func) and (len(table.parts) != 1 or table.name not in known):
+            raise _changed(f"the relation {'.'.join(part.name for part in table.parts)}")
+    return tree
+
+
+def written(tree: exp.Expr, relations: Collection[str]) -> str:
+    """A checked tree as text for DuckDB: one that is read as the same query, over the same relations."""
+    text = tree.sql(dialect="duckdb", identify=True, comments=False)
+    again = read_again(text, relations)
+    (parts, texts), (parts_again, texts_again) = _shape(tree), _shape(again)
+    if parts != parts_again:
+        raise _changed(next(iter((parts_again - parts) or (parts - parts_again))))
+    if (
+        lost := texts - texts_again
+    ):  # some are added, such as the separator that string_agg has if none is given
+        raise _changed(next(iter(lost)))
+    return text
+
+
+def _shape(tree: exp.Expr) -> tuple[Counter[str], Counter[str]]:
+    """The parts and the texts of a query, which stay the same however its functions are spelled."""
+    parts, texts = Counter[str](), Counter[str]()
+    for node in tree.walk():
+        kind = type(node)
+        if kind in _TEXTS and (kind is not exp.Literal or node.is_string):
+            texts[node.name] += 1
+        elif kind is exp.Table:
+            parts[f"the relation {node.name}"] += 1
+        elif kind is exp.CTE:
+            parts[f"the common table expression {node.alias}"] += 1
+        elif kind in _PARTS:
+            parts[kind.__name__.upper()] += 1
+    return parts, texts
+
+
+_QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
+_TEXTS = {exp.Literal, exp.RawString, exp.ByteString, exp.National}
+_PARTS = {
+    exp.Select, exp.Union, exp.Except, exp.Intersect, exp.With, exp.From, exp.Join, exp.Where, exp.Group, exp.Having,
+    exp.Qualify, exp.Order, exp.Limit, exp.Offset, exp.Window, exp.Values, exp.Star,
+}  # fmt: skip
+
+
+def _changed(part: str) -> Forbidden:
+    return Forbidden(
+        "query.syntax_denied",
+        "the query has a part that cannot be written safely",
+        value=part[:100],
+        next_step="write that part in another way",
+    )
 
 
 # --- parsing ----------------------------------------------------------------------------------------
@@ -83,13 +163,13 @@ def _parse(sql: str) -> exp.Expr:
     if len(sql) > LONGEST_SQL:
         raise TooLarge("query.too_long", f"a query has at most {LONGEST_SQL} characters", value=len(sql))
     try:
-        _check_depth(sql)
-        statements = [s for s in sqlglot.parse(sql, read="duckdb") if s is not None]
+        parsed = _DUCKDB.parser().parse(_tokens_within_depth(sql), sql)
+        statements = [s for s in parsed if s is not None]
     except RecursionError:
         raise _too_deep() from None
     except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
         # Whatever a parser raises on hostile text is the text's fault.
-        raise _malformed(str(error)) from None
+        raise _malformed(sql, error) from None
     if len(statements) != 1:
         raise Forbidden(
             "query.several_statements",
@@ -98,7 +178,7 @@ def _parse(sql: str) -> exp.Expr:
             next_step="send the statements one by one",
         )
     (tree,) = statements
-    if not isinstance(tree, exp.Select | exp.SetOperation | exp.Subquery):
+    if not isinstance(tree, _QUERIES):
         raise Forbidden(
             "query.not_a_select",
             "only SELECT is allowed",
@@ -113,11 +193,11 @@ _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType
 _UNARY = {TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS}
 
 
-def _check_depth(sql: str) -> None:
+def _tokens_within_depth(sql: str) -> list[Token]:
     """Parsers recurse, here and in the engine, and take their time: what is nested or long beyond use is refused
     before either looks."""
     depth = run = 0
-    tokens = sqlglot.tokenize(sql, read="duckdb")
+    tokens = _DUCKDB.tokenize(sql)
     if len(tokens) > MOST_WORDS:
         raise TooLarge(
             "query.too_long", f"a query has at most {MOST_WORDS} words, numbers and signs", value=len(tokens)
@@ -127,17 +207,41 @@ def _check_depth(sql: str) -> None:
         run = run + 1 if token.token_type in _UNARY else 0
         if depth > DEEPEST or run > DEEPEST:
             raise _too_deep()
+    return tokens
 
 
 def _too_deep() -> InvalidInput:
     return InvalidInput("query.too_deep", f"the query is nested more than {DEEPEST} levels deep")
 
 
-def _malformed(message: str) -> InvalidInput:
-    first = message.replace("\x1b[4m", "").replace("\x1b[0m", "").strip().partition("\n")[0]
+def _malformed(sql: str, error: Exception) -> InvalidInput:
+    """Where the query stops making sense, in words of the query: the parser's own name its classes."""
+    first = re.match(r"\s*(\w+)", sql)
+    if first is not None and first[1].lower() not in _FIRST_WORDS:
+        problem = f"it begins with {first[1][:40]!r}; a query begins with SELECT or WITH"
+    elif isinstance(error, ParseError) and error.errors:
+        problem = _place(error.errors[0])
+    elif isinstance(error, TokenError):
+        problem = "a quotation mark, a comment or a number in it does not end"
+    else:
+        problem = "a part of it cannot be understood"
     return InvalidInput(
-        "query.malformed", f"the query cannot be parsed: {first[:300]}", next_step="the dialect is DuckDB's"
+        "query.malformed", f"the query cannot be parsed: {problem}", next_step="the dialect is DuckDB's"
     )
+
+
+_FIRST_WORDS = frozenset({"select", "with", "from", "values"})
+_PLAIN_WORDS = re.compile(r"Expect(?:ing|ed) (\S+|END after CASE)")
+
+
+def _place(told: Mapping[str, Any]) -> str:
+    where = f"line {told.get('line')}, column {told.get('col')}"
+    near = f"near {str(told.get('highlight'))[:40]!r}" if told.get("highlight") else "at its end"
+    plain = _PLAIN_WORDS.fullmatch(str(told.get("description")))
+    missing = f", where {plain[1]} is expected" if plain else ""
+    if not str(told.get("end_context") or "").strip() and not plain:
+        return f"something is missing or too much {near}, its last word ({where})"
+    return f"it goes wrong {near} ({where}){missing}"
 
 
 # --- what may be in a query -------------------------------------------------------------------------
@@ -197,16 +301,60 @@ def _check(tree: exp.Expr) -> None:
         elif type(node) not in _SYNTAX:
             if not isinstance(node, exp.Func):
                 raise _syntax(type(node).__name__)
-            if not any(_known(name) for name in (*node.sql_names(), _written_name(node))):
+            if not any(map(_known, node.sql_names())) and not _known(_written_name(node)):
                 raise _function(node.sql_name())
         if isinstance(node, exp.Table):
             _check_table(node)
+        elif isinstance(node, exp.IntervalSpan):
+            for unit in (node.this, node.expression):
+                _check_unit_name(unit)
+        elif isinstance(node, exp.DataType):
+            _check_type(node)
+        elif isinstance(node, exp.Var):
+            if not _WORD.fullmatch(node.name):
+                raise _syntax(node.name)
         elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
             raise _syntax("a function after a dot")
         elif isinstance(node, exp.Join) and node.args.get("global_"):
             raise _syntax("GLOBAL JOIN")
         elif isinstance(node, exp.Select) and (node.args.get("into") or node.args.get("locks")):
             raise _syntax("SELECT INTO" if node.args.get("into") else "FOR UPDATE")
+        _check_unit(node)
+
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _check_type(node: exp.DataType) -> None:
+    name = str(node.args.get("kind") or getattr(node.this, "name", node.this))
+    if name not in TYPES and name.lower() not in TYPES_UNKNOWN_TO_SQLGLOT:
+        raise Forbidden(
+            "query.syntax_denied",
+            "the query names a type that is not one of DuckDB's",
+            value=name[:100],
+            next_step="cast to a built-in type, such as bigint, double, varchar, date or timestamp",
+        )
+
+
+def _check_unit(node: exp.Expr) -> None:
+    """A unit is written bare in some places, so it is one of the known words, and from here on no literal."""
+    key = "this" if isinstance(node, exp.Extract) else "unit"
+    unit = node.args.get(key)
+    if unit is None or not isinstance(unit, exp.Expr) or isinstance(unit, exp.IntervalSpan):
+        return  # a span is a node of its own
+    _check_unit_name(unit)
+    if isinstance(unit, exp.Literal):
+        node.set(key, exp.Var(this=unit.name.upper()))
+
+
+def _check_unit_name(unit: exp.Expr) -> None:
+    if not isinstance(unit, exp.Var | exp.Literal) or unit.name.lower() not in UNITS:
+        raise Forbidden(
+            "query.syntax_denied",
+            "the query names a unit of time that is not known",
+            value=(unit.name or unit.sql(dialect="duckdb"))[:100],
+            next_step="write a constant such as year, quarter, month, week, day, hour, minute or second",
+        )
 
 
 def _written_name(node: exp.Func) -> str:
@@ -359,19 +507,31 @@ def _conditions(tree: exp.Expr) -> dict[str, list[Condition]]:
         where, joins = select.args.get("where"), select.args.get("joins") or []
         if where is None or select.args.get("sample") or not all(is_plain_join(join) for join in joins):
             continue
-        sources = [s for s in (select.args.get("from_"), *joins) if s is not None]
-        tables = [s.this for s in sources if isinstance(s.this, exp.Table) and is_plain_table(s.this)]
+        sources = [s.this for s in (select.args.get("from_"), *joins) if s is not None]
+        tables = [t for t in sources if isinstance(t, exp.Table) and is_plain_table(t)]
+        datasets = [t for t in tables if t.name.startswith("tp_d")]
         outputs = {e.alias.lower() for e in select.expressions if isinstance(e, exp.Alias)}
         for conjunct in _conjuncts(where.this):
             if (asked := _condition(conjunct)) is None:
                 continue
             qualifier, condition = asked
-            for table in tables:
-                # Unqualified, the column may be any relation's that has it; the one that has not, ignores it.
-                own = qualifier == table.alias.lower() if qualifier else condition.column not in outputs
-                if own and table.name.startswith("tp_d"):
-                    found.setdefault(table.name, []).append(condition)
+            if qualifier:
+                own = [t for t in datasets if t.alias.lower() == qualifier]
+            elif condition.column in outputs:
+                own = []
+            elif len(datasets) == len(sources) or all(_is_using(join, condition.column) for join in joins):
+                # The engine refuses a name that two relations have, unless the join makes one column of them. So the
+                # column is of each relation that has it, and the others ignore it.
+                own = datasets
+            else:
+                own = []  # a subquery, a function or a common table expression may have the column
+            for table in own:
+                found.setdefault(table.name, []).append(condition)
     return found
+
+
+def _is_using(join: exp.Join, column: str) -> bool:
+    return any(name.name.lower() == column for name in join.args.get("using") or ())
 
 
 def is_plain_join(join: exp.Join) -> bool:
@@ -381,8 +541,11 @@ def is_plain_join(join: exp.Join) -> bool:
 
 
 def is_plain_table(table: exp.Table) -> bool:
+    """Whether a table is one relation as it is: all of its rows, under the names that its columns have."""
     alias = table.args.get("alias")
-    return not table.args.get("sample") and not (alias is not None and alias.args.get("columns"))
+    if any(table.args.get(key) for key in ("sample", "joins", "laterals")):
+        return False
+    return not (alias is not None and alias.args.get("columns"))
 
 
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:

@@ -1,7 +1,7 @@
 """Virtual datasets: SQL in the place of a name, lazily, as deep as they are built on each other. Pure.
 
 Their SQL is in the dialect of queries and passes the same gate. A query reads a virtual dataset as a view over what it
-reads; so does a Spark job, in its own dialect. Nothing is stored, so a change below is seen at once.
+reads; so does a Spark job, in its own dialect (`spark_dialect`). Nothing is stored, so a change below is seen at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import sqlglot
-from sqlglot import ErrorLevel, exp
+from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.lineage import lineage
 from sqlglot.optimizer.pushdown_projections import pushdown_projections
@@ -19,7 +19,7 @@ from sqlglot.optimizer.qualify import qualify
 
 from traceplane.errors import Forbidden, InvalidInput, TooLarge
 from traceplane.model.pruning import Condition
-from traceplane.sql.gate import MOST_RELATIONS, Gated, Relation, admit, is_plain_join, is_plain_table
+from traceplane.sql.gate import MOST_RELATIONS, Gated, Relation, admit, is_plain_join, is_plain_table, written
 
 DEEPEST = 16
 """Virtual datasets upon virtual datasets."""
@@ -62,13 +62,24 @@ def reads(sql: str) -> list[str]:
     return checked(sql).dataset_ids
 
 
-def expand(relations: Iterable[Relation], sql_of: Callable[[Relation], str | None]) -> Expanded:
-    """Relations down to stored datasets; `sql_of` tells what a virtual one is, and None for others."""
+def expand(
+    relations: Iterable[Relation],
+    sql_of: Callable[[Relation], str | None],
+    hidden_of: Callable[[Relation], frozenset[str]] = lambda _: frozenset(),
+) -> Expanded:
+    """Relations down to stored datasets; `sql_of` tells what a virtual one is, and None for others.
+
+    `hidden_of` are the columns, in lower case, that the caller may not see. Nothing is asked of them: a query cannot
+    mean a column that its relation does not have, and which files are left out must not depend on what is hidden.
+    """
     views: list[View] = []
     stored: list[Relation] = []
 
     def visit(relation: Relation, path: tuple[str, ...]) -> None:
         sql = sql_of(relation)
+        if relation.conditions and (hidden := hidden_of(relation)):
+            seen = tuple(c for c in relation.conditions if c.column not in hidden)
+            relation = replace(relation, conditions=seen)
         if sql is None:
             stored.append(relation)
         else:
@@ -107,19 +118,6 @@ def _cycle(path: Sequence[str]) -> InvalidInput:
         value=path[-1],
         next_step="let one of them read stored datasets only",
     )
-
-
-def for_spark(sql: str) -> str:
-    """The same in Spark's dialect; what is known to be missing there is refused."""
-    try:
-        (text,) = sqlglot.transpile(sql, read="duckdb", write="spark", unsupported_level=ErrorLevel.RAISE)
-    except SqlglotError as error:
-        raise InvalidInput(
-            "virtual.not_for_spark",
-            f"the SQL cannot be written in Spark's dialect: {str(error).partition(chr(10))[0][:300]}",
-            next_step="write it with other functions, or read the datasets below it in the job",
-        ) from None
-    return text
 
 
 # --- conditions -------------------------------------------------------------------------------------
@@ -225,15 +223,12 @@ def _without(
             exp.Subquery(this=tree, alias=exp.TableAlias(this=exp.to_identifier("v", quoted=True)))
         )
         pruned = pushdown_projections(qualify(outer, schema=schema, dialect="duckdb"))
+        if not left or _touched(pruned, hidden):
+            return None
+        text = written(pruned, hidden)
     except (SqlglotError, ValueError, KeyError, RecursionError):
         return None
-    if not left or _touched(pruned, hidden):
-        return None
-    return (
-        pruned.sql(dialect="duckdb", identify=True, comments=False),
-        left,
-        frozenset(n.lower() for n in gone),
-    )
+    return text, left, frozenset(n.lower() for n in gone)
 
 
 def _touched(tree: exp.Expr, hidden: Mapping[str, frozenset[str]]) -> bool:

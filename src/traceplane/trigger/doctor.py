@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
-import msgspec
 
 from traceplane.adapters.signal_tail import Tail, signal_tail
 from traceplane.errors import TraceplaneError
@@ -296,7 +295,3 @@ def _executions(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "running", f"{oldest['running']} pipelines are running.")
-
-
-def as_json(findings: list[Finding]) -> str:
-    return msgspec.json.format(msgspec.json.encode(findings)).decode()

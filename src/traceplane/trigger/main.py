@@ -50,7 +50,12 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         await task_group(
             stop,
             api=http_service.serve(
-                app, host=settings.host, port=settings.trigger_port, stop=stop, bound=bound
+                app,
+                host=settings.host,
+                port=settings.trigger_port,
+                stop=stop,
+                bound=bound,
+                limits=http_service.connection_limits(settings),
             ),
             cache=run_loop(
                 "cache", cache.refresh, interval=batching.cache_refresh_seconds, kick=changed, stop=stop

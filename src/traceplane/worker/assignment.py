@@ -24,6 +24,13 @@ class Reuse:
     writable: tuple[Path, ...] = ()
 
 
+@dataclass(frozen=True)
+class UsedSpark:
+    port: int
+    uid: int | None
+    """What it runs as; None: the wrapper's own user."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
     """One attempt of one task.
@@ -39,9 +46,10 @@ class Assignment:
     """package.module:function, found on the code paths."""
     payload: Mapping[str, Any] = field(default_factory=dict)
     code_paths: tuple[Path, ...] = ()
+    """With `reuse`, without links."""
     limits: Limits = field(default_factory=Limits)
-    shares_outputs: bool = False
-    """Whether the wrapper's Spark server writes to the output folders too."""
+    spark: UsedSpark | None = None
+    """The Spark server that the task uses, and that writes to the output folders too."""
     staging: Path | None = None
     """Unset: below the sandbox's own folder, gone when the sandbox closes."""
     reuse: Reuse | None = None

@@ -89,7 +89,6 @@ def _names_if_intact(place: Path, bundle: str) -> tuple[str, ...] | None:
 
 def _unpack(files: dict[str, str], place: Path, bundle: str) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.parent.chmod(_FOLDER_MODE)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
     try:
         draft.chmod(_FOLDER_MODE)

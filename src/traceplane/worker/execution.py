@@ -7,7 +7,11 @@ Cancelling waits for the same end and then passes the cancellation on.
 A child that may be kept for the next task of its job ends its run with its report instead. It is kept
 if the task went well and nothing speaks against it: it is alone in its slot, has not grown much, has
 stopped writing to its log, holds none of the outputs, and its temporary folder could be emptied. In
-all other cases it is ended, and the run ends when it has.
+all other cases it is ended, and the run ends when it has. Where the next task of the job waits already, the child is
+looked at (whether it is alone, and has not grown) twenty times a second rather than after each task.
+
+What a Spark server wrote for the task is taken from the server before anything is looked at, so that what was looked
+at is what is reported. If the server ends, the task does: nobody else may answer it in the server's place.
 """
 
 from __future__ import annotations
@@ -18,14 +22,17 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traceplane.errors import TraceplaneError
 from traceplane.worker import frames
 from traceplane.worker.assignment import OutputResult, RunResult
-from traceplane.worker.frames import Assign, Exited, Failure, FrameInvalid, Inspected
+from traceplane.worker.frames import Assign, Exited, Failure, FrameInvalid, Inspected, OutputInUse
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.staging import StillInUse, TaskFolders
+
+if TYPE_CHECKING:
+    from traceplane.worker.spark_server import SparkGrant
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +44,7 @@ _KILL_PATIENCE_SECONDS = 15.0
 _NEARLY_ALL_MEMORY = 0.7
 _LONGEST_TEXT = 8_000
 _GROWN_TOO_MUCH_BYTES = 256 << 20
+_LOOK_EVERY_SECONDS = 0.05
 
 
 class Execution:
@@ -53,7 +61,10 @@ class Execution:
         on_log: OnLog | None,
         on_events: OnEvents | None,
         on_progress: OnProgress | None,
+        grant: SparkGrant | None,
+        next_waits: Callable[[], bool],
     ) -> None:
+        self._grant = grant
         self._slot = slot
         self._child = child
         self._assign = assign
@@ -63,6 +74,7 @@ class Execution:
         self._grace_seconds = grace_seconds
         self._on_events = on_events
         self._on_progress = on_progress
+        self._next_waits = next_waits
         self._log = child.read_log(on_log, assign.limits.log_bytes)
         self._decided: Failure | None = None
         self._started_ns: int | None = None
@@ -74,14 +86,15 @@ class Execution:
         """Whether the child lives on and may be given another task of its job."""
 
     async def run(self, timeout: float | None) -> RunResult:
-        try:
-            return await self._run(timeout)
-        finally:
-            self._log.stop()
-            if not self.kept:
-                if not self._child.exited.done():
-                    await self._end(0.0)
-                self._child.close()
+        with self._grant.using(self._on_spark_lost) if self._grant is not None else contextlib.nullcontext():
+            try:
+                return await self._run(timeout)
+            finally:
+                self._log.stop()
+                if not self.kept:
+                    if not self._child.exited.done():
+                        await self._end(0.0)
+                    self._child.close()
 
     async def _run(self, timeout: float | None) -> RunResult:
         watched: list[asyncio.Task[None]] = [asyncio.create_task(self._listen())]
@@ -109,13 +122,17 @@ class Execution:
         if not self._over.done():
             self._over.set_result(None)
 
+    def _on_spark_lost(self, _: object = None) -> None:
+        self._decide("operator.spark_lost", "the Spark server ended while it worked for this task")
+        self._slot.kill(self._child, 0.0)
+
     async def _until_over(self, timeout: float | None) -> Exited | Inspected | None:
         """How it ended, or how it stands if it may be kept; None if it was lost with its slot."""
         try:
             async with asyncio.timeout(timeout):
                 await self._over
                 if not self._child.exited.done():
-                    standing = await self._slot.inspect(self._child)
+                    standing = await self._look()
                     if standing is not None and self._may_be_kept(standing):
                         return standing
                     self._discard()
@@ -128,6 +145,14 @@ class Execution:
         except asyncio.CancelledError:
             await self._end(self._grace_seconds)
             raise
+
+    async def _look(self) -> Inspected | None:
+        if self._child.was_looked_at(_LOOK_EVERY_SECONDS) and self._next_waits():
+            return self._child.standing
+        standing = await self._slot.inspect(self._child)
+        if standing is not None:
+            self._child.note(standing)
+        return standing
 
     def _may_be_kept(self, standing: Inspected) -> bool:
         return standing.alone and standing.grown_bytes <= _GROWN_TOO_MUCH_BYTES and self._log.drain()
@@ -252,9 +277,7 @@ class Execution:
                 outputs = await self._take_outputs(self._outcome)
                 self.kept = await self._clear_temp() and not self._child.exited.done()
             except FrameInvalid as problem:
-                error = Failure(
-                    code="operator.result_invalid", message=f"the result cannot be trusted: {problem}"
-                )
+                error = Failure(code=problem.code, message=f"the result cannot be trusted: {problem}")
             except OSError as problem:
                 error = Failure(code="sandbox.failed", message=f"the outputs could not be kept: {problem}")
         done = self._outcome if error is None and isinstance(self._outcome, frames.Done) else None
@@ -274,8 +297,14 @@ class Execution:
         )
 
     async def _take_outputs(self, done: frames.Done) -> tuple[OutputResult, ...]:
+        if self._grant is not None and not await self._grant.end(sealed=True):
+            raise OutputInUse("Spark still had an output open for writing when the operator had returned")
         if self._folders.seal_empty(done.outputs):
             return ()
+        lives = not self._child.exited.done()
+        if all(file.content is not None for output in done.outputs for file in output.files):
+            with contextlib.suppress(StillInUse):
+                return self._folders.seal(done.outputs, child_lives=lives)  # no disk is waited for
         if not self._child.exited.done():
             try:
                 return await asyncio.to_thread(self._folders.seal, done.outputs, child_lives=True)

@@ -29,8 +29,9 @@ class ForkServer:
         self.isolation = Isolation((), {})
 
     @classmethod
-    async def start(cls, configure: Configure) -> ForkServer:
-        """A clean interpreter with an empty environment and one descriptor. Raises `sandbox.not_started`."""
+    async def start(cls, configure: Configure, private_network: tuple[int, ...] = ()) -> ForkServer:
+        """A clean interpreter with an empty environment and one descriptor, and those of the network that it is to
+        enter. Raises `sandbox.not_started`."""
         ours, theirs = socket.socketpair()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-m", "traceplane.worker.zygote", str(theirs.fileno())),
@@ -44,21 +45,21 @@ class ForkServer:
         theirs.close()
         server = cls(process, ours)
         try:
-            await server._introduce(configure)
+            await server._introduce(configure, private_network)
         except BaseException:
             await server.stop()
             raise
         return server
 
-    async def _introduce(self, configure: Configure) -> None:
+    async def _introduce(self, configure: Configure, private_network: tuple[int, ...]) -> None:
         self._control.settimeout(_START_TIMEOUT_SECONDS)
         try:
-            hello = await asyncio.to_thread(_exchange, self._control, configure)
+            hello = await asyncio.to_thread(_exchange, self._control, configure, private_network)
         except (EOFError, OSError, msgspec.MsgspecError) as error:
             await self.stop()
             said = f"{await self._complaints}{error}"
             raise PlatformError("sandbox.not_started", "the fork server did not start", value=said) from error
-        self.isolation = Isolation(tuple(hello.active), hello.missing, hello.landlock_abi)
+        self.isolation = Isolation(tuple(hello.active), hello.missing, hello.landlock_abi, configure.network)
 
     @property
     def pid(self) -> int:
@@ -94,8 +95,8 @@ class ForkServer:
         await self._complaints
 
 
-def _exchange(control: socket.socket, configure: Configure) -> Hello:
-    frames.send(control, configure)
+def _exchange(control: socket.socket, configure: Configure, descriptors: tuple[int, ...]) -> Hello:
+    frames.send(control, configure, descriptors)
     body, _ = frames.receive(control)
     return msgspec.json.decode(body, type=Hello)
 

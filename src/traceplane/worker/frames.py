@@ -25,6 +25,14 @@ _MAX_DESCRIPTORS = 4
 class FrameInvalid(Exception):
     """A frame that is too large, cut short, or not what was expected."""
 
+    code = "operator.result_invalid"
+
+
+class OutputInUse(FrameInvalid):
+    """An output that somebody can still write to after the operator's end."""
+
+    code = "operator.output_in_use"
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one task may use. Memory and cpu are per process, the rest for the whole task."""
@@ -44,9 +52,35 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How much is handed to `on_log`; past it the log is read slowly and only its tail is kept."""
 
 
+class Reach(msgspec.Struct, frozen=True, tag=True):
+    """Operators reach other machines; connections are supervised (`linux.connect_supervisor`)."""
+
+    allowed: list[str] = []
+    denied: list[str] = []
+    never: list[str] = []
+    """Denied even if it is allowed."""
+
+
+class ReachSpark(msgspec.Struct, frozen=True, tag=True):
+    """Operators reach the port of the Spark server that their task names, and nothing else."""
+
+
+class ReachNothing(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class ServeSpark(msgspec.Struct, frozen=True, tag=True):
+    """The Spark server itself: TCP, within the network that it is in."""
+
+
+NetworkAccess = Reach | ReachSpark | ReachNothing | ServeSpark
+
+
 class Configure(msgspec.Struct, frozen=True):
+    """May carry descriptors: of the network namespace that the fork server is to enter."""
+
     folder: str
-    network: bool
+    network: NetworkAccess
     uids: list[int]
     disabled: list[str]
     preload: list[str]
@@ -129,6 +163,9 @@ class Assign(msgspec.Struct, frozen=True):
     streaming: bool
     keep: bool
     """After this task, wait for another one."""
+    spark_port: int | None = None
+    inline_bytes: int = 0
+    """How much of its files may come with the result."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -142,6 +179,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}$")]
+Content = bytes
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}$")]
@@ -213,6 +251,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
     rows: Count
     bytes: Count
     statistics: dict[Name, ColumnBounds] = {}
+    content: Content | None = None
+    """Of a small file that does not lie in the output's folder."""
+
+    def __post_init__(self) -> None:
+        if self.content is not None and len(self.content) != self.bytes:
+            raise ValueError("a file's content is not of the size that is told")
 
 
 class WrittenColumn(msgspec.Struct, frozen=True):

@@ -133,7 +133,7 @@ class _Reading:
         columns: Sequence[ColumnSchema] | None,
     ) -> None:
         self._client, self._fence, self._token, self._number = client, fence, token, number
-        from traceplane.dataplane.arrow_types import (
+        from traceplane.arrow_types import (
             schema_of,
         )  # and Arrow, which other tasks do not need here
 

@@ -23,6 +23,9 @@ class Intake(Protocol):
     async def take(self, limit: int) -> ClaimResponse:
         """Leases on up to that many tasks, as soon as there is one; none when a long while has passed."""
 
+    async def leave(self) -> None:
+        """The worker stops: a `take` that waits is to answer now, with what it has. May be called again."""
+
     async def settle(self, task_id: UUID) -> None:
         """The task has ended here, one way or the other."""
 
@@ -41,6 +44,9 @@ class LocalIntake:
     async def take(self, limit: int) -> ClaimResponse:
         request = TakeRequest(self._worker_id, self._runtime, limit, _LONG_POLL_SECONDS)
         return await self._client.take(request)
+
+    async def leave(self) -> None:
+        await self._client.leave(self._worker_id)
 
     async def settle(self, task_id: UUID) -> None:
         pass
@@ -61,12 +67,22 @@ class QueueIntake:
         self._worker_id = worker_id
         self._runtime = runtime
         self._receipts: dict[UUID, str] = {}
+        self._left = asyncio.Event()
         self._settled: GroupCommit[str, None] = GroupCommit("worker.settle", self._delete)
 
     async def take(self, limit: int) -> ClaimResponse:
-        messages = await self._wake_queue.receive(
-            self._queue, limit, wait_seconds=_LONG_POLL_SECONDS, visibility_seconds=_VISIBILITY_SECONDS
+        receiving = asyncio.ensure_future(
+            self._wake_queue.receive(
+                self._queue, limit, wait_seconds=_LONG_POLL_SECONDS, visibility_seconds=_VISIBILITY_SECONDS
+            )
         )
+        left = asyncio.ensure_future(self._left.wait())
+        try:
+            await asyncio.wait((receiving, left), return_when=asyncio.FIRST_COMPLETED)
+            messages = receiving.result() if receiving.done() else []
+        finally:
+            receiving.cancel()
+            left.cancel()
         if not messages:
             return ClaimResponse([], {}, [], [])
         crash_point("worker.after_receive")
@@ -79,6 +95,9 @@ class QueueIntake:
             with contextlib.suppress(TraceplaneError):
                 await self._settled.submit(spent)
         return answer
+
+    async def leave(self) -> None:
+        self._left.set()
 
     async def settle(self, task_id: UUID) -> None:
         if receipt := self._receipts.pop(task_id, None):

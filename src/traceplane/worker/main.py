@@ -6,19 +6,24 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from traceplane import telemetry
+from traceplane.adapters.locked_folder import closed_folder
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import object_store_for
 from traceplane.errors import InvalidInput
-from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver
+from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver, Network, Runtime
 from traceplane.runtime import task_group
-from traceplane.settings import Settings
+from traceplane.settings import Settings, checked_code_paths
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.code_cache import CodeCache
+from traceplane.worker.frames import Reach, ReachSpark
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
-from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
+from traceplane.worker.sandbox import NO_NETWORK, SandboxSettings
+from traceplane.worker.sandboxes import Sandboxes
+from traceplane.worker.spark_server import SparkSettings
+from traceplane.worker.spark_servers import OneRemoteSpark, SparkServers
 from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
@@ -33,7 +38,7 @@ _PRELOAD_SPARK = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "tracepl
 
 
 async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python") -> None:
-    """Runs tasks of one runtime until `stop`, then lets the running ones finish."""
+    """Runs tasks of one runtime until `stop`, then lets the running ones finish or hands them back."""
     chosen = settings.runtimes.get(runtime)
     if chosen is None or chosen.driver is not Driver.QUEUE:
         queued = sorted(name for name, r in settings.runtimes.items() if r.driver is Driver.QUEUE)
@@ -49,7 +54,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             "a worker needs a worker token",
             next_step="set TRACEPLANE_WORKER_TOKEN (see `traceplane token issue worker`)",
         )
-    code_paths = _code_paths(settings)
+    code_paths = checked_code_paths(settings)
     client = DispatcherClient(settings.dispatcher_address, settings.worker_token)
     worker_id = f"{socket.gethostname()}:{os.getpid()}"
     intake: Intake = LocalIntake(client, worker_id=worker_id, runtime=runtime)
@@ -65,25 +70,29 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             runtime=runtime,
         )
     store = await _store(settings)
-    spark = await _spark(settings, code_paths, store) if SPARK in chosen.capabilities else None
-    sandbox = await Sandbox.start(
+    spark = await _spark(settings, chosen, code_paths, store) if SPARK in chosen.capabilities else None
+    sandboxes = await Sandboxes.start(
         SandboxSettings(
             slots=settings.worker_concurrency,
-            network="full" if chosen.network or spark is not None else "none",
+            network=ReachSpark() if spark is not None else NO_NETWORK,
+            private_network=spark.network.descriptors if spark is not None else (),
             preload=_PRELOAD if spark is None else _PRELOAD_SPARK,
             allow_weak=settings.allow_weak_sandbox,
-        )
+        ),
+        _reach(settings),
+        chosen.network,
     )
-    telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandbox.isolation.active))
+    telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandboxes.layers))
     wrapper = Wrapper(
         client=client,
         intake=intake,
-        sandbox=sandbox,
+        sandboxes=sandboxes,
         runtime=chosen,
         slots=settings.worker_concurrency,
+        drain_seconds=settings.worker_drain_seconds,
         store=store,
         code=CodeCache(
-            settings.home.resolve() / "code_bundles",
+            closed_folder(settings.home.resolve() / "code_bundles"),
             code_paths,
             lambda bundle: patiently(lambda: client.code(bundle)),
         ),
@@ -93,14 +102,14 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
     try:
         await task_group(
             stop,
-            grace=60.0,
+            grace=settings.worker_drain_seconds + 30.0,
             work=wrapper.take_work(stop),
             heartbeat=wrapper.heartbeat(stop),
             intake=intake.run(stop),
             **loops,
         )
     finally:
-        await sandbox.close()
+        await sandboxes.close()
         if spark is not None:
             await spark.close()
         if store.cache is not None:
@@ -111,7 +120,11 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
 async def _store(settings: Settings) -> StoreOnDisk:
     if settings.object_bucket is None:
         root = settings.object_store_root.resolve()
+        if settings.object_store is None:
+            closed_folder(root)
         return StoreOnDisk(inputs=root, outputs=root)
+    if settings.object_cache is None:
+        closed_folder(settings.object_cache_root)
     cache = await ObjectCache.open(
         object_store_for(settings), settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
     )
@@ -119,34 +132,46 @@ async def _store(settings: Settings) -> StoreOnDisk:
 
 
 async def _spark(
-    settings: Settings, code_paths: tuple[Path, ...], store: StoreOnDisk
-) -> SparkServer | RemoteSpark:
+    settings: Settings, runtime: Runtime, code_paths: tuple[Path, ...], store: StoreOnDisk
+) -> SparkServers | OneRemoteSpark:
     if settings.spark_remote is not None:
-        return RemoteSpark(settings.spark_remote)
-    return await SparkServer.start(
+        return OneRemoteSpark(settings.spark_remote)
+    return await SparkServers.start(
         SparkSettings(
-            folder=settings.home.resolve() / "spark" / str(os.getpid()),
+            folder=closed_folder(settings.home.resolve() / "spark"),
             object_store=store.outputs,
             inputs=store.inputs,
             code_paths=code_paths,
             master=settings.spark_master,
             memory_mb=settings.spark_memory_mb,
+            disk_bytes=settings.spark_disk_mb << 20,
             quick=settings.spark_compiler == "quick",
             allow_weak=settings.allow_weak_sandbox,
-        )
+        ),
+        # A cluster's driver has to be reached by its executors.
+        private=runtime.network is not Network.ALWAYS and settings.spark_master.startswith("local"),
+        by_job=settings.spark_isolation == "job",
+        most=settings.spark_servers,
     )
 
 
-def _code_paths(settings: Settings) -> tuple[Path, ...]:
-    """Operators can read what lies in their code paths; the platform's own folder must not be there."""
-    home = settings.home.resolve()
-    paths = tuple(path.resolve() for path in settings.worker_code_paths)
-    for path in paths:
-        if home.is_relative_to(path):
-            raise InvalidInput(
-                "worker.home_in_code_path",
-                f"operators could read the platform's secrets: {home} lies inside of a code path",
-                value=str(path),
-                next_step="keep operators in a folder of their own, for example `traceplane up --code code`",
-            )
-    return paths
+def _endpoints(url: str) -> list[str]:
+    """The addresses and the port that a URL leads to, as far as they are known now."""
+    parts = urlsplit(url)
+    port = parts.port or {"https": 443, "http": 80}.get(parts.scheme, 5432)
+    try:
+        found = socket.getaddrinfo(parts.hostname or "", port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({f"[{a[4][0]}]:{port}" for a in found})
+
+
+def _reach(settings: Settings) -> Reach:
+    """Operators with the network do not reach what the platform is made of, as far as this worker knows where it is."""
+    services = [settings.dispatcher_address, settings.gateway_address, settings.state_url]
+    denied = [endpoint for url in services if url for endpoint in _endpoints(url)]
+    return Reach(
+        allowed=list(settings.operator_network_allow),
+        denied=denied,
+        never=list(settings.operator_network_deny),
+    )

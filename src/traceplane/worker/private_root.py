@@ -13,14 +13,18 @@ A child that cannot build its root fails before any user code is loaded.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from traceplane.linux import kernel
+from traceplane.linux import kernel, plain_files
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SYSTEM_FILES = (
@@ -33,10 +37,14 @@ SYSTEM_FILES = (
     "/etc/protocols",
     "/etc/services",
 )
-SYSTEM_TRUST = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives")
+SYSTEM_SETTINGS = (
+    *("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives"),
+    *sorted(glob.glob("/etc/java*")),
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 TEMP = "/tmp"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
+_MOST_LINKS = 40
 
 
 @functools.cache
@@ -48,6 +56,24 @@ def interpreter_folders() -> tuple[str, ...]:
     return tuple(outermost({*real, *(path for path in found if path and os.path.isdir(path))} - {"/"}))
 
 
+def links_on_the_way(path: str) -> list[str]:
+    """Every link that is followed from a path to what it stands for: a virtual environment's Python often is one to a
+    link elsewhere."""
+    found: list[str] = []
+    parts, reached = path.split("/"), "/"
+    while parts and len(found) < _MOST_LINKS:
+        name = parts.pop(0)
+        here = os.path.normpath(os.path.join(reached, name))
+        if os.path.islink(here):
+            found.append(here)
+            target = os.readlink(here)
+            parts = target.split("/") + parts
+            reached = "/" if target.startswith("/") else reached
+        else:
+            reached = here
+    return found
+
+
 def outermost(paths: Iterable[str]) -> list[str]:
     """The paths that lie below no other one."""
     kept: list[str] = []
@@ -55,6 +81,16 @@ def outermost(paths: Iterable[str]) -> list[str]:
         if not kept or not is_within(path, kept[-1]):
             kept.append(path)
     return kept
+
+
+@contextlib.contextmanager
+def _itself(path: str) -> Iterator[str]:
+    """A path that leads to what is there now and is no link, whatever becomes of it."""
+    place = plain_files.open_place(path)
+    try:
+        yield f"/proc/self/fd/{place}"
+    finally:
+        os.close(place)
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -80,6 +116,8 @@ class Template:
         self._make_etc(uids)
         folders = _uncovered(interpreter_folders(), SYSTEM_FOLDERS)
         self._bind_system([path for path in folders if not is_within(path, TEMP)])
+        links = _uncovered(links_on_the_way(sys.executable), (*SYSTEM_FOLDERS, *folders, TEMP))
+        self._links += links
         self._folders_below_temp = [path for path in folders if is_within(path, TEMP) and path != TEMP]
         kernel.make_mount_read_only(self._folder)
 
@@ -105,9 +143,10 @@ class Template:
         for path in SYSTEM_FILES:
             if os.path.isfile(path):
                 shutil.copyfile(path, self._folder + path)
-        users = "".join(f"operator{n}:x:{uid}:{uid}::{TEMP}:/bin/false\n" for n, uid in enumerate(uids))
+        named = sorted({*uids, os.geteuid()} - {0})  # Java wants its user to have a name
+        users = "".join(f"operator{n}:x:{uid}:{uid}::{TEMP}:/bin/false\n" for n, uid in enumerate(named))
         Path(self._folder + "/etc/passwd").write_text("root:x:0:0::/:/bin/false\n" + users)
-        for path in SYSTEM_TRUST:
+        for path in SYSTEM_SETTINGS:
             if os.path.isdir(path):
                 os.mkdir(self._folder + path)
                 kernel.bind(path, self._folder + path)
@@ -117,6 +156,7 @@ class Template:
         kernel.unshare(kernel.CLONE_NEWNS)
         root = PrivateRoot(self._root, self._folders_below_temp)
         for path in self._links:
+            os.makedirs(os.path.dirname(root.at(path)), exist_ok=True)
             os.symlink(os.readlink(path), root.at(path))
         for path in (*self._folders, "/etc", "/dev"):
             root.show(self._folder + path, path, read_only=False)  # the template is read-only already
@@ -160,6 +200,16 @@ class PrivateRoot:
                         pending.append(entry.path)
         return found[::-1]
 
+    def open_from_outside(self, alias: str, folders: Iterable[str]) -> Grants:
+        """Lets more be shown, below these folders, when somebody lives in it already; called before it is entered."""
+        aside = alias + "-aside"
+        for path in (alias, aside):
+            os.makedirs(path, exist_ok=True)
+        kernel.mount(self._path, alias, None, kernel.MS_BIND)
+        for folder in folders:
+            os.makedirs(alias + folder, exist_ok=True)
+        return Grants(self._path, alias, aside)
+
     def copy_for_task(self) -> None:
         """Called in the child: from here on its mounts are its own."""
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
@@ -189,18 +239,29 @@ class PrivateRoot:
             return
 
     def enter(
-        self, *, readable: Iterable[str], writable: Iterable[str], temp: str, hidden: Iterable[str] = ()
+        self,
+        *,
+        readable: Iterable[str],
+        writable: Iterable[str],
+        temp: str,
+        inputs: Iterable[str] = (),
+        temp_at: str = TEMP,
+        hidden: Iterable[str] = (),
     ) -> None:
-        """Bind the task's own paths and make the root the only tree this process can see."""
+        """Bind the task's own paths and make the root the only tree this process can see.
+
+        `inputs` are readable too; where there is a link in their place, it raises ELOOP.
+        """
+        untrusted = set(inputs)
         shown = list(self._shown)
-        self.show(temp, TEMP, read_only=False)
+        self.show(temp, temp_at, read_only=False)
         # A path below /tmp is hidden by the task's own; it is shown again, at a mount point within it.
-        wanted = [*self._folders_below_temp, *readable]
+        wanted = [*self._folders_below_temp, *readable, *untrusted]
         for path in _uncovered(wanted, shown):
-            self.show(path, path, read_only=True)
+            self._show_to_read(path, links=path not in untrusted)
         masks = [path for path in hidden if self._mask(path)]
         for path in outermost(p for p in wanted if any(is_within(p, mask) for mask in masks)):
-            self.show(path, path, read_only=True)
+            self._show_to_read(path, links=path not in untrusted)
         for path in writable:
             self.show(path, path, read_only=False)
         for path in ("", *masks):
@@ -209,6 +270,13 @@ class PrivateRoot:
         # process without capabilities, descriptors or the chroot call cannot leave.
         os.chroot(self._path)
         os.chdir("/")
+
+    def _show_to_read(self, path: str, *, links: bool) -> None:
+        if links:
+            self.show(path, path, read_only=True)
+            return
+        with _itself(path) as source:
+            self.show(source, path, read_only=True)
 
     def _mask(self, path: str) -> bool:
         """Cover a path that one of the shown folders would reveal; whether there was a need."""
@@ -225,3 +293,70 @@ class PrivateRoot:
 
     def _close(self, mount_point: str) -> None:
         kernel.mount(None, mount_point, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _FLAGS)
+
+
+class Grants:
+    """What is shown for a time in a root that is lived in: folders to read, and folders in them to write.
+
+    The root itself is closed to changes; mount points are made through another mount of it (`alias`), which nobody in
+    it can see. Nor can they see a mount before it is as restricted as it has to be (`aside`).
+    """
+
+    def __init__(self, root: str, alias: str, aside: str) -> None:
+        self._root = root
+        self._alias = alias
+        self._aside = aside
+        self._readers: Counter[str] = Counter()
+
+    def show(self, readable: Iterable[str], writable: Iterable[str]) -> None:
+        """Each writable folder lies in one of the readable ones."""
+        shown: list[str] = []
+        opened: list[str] = []
+        try:
+            for folder in readable:
+                if not self._readers[folder]:
+                    os.makedirs(self._alias + folder, exist_ok=True)
+                    self._mount(folder, kernel.make_mount_read_only)
+                self._readers[folder] += 1
+                shown.append(folder)
+            for folder in writable:
+                self._mount(folder, kernel.make_mount_harmless)
+                opened.append(folder)
+        except OSError:
+            self.hide(shown, opened)
+            raise
+
+    def _mount(self, folder: str, restrict: Callable[[str], None]) -> None:
+        with _itself(folder) as source:
+            kernel.bind(source, self._aside)
+        try:
+            restrict(self._aside)
+            kernel.move(self._aside, self._root + folder)
+        except OSError:
+            kernel.detach(self._aside)
+            raise
+
+    def hide(self, readable: Iterable[str], writable: Iterable[str], *, sealed: bool = False) -> bool:
+        """With `sealed`, whether nobody can write to the writable folders any more, not even through what is open."""
+        quiet = True
+        for folder in writable:
+            try:
+                if sealed:
+                    kernel.make_mount_read_only(self._root + folder)
+            except FileNotFoundError:
+                continue  # an output without files: its folder was removed, and the mount with it
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                quiet = False
+            with contextlib.suppress(OSError):
+                kernel.detach(self._root + folder)
+        for folder in readable:
+            if not self._readers[folder]:
+                continue  # it could not be shown
+            self._readers[folder] -= 1
+            if not self._readers[folder]:
+                del self._readers[folder]
+                with contextlib.suppress(OSError):
+                    kernel.detach(self._root + folder)
+        return quiet

@@ -18,6 +18,7 @@ way an operator can end has a stable code:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -36,6 +37,8 @@ from traceplane.worker.surroundings import LoadedCode, Surroundings
 
 EXIT_BROKEN = 70
 _CHANNEL = 3
+_SUPERVISOR = 16
+"""The least that its descriptor is: out of the way of those that have a fixed place."""
 _MAX_TEXT = 8_000
 _MAX_FRAMES = 40
 _REHEARSAL = "traceplane.worker.selfcheck:look_around"
@@ -51,16 +54,17 @@ Operator = Callable[[OperatorTask], Any]
 def serve(
     channel: int,
     log: int,
-    make_cell: Callable[[], confinement.Cell],
+    supervisor: socket.socket | None,
+    make_cell: Callable[[socket.socket | None], confinement.Cell],
     spare_processes: int,
     parent: int,
 ) -> NoReturn:
     """Run the tasks that come, and end. `parent` is the slot's pid, or 0 where a namespace ties the two together."""
     os.setsid()
-    connection = _arrange_descriptors(channel, log)
+    connection, supervisor = _arrange_descriptors(channel, log, supervisor)
     problem: Exception | None = None
     try:
-        cell = make_cell()
+        cell = make_cell(supervisor)
         rehearse()
     except Exception as error:
         problem = error
@@ -89,16 +93,23 @@ def serve(
             os._exit(0)
 
 
-def _arrange_descriptors(channel: int, log: int) -> socket.socket:
-    """0: nothing, 1 and 2: the log, 3: the channel to the wrapper; no others."""
+def _arrange_descriptors(
+    channel: int, log: int, supervisor: socket.socket | None
+) -> tuple[socket.socket, socket.socket | None]:
+    """0: nothing, 1 and 2: the log, 3: the channel to the wrapper; no others, but for the way to a supervisor of
+    connections, which is closed when they have been handed over."""
     channel, log = os.dup(channel), os.dup(log)
+    if supervisor is not None:
+        supervisor = socket.socket(
+            fileno=fcntl.fcntl(supervisor.detach(), fcntl.F_DUPFD_CLOEXEC, _SUPERVISOR)
+        )
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, place)
     if channel != _CHANNEL:
         os.dup2(channel, _CHANNEL, inheritable=False)
-    confinement.close_descriptors((_CHANNEL,))
-    return socket.socket(fileno=_CHANNEL)
+    confinement.close_descriptors((_CHANNEL, *((supervisor.fileno(),) if supervisor is not None else ())))
+    return socket.socket(fileno=_CHANNEL), supervisor
 
 
 def _receive(connection: socket.socket) -> Assign:
@@ -141,9 +152,11 @@ def rehearse() -> None:
 def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -> str:
     """Returns the name that the temporary folder has from now on."""
     paths = confinement.Paths(
-        readable=(*assignment.code_paths, *assignment.readable),
+        readable=tuple(assignment.code_paths),
+        inputs=tuple(assignment.readable),
         writable=tuple(assignment.writable),
         temp=assignment.temp,
+        spark_port=assignment.spark_port,
     )
     temp = cell.temp_inside(paths)
     cell.confine(paths, assignment.limits, spare_processes=spare_processes)
@@ -168,6 +181,7 @@ def _as_task(assignment: Assign, temp: str, connection: socket.socket) -> Operat
         temp_dir=temp,
         stream=EventStream(connection).push if assignment.streaming else None,
         on_progress=lambda *figures: connection.sendall(frames.encode(frames.Progress(*figures))),
+        inline_bytes=assignment.inline_bytes,
     )
 
 
@@ -216,6 +230,7 @@ def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
                     file.rows,
                     file.bytes,
                     {column: frames.ColumnBounds(**bounds) for column, bounds in file.statistics.items()},
+                    file.content,
                 )
                 for file in written.files
             ],

@@ -7,8 +7,8 @@
 A fork server (`zygote`) holds a warm interpreter without secrets; each slot of it keeps one child
 forked and waiting, which confines itself (`confinement`) when its task arrives and before it imports
 the operator. A task gets a fresh child, or one that has run a task of the same job if the assignment
-allows it (`Reuse`) and the machine keeps slots apart by uid and namespaces. What holds on every machine
-this starts on:
+allows it (`Reuse`) and the machine keeps slots apart by namespaces, and by uid if the worker is root. What holds on
+every machine this starts on:
 
 - operator code sees none of the wrapper's memory, environment, descriptors or files, no files that its
   job may not see or that another task is still writing, and leaves nothing behind for another job;
@@ -31,23 +31,29 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from traceplane.adapters.locked_folder import LockedFolder
 from traceplane.errors import InvalidInput, PlatformError
-from traceplane.worker import confinement, frames, staging
+from traceplane.linux import plain_files
+from traceplane.linux.operator_ids import UID_RANGE
+from traceplane.worker import confinement, frames, private_root, staging
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.confinement import Isolation, protect_this_process
 from traceplane.worker.execution import Execution, OnEvents, OnProgress
 from traceplane.worker.fork_server import ForkServer
-from traceplane.worker.frames import Assign, Configure
+from traceplane.worker.frames import Assign, Configure, Failure, NetworkAccess, ReachNothing
 from traceplane.worker.idle_slots import IdleSlots
 from traceplane.worker.private_root import is_within
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.uid_lease import UidLease
+
+if TYPE_CHECKING:
+    from traceplane.worker.spark_server import SparkGrant
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +63,12 @@ _STARTS_TRIED = 3
 """For a task whose slot vanished before the operator ran."""
 _RESTART_WINDOW_SECONDS = 30.0
 _TEND_SECONDS = 1.0
+_INLINE_BYTES = 64 << 10
+_WRITERS = 16
+"""Threads that wait for the disk: it flushes the files of many tasks at once, or one by one as slowly."""
+
+
+NO_NETWORK = ReachNothing()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +77,15 @@ class SandboxSettings:
     """How many tasks run at once; more wait."""
     folder: Path | None = None
     """For temporary files, and for outputs without a folder of their own; unset: a new one below /tmp."""
-    network: Literal["none", "full"] = "none"
+    network: NetworkAccess = NO_NETWORK
+    private_network: tuple[int, ...] = ()
+    """Descriptors of the network namespace in which tasks find their Spark server."""
     hidden: tuple[Path, ...] = ()
     """Never readable, not even below a code path: the platform's home, the object store. Inputs and outputs
     of a task that lie there are shown to that task alone."""
     allow_weak: bool = False
     """Run even where tasks cannot be kept apart; for development on other systems than Linux."""
-    uid_range: tuple[int, int] = (60_720, 61_180)
+    uid_range: tuple[int, int] = UID_RANGE
     """When started by root, each slot runs as one of these."""
     preload: tuple[str, ...] = ("pyarrow.parquet",)
     """Imported once by the fork server, so that operators get them for free."""
@@ -110,6 +124,7 @@ class Sandbox:
         self._numbers = itertools.count(1)
         self._deaths: list[float] = []
         self._unavailable: PlatformError | None = None
+        self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="outputs")
         self.isolation = Isolation((), {})
 
     @property
@@ -153,8 +168,9 @@ class Sandbox:
         on_events: OnEvents | None = None,
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
+        grant: SparkGrant | None = None,
     ) -> RunResult:
-        """Run one task; the timeout begins when a slot is free.
+        """Run one task; the timeout begins when a slot is free. `grant` is what its Spark server sees of it.
 
         With `on_events` the task is a source that emits while it runs: each batch is handed over, and
         the operator's `emit` returns once the callback has.
@@ -165,8 +181,8 @@ class Sandbox:
         for _ in range(_STARTS_TRIED):
             slot, child = await self._take_child(wanted)
             try:
-                result = await self._run_in(
-                    slot, child, job, assignment, began_ns, on_log, on_events, on_progress, timeout
+                result, folders = await self._run_in(
+                    slot, child, job, assignment, began_ns, on_log, on_events, on_progress, timeout, grant
                 )
             finally:
                 slot.release()
@@ -175,6 +191,12 @@ class Sandbox:
             wanted = None  # if one used child was no good, others may be so for the same reason
             if self._removing is not None:
                 await asyncio.wait((self._removing,))  # the next try writes to the same folders
+        if result.status == "ok" and folders.to_be_written:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._writers, folders.write_out)
+            except OSError as problem:
+                message = f"the outputs could not be kept: {problem}"
+                result = _failed(result, Failure(code="sandbox.failed", message=message))
         return result
 
     async def _run_in(
@@ -188,9 +210,11 @@ class Sandbox:
         on_events: OnEvents | None,
         on_progress: OnProgress | None,
         timeout: float | None,
-    ) -> RunResult:
+        grant: SparkGrant | None,
+    ) -> tuple[RunResult, staging.TaskFolders]:
         outputs = self._output_folders(assignment, real=job is not None)
-        folders = staging.TaskFolders(child.temp, outputs, slot.uid, shared=assignment.shares_outputs)
+        areas = _areas(child, assignment, outputs) if job is not None and slot.uid is None else None
+        folders = staging.TaskFolders(child.temp, outputs, slot.uid, assignment.spark, areas)
         keep = job is not None and child.tasks + 1 < self._settings.tasks_per_child
         try:
             child.temp.make()
@@ -215,17 +239,22 @@ class Sandbox:
             on_log=on_log,
             on_events=on_events,
             on_progress=on_progress,
+            grant=grant,
+            next_waits=lambda: self._idle.waits(job),
         )
         went_well = False
         try:
-            result = await execution.run(timeout)
+            async with grant or contextlib.nullcontext():
+                result = await execution.run(timeout)
             went_well = result.status == "ok"
-            return result
+            return result, folders
         finally:
             if execution.kept:
                 child.job = job
                 child.tasks += 1
                 slot.keep(child)
+                if not went_well:
+                    folders.withdraw()
             else:
                 self._remove(folders, outputs=not went_well)
 
@@ -242,6 +271,7 @@ class Sandbox:
             await self._server.stop()
         while self._background:
             await asyncio.wait(self._background)
+        self._writers.shutdown(wait=False)
         if self._lease is not None:
             self._lease.release()
         await asyncio.to_thread(self._own_folder.remove)
@@ -253,11 +283,16 @@ class Sandbox:
         reuse = assignment.reuse
         if reuse is None or assignment.limits.cpu_seconds is not None:  # the kernel counts that by process
             return None
-        if not self.isolation.has(confinement.UID_SLOTS) or not self.isolation.has(confinement.NAMESPACES):
+        if not self.isolation.has(confinement.NAMESPACES):
             return None
-        if not _lies_within(assignment.payload, reuse):
+        own_uid = self.isolation.has(confinement.UID_SLOTS)
+        if not own_uid and (
+            os.geteuid() == 0 or assignment.spark is not None or _reads_what_it_writes(reuse)
+        ):
             return None
-        return (reuse, assignment.entrypoint, assignment.code_paths, assignment.limits)
+        if not _lies_within(assignment.payload, reuse, reads_outputs=own_uid):
+            return None
+        return (reuse, assignment.entrypoint, assignment.code_paths, assignment.limits, assignment.spark)
 
     async def _take_child(self, job: Hashable) -> tuple[Slot, Child]:
         while True:
@@ -300,13 +335,13 @@ class Sandbox:
         settings = self._settings
         configure = Configure(
             folder=str(self.folder),
-            network=settings.network == "full",
+            network=settings.network,
             uids=self.uids,
             disabled=sorted(settings.disabled_layers),
             preload=list(settings.preload),
             hidden=[str(self.folder), *(os.path.realpath(path) for path in settings.hidden)],
         )
-        self._server = await ForkServer.start(configure)
+        self._server = await ForkServer.start(configure, settings.private_network)
         self.isolation = self._server.isolation
         self._refuse_weakness(self.isolation.weakness())
         for index in range(settings.slots):
@@ -383,7 +418,7 @@ class Sandbox:
         """What takes time, in another thread, and for many runs at once when many have ended."""
         if outputs:
             folders.withdraw()
-        elif folders.temp_folder.remove_if_empty():
+        elif folders.remove_if_empty():
             return
         self._removals.append(functools.partial(folders.remove, outputs=outputs))
         if len(self._removals) == 1:
@@ -410,11 +445,30 @@ def _lost_before_start(result: RunResult) -> bool:
     return result.error is not None and result.error.code == "sandbox.lost" and result.start_seconds is None
 
 
+def _failed(result: RunResult, error: Failure) -> RunResult:
+    return replace(result, status="failed", outputs=(), events=(), error=error)
+
+
+def _areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> dict[str, Path]:
+    """Where a child of the wrapper's own uid writes as long as it lives, beside its first task's folders: as if that
+    task had an attempt 0, so that whoever collects the leavings of attempts finds those of a killed worker's too."""
+    if child.job is None:
+        child.areas = {name: folder.parent / "0" for name, folder in outputs.items()}
+        below_temp = [*assignment.code_paths, *child.areas.values(), *private_root.interpreter_folders()]
+        if assignment.reuse is not None:
+            below_temp += assignment.reuse.readable
+        parts = [str(path).split("/") for path in below_temp]
+        child.temp.mount_points = frozenset(
+            path[2] for path in parts if len(path) > 2 and f"/{path[1]}" == private_root.TEMP
+        )
+    return child.areas
+
+
 def _too_weak(reason: str) -> PlatformError:
     return PlatformError(
         "sandbox.too_weak",
         f"operator code cannot be isolated well enough here: {reason}",
-        next_step="see docs/concepts/sandbox.md; set allow_weak only where all operator code is trusted",
+        next_step="see docs/concepts/sandbox.md; allow_weak_sandbox is for where all operator code is trusted",
     )
 
 
@@ -430,23 +484,26 @@ def _as_frame(
     assignment: Assignment, folders: staging.TaskFolders, *, streaming: bool, for_job: bool, keep: bool
 ) -> Assign:
     payload = dict(assignment.payload)
-    outputs = {name: str(folder) for name, folder in folders.outputs.items()}
+    outputs = {name: str(folder) for name, folder in folders.for_child.items()}
     if for_job and assignment.reuse is not None:
         readable = [str(path) for path in assignment.reuse.readable]
         writable = [str(path) for path in assignment.reuse.writable]
+        if folders.for_child is not folders.outputs:
+            writable = list(outputs.values())
+        code_paths = [str(path) for path in assignment.code_paths]
     else:
-        payload["inputs"] = [_with_real_paths(entry) for entry in payload.get("inputs") or ()]
+        code_paths = [os.path.realpath(path) for path in assignment.code_paths]
+        payload["inputs"] = [_with_paths(entry) for entry in payload.get("inputs") or ()]
         readable = [path for entry in payload["inputs"] for path in entry["files"]]
-        readable += [
-            os.path.realpath(f) for entry in payload.get("outputs") or () for f in entry.get("existing") or ()
-        ]
+        readable += [f for entry in payload.get("outputs") or () for f in entry.get("existing") or ()]
+        _refuse_links(readable)
         writable = list(outputs.values())
     return Assign(
         task_id=assignment.task_id,
         attempt=assignment.attempt,
         entrypoint=assignment.entrypoint,
         payload=payload,
-        code_paths=[os.path.realpath(path) for path in assignment.code_paths],
+        code_paths=code_paths,
         readable=readable,
         writable=writable,
         output_folders=outputs,
@@ -454,12 +511,14 @@ def _as_frame(
         limits=assignment.limits,
         streaming=streaming,
         keep=keep,
+        spark_port=assignment.spark.port if assignment.spark is not None else None,
+        inline_bytes=_INLINE_BYTES if for_job else 0,
     )
 
 
-def _lies_within(payload: Mapping[str, Any], reuse: Reuse) -> bool:
-    """Whether the inputs and outputs of a task are among those of its job."""
-    readable = [str(folder) for folder in (*reuse.readable, *reuse.writable)]
+def _lies_within(payload: Mapping[str, Any], reuse: Reuse, *, reads_outputs: bool) -> bool:
+    """Whether the inputs and outputs of a task are among those of its job, and whether it may read the latter."""
+    readable = [str(folder) for folder in (*reuse.readable, *(reuse.writable if reads_outputs else ()))]
     writable = [str(folder) for folder in reuse.writable]
     files = [file for entry in payload.get("inputs") or () for file in entry.get("files") or ()]
     files += [file for entry in payload.get("outputs") or () for file in entry.get("existing") or ()]
@@ -472,6 +531,24 @@ def _lies_within(payload: Mapping[str, Any], reuse: Reuse) -> bool:
     )
 
 
-def _with_real_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _reads_what_it_writes(reuse: Reuse) -> bool:
+    """Where only the uid keeps tasks of one job from reading what another one is writing."""
+    return any(is_within(str(w), str(r)) for w in reuse.writable for r in reuse.readable)
+
+
+def _with_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
     files = [file if isinstance(file, str) else file["path"] for file in entry.get("files") or ()]
-    return {**entry, "files": [os.path.realpath(path) for path in files]}
+    return {**entry, "files": files}
+
+
+def _refuse_links(files: Iterable[str]) -> None:
+    """Whoever wrote an input is not trusted with what is shown to others. The child, which opens them, refuses too."""
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # the operator is told when it opens it
+            if not plain_files.is_plain(path):
+                raise PlatformError(
+                    "sandbox.input_not_a_file",
+                    "an input is not a plain file, or a link leads to it",
+                    value=path,
+                    next_step="find out who wrote to the object store besides the workers, and restore the file",
+                )

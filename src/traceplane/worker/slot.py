@@ -15,9 +15,11 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Hashable
+from pathlib import Path
 
 import msgspec
 
+from traceplane.adapters.locked_folder import remove_tree
 from traceplane.worker import frames
 from traceplane.worker.frames import Exited, FromChild, Inspect, Inspected, Kill, Ready, SlotReport
 from traceplane.worker.staging import TempFolder
@@ -31,6 +33,7 @@ _LONGEST_LINE = 8_192
 _TAIL_BYTES = 16_384
 _READS_AT_THE_END = 32
 """Far more than a pipe holds; whoever fills it faster is still writing."""
+_BEGIN_SECONDS = 0.01
 _PAUSE_SECONDS = 0.005
 """Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
 
@@ -46,6 +49,11 @@ class Child:
         self.temp = temp
         self.job: Hashable = None
         """What it was confined for, once it has run a task and may run others of the same."""
+        self.areas: dict[str, Path] = {}
+        """Where it writes its outputs, if it has the wrapper's own uid; by their names."""
+        self.standing: Inspected | None = None
+        """How it was found when it was last looked at."""
+        self._looked_at = 0.0
         self.tasks = 0
         self.cpu_seconds = 0.0
         """Used by its earlier tasks."""
@@ -59,10 +67,20 @@ class Child:
         self._handle = handle
         self._frozen = False
 
+    def note(self, standing: Inspected) -> None:
+        self.standing, self._looked_at = standing, self._loop.time()
+
+    def was_looked_at(self, seconds: float) -> bool:
+        """Whether that is not longer ago."""
+        return self.standing is not None and self._loop.time() - self._looked_at < seconds
+
+    def is_young(self, oldest_seconds: float) -> bool:
+        return self._loop.time() - self._born < oldest_seconds
+
     def is_fit(self, oldest_seconds: float) -> bool:
         """Whether it has waited as it should: not for too long, in silence, and leaving no files."""
         return (
-            self._loop.time() - self._born < oldest_seconds
+            self.is_young(oldest_seconds)
             and not self._received
             and self._peek() is None
             and self._log_is_silent()
@@ -138,6 +156,10 @@ class Child:
     def read_log(self, on_log: OnLog | None, limit: int) -> LogReader:
         return LogReader(self._log_fd, on_log, limit)
 
+    def remove_areas(self) -> None:
+        for folder in self.areas.values():
+            remove_tree(folder)
+
     def close(self) -> None:
         self._channel.close()
         if self._log_fd >= 0:
@@ -151,7 +173,8 @@ class Child:
 class LogReader:
     """Splits a child's output into lines; hands them on up to a limit and always keeps the tail.
 
-    The descriptor is the child's, and is read until the end or until `stop`.
+    The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
+    since most tasks are over by then and what they wrote is read at once, by `drain`.
     """
 
     def __init__(self, fd: int, on_log: OnLog | None, limit: int) -> None:
@@ -159,20 +182,24 @@ class LogReader:
         self._fd = fd
         self._on_log = on_log
         self._left = limit
-        self._dropped = 0
+        self._dropped = self._cut = 0
         self._partial = b""
         self._tail: deque[str] = deque()
         self._tail_bytes = 0
         self._ended = asyncio.Event()
         self._stopped = False
-        self._loop.add_reader(fd, self._on_readable)
+        self._beginning = self._loop.call_later(_BEGIN_SECONDS, self._resume)
 
     async def wait_ended(self) -> None:
+        self._beginning.cancel()
+        self._resume()
         await self._ended.wait()
 
     @property
     def tail(self) -> str:
         note = f"[{self._dropped} bytes of log were not forwarded]\n" if self._dropped else ""
+        if self._cut:
+            note += f"[{self._cut} earlier lines were not kept]\n"
         return note + "\n".join(self._tail)
 
     def drain(self) -> bool:
@@ -218,6 +245,7 @@ class LogReader:
         self._tail_bytes += len(line) + 1
         while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:
             self._tail_bytes -= len(self._tail.popleft()) + 1
+            self._cut += 1
         if self._left <= 0:
             self._dropped += len(raw) + 1
             return
@@ -239,6 +267,7 @@ class LogReader:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
+            self._beginning.cancel()
             self._loop.remove_reader(self._fd)
 
 
@@ -334,6 +363,7 @@ class Slot:
         self._control.close()
         if self.waiting is not None:
             self.waiting.close()
+            self.waiting.remove_areas()
             self.waiting = None
         if self._current is not None and not self._current.exited.done():
             self._current.exited.set_result(None)
@@ -373,6 +403,7 @@ class Slot:
             self.waiting = None
         child.close()
         child.temp.remove()
+        child.remove_areas()
 
     def _end_inspection(self, report: Inspected | None) -> None:
         if self._inspection is not None and not self._inspection.done():

@@ -23,14 +23,14 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
 
 from traceplane.linux import kernel, seccomp
-from traceplane.worker import confinement, private_root, runner
+from traceplane.linux.connect_supervisor import ConnectSupervisor, Destinations
+from traceplane.worker import confinement, private_root, process_tree, runner
 from traceplane.worker.confinement import NAMESPACES, Isolation
 from traceplane.worker.frames import (
     Exited,
@@ -58,10 +58,11 @@ class ServerState:
     """What the fork server prepared once for all its slots."""
 
     isolation: Isolation
-    network: bool
     hidden: tuple[str, ...]
     template: private_root.Template | None
     system_calls: seccomp.Filter | None
+    destinations: Destinations | None
+    """Where tasks may connect to, if their connections are supervised."""
     spare_processes: int
     """Added to a task's process limit, where the kernel counts processes that are not the task's."""
 
@@ -84,6 +85,9 @@ class SlotServer:
         self._ended: tuple[int, Any] | None = None
         self._kill_at: float | None = None
         self._own_resident = 0
+        self._door: socket.socket | None = None
+        """Over which a child hands its connections over, until it has."""
+        self._supervisor: ConnectSupervisor | None = None
 
     def serve(self) -> NoReturn:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -99,10 +103,15 @@ class SlotServer:
         log_reader, log_writer = os.pipe()
         self._ended, self._kill_at = None, None
         parent = os.getpid()
+        door, childs_door = socket.socketpair() if self._state.destinations is not None else (None, None)
         self._child = os.fork()
         if self._child == 0:
-            self._become_child(theirs.fileno(), log_writer, parent)
+            self._become_child(theirs.fileno(), log_writer, childs_door, parent)
         theirs.close()
+        if door is not None and childs_door is not None:
+            childs_door.close()
+            self._door = door
+            self._selector.register(door, selectors.EVENT_READ, self._on_door)
         os.close(log_writer)
         handle = [os.pidfd_open(self._child)] if self._state.isolation.has(NAMESPACES) else []
         try:
@@ -113,26 +122,62 @@ class SlotServer:
         for descriptor in (log_reader, *handle):
             os.close(descriptor)
 
-    def _become_child(self, channel: int, log: int, parent: int) -> NoReturn:
+    def _on_door(self) -> None:
+        """The child has confined itself, or is gone."""
+        assert self._door is not None
+        assert self._state.destinations is not None
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._door, confinement.SPARK_PORT.size, 1)
+        except OSError:
+            descriptors = []
+        self._close_door()
+        if descriptors:
+            (spark_port,) = confinement.SPARK_PORT.unpack(message)
+            destinations = self._state.destinations.with_loopback_port(spark_port)
+            self._supervisor = ConnectSupervisor(
+                descriptors[0], destinations, self._selector, self._process_of
+            )
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._selector.unregister(self._door)
+            self._door.close()
+            self._door = None
+
+    def _end_supervision(self) -> None:
+        self._close_door()
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
+
+    def _process_of(self, thread: int) -> int | None:
+        processes = self._root.at("/proc") if self._root is not None else "/proc"
+        try:
+            with open(f"{processes}/{thread}/status") as file:
+                return next(int(line.split()[1]) for line in file if line.startswith("Tgid:"))
+        except (OSError, StopIteration):
+            return None
+
+    def _become_child(self, channel: int, log: int, door: socket.socket | None, parent: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         state = self._state
 
-        def make_cell() -> confinement.Cell:
+        def make_cell(supervisor: socket.socket | None) -> confinement.Cell:
             return confinement.Cell(
                 state.isolation,
                 root=self._root,
                 system_calls=state.system_calls,
                 uid=self._uid,
-                network=state.network,
                 hidden=state.hidden,
+                supervisor=supervisor,
             )
 
         try:
             gc.enable()
             outside_parent = 0 if state.isolation.has(NAMESPACES) else parent
-            runner.serve(channel, log, make_cell, state.spare_processes, outside_parent)
+            runner.serve(channel, log, door, make_cell, state.spare_processes, outside_parent)
         finally:
             os._exit(runner.EXIT_BROKEN)
 
@@ -143,7 +188,7 @@ class SlotServer:
                 key.data()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_at = None
-                _signal(self._child, signal.SIGKILL)
+                process_tree.send_signal(self._child, signal.SIGKILL)
 
     def _on_control(self) -> None:
         try:
@@ -155,23 +200,32 @@ class SlotServer:
             return
         match request:
             case Kill(_, grace_seconds):
-                _signal(self._child, signal.SIGTERM)
+                process_tree.send_signal(self._child, signal.SIGTERM)
                 self._kill_at = time.monotonic() + grace_seconds
             case Inspect():
                 self._inspect()
 
     def _inspect(self) -> None:
         assert self._root is not None, "only asked for where there are namespaces"
-        processes = self._root.at("/proc")
+        alone = False
         try:
+            processes = self._root.at("/proc")
             found = {int(name) for name in os.listdir(processes) if name.isdigit()}
-            usage = _usage_of(self._child, processes)
-            self._own_resident = self._own_resident or _usage_of(os.getpid(), processes).resident_bytes
-        except OSError:  # it is ending, or there is no /proc to look at
-            found, usage = set(), _Usage(0.0, 0)
+            if self._child in found:
+                alone = found == {os.getpid(), self._child}
+                usage = _usage_of(self._child, f"{processes}/{self._child}")
+                own = f"{processes}/{os.getpid()}"
+            else:  # hidden from who has no privileges; the machine's own shows it, under another number
+                own = f"/proc/{os.readlink('/proc/self')}"
+                children = _children_of(own)
+                usage = _usage_of(self._child, f"/proc/{children[0]}")
+                alone = len(children) == 1 and not _children_of(f"/proc/{children[0]}")
+            self._own_resident = self._own_resident or _usage_of(os.getpid(), own).resident_bytes
+        except (OSError, IndexError):  # it is ending, or there is no /proc to look at
+            alone, usage = False, _Usage(0.0, 0)
         report = Inspected(
             pid=self._child,
-            alone=found == {os.getpid(), self._child},
+            alone=alone,
             cpu_seconds=usage.cpu_seconds,
             resident_bytes=usage.resident_bytes,
             grown_bytes=usage.resident_bytes - self._own_resident,
@@ -197,6 +251,7 @@ class SlotServer:
     def _report(self) -> None:
         assert self._ended is not None
         status, usage = self._ended
+        self._end_supervision()
         leftovers = self._end_everything()
         if self._root is not None:
             self._root.sweep()
@@ -218,37 +273,18 @@ class SlotServer:
         self._end_everything()
         os._exit(0)
 
-    # --- ending every process of the task -------------------------------------------------------
-
     def _end_everything(self) -> bool:
-        """Kill and reap whatever is left; whether there was anything.
-
-        The slot adopts every orphan below it, so having no children proves there is nothing left.
-        """
-        if not _has_children() and not self._may_have_strangers():
+        """Kill and reap whatever is left of the task; whether there was anything."""
+        if not process_tree.has_children() and not self._may_have_strangers():
             return False
-        found = False
-        while True:
-            self._kill_all()
-            reaped = _reap_all()
-            found = found or reaped
-            if not _has_children():
-                return found
+        if self._child and self._ended is None:
+            # While it waits for a task it has not taken its uid yet.
+            process_tree.send_signal(self._child, signal.SIGKILL)
+        return process_tree.end_all(self._uid)
 
     def _may_have_strangers(self) -> bool:
         """Before the first task: a killed predecessor's processes are not this slot's children."""
         return self._child == 0 and self._uid is not None
-
-    def _kill_all(self) -> None:
-        if self._child and self._ended is None:
-            _signal(self._child, signal.SIGKILL)  # while it waits for a task it has not taken its uid yet
-        if os.getpid() == 1:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-        elif self._uid is not None:
-            _in_child(lambda: _kill_everything_of(self._uid))
-        else:
-            _kill_descendants(os.getpid())
 
 
 @dataclass(frozen=True)
@@ -257,97 +293,22 @@ class _Usage:
     resident_bytes: int
 
 
-def _usage_of(pid: int, processes: str) -> _Usage:
-    with open(f"{processes}/{pid}/stat", "rb") as file:
+def _children_of(process: str) -> list[str]:
+    """Of all its threads."""
+    found: list[str] = []
+    for thread in os.listdir(f"{process}/task"):
+        with open(f"{process}/task/{thread}/children") as file:
+            found += file.read().split()
+    return found
+
+
+def _usage_of(pid: int, process: str) -> _Usage:
+    """`process` is its folder in /proc."""
+    with open(f"{process}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     of_its_children = (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND
     clock = (~pid << 3) | _PROCESS_CLOCK  # finer than the ticks, and kept by the kernel for every process
     return _Usage(time.clock_gettime(clock) + of_its_children, int(fields[21]) * _PAGE_BYTES)
-
-
-def _kill_everything_of(uid: int | None) -> None:
-    assert uid, "never as root"
-    confinement.take_uid(uid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-
-
-def _in_child(act: Callable[[], None]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _reap_all() -> bool:
-    """Wait for every child that is dead or about to be; whether there was one."""
-    reaped = False
-    deadline = time.monotonic() + 0.05
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return reaped
-        if pid:
-            reaped = True
-        elif time.monotonic() > deadline:
-            return True  # still dying; the caller kills again
-        else:
-            time.sleep(0.0005)
-
-
-def _kill_descendants(ancestor: int) -> None:
-    """Stop first, so that none can fork while the others are being found; then kill."""
-    stopped: set[int] = set()
-    while found := _descendants(ancestor) - stopped:
-        for pid in found:
-            _signal(pid, signal.SIGSTOP)
-        stopped |= found
-    for pid in stopped:
-        _signal(pid, signal.SIGKILL)
-
-
-def _descendants(ancestor: int) -> set[int]:
-    parents = _living_parents()
-    found: set[int] = set()
-    grew = True
-    while grew:
-        below = {pid for pid, parent in parents.items() if parent == ancestor or parent in found}
-        grew = not below <= found
-        found |= below
-    return found
-
-
-def _living_parents() -> dict[int, int]:
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        if state not in (b"Z", b"X"):
-            parents[int(name)] = int(parent)
-    return parents
 
 
 def start_slot(slot: OpenSlot, state: ServerState, control: socket.socket, lifeline: int) -> NoReturn:

@@ -5,10 +5,15 @@ the reported size, with one name, directly in its output's folder, and written b
 Whatever else lies there is removed. Files are flushed to disk before they are reported, since the
 commit that follows makes them the only copy.
 
+A small file comes with the child's report instead, and is written here by the wrapper: what counts is then a
+file that the child never had in its hands, and the child need not be looked at for it.
+
 Where the child lives on, waiting for its job's next task, its outputs are taken from it first: the
 folder, then each file, become the wrapper's, so that nothing can be opened for writing any more; and a
 file that is still open for writing is seen by the kernel's refusal of a lease on it. Whatever speaks
-against the child raises `StillInUse`, and the outputs are sealed once it is dead.
+against the child raises `StillInUse`, and the outputs are sealed once it is dead. A child with the wrapper's own
+uid could take such files back; it writes to a folder of its own (`areas`), and is always ended before what it left
+there is moved to where it belongs.
 """
 
 from __future__ import annotations
@@ -25,8 +30,8 @@ from pathlib import Path
 
 from traceplane.adapters.locked_folder import remove_tree
 from traceplane.errors import PlatformError
-from traceplane.worker.assignment import OutputFile, OutputResult
-from traceplane.worker.frames import FrameInvalid, WrittenFile, WrittenOutput
+from traceplane.worker.assignment import OutputFile, OutputResult, UsedSpark
+from traceplane.worker.frames import FrameInvalid, OutputInUse, WrittenFile, WrittenOutput
 
 _BLOCK = 512
 _INODE_COST = 4096
@@ -47,6 +52,8 @@ class TempFolder:
         self._uid = uid
         self._made = False
         self.path = path
+        self.mount_points: frozenset[str] = frozenset()
+        """What the wrapper put there, where it has the uid of the operators."""
         with contextlib.suppress(PlatformError):
             self.make()
 
@@ -83,23 +90,21 @@ class TempFolder:
 
     def _entries(self) -> list[str]:
         """All but the wrapper's own: those are the mount points of what lies below /tmp outside as well."""
-        assert self._uid is not None, "else everything is the wrapper's own"
         with os.scandir(self.path) as entries:
+            if self._uid is None:
+                return [entry.name for entry in entries if entry.name not in self.mount_points]
             return [entry.name for entry in entries if entry.stat(follow_symlinks=False).st_uid == self._uid]
 
     def remove(self) -> None:
         remove_tree(self.path)
 
-    def remove_if_empty(self) -> bool:
-        return _remove_if_empty(self.path)
 
-
-def make_private(folder: Path, uid: int | None, *, shared: bool = False) -> None:
-    """Shared with the wrapper's own group, which its Spark server belongs to."""
+def make_private(folder: Path, uid: int | None, spark_uid: int | None = None) -> None:
+    """For a task alone, or for it and the Spark server that it uses."""
     os.mkdir(folder, 0o700)
     if uid is not None:
-        os.chown(folder, uid, os.getegid() if shared else uid)
-        if shared:
+        os.chown(folder, uid, uid if spark_uid is None else spark_uid)
+        if spark_uid is not None:
             os.chmod(folder, 0o770)
 
 
@@ -133,21 +138,36 @@ class TaskFolders:
     """`outputs` maps the names of the outputs, in order, to where each is written."""
 
     def __init__(
-        self, temp: TempFolder, outputs: dict[str, Path], uid: int | None, *, shared: bool = False
+        self,
+        temp: TempFolder,
+        outputs: dict[str, Path],
+        uid: int | None,
+        spark: UsedSpark | None = None,
+        areas: dict[str, Path] | None = None,
     ) -> None:
         self.temp_folder = temp
+        self._areas = areas
+        self._unwritten: list[tuple[Path, list[WrittenFile]]] = []
         self._uid = uid
-        self._shared = shared
+        self._spark = spark
+        self._spark_uid = spark.uid if spark is not None else None
         self.temp = temp.path
         self.outputs = outputs
         self._made: list[Path] = []
-        self._owners = {os.geteuid() if uid is None or shared else uid} | (
-            {uid} if uid is not None else set()
-        )
+        self._owners = {os.geteuid() if uid is None else uid}
+        if self._spark_uid is not None:
+            self._owners.add(self._spark_uid)
+
+    @property
+    def for_child(self) -> dict[str, Path]:
+        """Where the child writes each output."""
+        return self.outputs if self._areas is None else self._areas
 
     def make(self) -> None:
         """The output folders; one that is there already must be empty."""
-        for folder in self.outputs.values():
+        for folder in self.for_child.values():
+            if self._areas is not None and folder.is_dir():
+                continue  # an earlier task of the child left it empty
             try:
                 self._make_output(folder)
             except OSError as error:
@@ -160,22 +180,24 @@ class TaskFolders:
 
     def _make_output(self, folder: Path) -> None:
         try:
-            make_private(folder, self._uid, shared=self._shared)
+            make_private(folder, self._uid, self._spark_uid)
         except FileNotFoundError:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.parent.chmod(0o755)  # whatever the umask: a job's child reaches its outputs from above
-            make_private(folder, self._uid, shared=self._shared)
+            make_private(folder, self._uid, self._spark_uid)
         except FileExistsError:
             folder.rmdir()
-            make_private(folder, self._uid, shared=self._shared)
+            make_private(folder, self._uid, self._spark_uid)
 
     def bytes_used(self) -> int:
-        return sum(_bytes_below(str(folder)) for folder in (self.temp, *self._made))
+        return sum(bytes_below(str(folder)) for folder in (self.temp, *self.for_child.values()))
 
     def seal_empty(self, written: Iterable[WrittenOutput]) -> bool:
         """The same as `seal` for a task that wrote nothing, and quick; whether it was one."""
         if any(True for _ in written):
             return False
+        if self._areas is not None:
+            return all(_is_empty(folder) for folder in self._areas.values())
         return all(_remove_if_empty(folder) for folder in self.outputs.values())
 
     def seal(
@@ -184,8 +206,9 @@ class TaskFolders:
         """Check and take over what the operator reports to have written. Raises FrameInvalid.
 
         An output without files leaves no folder. With a living child, raises StillInUse if the outputs
-        cannot be taken from it.
+        cannot be taken from it. What came with the report is written by `write_out`.
         """
+        self._unwritten = []
         names = list(self.outputs)
         reported = {output.name: output for output in written}
         unknown = reported.keys() - self.outputs.keys()
@@ -194,6 +217,11 @@ class TaskFolders:
         results = []
         for name, folder in self.outputs.items():
             output = reported.get(name)
+            if self._areas is not None and not _is_empty(self._areas[name]):
+                if child_lives:
+                    raise StillInUse("it wrote files, and has the uid of whoever would seal them")
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(self._areas[name], folder)
             files = self._seal_folder(folder, output.files if output else [], child_lives)
             if output is not None:
                 columns = tuple(output.columns)
@@ -207,20 +235,25 @@ class TaskFolders:
     ) -> tuple[OutputFile, ...]:
         if not files and _remove_if_empty(folder):
             return ()
+        lie_there = [file for file in files if file.content is None]
+        if not lie_there and self._areas is not None and not folder.exists():
+            folder.mkdir(parents=True)
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             _take_over(directory, 0o755)
-            others = _others(folder, {file.name for file in files})
+            others = _others(folder, {file.name for file in lie_there})
             if others and child_lives:
                 raise StillInUse("there are files that it does not report")
             for path in others:
                 remove_tree(path)
-            for file in files:
+            for file in lie_there:
                 self._seal_file(directory, file, child_lives)
-            if files:
+            if lie_there:
                 os.fsync(directory)
         finally:
             os.close(directory)
+        if len(lie_there) < len(files):
+            self._unwritten.append((folder, [file for file in files if file.content is not None]))
         return tuple(
             OutputFile(str(folder / file.name), file.rows, file.bytes, file.statistics) for file in files
         )
@@ -239,6 +272,9 @@ class TaskFolders:
             _take_over(fd, 0o444)
             if child_lives and _may_be_written(fd):
                 raise StillInUse("a reported file is still open for writing")
+            # Whatever the child does, the server lives on.
+            if self._spark is not None and _may_be_written(fd):
+                raise OutputInUse(f"Spark still has {file.name!r} open for writing")
             size = os.fstat(fd).st_size
             if size != file.bytes:
                 raise FrameInvalid(f"{file.name!r} has {size} bytes, not the reported {file.bytes}")
@@ -246,20 +282,63 @@ class TaskFolders:
         finally:
             os.close(fd)
 
+    @property
+    def to_be_written(self) -> bool:
+        return bool(self._unwritten)
+
+    def write_out(self) -> None:
+        """The files that came with the report, after `seal`. Takes as long as the disk does."""
+        for folder, files in self._unwritten:
+            for file in files:
+                fd = os.open(folder / file.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444)
+                try:
+                    os.fchmod(fd, 0o444)  # whatever the umask
+                    _write_all(fd, file.content or b"")
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            directory = os.open(folder, _FOLDER_ITSELF)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
     def withdraw(self) -> None:
         """Put the outputs of a failed run out of the reach of the slot's next task."""
+        if self._areas is not None:
+            return  # nobody's but this child's
         self._made = [folder for folder in self._made if not _remove_if_empty(folder)]
         for folder in self._made:
             with contextlib.suppress(OSError):
                 os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
 
-    def remove(self, *, outputs: bool, temp: bool = True) -> None:
-        """The temporary folder of a child that is no more; the outputs of a run that failed."""
-        if temp:
-            self.temp_folder.remove()
+    def remove_if_empty(self) -> bool:
+        """What a child that is no more had for itself."""
+        left = [f for f in (self.temp, *(self._areas or {}).values()) if not _remove_if_empty(f)]
+        return not left
+
+    def remove(self, *, outputs: bool) -> None:
+        """What a child that is no more had for itself; the outputs of a run that failed."""
+        self.temp_folder.remove()
+        for folder in (self._areas or {}).values():
+            remove_tree(folder)
         if outputs:
             for folder in self._made:
                 remove_tree(folder)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
 
 
 def _take_over(fd: int, mode: int) -> None:
@@ -288,7 +367,7 @@ def _others(folder: Path, kept: set[str]) -> list[Path]:
         return [Path(entry.path) for entry in entries if entry.name not in kept]
 
 
-def _bytes_below(folder: str) -> int:
+def bytes_below(folder: str) -> int:
     total = 0
     pending = [folder]
     while pending:

@@ -20,8 +20,9 @@ from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
 from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
-from traceplane.model.runtimes import PYTHON_OPERATORS, Runtime
+from traceplane.model.runtimes import PYTHON_OPERATORS, USES_NETWORK, Runtime
 from traceplane.task_api import (
+    LONGEST_LOG,
     ClaimedTask,
     ClaimResponse,
     ColumnSchema,
@@ -43,27 +44,40 @@ from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.frames import Limits
 from traceplane.worker.hot_inputs import LocalInputs, fetched
 from traceplane.worker.intake import Intake
-from traceplane.worker.sandbox import Sandbox
-from traceplane.worker.spark_server import RemoteSpark, SparkServer
+from traceplane.worker.sandboxes import Sandboxes
+from traceplane.worker.spark_server import SparkGrant
+from traceplane.worker.spark_servers import OneRemoteSpark, Spark, SparkServers
 
 Answer = TypeVar("Answer")
 
 _COMPLETION_PATIENCE_SECONDS = 900.0
+_LEAVE_SECONDS = 5.0
 _LOG_LINES_KEPT = 20
 _READABLE_BY_OTHERS = 0o005
-_NOT_WORTH_A_RETRY = frozenset(
+NOT_WORTH_A_RETRY = frozenset(
     {
         "chain.range_invalid",
         "chain.rpc_refused",
+        "operator.input_schema_unknown",
+        "operator.input_unknown",
         "operator.misconfigured",
         "operator.no_entrypoint",
         "operator.output_unknown",
+        "operator.result_invalid",
+        "operator.schema_mixed",
         "operator.unknown",
+        "operator.value_does_not_fit",
         "operator.wrong_parameters",
     }
 )
 _SPARK_TASK = "traceplane.dataplane.task:run"
 _SPARK_LOST = "operator.spark_lost"
+_AHEAD_SECONDS = 1.0
+_WEIGHT_OF_THE_LATEST = 0.2
+_MOST_UNREPORTED = 2000
+_MOST_AHEAD = 500
+_MANY = 100
+_GATHER_SECONDS = 0.03
 
 
 @dataclass(slots=True)
@@ -73,15 +87,18 @@ class _Held:
     task: ClaimedTask
     job: JobPayload
     token: str
+    reuse: Reuse | None
     run: asyncio.Task[None] | None = None
     verdict: str | None = None
-    """canceled | stale, once a heartbeat said so; stopping, for a source whose worker stops."""
+    """canceled | stale, once a heartbeat said so; returned, when its worker stops before it has ended."""
     ended: bool = False
     """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
     next_beat: float = 0.0
     progress: dict[str, Any] | None = None
     local: LocalInputs = field(default_factory=LocalInputs)
     """Its hot inputs, as they were read."""
+    spark: Spark | None = None
+    """The server that it uses, or used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,43 +117,71 @@ class StoreOnDisk:
     """Unset: the store is a folder, and files are read and written in place."""
 
 
+class Pace:
+    """How long tasks take once they have a slot: a worker claims a second's work ahead. Short tasks go by the hundred
+    through one claim, and a long one stays in the queue for whoever is free."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._seconds: float | None = None
+        """Of a task; the latest count most."""
+
+    def note(self, result: RunResult) -> None:
+        seconds = result.run_seconds - (result.start_seconds or 0.0)
+        before = seconds if self._seconds is None else self._seconds
+        self._seconds = before + (seconds - before) * _WEIGHT_OF_THE_LATEST
+
+    def tasks(self) -> int:
+        """How many to hold beyond those that run."""
+        if self._seconds is None:
+            return 0
+        return min(_MOST_AHEAD, int(self._slots * _AHEAD_SECONDS / max(self._seconds, 1e-4)))
+
+
 class Wrapper:
     def __init__(
         self,
         *,
         client: DispatcherClient,
         intake: Intake,
-        sandbox: Sandbox,
+        sandboxes: Sandboxes,
         runtime: Runtime,
         slots: int,
+        drain_seconds: float,
         store: StoreOnDisk,
         code: CodeCache,
-        spark: SparkServer | RemoteSpark | None = None,
+        spark: SparkServers | OneRemoteSpark | None = None,
     ) -> None:
         self._client = client
         self._intake = intake
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
         self._runtime = runtime
         self._slots = slots
+        self._drain_seconds = drain_seconds
         self._store = store
         self._code = code
         self._spark = spark
         self._held: dict[UUID, _Held] = {}
         self._freed = asyncio.Event()
+        self._pace = Pace(slots)
+        self._unended = 0
+        """Held tasks whose operator has not ended."""
         self._completions: GroupCommit[_Finished, CompletionOutcome] = GroupCommit(
-            "worker.complete", self._send_completions, concurrency=4
+            "worker.complete", self._send_completions, concurrency=1
         )
 
     # Waiting for work ------------------------------------------------------------------------------
 
     async def take_work(self, stop: asyncio.Event) -> None:
-        """Receives and claims as long as there are free slots; at `stop` lets running tasks finish.
+        """Receives and claims as long as there are free slots, and short tasks ahead of them; at `stop` lets running
+        tasks finish for a while.
 
-        A source never does: it is ended and reported, so that another worker takes it up at once.
+        Those that do not are ended and handed back, a source at once, so that another worker takes them up.
         """
         while not stop.is_set():
-            free = self._slots - len(self._held)
-            if free <= 0:
+            ahead = self._pace.tasks()
+            free = min(self._slots + ahead - self._unended, _MOST_UNREPORTED - len(self._held))
+            if free <= ahead // 2:  # one claim for many, rather than one for each that ends
                 self._freed.clear()
                 await _unless(stop, self._freed.wait())
                 continue
@@ -144,26 +189,54 @@ class Wrapper:
                 await _unless(stop, self._store.cache.until_back())
                 continue
             try:
-                taken = await _unless(stop, self._intake.take(free))
+                taken = await self._take(stop, free)
                 if taken is not None:
                     self._start(taken)
             except TraceplaneError as error:
                 telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
                 await _unless(stop, asyncio.sleep(0.5))
+        await self._drain()
+
+    async def _take(self, stop: asyncio.Event, free: int) -> ClaimResponse | None:
+        """What the intake gives. At `stop` it is told so and answers at once: a lease that is on its way here would
+        cost its task an attempt if nobody heard of it."""
+        taking, stopping = asyncio.ensure_future(self._intake.take(free)), asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError, TraceplaneError):
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    while not taking.done():
+                        await self._intake.leave()  # again and again: it may arrive before the call does
+                        await asyncio.wait((taking,), timeout=0.2)
+            return taking.result() if taking.done() else None
+        finally:
+            taking.cancel()
+            stopping.cancel()
+
+    async def _drain(self) -> None:
         for held in self._held.values():
             if held.job.endless:
-                self._interrupt(held, "stopping")
+                self._interrupt(held, "returned")
         running = [held.run for held in self._held.values() if held.run is not None]
-        if running:
-            telemetry.emit("worker.draining", tasks=len(running))
-            await asyncio.wait(running)
+        if not running:
+            return
+        telemetry.emit("worker.draining", tasks=len(running))
+        await asyncio.wait(running, timeout=self._drain_seconds)
+        for held in self._held.values():
+            self._interrupt(held, "returned")
+        await asyncio.wait(running)
 
     def _start(self, taken: ClaimResponse) -> None:
         crash_point("worker.after_claim")
+        reuses: dict[UUID, Reuse | None] = {}
         for task in taken.tasks:
-            held = _Held(task, taken.jobs[str(task.job_id)], taken.tokens[task.token])
+            job = taken.jobs[str(task.job_id)]
+            if job.job_id not in reuses:
+                reuses[job.job_id] = _reuse(job, self._store)
+            held = _Held(task, job, taken.tokens[task.token], reuses[job.job_id])
             held.next_beat = time.monotonic() + self._beat_interval(held)
             self._held[task.task_id] = held
+            self._unended += 1
             held.run = asyncio.create_task(self._run(held))
 
     # Running a task --------------------------------------------------------------------------------
@@ -179,16 +252,24 @@ class Wrapper:
                 attempt=task.attempt,
             ) as span:
                 completion = await self._attempt(held, span.traceparent)
-            held.ended = True
+            self._end(held)
             if completion is not None:
                 await self._report(held, completion)
         except Exception as error:  # whatever happens to one task must not end the worker
             telemetry.emit("worker.task_lost", "error", task_id=str(task.task_id), error=repr(error))
         finally:
+            self._end(held)
             self._held.pop(task.task_id, None)
             self._freed.set()
             with contextlib.suppress(TraceplaneError):
                 await self._intake.settle(task.task_id)
+
+    def _end(self, held: _Held) -> None:
+        """Its operator has ended; only the report is left."""
+        if not held.ended:
+            held.ended = True
+            self._unended -= 1
+            self._freed.set()
 
     async def _attempt(self, held: _Held, traceparent: str | None) -> Completion | None:
         """Runs the operator; None when the attempt is no longer ours to report."""
@@ -202,6 +283,7 @@ class Wrapper:
         outputs: list[OutputManifest] = []
         try:
             result = await self._run_on_inputs(held, keep_line, traceparent)
+            self._pace.note(result)
             crash_point("worker.after_run")
             if result.error is None:
                 outputs = await self._staged(held, result)
@@ -210,8 +292,7 @@ class Wrapper:
                 raise
             if held.verdict == "stale":
                 return None
-            status = "completed" if held.verdict == "stopping" else "canceled"
-            return self._completion(held, status, traceparent)
+            return self._completion(held, held.verdict, traceparent)
         except TraceplaneError as error:
             message = error.message if error.value is None else f"{error.message}: {str(error.value)[:500]}"
             failure = TaskError(error.code, message, retryable=not isinstance(error, UserError))
@@ -219,8 +300,8 @@ class Wrapper:
         if result.error is not None:
             body = result.error
             hint = body.hint
-            if body.code == _SPARK_LOST and self._spark is not None:
-                hint = self._spark.last_end
+            if body.code == _SPARK_LOST and held.spark is not None:
+                hint = held.spark.last_end
             failure = TaskError(
                 code=body.code,
                 message=body.message if hint is None else f"{body.message} ({hint})",
@@ -229,9 +310,9 @@ class Wrapper:
                 file=body.file,
                 line=body.line,
                 logs=logs,
-                retryable=body.code not in _NOT_WORTH_A_RETRY,
+                retryable=body.code not in NOT_WORTH_A_RETRY,
             )
-            return self._completion(held, "failed", traceparent, error=failure)
+            return self._completion(held, "failed", traceparent, error=failure, log=_end(result.log_tail))
         if lost := _rows_lost(held, result):
             return self._completion(held, "failed", traceparent, error=lost)
         crash_point("worker.after_stage")
@@ -243,6 +324,7 @@ class Wrapper:
             outputs=outputs,
             events=events,
             hot_reads=held.local.reads if held.job.operator == "compact" else [],
+            log=_end(result.log_tail),
         )
 
     async def _run_on_inputs(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
@@ -264,29 +346,39 @@ class Wrapper:
         return outputs
 
     async def _run_in_sandbox(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
+        if not held.task.hot_inputs:
+            return await self._run_on(held, on_log, traceparent)
         async with fetched(
             self._client, held.task, held.job, lambda: held.token, self._store.inputs
         ) as held.local:
             return await self._run_on(held, on_log, traceparent)
 
     async def _run_on(self, held: _Held, on_log: Any, traceparent: str | None) -> RunResult:
+        if self._spark is None:
+            return await self._run_with(held, None, on_log, traceparent)
+        async with self._spark.for_job(f"{held.job.org}/{held.job.job_id}") as held.spark:
+            return await self._run_with(held, held.spark, on_log, traceparent)
+
+    async def _run_with(
+        self, held: _Held, spark: Spark | None, on_log: Any, traceparent: str | None
+    ) -> RunResult:
         task, job = held.task, held.job
         is_source = job.endless
-        builtin = _SPARK_TASK if self._spark is not None else PYTHON_OPERATORS.get(job.operator)
+        builtin = _SPARK_TASK if spark is not None else PYTHON_OPERATORS.get(job.operator)
         entrypoint = builtin or job.config.get("entrypoint", "")
         files = task.input_files or [[] for _ in job.inputs]
         schemas = task.input_schemas or [None for _ in job.inputs]
         existing = task.output_files or [[] for _ in job.outputs]
         code = await self._code.code_of(job.code_bundle)
+        sandbox = await self._sandboxes.for_job(network=job.network or job.operator in USES_NETWORK)
+        # From here to the run nothing is waited for: the task is told of the server that is shown its folders.
         payload = {
             "scope": msgspec.to_builtins(task.scope) if task.scope is not None else None,
             "kind": task.kind,
             "emission": task.emission,
             "operator": job.operator,
             "platform": (
-                {"spark_remote": self._spark.remote, "bundled": code.bundled}
-                if self._spark is not None
-                else {}
+                {"spark_remote": spark.remote, "bundled": code.bundled} if spark is not None else {}
             ),
             "config": job.config,
             "unique_key": job.unique_key if job.update_strategy == "append" else [],
@@ -311,7 +403,12 @@ class Wrapper:
             "views": msgspec.to_builtins(job.views),
             "given": msgspec.to_builtins(job.given),
             "outputs": [
-                {"name": o.name, "folder": str(self._store.outputs / prefix), "existing": self._paths(found)}
+                {
+                    "name": o.name,
+                    "folder": str(self._store.outputs / prefix),
+                    "existing": self._paths(found),
+                    "columns": msgspec.to_builtins(o.columns),
+                }
                 for o, prefix, found in zip(job.outputs, task.write_prefixes, existing, strict=True)
             ],
         }
@@ -323,7 +420,7 @@ class Wrapper:
                     f"task.{outcome}", f"the task's events were not accepted: it is {outcome}"
                 )
 
-        return await self._sandbox.run(
+        return await sandbox.run(
             Assignment(
                 task_id=str(task.task_id),
                 attempt=task.attempt,
@@ -331,14 +428,22 @@ class Wrapper:
                 payload=payload,
                 code_paths=code.paths,
                 limits=_limits(self._runtime),
-                shares_outputs=self._spark is not None,
-                reuse=None if is_source else _reuse(job, self._store),
+                spark=spark.used if spark is not None else None,
+                reuse=None if is_source else held.reuse,
             ),
             on_log=on_log,
             on_events=on_events if is_source else None,
             on_progress=lambda told: setattr(held, "progress", told),
             timeout=None if is_source else job.timeout_seconds,
+            grant=self._grant(held, spark, payload["outputs"]) if spark is not None else None,
         )
+
+    def _grant(self, held: _Held, spark: Spark, outputs: Sequence[dict[str, Any]]) -> SparkGrant:
+        """The generations that the task reads and writes, and of the latter the folders of this attempt to write."""
+        local = [Path(file).parent for files in held.local.files.values() for file in files]
+        readable = {_generation(self._store.inputs, file.path) for file in _granted(held.task)}
+        readable |= {_generation(self._store.outputs, prefix) for prefix in held.task.write_prefixes}
+        return spark.granting([*readable, *local], [Path(output["folder"]) for output in outputs])
 
     def _paths(self, files: Sequence[dict[str, Any]]) -> list[str]:
         return [str(self._store.inputs / f["path"]) for f in files]
@@ -391,7 +496,7 @@ class Wrapper:
     async def _report(self, held: _Held, completion: Completion) -> None:
         (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
         crash_point("worker.after_complete")
-        if outcome.outcome not in ("committed", "canceled"):
+        if outcome.outcome not in ("committed", "canceled") and completion.status != "returned":
             telemetry.emit(
                 "worker.attempt_ended",
                 "warning",
@@ -403,6 +508,10 @@ class Wrapper:
             )
 
     async def _send_completions(self, finished: Sequence[_Finished]) -> list[CompletionOutcome]:
+        """One call at a time. Where many tasks end, the next ones are let gather first: most of what a
+        call costs the dispatcher and the database does not depend on how many it reports."""
+        if len(finished) < _MANY <= len(self._held):
+            await asyncio.sleep(_GATHER_SECONDS)
         tokens = list(dict.fromkeys(f.token for f in finished))
         position = {token: i for i, token in enumerate(tokens)}
         completions = [msgspec.structs.replace(f.completion, token=position[f.token]) for f in finished]
@@ -467,6 +576,10 @@ def _rows_lost(held: _Held, result: RunResult) -> TaskError | None:
     return TaskError("compact.rows_differ", f"{read} rows were read and {written} written")
 
 
+def _end(log: str) -> str:
+    return log[-LONGEST_LOG:]
+
+
 def _run_of(task: ClaimedTask) -> dict[str, Any] | None:
     """What is told to the operator of a pipeline."""
     if task.execution is None:
@@ -490,6 +603,12 @@ def _granted(task: ClaimedTask) -> list[StoredFile]:
     lists = (*task.input_files, *task.output_files)
     sizes = {str(file["path"]): int(file["bytes"]) for files in lists for file in files}
     return [StoredFile(path, size) for path, size in sizes.items()]
+
+
+def _generation(store: Path, path: str) -> Path:
+    """Of a file or prefix: `{dataset}/{generation}/…`."""
+    dataset, generation, *_ = path.split("/")
+    return store / dataset / generation
 
 
 def _reuse(job: JobPayload, store: StoreOnDisk) -> Reuse | None:

@@ -21,15 +21,14 @@ from typing import NoReturn
 
 import msgspec
 
-from traceplane.linux import kernel, seccomp
+from traceplane.linux import kernel
+from traceplane.linux.connect_supervisor import Destinations, name_servers
 from traceplane.worker import confinement, private_root, runner
-from traceplane.worker.confinement import NAMESPACES, SECCOMP, UID_SLOTS, Isolation
-from traceplane.worker.frames import Configure, Hello, OpenSlot, receive, send
+from traceplane.worker.confinement import NAMESPACES, SUPERVISED_NETWORK, Isolation
+from traceplane.worker.frames import Configure, Hello, OpenSlot, Reach, receive, send
 from traceplane.worker.slot_server import ServerState, start_slot
 
 _KILL_ME_FIRST = "1000"
-_SLOT_OWN_PROCESSES = 1
-_ROOM_FOR_OTHERS = 256
 
 
 def main(control_descriptor: int) -> NoReturn:
@@ -40,8 +39,8 @@ def main(control_descriptor: int) -> NoReturn:
     os.umask(0o022)  # folders of a private root must be passable for operators
     confinement.protect_this_process()
     try:
-        body, _ = receive(control)
-        state = _prepare(msgspec.json.decode(body, type=Configure))
+        body, private_network = receive(control)
+        state = _prepare(msgspec.json.decode(body, type=Configure), private_network)
         isolation = state.isolation
         send(control, Hello(list(isolation.active), isolation.missing, isolation.landlock_abi))
     except (EOFError, BrokenPipeError):
@@ -49,63 +48,52 @@ def main(control_descriptor: int) -> NoReturn:
     _serve(control, state)
 
 
-def _prepare(configure: Configure) -> ServerState:
-    isolation = confinement.probe(configure)
-    spare_processes = _processes_not_of_the_task(isolation)
-    confinement.enter_server_namespaces(isolation)
+def _prepare(configure: Configure, private_network: list[int]) -> ServerState:
+    isolation = confinement.probe(configure, private_network)
+    spare_processes = confinement.processes_not_of_the_task(isolation)
+    confinement.enter_server_namespaces(isolation, private_network)
+    for descriptor in private_network:
+        os.close(descriptor)
     template = None
     if isolation.has(NAMESPACES):
         template = private_root.Template(configure.folder, configure.uids)
-    system_calls = seccomp.Filter(network=configure.network) if isolation.has(SECCOMP) else None
     with contextlib.suppress(OSError):
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     for module in configure.preload:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    _tidy_interpreter()
+    _tidy_interpreter(configure)
     # Collected and frozen, the heap is shared with every child instead of being copied by its collector.
     gc.collect()
     gc.freeze()
     gc.disable()
     return ServerState(
         isolation=isolation,
-        network=configure.network,
         hidden=tuple(configure.hidden),
         template=template,
-        system_calls=system_calls,
+        system_calls=confinement.system_call_filter(isolation),
+        destinations=_destinations(isolation),
         spare_processes=spare_processes,
     )
 
 
-def _tidy_interpreter() -> None:
+def _destinations(isolation: Isolation) -> Destinations | None:
+    if not isolation.has(SUPERVISED_NETWORK) or not isinstance(isolation.network, Reach):
+        return None
+    reach = isolation.network
+    return Destinations((*reach.allowed, *name_servers()), reach.denied, reach.never)
+
+
+def _tidy_interpreter(configure: Configure) -> None:
     """What every child would otherwise do for itself."""
     os.environ.clear()
-    os.environ.update(confinement.clean_environment())
+    os.environ.update(confinement.clean_environment(configure.network))
     time.tzset()
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     private_root.interpreter_folders()
     runner.rehearse()
-
-
-def _processes_not_of_the_task(isolation: Isolation) -> int:
-    """The kernel counts processes by uid; leave room for those of this uid that are not the task's."""
-    if isolation.has(UID_SLOTS):
-        return 0
-    if isolation.has(NAMESPACES):
-        return _SLOT_OWN_PROCESSES  # a user namespace for each slot counts on its own
-    return _threads_of_this_user() + _ROOM_FOR_OTHERS if sys.platform == "linux" else 1 << 12
-
-
-def _threads_of_this_user() -> int:
-    mine, count = str(os.getuid()), 0
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError, KeyError), open(f"/proc/{name}/status") as file:
-            fields = dict(line.split(":", 1) for line in file)
-            if fields["Uid"].split()[0] == mine:
-                count += int(fields["Threads"])
-    return count
 
 
 def _serve(control: socket.socket, state: ServerState) -> NoReturn:

@@ -146,10 +146,11 @@ from (select generation_id, max(superseded_at) as until from gone group by gener
 where k.generation_id = g.generation_id
 
 -- name: summary
--- Rows and bytes that readers see, per dataset.
+-- Rows and bytes that readers see, per dataset of an organization.
 select d.dataset_id, count(c.commit_id) as commits, coalesce(sum(c.row_count), 0)::bigint as rows,
        coalesce(sum(c.bytes), 0)::bigint as bytes, gc.position as cursor
-from datasets d
+from datasets d join orgs o using (org_id)
 left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
 left join generation_cursors gc on gc.generation_id = d.current_generation_id
+where o.slug = $1
 group by d.dataset_id, gc.position order by d.dataset_id

@@ -78,11 +78,3 @@ order by range_start desc, event_id desc limit $2
 -- name: emissions_of_tasks
 -- The emission of the event that each task was made for.
 select i.task_id, e.emission from task_inputs i join events e using (event_id) where i.task_id = any($1::uuid[])
-
--- name: recent
--- The newest events, for people.
-select e.event_id, d.dataset_id, e.generation_id, e.kind, e.partition_key, e.range_start, e.range_end,
-       e.producer_id, e.emission, e.backfill, e.created_at
-from events e join datasets d using (dataset_uuid)
-where ($1::text is null or d.dataset_id = $1)
-order by e.event_id desc limit $2

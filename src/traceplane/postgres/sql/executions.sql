@@ -86,7 +86,8 @@ returning e.status
 -- One step of an execution that Celery runs, if it is where the step starts.
 update executions e set status = $2::text, started_at = coalesce(e.started_at, tp_now()),
   finished_at = case when $2 in ('COMPLETED', 'FAILED') then tp_now() end, error = $4::jsonb
-where e.execution_id = $1 and e.target = 'celery' and e.status = any($3::text[])
+from pipelines p join orgs o using (org_id)
+where e.execution_id = $1 and p.pipeline_id = e.pipeline_id and o.slug = $5 and e.target = 'celery' and e.status = any($3::text[])
 returning e.execution_id
 
 -- name: take_messages

@@ -38,3 +38,9 @@ where outbox_id = any($1::bigint[])
 -- name: lag
 -- Seconds the oldest waiting row has waited.
 select coalesce(extract(epoch from tp_now() - min(created_at)), 0)::float8 from outbox
+
+-- name: lag_of_org
+-- The same, of rows with tasks of an organization.
+select coalesce(extract(epoch from tp_now() - min(o.created_at)), 0)::float8 from outbox o
+where exists (select 1 from unnest(o.task_ids) as w (task_id) join tasks t using (task_id) join jobs j using (job_id)
+              join dags d using (dag_id) join orgs g using (org_id) where g.slug = $1 offset 0)

@@ -121,6 +121,8 @@ from dataset_commits where generation_id = any($1::uuid[]) and superseded_by is 
 select x.generation_id, d.name as dag, j.name as job, j.operator, j.definition->'config'->'query' as query,
        x.name as output, true as writes, j.definition->'virtual'->'inputs' as virtual_inputs
 from job_outputs x join jobs j using (job_id) join dags d using (dag_id) where x.generation_id = any($1::uuid[]) and j.routed
+  -- A source that is to carry on what serves has not said anything yet.
+  and not (j.building and exists (select 1 from datasets s where s.current_generation_id = x.generation_id))
 union all
 select i.generation_id, d.name, j.name, j.operator, null, null, false, null
 from job_inputs i join jobs j using (job_id) join dags d using (dag_id) where i.generation_id = any($1::uuid[]) and j.routed

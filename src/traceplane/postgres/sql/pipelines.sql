@@ -31,7 +31,7 @@ update pipelines set
   active_since = case when ($8::boolean and not is_active) or schedule is distinct from $7 then tp_now()
                       else active_since end,
   is_active = $8::boolean, trigger_mode = $11::text, changed_in = pg_current_xact_id()
-where pipeline_id = $1
+where pipeline_id = $1 and org_id = (select org_id from orgs where slug = $12)
 
 -- name: remove
 -- A deleted pipeline keeps its executions, and a list's tickers of its own, so that the list can be deleted too.
@@ -39,7 +39,7 @@ update pipelines p set deleted_at = tp_now(), changed_in = pg_current_xact_id(),
   scanner_tickers = case when p.trigger_mode = 'signal'
     then coalesce(p.scanner_tickers, (select l.tickers from scanner_lists l where l.scanner_list_id = p.scanner_list_id)) end,
   scanner_list_id = null
-where p.pipeline_id = $1
+where p.pipeline_id = $1 and p.org_id = (select org_id from orgs where slug = $2)
 
 -- name: list
 -- Pipelines in the order in which they were made, and the execution that each is at.

@@ -17,13 +17,15 @@ where o.slug = $1 and d.name = $2
 
 -- name: add_version
 -- The next version of a DAG, to be built.
-insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints, manual_cutover, state)
-select $1, coalesce(max(number), 0) + 1, $2, $3, $4, $5, 'building' from dag_versions where dag_id = $1
+insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints, manual_cutover, drop_missing, state)
+select $1, coalesce(max(number), 0) + 1, $2, $3, $4, $5, $6, 'building' from dag_versions where dag_id = $1
 returning dag_version_id, number
 
 -- name: datasets_by_id
--- Datasets by their names, with owner and current generation.
-select d.dataset_uuid, d.dataset_id, d.dag_id, g.name as dag, d.current_generation_id, d.definition
+-- Datasets by their names, with owner and current generation; what a deleted DAG owned is free.
+select d.dataset_uuid, d.dataset_id, d.dag_id, g.name as dag, d.current_generation_id, d.definition,
+       g.active_version_id is null
+         and not exists (select 1 from dag_versions v where v.dag_id = d.dag_id and v.state = 'building') as free
 from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
 where o.slug = $1 and d.dataset_id = any($2::text[])
 
@@ -56,8 +58,8 @@ select job_id, name from jobs where dag_id = $1 and routed and not building
 -- A job with its materializing definition and its execution settings. It receives events at once.
 insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed, building,
                   priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
-                  max_attempts, retry_base, retry_max)
-values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+                  max_attempts, retry_base, retry_max, network)
+values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
 returning job_id
 
 -- name: clear_pressure
@@ -73,6 +75,19 @@ values ($1, $2, $3, $4, $5, $6, $7)
 -- name: add_job_output
 -- An edge out of a job.
 insert into job_outputs (job_id, output_index, name, dataset_uuid, generation_id) values ($1, $2, $3, $4, $5)
+
+-- name: datasets_of_dag
+-- What a DAG has, with those that other DAGs compute from SQL when they are read.
+select d.dataset_id, d.dag_id = $2 as own, g.name as dag, d.definition->>'sql' as sql
+from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
+where o.slug = $1 and d.current_generation_id is not null
+  and (d.dag_id = $2 or d.definition->>'sql' is not null)
+order by d.dataset_id
+
+-- name: pipelines_of_dag
+-- Pipelines that run a job of a DAG.
+select p.user_id, p.name from pipelines p join orgs o using (org_id)
+where o.slug = $1 and p.config->>'dag' = $2 and p.is_active and p.deleted_at is null order by p.user_id, p.name
 
 -- name: readers_of_virtual
 -- Jobs of other DAGs that read virtual datasets, directly or through others.
@@ -107,15 +122,15 @@ where job_id = $1 and definition->>'execution_strategy' is distinct from $2::tex
 -- name: map_job
 -- A job of a version, and how that meters it.
 insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
-                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 
 -- name: job_payloads
 -- What workers need to know of jobs; static under one (job_id, revision).
 select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, j.source_kind, o.slug as org,
   d.name as dag,
   extract(epoch from j.timeout)::float8 as timeout_seconds, extract(epoch from j.lease)::float8 as lease_seconds,
-  j.max_attempts,
+  j.max_attempts, j.network,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
       'where', i.filter, 'columns', i.columns, 'position', rows.position_column,
@@ -126,45 +141,42 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
     where i.job_id = j.job_id), '[]') as inputs,
   coalesce((select array_agg(coalesce(g.data_generation_id, g.generation_id) order by i.input_index)
     from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id), '{}') as row_generations,
+  coalesce((select jsonb_agg(coalesce((select v.definition -> 'columns' from dag_version_datasets v
+      where v.generation_id = coalesce(g.data_generation_id, g.generation_id) limit 1), '[]') order by i.input_index)
+    from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id), '[]') as input_columns,
   exists (select 1 from job_inputs i join generations g using (generation_id)
     join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
     join jobs pj on pj.job_id = x.job_id
     where i.job_id = j.job_id and pj.runtime <> 'dispatcher') as reads_files,
   coalesce((select jsonb_agg(jsonb_build_object('output_index', x.output_index, 'name', x.name,
-      'dataset_uuid', x.dataset_uuid, 'dataset_version', x.generation_id, 'dataset_id', ds.dataset_id)
+      'dataset_uuid', x.dataset_uuid, 'dataset_version', x.generation_id, 'dataset_id', ds.dataset_id,
+      'columns', coalesce((select v.definition -> 'columns' from dag_version_datasets v
+        where v.generation_id = x.generation_id limit 1), '[]'))
       order by x.output_index)
     from job_outputs x join datasets ds using (dataset_uuid) where x.job_id = j.job_id), '[]') as outputs
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
 where j.job_id = any($1::uuid[])
 
 -- name: manual_target
--- The source job and current generation behind a dataset that people may emit events for.
-select ds.dataset_uuid, ds.current_generation_id, j.job_id, j.name as job, j.source_kind, ds.dataset_id
-from datasets ds join orgs o using (org_id)
-left join job_outputs x on x.generation_id = ds.current_generation_id
-left join jobs j on j.job_id = x.job_id and j.routed
-where o.slug = $1 and ds.dataset_id = any($2::text[])
+-- The source jobs and current generations behind datasets, each of an organization, that people may emit events for.
+-- `voice` is the first source that the generation had: later ones speak with it, so that what one of them repeats is known.
+select o.slug as org, ds.dataset_id, ds.dataset_uuid, ds.current_generation_id, j.job_id, j.name as job, j.source_kind,
+  (select f.job_id from job_outputs f where f.generation_id = ds.current_generation_id order by f.job_id limit 1) as voice
+from unnest($1::text[], $2::text[]) as w (org, dataset_id)
+join orgs o on o.slug = w.org join datasets ds on ds.org_id = o.org_id and ds.dataset_id = w.dataset_id
+left join lateral (
+  select j.* from job_outputs x join jobs j using (job_id)
+  where x.generation_id = ds.current_generation_id and j.routed and not j.building) j on true
 
 -- name: backfill_target
--- The job behind a dataset, and the size of the ranges it is fed with: those of the aggregator that stands nearest
--- before its first input, if there is one and its ranges are not split again.
-with recursive target as (
-  select ds.current_generation_id as generation_id, j.job_id, j.name as job, j.activation, j.runtime
-  from datasets ds join orgs o using (org_id)
-  left join job_outputs x on x.generation_id = ds.current_generation_id
-  left join jobs j on j.job_id = x.job_id and j.routed
-  where o.slug = $1 and ds.dataset_id = $2
-  order by j.job_id limit 1
-), upstream as (
-  select t.job_id, 0 as depth, null::text as grouping, null::bigint as size from target t
-  union all
-  select p.job_id, u.depth + 1, case when p.runtime = 'dispatcher' then p.operator end,
-         case when p.runtime = 'dispatcher' and p.operator = 'aggregator' then (p.definition->'config'->>'size')::bigint end
-  from upstream u join job_inputs i on i.job_id = u.job_id and i.input_index = 0
-  join job_outputs x on x.generation_id = i.generation_id join jobs p on p.job_id = x.job_id and p.routed
-  where u.depth < 1000 and coalesce(u.grouping, 'pass') = 'pass'
-)
-select t.*, (select u.size from upstream u order by u.depth desc limit 1) as range_size from target t
+-- The job behind a dataset, and the size of the ranges it is fed with, if it is.
+select ds.current_generation_id as generation_id, j.job_id, j.name as job, j.activation, j.runtime,
+       range_size_of(j.job_id) as range_size
+from datasets ds join orgs o using (org_id)
+left join job_outputs x on x.generation_id = ds.current_generation_id
+left join jobs j on j.job_id = x.job_id and j.routed and not j.building
+where o.slug = $1 and ds.dataset_id = $2
+order by j.job_id limit 1
 
 -- name: overview
 -- Deployed DAGs with their jobs.

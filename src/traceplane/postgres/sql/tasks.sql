@@ -94,10 +94,16 @@ where task_id = any($1::uuid[])
 -- name: mark_failed
 -- The current attempt failed: dead, or queued again after a pause that doubles, with jitter.
 update tasks t set reported_attempt = t.attempt, state = case when u.dead then 'dead' else 'queued' end::task_state,
-  finished_at = case when u.dead then tp_now() end, error = u.error,
-  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt - 1, 20))) * (0.5 + random() / 2)
+  finished_at = case when u.dead then tp_now() end, error = u.error, acknowledged_at = null,
+  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(greatest(t.attempt - t.granted_attempts - 1, 0), 20))) * (0.5 + random() / 2)
 from unnest($1::uuid[], $2::boolean[], $3::jsonb[]) as u (task_id, dead, error), jobs j
 where t.task_id = u.task_id and j.job_id = t.job_id
+
+-- name: mark_returned
+-- The current attempt was given up by a worker that stops: queued again at once, and it does not count.
+update tasks set state = 'queued', reported_attempt = attempt, granted_attempts = granted_attempts + 1,
+                 ready_at = tp_now(), finished_at = null
+where task_id = any($1::uuid[])
 
 -- name: hold_fences
 -- Which of these attempts are current and running; keeps them so until the transaction ends.
@@ -121,7 +127,8 @@ set state = case
       else 'dead' end::task_state,
     finished_at = case when t.cancel_requested or (j.source_kind is distinct from 'always_on' and t.attempt >= j.max_attempts + t.granted_attempts)
                        then tp_now() end,
-    ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt - 1, 20))) * (0.5 + random() / 2),
+    ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(greatest(t.attempt - t.granted_attempts - 1, 0), 20))) * (0.5 + random() / 2),
+    acknowledged_at = null,
     error = jsonb_build_object('code', 'lease.expired', 'message',
       'worker ' || coalesce(t.worker_id, '?') || ' stopped sending heartbeats', 'attempt', t.attempt)
 from expired e, jobs j
@@ -249,6 +256,9 @@ with missing as (
   insert into tasks (task_id, job_id, dedupe_key, state, priority, kind, created_at, ready_at)
   select uuid7(), j.job_id, 'source', 'queued', 0, 'data', tp_now(), tp_now()
   from jobs j where j.routed and j.source_kind = 'always_on'
+    and not (j.building and exists (  -- it carries on at the cutover; until then the one before it does the work
+      select 1 from job_outputs o join datasets d using (dataset_uuid)
+      where o.job_id = j.job_id and o.generation_id = d.current_generation_id))
   on conflict (job_id, dedupe_key) where dedupe_key is not null do nothing
   returning task_id
 ), revived as (
@@ -266,8 +276,16 @@ select job_id from jobs where job_id = $1 and routed for no key update
 
 -- name: backfill
 -- Tasks for those of a job's scopes that lack what is asked for, and how the scopes stood. One with a task under way
--- gets no second one. A task that died counts as failed until something is committed for its scope.
-with asked as materialized (
+-- gets no second one. A task that died counts as failed until something is committed for its scope. Where an input that
+-- is computed lacks positions of a scope, the scope is left out: its total would look whole and not be.
+with whole as materialized (
+  select range_intersect_agg(coverage_of(rows.generation_id)) as positions
+  from job_inputs i join generations g using (generation_id)
+  join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
+  where i.job_id = $1 and not $8::boolean and exists (
+    select 1 from job_outputs x join jobs p using (job_id)
+    where x.generation_id = rows.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
+), asked as materialized (
   select a.*, coalesce('p:' || a.partition_key, 'c:' || a.range_start::text) as scope_key
   from unnest($3::text[], $4::bigint[], $5::bigint[]) with ordinality as a (partition_key, range_start, range_end, ord)
 ), waiting as materialized (
@@ -278,8 +296,9 @@ with asked as materialized (
   select a.*, coalesce(c.covered, false) as covered,
          w.scope_key is not null or exists (select 1 from tasks f where f.job_id = $1 and f.scope_key = a.scope_key
                                               and f.stage = 1 offset 0) as unfinished,
-         d.scope_key is not null and coalesce(c.committed_at < d.finished_at, true) as died
-  from asked a left join waiting w using (scope_key) left join dead d using (scope_key)
+         d.scope_key is not null and coalesce(c.committed_at < d.finished_at, true) as died,
+         coalesce(i.positions @> coverage_range(a.range_start, a.range_end), true) as whole
+  from asked a cross join whole i left join waiting w using (scope_key) left join dead d using (scope_key)
   left join lateral (
     select range_agg(numrange(c.range_start, c.range_end::numeric + 1))
              @> numrange(a.range_start, a.range_end::numeric + 1) as covered,
@@ -289,9 +308,11 @@ with asked as materialized (
       and c.range_start >= greatest(a.range_start::numeric - k.widest, -9223372036854775808)::bigint
       and c.range_start <= a.range_end and c.range_end >= a.range_start
   ) c on true
-), chosen as materialized (
+), wanted as materialized (
   select * from standing
   where not unfinished and case $6::text when 'missing' then not covered when 'failed' then died else true end
+), chosen as materialized (
+  select * from wanted where whole
 ), made as (
   insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start, range_end,
                      created_at, ready_at)
@@ -299,8 +320,21 @@ with asked as materialized (
   from chosen where $7::boolean order by ord
 )
 select (select count(*) from chosen) as created, count(*) filter (where unfinished) as unfinished,
-       count(*) filter (where not covered) as missing, count(*) filter (where died and not unfinished) as failed
+       count(*) filter (where not covered) as missing, count(*) filter (where died and not unfinished) as failed,
+       (select count(*) from wanted where not whole) as left_out
 from standing
+
+-- name: backfill_gaps
+-- Positions of a range that computed inputs of a job lack, by dataset.
+select d.dataset_id, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
+from job_inputs i join generations g using (generation_id)
+join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
+join datasets d on d.dataset_uuid = rows.dataset_uuid
+cross join lateral unnest(int8multirange(coverage_range($2, $3)) - coverage_of(rows.generation_id)) r
+where i.job_id = $1 and exists (
+  select 1 from job_outputs x join jobs p using (job_id)
+  where x.generation_id = rows.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
+order by d.dataset_id, r limit $4
 
 -- name: create_for_everything
 -- One task of a job for all positions that there are.
@@ -331,8 +365,9 @@ select task_id, attempt from asked where not open or not $4::boolean or task_id 
 -- name: cancel
 -- Waiting tasks are canceled at once, running ones are told at their next heartbeat.
 with chosen as materialized (
-  select task_id from tasks where task_id = any($1::uuid[])
-    and state in ('queued', 'dispatched', 'running') order by task_id for no key update
+  select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+  where t.task_id = any($1::uuid[]) and o.slug = $2 and t.state in ('queued', 'dispatched', 'running')
+  order by t.task_id for no key update of t
 )
 update tasks t set
   cancel_requested = true,
@@ -364,39 +399,124 @@ returning t.task_id, t.state
 -- A dead or canceled task gets a fresh set of attempts under its own id, if its job is still deployed. A pipeline's
 -- does not: its execution is over, and the pipeline may be running again.
 with chosen as materialized (
-  select t.task_id from tasks t join jobs j using (job_id) where t.task_id = any($1::uuid[])
+  select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+  where t.task_id = any($1::uuid[]) and o.slug = $2
     and t.state in ('dead', 'canceled') and j.routed and j.source_kind is distinct from 'pipeline'
   order by t.task_id for no key update of t
 )
 update tasks t set state = 'queued', cancel_requested = false, finished_at = null, ready_at = tp_now(),
-  granted_attempts = t.attempt, lease_token = null
+  granted_attempts = t.attempt, lease_token = null, acknowledged_at = null
 from chosen c where t.task_id = c.task_id
 returning t.task_id
+
+-- name: acknowledge
+-- Dead tasks that need nobody any more.
+with chosen as materialized (
+  select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+  where t.task_id = any($1::uuid[]) and o.slug = $2 and t.state = 'dead' and t.acknowledged_at is null
+  order by t.task_id for no key update of t
+)
+update tasks t set acknowledged_at = tp_now(), acknowledged_by = $3
+from chosen c where t.task_id = c.task_id
+returning t.task_id
+
+-- name: choose_unfinished
+-- Some of the tasks of a DAG or of one of its jobs that can be canceled, those of a range of positions. What is kept
+-- running for ever is meant only if its job is named.
+select t.task_id
+from dags d join orgs o using (org_id) join jobs j using (dag_id) cross join lateral (
+  (select task_id from tasks where job_id = j.job_id and stage = 0
+     and ($4::bigint is null or range_end >= $4) and ($5::bigint is null or range_start <= $5) limit $6)
+  union all
+  (select task_id from tasks where job_id = j.job_id and stage = 1 and not cancel_requested
+     and ($4::bigint is null or range_end >= $4) and ($5::bigint is null or range_start <= $5) limit $6)
+) t
+where o.slug = $1 and d.name = $2 and ($3::text is null or j.name = $3)
+  and ($3::text is not null or j.source_kind is distinct from 'always_on')
+limit $6
+
+-- name: choose_dead
+-- The same of dead tasks that need somebody; with $7 only those that can be started again.
+select t.task_id
+from dags d join orgs o using (org_id) join jobs j using (dag_id) cross join lateral (
+  select task_id from dead_tasks x where x.job_id = j.job_id and x.acknowledged_at is null and x.standing = 'open'
+    and ($4::bigint is null or x.range_end >= $4) and ($5::bigint is null or x.range_start <= $5)
+  order by task_id limit $6
+) t
+where o.slug = $1 and d.name = $2 and ($3::text is null or j.name = $3)
+  and (not $7::boolean or j.source_kind is distinct from 'pipeline')
+limit $6
+
+-- name: choose_canceled
+-- The same of canceled tasks of jobs that are deployed, after $7: no index has them by job.
+select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+where o.slug = $1 and d.name = $2 and ($3::text is null or j.name = $3) and t.state = 'canceled' and j.routed
+  and j.source_kind is distinct from 'pipeline'
+  and ($4::bigint is null or t.range_end >= $4) and ($5::bigint is null or t.range_start <= $5)
+  and ($7::uuid is null or t.task_id > $7)
+order by t.task_id limit $6
+
+-- name: deaths
+-- Dead tasks that nobody has acknowledged, by job, by what they still need and by error, with the newest of each; of
+-- every job the newest $2 are looked at.
+with found as (
+  select d.name as dag, j.name as job, j.job_id, t.standing, t.error->>'code' as code, count(*) as tasks,
+         (array_agg(t.task_id order by t.task_id desc))[1] as task_id
+  from orgs o join dags d using (org_id) join jobs j using (dag_id) cross join lateral (
+    select * from dead_tasks x where x.job_id = j.job_id and x.acknowledged_at is null order by x.task_id desc limit $2
+  ) t
+  where o.slug = $1 group by d.name, j.name, j.job_id, t.standing, t.error->>'code'
+)
+select f.dag, f.job, f.standing, f.code, f.tasks, f.task_id, t.error, t.partition_key, t.range_start,
+       sum(f.tasks) over (partition by f.job_id) >= $2 as capped
+from found f join tasks t using (task_id) order by f.dag, f.job, f.tasks desc
 
 -- name: list
 -- Tasks for people, newest first. Planned anew for each call, since which index serves depends on the filter.
 select t.task_id, d.name as dag, j.name as job, t.state, t.kind, t.partition_key, t.range_start, t.range_end,
-       t.attempt, j.max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
-       t.progress, t.cancel_requested
-from tasks t join jobs j using (job_id) join dags d using (dag_id)
-where ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
+       t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
+       t.progress, t.cancel_requested, x.standing
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join lateral (select standing from dead_tasks where task_id = t.task_id and t.stage = 3 offset 0) x on true
+where o.slug = $8 and ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
   and ($3::task_state is null or t.state = $3) and ($7::smallint is null or t.stage = $7)
   and ($4::uuid is null or t.task_id = $4) and ($6::uuid is null or t.task_id < $6)
+  and ($9::text is null or x.standing = $9)
+  and ($10::bigint is null or t.range_end >= $10) and ($11::bigint is null or t.range_start <= $11)
 order by t.task_id desc limit $5
 
 -- name: counts
--- Tasks per job and state, for people and gauges; finished ones are left out.
-select j.job_id, d.name as dag, j.name as job, t.state, count(*) as tasks,
+-- An organization's tasks per job and state, finished ones left out: how many, how many of them wait for another
+-- attempt, the newest of those, and for how long the first has been due. With what holds the job.
+select d.name as dag, j.name as job, j.runtime, t.state, count(*) as tasks,
+       count(*) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null) as retrying,
+       (max(t.task_id::text) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null))::uuid as newest_retry,
+       extract(epoch from tp_now() - min(t.ready_at))::float8 as due_seconds, h.level as hold_level, cj.name as hold_job
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
+where t.stage in (0, 1) and o.slug = $1
+group by d.name, j.name, j.runtime, t.state, h.level, cj.name
+
+-- name: runtimes_at_work
+-- Runtimes of which a worker runs a task now, whosever it is.
+select distinct j.runtime from tasks t join jobs j using (job_id) where t.stage = 1 and t.state = 'running'
+
+-- name: depths
+-- The same of all organizations together, and how old they are, for gauges.
+select d.name as dag, j.name as job, t.state, count(*) as tasks,
        extract(epoch from tp_now() - min(t.created_at))::float8 as oldest_seconds
 from tasks t join jobs j using (job_id) join dags d using (dag_id)
 where t.stage in (0, 1)
-group by j.job_id, d.name, j.name, t.state
+group by d.name, j.name, t.state
 
 -- name: explain_facts
 -- Everything that could make a task wait, in one row.
-select t.task_id, t.state, t.attempt, j.max_attempts, t.cancel_requested, t.worker_id, t.error,
+select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.cancel_requested,
+       t.worker_id, t.error,
        j.name as job, d.name as dag, j.runtime, j.operator, j.max_concurrency, j.dispatch_window, j.routed,
+       j.source_kind, j.definition ? 'code_bundle' and j.definition->>'code_bundle' is not null as code_deployed,
        t.priority, t.partition_key, t.range_start, t.scope_key,
+       (select x.standing from dead_tasks x where x.task_id = t.task_id) as standing,
        extract(epoch from t.ready_at - tp_now())::float8 as ready_in_seconds,
        extract(epoch from tp_now() - t.created_at)::float8 as age_seconds,
        extract(epoch from tp_now() - t.dispatched_at)::float8 as dispatched_seconds,
@@ -411,16 +531,26 @@ select t.task_id, t.state, t.attempt, j.max_attempts, t.cancel_requested, t.work
        h.level as hold_level, h.path as hold_path, cj.name as hold_job, p.metric as hold_metric,
        p.figure as hold_figure, p.threshold as hold_threshold,
        exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox
-from tasks t join jobs j using (job_id) join dags d using (dag_id)
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 left join job_pressure p on p.job_id = h.caused_by
-where t.task_id = $1
+where t.task_id = $1 and o.slug = $2
+
+-- name: handed_values
+-- What the operators of tasks were handed: the config of their job, and the parameters of their pipeline.
+select j.definition->'config' as config, p.config->'parameters' as parameters, array_agg(t.task_id) as task_ids
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join executions e on e.execution_id = t.task_id left join pipelines p using (pipeline_id)
+where t.task_id = any($1::uuid[]) and o.slug = $2
+group by j.job_id, p.pipeline_id
 
 -- name: lineage
 -- What fed a task, and what it produced.
 select 'input' as side, e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id
-from task_inputs i join events e using (event_id) join datasets d using (dataset_uuid) where i.task_id = $1
+from task_inputs i join events e using (event_id) join datasets d using (dataset_uuid) join orgs o using (org_id)
+where i.task_id = $1 and o.slug = $2
 union all
 select 'output', e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id
-from events e join datasets d using (dataset_uuid) where e.producer_id = $1
+from events e join datasets d using (dataset_uuid) join orgs o using (org_id)
+where e.producer_id = $1 and o.slug = $2
 order by 1, 2

@@ -1,5 +1,9 @@
 -- Signing keys and opaque tokens.
 
+-- name: organizations
+-- Whom tokens may be issued for.
+select slug from orgs order by slug
+
 -- name: signing_keys
 -- Every key that may still be of use.
 select kid, sealed_private_key, public_jwk, extract(epoch from created_at)::float8 as created_at,

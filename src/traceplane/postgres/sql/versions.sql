@@ -105,7 +105,14 @@ select
    where b.activation = 'source' and d.current_generation_id is not null
      and coalesce((select max(range_start) from events where generation_id = o.generation_id and partition_key is null), -1)
        < coalesce((select max(range_start) from events where generation_id = d.current_generation_id
-                     and partition_key is null), -1)) as sources_behind
+                     and partition_key is null), -1)) as sources_behind,
+  (select drop_missing from dag_versions where dag_version_id = $1) as drop_missing
+
+-- name: replaces
+-- Whether a version has another generation of something that serves; what is virtual has nothing to build.
+select exists (
+  select 1 from dag_version_datasets v join datasets d using (dataset_uuid)
+  where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id and v.definition->>'sql' is null)
 
 -- name: point
 -- Moves every pointer of a DAG to those of one version, all at once.
@@ -140,12 +147,12 @@ with serving as materialized (
   update jobs j set routed = true, building = false, priority = s.priority, max_concurrency = s.max_concurrency,
     dispatch_window = s.dispatch_window, max_queue_depth = s.max_queue_depth, max_queue_age = s.max_queue_age,
     timeout = s.timeout, lease = s.lease, max_attempts = s.max_attempts, retry_base = s.retry_base,
-    retry_max = s.retry_max, revision = j.revision + 1
+    retry_max = s.retry_max, network = s.network, revision = j.revision + 1
   from serving s where j.job_id = s.job_id
     and (j.routed, not j.building, j.priority, j.max_concurrency, j.dispatch_window, j.max_queue_depth, j.max_queue_age,
-         j.timeout, j.lease, j.max_attempts, j.retry_base, j.retry_max)
+         j.timeout, j.lease, j.max_attempts, j.retry_base, j.retry_max, j.network)
       is distinct from (true, true, s.priority, s.max_concurrency, s.dispatch_window, s.max_queue_depth, s.max_queue_age,
-         s.timeout, s.lease, s.max_attempts, s.retry_base, s.retry_max)
+         s.timeout, s.lease, s.max_attempts, s.retry_base, s.retry_max, s.network)
 )
 select job_id from serving where not routed
 
@@ -193,6 +200,21 @@ update dag_versions set state = 'aborted', retired_at = tp_now() where dag_versi
 update jobs j set routed = false, building = false, revision = revision + 1
 from dag_version_jobs v where v.dag_version_id = $1 and v.job_id = j.job_id and j.building
 returning j.job_id
+
+-- name: delete
+-- A DAG that is no more: nobody finds its datasets, its jobs receive no events, and no version can serve again. Its data
+-- goes like that of versions that were given up.
+with gone as (
+  update jobs set routed = false, building = false, revision = revision + 1 where dag_id = $1 and routed returning job_id
+), pointers as (
+  update datasets set current_generation_id = null where dag_id = $1 and current_generation_id is not null
+), given_up as (
+  update dag_versions set state = 'aborted', retired_at = tp_now()
+  where dag_id = $1 and state in ('building', 'active', 'retired')
+), inactive as (
+  update dags set active_version_id = null where dag_id = $1
+)
+select job_id from gone
 
 -- name: expire_results
 -- Results of queries that are older than a while: nobody finds them from here on, and their data goes like that of
@@ -244,12 +266,18 @@ from dag_versions v join dags d using (dag_id) join orgs o using (org_id)
 where o.slug = $1 and d.name = $2 order by v.number desc limit $3
 
 -- name: progress
--- Per dataset that is built anew: live scopes of the new generation, and of the serving one.
-select d.dataset_id,
-  (select count(*) from dataset_commits c where c.generation_id = v.generation_id and c.superseded_by is null) as built,
-  (select count(*) from dataset_commits c where c.generation_id = d.current_generation_id and c.superseded_by is null) as serving
+-- Per dataset that is built anew: the live scopes of the serving generation, and how many of them the new one has too.
+select d.dataset_id, s.built, s.serving
 from dag_version_datasets v join datasets d using (dataset_uuid)
 join job_outputs x on x.generation_id = v.generation_id join jobs j using (job_id)
+cross join lateral (
+  select range_agg(int8range(c.range_start, least(c.range_end, 9223372036854775806) + 1)) as positions
+  from dataset_commits c where c.generation_id = v.generation_id and c.superseded_by is null
+) n cross join lateral (
+  select count(*) as serving,
+         count(*) filter (where n.positions @> int8range(c.range_start, least(c.range_end, 9223372036854775806) + 1)) as built
+  from dataset_commits c where c.generation_id = d.current_generation_id and c.superseded_by is null
+) s
 where v.dag_version_id = $1 and j.building and j.runtime <> 'dispatcher' and j.activation = 'reactive'
 order by d.dataset_id
 

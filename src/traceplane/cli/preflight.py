@@ -1,0 +1,50 @@
+"""What `traceplane up` makes sure of before it starts anything: what is wrong now would be wrong at every start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from traceplane.cli.output import say
+from traceplane.errors import InvalidInput
+from traceplane.runtime import listen
+from traceplane.settings import Settings, checked_code_paths
+
+
+def checked(settings: Settings, *, trigger: bool) -> Settings:
+    """The settings, with the code folders that there are."""
+    ports = _ports(settings, trigger=trigger)
+    for name, port in ports.items():
+        if port == 0 or list(ports.values()).count(port) > 1:
+            raise InvalidInput(
+                "settings.invalid", f"{name} is a port of its own, from 1 to 65535", value=port
+            )
+    if settings.object_bucket is None and settings.object_store is not None:
+        _make_folder(settings.object_store_root)
+    paths = checked_code_paths(settings)
+    if not paths:
+        folder = settings.worker_code_paths[0].absolute() if settings.worker_code_paths else Path("code")
+        say(f"No folder {folder}: jobs run the code that they are deployed with.", err=True)
+    return replace(settings, worker_code_paths=paths)
+
+
+def check_ports(settings: Settings, *, trigger: bool) -> None:
+    for port in _ports(settings, trigger=trigger).values():
+        listen(settings.host, port).close()
+
+
+def _ports(settings: Settings, *, trigger: bool) -> dict[str, int]:
+    names = ("dispatcher_port", "gateway_port", *(("trigger_port",) if trigger else ()))
+    return {name: getattr(settings, name) for name in names}
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            "settings.invalid",
+            f"the folder of the object store cannot be made: {error.strerror}",
+            value=folder.absolute(),
+            next_step="choose another one: object_store",
+        ) from error

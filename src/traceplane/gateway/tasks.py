@@ -1,0 +1,342 @@
+"""Tasks, as people look at them and look after them.
+
+Tasks are meant by their ids, or as those of a DAG, of one of its jobs, of a range of positions. The second may be very
+many: a call changes some of them and says whether there are more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from traceplane.auth.opaque import TokenRecord
+from traceplane.control_api import (
+    AttemptLog,
+    ExplainResponse,
+    FailureView,
+    LineageView,
+    ReasonView,
+    StuckView,
+    TaskChanges,
+    TaskDetail,
+    TaskLogs,
+    TaskQuery,
+    TaskSelection,
+    TasksResponse,
+    TaskView,
+)
+from traceplane.errors import InvalidInput, NotFound
+from traceplane.gateway.hidden_values import hidden_from
+from traceplane.http_service import Call, Route
+from traceplane.model.advice import Advice, advice
+from traceplane.model.explain import explain
+from traceplane.model.stuck import stuck
+from traceplane.postgres import events, task_logs, tasks
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.tasks import Chosen
+
+READER, WRITER = "reader", "writer"
+_CHANGED_AT_ONCE = 2_000
+_LOGGED_ATTEMPTS = 100
+_LOOKED_AT_PER_JOB = 1_000
+
+Change = Callable[[Transaction, Sequence[UUID]], Awaitable[dict[UUID, str]]]
+
+
+class TaskApi:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/v1/tasks", None, TasksResponse, self.listing, READER, "Tasks, newest first.",
+                  query=TaskQuery),
+            Route("GET", "/v1/tasks/{task_id}", None, TaskDetail, self.task, READER, "One task with its lineage."),
+            Route("GET", "/v1/tasks/{task_id}/explain", None, ExplainResponse, self.explain, READER,
+                  "Why a task waits, or failed."),
+            Route("GET", "/v1/tasks/{task_id}/logs", None, TaskLogs, self.logs, READER, "What a task wrote."),
+            Route("POST", "/v1/tasks/retry", TaskSelection, TaskChanges, self.retry, WRITER,
+                  "Start dead or canceled tasks again."),
+            Route("POST", "/v1/tasks/cancel", TaskSelection, TaskChanges, self.cancel, WRITER, "Stop tasks."),
+            Route("POST", "/v1/tasks/acknowledge", TaskSelection, TaskChanges, self.acknowledge, WRITER,
+                  "Dead tasks that need nobody any more."),
+        ]  # fmt: skip
+
+    # Looking ---------------------------------------------------------------------------------------
+
+    async def listing(self, call: Call[None]) -> TasksResponse:
+        query: TaskQuery = call.query
+        async with self._database.transaction() as tx:
+            rows = await tasks.listing(
+                tx,
+                call.principal.org,
+                dag=query.dag,
+                job=query.job,
+                state=query.state,
+                before=query.before,
+                standing=query.standing,
+                start=query.start,
+                end=query.end,
+                limit=query.limit,
+            )
+            rows = await as_seen_by(tx, call.principal, rows)
+        return TasksResponse([_task_view(row) for row in rows])
+
+    async def task(self, call: Call[None]) -> TaskDetail:
+        task_id = _task_id(call)
+        async with self._database.transaction() as tx:
+            rows = await tasks.listing(tx, call.principal.org, task_id=task_id, limit=1)
+            rows = await as_seen_by(tx, call.principal, rows)
+            lineage = await tasks.lineage(tx, call.principal.org, task_id)
+        if not rows:
+            raise _no_task(task_id)
+        views: dict[str, list[LineageView]] = {"input": [], "output": []}
+        for row in lineage:
+            views[row["side"]].append(
+                LineageView(
+                    row["event_id"],
+                    row["dataset_id"],
+                    row["kind"],
+                    _scope_text(row) or "",
+                    row["producer_id"],
+                )
+            )
+        return TaskDetail(_task_view(rows[0]), views["input"], views["output"])
+
+    async def explain(self, call: Call[None]) -> ExplainResponse:
+        task_id, org = _task_id(call), call.principal.org
+        async with self._database.transaction() as tx:
+            facts = await tasks.explain_facts(tx, org, task_id)
+            if facts is None:
+                raise _no_task(task_id)
+            (facts,) = await as_seen_by(tx, call.principal, [facts])
+            written = await self._logs(tx, call.principal, task_id, attempts=1)
+        told = _advice(facts)
+        return ExplainResponse(
+            task_id,
+            facts["state"],
+            facts["job"],
+            [ReasonView(r.code, r.sentence) for r in explain(facts)],
+            dag=facts["dag"],
+            scope=_scope_text(facts),
+            error=facts["error"],
+            log=written[0] if written else None,
+            next_step=told.next_step if told else None,
+            retry_helps=told.retry_helps if told else None,
+        )
+
+    async def logs(self, call: Call[None]) -> TaskLogs:
+        task_id, org = _task_id(call), call.principal.org
+        async with self._database.transaction() as tx:
+            rows = await tasks.listing(tx, org, task_id=task_id, limit=1)
+            if not rows:
+                raise _no_task(task_id)
+            written = await self._logs(tx, call.principal, task_id, attempts=_LOGGED_ATTEMPTS)
+        return TaskLogs(task_id, rows[0]["state"], rows[0]["attempt"], written)
+
+    async def _logs(
+        self, tx: Transaction, caller: TokenRecord, task_id: UUID, *, attempts: int
+    ) -> list[AttemptLog]:
+        """What the last attempts wrote, without values that the caller may not see."""
+        rows = await task_logs.of_task(tx, caller.org, task_id, attempts=attempts)
+        hidden = (await hidden_from(tx, caller, [task_id])).get(task_id) if rows else None
+        return [
+            AttemptLog(
+                row["attempt"],
+                hidden.without(row["text"]) if hidden else row["text"],
+                row["written_at"].isoformat(),
+            )
+            for row in rows
+        ]
+
+    # Changing --------------------------------------------------------------------------------------
+
+    async def retry(self, call: Call[TaskSelection]) -> TaskChanges:
+        org, asked = call.principal.org, call.body
+
+        async def choose(tx: Transaction, chosen: Chosen) -> list[UUID]:
+            if asked.state == "canceled":
+                return await tasks.choose_canceled(tx, org, chosen, _CHANGED_AT_ONCE, after=asked.after)
+            return await tasks.choose_dead(tx, org, chosen, _CHANGED_AT_ONCE, to_retry=True)
+
+        async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+            return dict.fromkeys(await tasks.retry(tx, org, task_ids), "queued")
+
+        return await self._change(asked, choose, change)
+
+    async def cancel(self, call: Call[TaskSelection]) -> TaskChanges:
+        org = call.principal.org
+
+        async def choose(tx: Transaction, chosen: Chosen) -> list[UUID]:
+            return await tasks.choose_unfinished(tx, org, chosen, _CHANGED_AT_ONCE)
+
+        async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+            changed = await tasks.cancel(tx, org, task_ids)
+            return {t: "canceling" if s == "running" else s for t, s in changed.items()}
+
+        return await self._change(call.body, choose, change)
+
+    async def acknowledge(self, call: Call[TaskSelection]) -> TaskChanges:
+        org, by = call.principal.org, call.principal.name
+
+        async def choose(tx: Transaction, chosen: Chosen) -> list[UUID]:
+            return await tasks.choose_dead(tx, org, chosen, _CHANGED_AT_ONCE, to_retry=False)
+
+        async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+            return dict.fromkeys(await tasks.acknowledge(tx, org, task_ids, by), "acknowledged")
+
+        return await self._change(call.body, choose, change)
+
+    async def _change(
+        self,
+        asked: TaskSelection,
+        choose: Callable[[Transaction, Chosen], Awaitable[list[UUID]]],
+        change: Change,
+    ) -> TaskChanges:
+        async with self._database.transaction() as tx:
+            by_id = asked.dag is None
+            meant = (
+                asked.task_ids
+                if asked.dag is None
+                else await choose(tx, Chosen(asked.dag, asked.job, asked.start, asked.end))
+            )
+            changed = await change(tx, meant) if meant else {}
+            await events.notify_dispatchers(tx)
+        return TaskChanges(
+            {str(t): s for t, s in changed.items()},
+            [t for t in meant if t not in changed] if by_id else [],
+            after=meant[-1] if not by_id and len(meant) == _CHANGED_AT_ONCE else None,
+        )
+
+
+# What failed and what is stuck -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an organization's tasks stand, what needs somebody first."""
+
+    failed: list[FailureView]
+    stuck: list[StuckView]
+    counts: dict[str, dict[str, int]]
+    """Unfinished tasks: "dag/job" -> state -> number."""
+    dead_elsewhere: dict[str, int]
+    """Dead tasks that need nobody: superseded or retired."""
+
+
+async def standing(tx: Transaction, caller: TokenRecord) -> Standing:
+    unfinished = await tasks.counts(tx, caller.org)
+    deaths = await as_seen_by(tx, caller, await tasks.deaths(tx, caller.org, _LOOKED_AT_PER_JOB))
+    retried = [row["newest_retry"] for row in unfinished if row["newest_retry"] is not None]
+    newest = {
+        task_id: (await tasks.listing(tx, caller.org, task_id=task_id, limit=1))[0] for task_id in retried
+    }
+    seen = {row["task_id"]: row for row in await as_seen_by(tx, caller, list(newest.values()))}
+    counts: dict[str, dict[str, int]] = {}
+    failed = [
+        _failure(row, "dead", row["tasks"], capped=row["capped"])
+        for row in deaths
+        if row["standing"] == "open"
+    ]
+    for row in unfinished:
+        counts.setdefault(f"{row['dag']}/{row['job']}", {})[row["state"]] = row["tasks"]
+        if (example := seen.get(row["newest_retry"])) is not None:
+            failed.append(_failure(example, "retrying", row["retrying"]))
+    elsewhere: dict[str, int] = {}
+    for row in deaths:
+        if row["standing"] != "open":
+            elsewhere[row["standing"]] = elsewhere.get(row["standing"], 0) + row["tasks"]
+    waits = stuck(unfinished, await tasks.runtimes_at_work(tx))
+    return Standing(failed, [StuckView(s.dag, s.job, s.reason, s.sentence) for s in waits], counts, elsewhere)
+
+
+def _failure(row: dict[str, Any], state: Any, count: int, *, capped: bool = False) -> FailureView:
+    error = row["error"] or {}
+    return FailureView(
+        dag=row["dag"],
+        job=row["job"],
+        state=state,
+        tasks=count,
+        code=str(error.get("code", "unknown")),
+        message=str(error.get("message", "")),
+        newest=row["task_id"],
+        scope=_scope_text(row),
+        and_more=capped,
+    )
+
+
+def _advice(facts: dict[str, Any]) -> Advice | None:
+    if facts["state"] != "dead":
+        return None
+    error = facts["error"] or {}
+    return advice(
+        str(error.get("code", "")),
+        task_id=facts["task_id"],
+        step=error.get("next_step"),
+        standing=facts["standing"],
+        code_deployed=facts["code_deployed"],
+        of_pipeline=facts["source_kind"] == "pipeline",
+    )
+
+
+def _task_id(call: Call[None]) -> UUID:
+    text = call.path_params["task_id"]
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidInput("task.bad_id", "a task id is a UUID", value=text) from None
+
+
+def _no_task(task_id: UUID) -> NotFound:
+    return NotFound(
+        "task.unknown", "there is no such task", value=str(task_id), next_step="see `traceplane tasks`"
+    )
+
+
+async def as_seen_by(
+    tx: Transaction, caller: TokenRecord, rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Rows of tasks, without config values in what their operators wrote if the caller may not see them."""
+    written = [row["task_id"] for row in rows if row["error"] or row.get("progress")]
+    hidden = await hidden_from(tx, caller, written)
+    return [
+        {**row, **{f: hidden[row["task_id"]].without(row[f]) for f in ("error", "progress") if f in row}}
+        if row["task_id"] in hidden
+        else row
+        for row in rows
+    ]
+
+
+def _scope_text(row: dict[str, Any]) -> str | None:
+    if row["range_start"] is None:
+        return None
+    return str(row["partition_key"] if row["partition_key"] is not None else row["range_start"])
+
+
+def _time(value: datetime | None) -> str | None:
+    return value.isoformat() if value is not None else None
+
+
+def _task_view(row: dict[str, Any]) -> TaskView:
+    return TaskView(
+        task_id=row["task_id"],
+        dag=row["dag"],
+        job=row["job"],
+        state=row["state"],
+        kind=row["kind"],
+        attempt=row["attempt"],
+        max_attempts=row["max_attempts"],
+        created_at=row["created_at"].isoformat(),
+        scope=_scope_text(row),
+        priority="backfill" if row["priority"] else "normal",
+        worker_id=row["worker_id"],
+        started_at=_time(row["started_at"]),
+        finished_at=_time(row["finished_at"]),
+        cancel_requested=row["cancel_requested"],
+        progress=row["progress"],
+        error=row["error"],
+        standing=row["standing"],
+    )

@@ -1,0 +1,159 @@
+"""What to do about the error of a task, and whether starting the task again can help.
+
+The steps are those of docs/reference/errors.md, in the same words; a test holds the two together. What has to be mended
+decides about a retry: a job's definition is that of a deploy, and so is its code if the deploy carried it, so a task
+that is started again meets what it met before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Where an error is mended."""
+
+    PASSING = "passing"
+    """Nowhere: it may be gone by now."""
+    SURROUNDINGS = "surroundings"
+    """Outside of the DAG: settings, limits, files, other services."""
+    CODE = "code"
+    """In the operator's code."""
+    DEFINITION = "definition"
+    """In the DAG file."""
+
+
+_PASSING = {
+    "compact.input_changed": "",
+    "compact.rows_differ": "report it if it stays",
+    "hot.changed": "",
+    "hot.never_still": "let the job work on ranges that are written less often",
+    "lease.expired": "look at the worker if it recurs",
+    "operator.history_incomplete": "see its page",
+    "operator.output_in_use": "let the function wait for all that it started; it is retried",
+    "operator.spark_lost": "if it was out of memory or took too much of the disk, raise `spark_memory_mb` or"
+    " `spark_disk_mb`, or compute less at once",
+    "platform.failed": "report it if it recurs",
+    "sandbox.closed": "",
+    "sandbox.failed": "report it if it recurs",
+    "sandbox.lost": "",
+    "sandbox.setup_failed": "look at the worker if it recurs",
+    "spark.not_shown": "",
+    "task.stale": "",
+    "chain.beyond_head": "wait, or ask for less",
+    "chain.rate_limited": "set `calls_per_second`, or wait; the call may be repeated",
+    "chain.rpc_inconsistent": "repeat the call",
+    "chain.rpc_invalid": "repeat the call; if it stays, use another endpoint",
+    "chain.rpc_unavailable": "check the endpoints; the call may be repeated",
+    "service.unreachable": "check that it runs; the call may be repeated",
+    "object_store.unavailable": "check its endpoint or disk; tasks are retried",
+}
+_SURROUNDINGS = {
+    "commit.file_unreadable": "check that dispatcher and workers have the same object store",
+    "operator.input_unreadable": "restore the file, or have its scope computed again with `traceplane backfill`",
+    "operator.killed": "raise the runtime's `limits`, or use less",
+    "invoke.refused": "check the runtime's `target` in the settings",
+    "sandbox.folder_in_use": "check space and permissions of the object store; the next attempt has another folder",
+    "sandbox.unavailable": "look at memory and limits of the machine; restart the worker",
+    "chain.endpoints_disagree": "find out which one is right; one may follow another fork",
+    "code.damaged": "restore the row of `code_bundles` from a backup",
+    "code.not_unpacked": "see whether it may write there",
+    "code.unknown_bundle": "restore `code_bundles`",
+    "object_store.missing": "retry, if `gc` ran with a short grace period; else restore the file",
+    "object_store.outside": "check the folder for links, and report it",
+    "object_store.refused": "check bucket, credentials and their rights",
+    "object_store.size_mismatch": "find out who else wrote there, and restore the file",
+    "service.bad_answer": "check the address and the versions",
+    "spark.not_started": "read the log that the error names; the worker is started again",
+    "worker.cache_failed": "check the folder `object_cache` and `object_cache_mb`; the task is retried",
+}
+_CODE = {
+    "commit.duplicate_column": "give each column a name of its own",
+    "commit.not_as_declared": "correct the operator and retry the task, or declare the column as it is",
+    "commit.rows_unfit": "write the rows as the dataset declares them",
+    "commit.schema_incompatible": "write the column as it was and retry the task, or deploy the job under another "
+    "dataset id",
+    "operator.exited": "return instead",
+    "operator.import_failed": "correct the code, or install what it needs",
+    "operator.input_unknown": "use one of those named",
+    "operator.output_unknown": "use one of those named",
+    "operator.raised": "correct the code, then `traceplane retry`",
+    "operator.result_invalid": "return rows, or a mapping from output name to rows",
+    "operator.schema_mixed": "write the same columns",
+    "operator.value_does_not_fit": "correct the operator, or declare a wider type",
+    "operator.wrong_parameters": "name them like the inputs, besides `scope`, `spark`, `config` and `task`",
+    "invoke.bad_answer": "answer as runtimes says",
+    "invoke.function_error": "see what it said, in the error's value",
+    "task.output_not_granted": "write only what came with the claim",
+}
+_DEFINITION = {
+    "commit.position_missing": "write it, or deploy the dataset without",
+    "commit.scope_overlaps": "name the column as the dataset's `position`, or compute the wider scope again",
+    "commit.too_large": "let the job work on smaller scopes, or make the dataset `storage: parquet`",
+    "hot.filter_invalid": "correct the filter",
+    "operator.input_schema_unknown": "declare the columns in the DAG file",
+    "operator.misconfigured": "correct the job's `config`",
+    "operator.no_entrypoint": "correct the entrypoint, or the worker's `worker_code_paths`",
+    "operator.range_too_wide": "emit the range in parts",
+    "operator.timeout": "make it faster, or raise the timeout",
+    "operator.unknown": "use one of those named",
+    "invoke.timeout": "make it faster, or raise the timeout",
+    "chain.range_invalid": "correct the range",
+    "chain.rpc_refused": "see its message",
+    "chain.settings_invalid": "correct the value named",
+    "chain.table_unknown": "use one of those named",
+}
+STEPS: dict[str, tuple[Cause, str]] = {
+    code: (cause, step)
+    for cause, steps in (
+        (Cause.PASSING, _PASSING),
+        (Cause.SURROUNDINGS, _SURROUNDINGS),
+        (Cause.CODE, _CODE),
+        (Cause.DEFINITION, _DEFINITION),
+    )
+    for code, step in steps.items()
+}
+_ALSO_WITHOUT_A_DEPLOY = frozenset({"operator.no_entrypoint"})
+"""Mended in a worker's own code folder too, if the deploy carried no code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    next_step: str
+    retry_helps: bool
+    """Whether starting the task again can help, once what is named is mended."""
+
+
+def advice(
+    code: str,
+    *,
+    task_id: object,
+    step: str | None = None,
+    standing: str = "open",
+    code_deployed: bool = False,
+    of_pipeline: bool = False,
+) -> Advice:
+    """`step`: what the error itself says is next. `standing`: whether the dead task still needs somebody."""
+    if standing != "open":
+        return Advice("Nothing.", False)
+    cause, known = STEPS.get(code, (Cause.CODE, ""))
+    first, retry = step or known, f"`traceplane retry {task_id}`"
+    deploys_only = code_deployed or (cause is Cause.DEFINITION and code not in _ALSO_WITHOUT_A_DEPLOY)
+    if cause in (Cause.CODE, Cause.DEFINITION):
+        first = first.removesuffix(", then `traceplane retry`")
+        if deploys_only:
+            first = first.replace(" and retry the task", "")
+    if of_pipeline:
+        return Advice(_sentences(first, "The pipeline's next execution is a task of its own"), False)
+    if cause is Cause.PASSING:
+        return Advice(_sentences(first, f"{retry} tries it again"), True)
+    if cause is Cause.SURROUNDINGS:
+        return Advice(_sentences(first, f"Then {retry}"), True)
+    if deploys_only:
+        return Advice(_sentences(first, "Deploy the correction: a retry runs what is deployed"), False)
+    return Advice(_sentences(first, f"Then {retry}, which runs what is in the worker's code folder"), True)
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)

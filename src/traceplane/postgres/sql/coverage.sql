@@ -1,0 +1,159 @@
+-- Which positions a generation holds.
+
+-- name: add
+-- Scopes of tasks that are done belong to what their jobs write, whether there was something to commit or not.
+with done as (
+  select g.generation_id, g.range_start, g.range_end
+  from unnest($2::uuid[], $3::bigint[], $4::bigint[]) as g (generation_id, range_start, range_end)
+  union all
+  select o.generation_id, t.range_start, t.range_end
+  from tasks t join jobs j using (job_id) join job_outputs o using (job_id)
+  where t.task_id = any($1::uuid[]) and t.range_start is not null and j.activation = 'reactive' and j.runtime <> 'dispatcher'
+), sets as (
+  select generation_id, coverage_bucket(range_start, range_end) as bucket,
+         range_agg(coverage_range(range_start, range_end)) as positions
+  from done group by 1, 2 order by 1, 2
+)
+insert into generation_coverage as c (generation_id, bucket, positions) select generation_id, bucket, positions from sets
+on conflict (generation_id, bucket) do update set positions = c.positions + excluded.positions
+where not c.positions @> excluded.positions
+
+-- name: lock_serving
+-- Commits to what serves wait from here on, so that nothing is added to it unseen before a version takes its place.
+select k.generation_id from generation_cursors k
+where k.generation_id in (
+  select d.current_generation_id from dag_version_datasets v join datasets d using (dataset_uuid)
+  where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id)
+order by k.generation_id for no key update
+
+-- name: lacking
+-- Per dataset that would get another generation: positions of live commits that the new one does not hold.
+select d.dataset_id, lower(p) as first, coalesce(upper(p) - 1, 9223372036854775807) as last
+from dag_version_datasets v join datasets d using (dataset_uuid)
+cross join lateral (select coverage_of(v.generation_id) as held offset 0) new
+cross join lateral (
+  select range_agg(coverage_range(c.range_start, c.range_end)) - new.held as positions from dataset_commits c
+  where c.generation_id = d.current_generation_id and c.superseded_by is null
+    and not new.held @> coverage_range(c.range_start, c.range_end)
+) gone cross join lateral unnest(gone.positions) p
+where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id
+  and v.definition->>'sql' is null  -- a virtual dataset holds nothing, and serves what its SQL gives
+  and not new.held @> coverage_of(d.current_generation_id)
+order by d.dataset_id, p limit $2
+
+-- name: add_catch_ups
+-- Jobs of a version whose datasets are about to get, or have got, another generation than the one that serves.
+insert into catch_ups (job_id, generation_id)
+select o.job_id, d.current_generation_id
+from dag_version_jobs v join jobs j using (job_id) join job_outputs o using (job_id) join datasets d using (dataset_uuid)
+where v.dag_version_id = $1 and d.current_generation_id <> o.generation_id
+  and j.activation = 'reactive' and j.runtime <> 'dispatcher'
+on conflict do nothing
+
+-- name: forget_catch_ups
+-- Jobs that need not catch up any more: those of a version, or those given.
+delete from catch_ups where job_id = any($1::uuid[])
+  or job_id in (select job_id from dag_version_jobs where dag_version_id = $2)
+
+-- name: next_catch_ups
+-- Jobs that have been told of the past and have nothing waiting, whose turn it is to make what else is served.
+select c.job_id, c.generation_id, j.building, j.routed from catch_ups c join jobs j using (job_id)
+where not exists (select 1 from replays r where r.job_id = c.job_id)
+  and not exists (select 1 from tasks t where t.job_id = c.job_id and t.stage = 0 offset 0)
+  and not exists (  -- what only passes events on may have some left for it
+    select 1 from job_inputs i join job_outputs o using (generation_id) join jobs p on p.job_id = o.job_id
+    where i.job_id = c.job_id and p.runtime = 'dispatcher' and p.routed
+      and (exists (select 1 from replays r where r.job_id = p.job_id)
+        or exists (select 1 from tasks t where t.job_id = p.job_id and t.stage in (0, 1) offset 0)))
+order by c.job_id, c.generation_id
+
+-- name: catch_up
+-- Tasks for scopes that are served, or were, that a job does not hold, and that nothing is under way for; none where its
+-- inputs have yet to catch up themselves, since they will tell it.
+with own as materialized (
+  select o.generation_id, coverage_of(o.generation_id) as held from job_outputs o
+  join generations g on g.generation_id = $2 and g.dataset_uuid = o.dataset_uuid where o.job_id = $1
+), coming as materialized (
+  select coalesce(range_agg(r), '{}') as positions
+  from job_inputs i join generations g using (generation_id)
+  join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
+  join job_outputs o on o.generation_id = rows.generation_id
+  join catch_ups c on c.job_id = o.job_id
+  join generations other on other.generation_id = c.generation_id and other.dataset_uuid = rows.dataset_uuid
+  cross join lateral unnest(coverage_of(other.generation_id) - coverage_of(rows.generation_id)) r
+  where i.job_id = $1
+), size as materialized (  -- a job that is fed with ranges gets no others
+  select range_size_of($1) as positions
+), dead as materialized (
+  select scope_key from tasks where job_id = $1 and stage = 3
+), wanted as materialized (
+  select distinct on (c.range_start, c.scope_key) c.partition_key, c.range_start, c.range_end
+  from own cross join coming
+  cross join lateral (
+    select * from dataset_commits c where c.generation_id = $2 and c.superseded_by is null
+      and not own.held @> coverage_range(c.range_start, c.range_end) offset 0) c
+  where not own.held @> coverage_of($2)
+    and not exists (select 1 from tasks t where t.job_id = $1 and t.stage = 0 offset 0)  -- two dispatchers take turns
+    and not coming.positions && coverage_range(c.range_start, c.range_end)
+    and not exists (select 1 from size s where c.range_end::numeric - c.range_start + 1 <> s.positions
+                      or mod(c.range_start, s.positions) <> 0)
+    and not exists (select 1 from tasks t where t.job_id = $1 and t.scope_key = c.scope_key and t.stage = 1 offset 0)
+    and c.scope_key not in (select scope_key from dead)
+  order by c.range_start, c.scope_key limit $3
+), made as (
+  insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start, range_end,
+                     created_at, ready_at)
+  select uuid7(), $1, 'queued', 1, true, 'data', partition_key, range_start, range_end, tp_now(), tp_now()
+  from wanted order by range_start
+)
+select (select count(*) from wanted) as made, exists (select 1 from own where not held @> coverage_of($2)) as lacks
+
+-- name: end_catch_up
+-- A job that serves has made all of it. Until then those below it know that something may still come.
+delete from catch_ups where job_id = $1 and generation_id = $2
+
+-- name: of_datasets
+-- What readers of an organization's datasets have: from where to where, the gaps between, and scopes whose task died and
+-- that nothing else covers. Executions of pipelines stand at positions of their own, with nothing between them.
+select d.dataset_id, lower(h.held) as first, coalesce(upper(h.held) - 1, 9223372036854775807) as last,
+  (select count(*) from unnest(h.gaps)) as gap_count,
+  coalesce((select jsonb_agg(jsonb_build_array(lower(r), upper(r) - 1) order by r)
+    from (select r from unnest(h.gaps) r limit $3) f), '[]') as gaps,
+  (select count(distinct t.scope_key) from tasks t where t.job_id = j.job_id and t.stage = 3
+     and not h.held @> coverage_range(t.range_start, t.range_end)) as dead
+from datasets d join orgs o using (org_id)
+join job_outputs x on x.generation_id = d.current_generation_id
+join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'
+cross join lateral (
+  select c.held, case when isempty(c.held) then '{}' else int8multirange(range_merge(c.held)) - c.held end as gaps
+  from (select coverage_of(d.current_generation_id) as held offset 0) c
+) h
+where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
+
+-- name: asked
+-- A dataset, who makes it, and which of some positions it does not hold. What a source is told holds what was said.
+select d.dataset_id, g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
+  (j.definition->'config'->>'size')::bigint as size,
+  (select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
+   from unnest(int8multirange(coverage_range($3, $4)) - case
+     when j.source_kind in ('manual', 'webhook', 'cron') or j.runtime = 'dispatcher' then coalesce(
+       (select range_agg(coverage_range(e.range_start, e.range_end)) from events e
+        where e.generation_id = d.current_generation_id and e.range_start <= $4 and e.range_end >= $3), '{}')
+     else coverage_of(d.current_generation_id) end) r) as missing,
+  coalesce((select array_agg(distinct i.dataset_id) from job_inputs ji join datasets i using (dataset_uuid)
+            where ji.job_id = j.job_id), '{}') as inputs
+from datasets d join orgs o using (org_id) join dags g using (dag_id)
+left join lateral (
+  select j.* from job_outputs x join jobs j using (job_id)
+  where x.generation_id = d.current_generation_id and j.routed and not j.building limit 1) j on true
+where o.slug = $1 and d.dataset_id = $2
+
+-- name: unfinished
+-- Tasks of a job, waiting, under way or dead, that some positions wait for.
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
+from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
+order by t.stage desc, t.range_start, t.task_id desc limit $4
+
+-- name: forget
+-- Of generations that are gone.
+delete from generation_coverage where generation_id = any($1::uuid[])

@@ -1,0 +1,13 @@
+-- What operators wrote.
+
+-- name: keep
+-- The output of attempts, once each.
+insert into task_logs (task_id, attempt, text, written_at)
+select task_id, attempt, text, tp_now() from unnest($1::uuid[], $2::int[], $3::text[]) as l (task_id, attempt, text)
+on conflict (task_id, attempt) do nothing
+
+-- name: of_task
+-- What the attempts of one task of an organization wrote, the last of them first.
+select l.attempt, l.text, l.written_at
+from task_logs l join tasks t using (task_id) join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+where l.task_id = $1 and o.slug = $2 order by l.attempt desc limit $3

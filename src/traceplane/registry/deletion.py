@@ -1,0 +1,81 @@
+"""Deleting a DAG, in one transaction.
+
+Nobody finds its datasets from then on, its jobs receive no events, and its unfinished tasks are canceled, as when a
+version is given up. The data itself goes with the next collection of garbage, and what happened (events, tasks,
+lineage) stays readable. The names of DAG and datasets are free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from traceplane.errors import Conflict, NotFound
+from traceplane.postgres import registry, tasks, versions
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
+from traceplane.postgres.events import notify_dispatchers
+from traceplane.sql import virtual
+
+_CANCELED_AT_ONCE = 500
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    datasets: tuple[str, ...]
+    readers: tuple[str, ...]
+    """Who read them, or ran its jobs, in words."""
+
+
+async def delete(database: Database, org: str, dag: str, *, force: bool) -> Deleted:
+    """Refused while others read its datasets or run its jobs, unless `force`."""
+
+    async def once() -> Deleted:
+        async with database.transaction("cutover") as tx:
+            found = await versions.lock(tx, org, dag)
+            if found is None or (found.active is None and found.building is None):
+                raise NotFound(
+                    "dag.unknown", "there is no such DAG", value=dag, next_step="see `traceplane dags`"
+                )
+            datasets, readers = await _datasets_and_readers(tx, org, dag, found.dag_id)
+            if readers and not force:
+                more = f" and {len(readers) - _NAMED} more" if len(readers) > _NAMED else ""
+                raise Conflict(
+                    "dag.in_use",
+                    f"others read its datasets or run its jobs: {', '.join(readers[:_NAMED])}{more}",
+                    value=dag,
+                    next_step="delete or change those first, or delete it with --force",
+                )
+            gone = await versions.delete(tx, found.dag_id)
+            if gone:
+                await registry.clear_pressure(tx, gone)
+                await versions.forget_replays(tx, gone)
+                await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)  # the dispatcher goes on with the rest
+                await versions.stop_the_stream(tx)
+            await notify_dispatchers(tx)
+            return Deleted(tuple(datasets), tuple(readers))
+
+    return await again_if_concurrent(once)
+
+
+async def _datasets_and_readers(
+    tx: Transaction, org: str, dag: str, dag_id: UUID
+) -> tuple[list[str], list[str]]:
+    rows = await registry.datasets_of_dag(tx, org, dag_id)
+    datasets = [row["dataset_id"] for row in rows if row["own"]]
+    readers = [
+        f"{row['dag']}/{row['job']} reads {row['dataset_id']}"
+        for row in await versions.readers_elsewhere(tx, org, datasets)
+    ]
+    readers += [
+        f"{row['dag']}/{row['job']} reads a virtual dataset of it"
+        for row in await registry.readers_of_virtual(tx, org, dag, datasets)
+    ]
+    for row in rows:
+        if not row["own"] and (read := set(virtual.reads(row["sql"])) & set(datasets)):
+            readers.append(f"the virtual dataset {row['dataset_id']} of {row['dag']} reads {min(read)}")
+    readers += [
+        f"the pipeline {row['name']} of {row['user_id']} runs it"
+        for row in await registry.pipelines_of_dag(tx, org, dag)
+    ]
+    return datasets, readers

@@ -1,0 +1,206 @@
+"""Nothing that operators or users wrote reaches a terminal unescaped, by any command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import sys
+import tty
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.operators.hostile_text import HOSTILE
+from tests.platform import Platform
+from traceplane.cli.main import cli
+from traceplane.control_api import PipelineView, TasksResponse
+
+CLI = Path(__file__).parents[2] / "src/traceplane/cli"
+DAG = """
+version: 1
+dag: shop
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: shop.in}]}
+- name: write
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: shop.in}}]
+  outputs: [{dataset: shop.out}]
+  config: {entrypoint: "hostile_text:write", note: NOTE}
+  max_attempts: 1
+"""
+SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "worker", "trigger run", "init", "keys rotate"} | {
+    f"token {verb}" for verb in ("issue", "rotate", "revoke")
+}
+
+
+async def on_a_terminal(platform: Platform, *arguments: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)  # so that the kernel changes nothing
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "traceplane.cli.main", *arguments),
+        env={
+            **platform.environment,
+            "TRACEPLANE_USER_TOKEN": platform.user_token,
+            "TRACEPLANE_STATE_URL": platform.url,
+            "TRACEPLANE_DATA_URL": platform.url,
+            "PYTHONIOENCODING": "utf-8",
+        },
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = await asyncio.to_thread(_read, ours)
+    await process.wait()
+    return written
+
+
+def _read(descriptor: int) -> str:
+    pieces = []
+    try:
+        while piece := os.read(descriptor, 65536):
+            pieces.append(piece)
+    except OSError:  # nobody is left on the other side
+        pass
+    os.close(descriptor)
+    return b"".join(pieces).decode()
+
+
+def unescaped(written: str, *, progress: bool = False) -> list[str]:
+    # A progress line begins with a carriage return of the command's own.
+    text = re.sub(r"(^|(?<=[ \n]))\r", "", written) if progress else written
+    return [repr(c) for c in text if not (c.isprintable() or c == "\n")]
+
+
+def leaves(command: Any = cli, path: tuple[str, ...] = ()) -> set[str]:
+    if not hasattr(command, "commands"):
+        return {" ".join(path)}
+    return {leaf for name, child in command.commands.items() for leaf in leaves(child, (*path, name))}
+
+
+async def test_no_command_lets_a_terminal_be_controlled(database_url: str, tmp_path: Path) -> None:
+    async with Platform.start(database_url, tmp_path) as platform:
+        dag = tmp_path / "dag.yaml"
+        dag.write_text(DAG.replace("NOTE", json.dumps(HOSTILE)))
+        await platform.deploy(dag.read_text())
+        await platform.emit("shop.in", [1, 2, 3])
+        partition = {"partition_key": HOSTILE, "start": 4, "end": 5}
+        events = {"events": [{"dataset": "shop.in", "scope": partition}]}
+        await platform.api.call("POST", "/v1/events", dict[str, Any], events)
+        states = await platform.settled()
+        assert states == {"completed": 1, "dead": 3}
+        listed = await platform.api.call("GET", "/v1/tasks", TasksResponse)
+        raised = {str(task.error) for task in listed.tasks if task.error}
+        assert any(repr(HOSTILE)[1:-1] in text for text in raised)
+        tasks = [str(task.task_id) for task in listed.tasks if task.state == "dead"]
+        pipeline, execution = await _pipeline(platform)
+        dag.write_text(DAG.replace("NOTE", json.dumps(f"{HOSTILE} again")))
+        sql = "select * from shop.out"
+        failing = f"select cast(text as int) as {json.dumps('x')} from shop.out"
+        calls: dict[str, list[list[str]]] = {
+            "plan": [[str(dag)], [str(dag), "--json"]],
+            "tasks": [[], ["--json"]],
+            "explain": [[task] for task in tasks] + [[tasks[0], "--json"]],
+            "dead": [[], ["--all"], ["--json"]],
+            "logs": [[task] for task in tasks] + [[tasks[0], "--json"]],
+            "status": [[], ["--json"]],
+            "dags": [[], ["--json"]],
+            "datasets": [[], ["--json"], ["shop.out"], ["shop.out", "--json"]],
+            "versions": [["shop"], ["shop", "--json"]],
+            "query": [
+                *([sql, "--format", kind] for kind in ("table", "json", "csv")),
+                [failing],
+                [sql, "--to-dataset", "shop.copy"],
+            ],
+            "pipelines list": [[], ["--json"]],
+            "pipelines show": [[pipeline]],
+            "pipelines update": [[pipeline, "--inactive"]],
+            "pipelines create": [[HOSTILE, "--tickers", "A", "--celery", "--user", "another"]],
+            "pipelines limit": [[HOSTILE, "5"]],
+            "executions list": [[], ["--json"]],
+            "executions show": [[execution]],
+            "scanner-lists list": [[], ["--json"]],
+            "scanner-lists set": [[HOSTILE, "A"]],
+            "scanner-lists delete": [["none"], [HOSTILE]],
+            "trigger doctor": [[], ["--json"]],
+            "emit": [["shop.in", "9"], [HOSTILE, "9"]],
+            "backfill": [["shop.out", "--range", "2:3", "--only-failed", "--wait"]],
+            "cancel": [tasks],
+            "retry": [tasks],
+            "gc": [["--dry-run", "--grace", "0s"]],
+            "deploy": [[str(dag), "--wait"]],
+            "cutover": [["shop"]],
+            "abort": [["shop"]],
+            "rollback": [["shop"], [HOSTILE]],
+            "pipelines delete": [[pipeline]],
+            "delete": [[HOSTILE, "--yes"]],
+        }
+        assert set(calls) | SHOWS_NOTHING_OF_OTHERS == leaves()
+        shown, forged = {}, {}
+        for name, variants in calls.items():
+            for arguments in variants:
+                written = await on_a_terminal(platform, *name.split(), *arguments)
+                assert "Traceback (most recent" not in written, written
+                command = f"{name} {arguments[-1] if arguments else ''}"
+                if raw := unescaped(written, progress="--wait" in arguments):
+                    shown[command] = (raw, written)
+                has_lines = "csv" in arguments or name == "logs"
+                if re.search(r"^FORGED", written, re.MULTILINE) and not has_lines:
+                    forged[command] = written
+        assert shown == {}
+        assert forged == {}
+        # It was there, so it was escaped.
+        looks = (["tasks"], ["tasks", "--json"], ["explain", tasks[0]], ["logs", tasks[0]])
+        for arguments in (*looks, ["query", sql], ["datasets", "shop.out"]):
+            assert "FORGED" in await on_a_terminal(platform, *arguments)
+        for log in tmp_path.glob("*.log"):
+            assert unescaped(log.read_text()) == []
+
+
+async def _pipeline(platform: Platform) -> tuple[str, str]:
+    body = {
+        "name": HOSTILE,
+        "user_id": HOSTILE,
+        "scanner_tickers": [
+            HOSTILE.replace("\n", "").replace("\r", "").replace("\x85", "").replace("\u2028", "")[:32]
+        ],
+        "config": {"target": "celery", "parameters": {HOSTILE: HOSTILE}},
+    }
+    made = await platform.api.call("POST", "/api/v1/pipelines", PipelineView, body)
+    execution = await platform.value(
+        "insert into executions (pipeline_id, target, signal_id, signal, status, error, created_at, finished_at)"
+        " values ($1, 'celery', $2, $3::text::jsonb, 'FAILED', $4::text::jsonb, tp_now(), tp_now())"
+        " returning execution_id",
+        made.pipeline_id,
+        HOSTILE,
+        json.dumps({"note": HOSTILE}),
+        json.dumps({"code": HOSTILE, "message": HOSTILE}),
+    )
+    return str(made.pipeline_id), str(execution)
+
+
+async def test_what_is_piped_on_is_not_changed(database_url: str, tmp_path: Path) -> None:
+    async with Platform.start(database_url, tmp_path) as platform:
+        await platform.deploy(DAG.replace("NOTE", "none"))
+        await platform.emit("shop.in", [1])
+        await platform.settled()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "traceplane.cli.main", "query", "select text from shop.out"),
+            *("--format", "json"),
+            env={**platform.environment, "TRACEPLANE_USER_TOKEN": platform.user_token},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        assert json.loads(out)["rows"] == [[HOSTILE]]
+
+
+@pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.stem)
+def test_commands_write_at_one_place_only(path: Path) -> None:
+    if path.stem != "output":
+        assert re.findall(r"click\.echo|click\.secho|\bprint\(|sys\.std(?:out|err)", path.read_text()) == []

@@ -1,0 +1,157 @@
+"""`traceplane up` never surprises: it is alone in its folder, says what is wrong before it starts anything, brings back
+what dies, and when it is told to stop, lets tasks finish or hands them back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.user_folder import Folder
+from traceplane.auth import opaque
+from traceplane.postgres.database import SCHEMA
+from traceplane.postgres.embedded import EmbeddedPostgres
+
+DAG = """
+version: 1
+dag: t
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: t.in}]}
+- name: work
+  runtime: python
+  operator: python
+  inputs: [{from: {job: numbers}}]
+  outputs: [{dataset: t.out}]
+  config: {entrypoint: "operators:work"}
+  max_attempts: 1
+"""
+OPERATORS = """
+import time
+
+def work(task):
+    print("at work", flush=True)
+    time.sleep(600 if task.scope.start == 100 else 2 if task.scope.start == 99 else 0)
+    return [{"n": task.scope.start}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder(tmp_path / "mine", dag=DAG, operators=OPERATORS, TRACEPLANE_WORKER_DRAIN_SECONDS="4")
+    yield made
+    made.remove()
+
+
+async def test_a_day_with_up(folder: Folder, tmp_path: Path) -> None:
+    folder.up("--no-spark")
+    folder.until_said("API ")
+    assert folder.run("status").returncode == 0, "the API is there when it is said to be"
+    postmaster = postmaster_of(folder)
+
+    refusal = folder.refused("up", "--no-spark")
+    assert refusal.startswith("up.already_running: `traceplane up` runs already in this folder")
+    assert str(folder.path / ".traceplane") in refusal
+    assert postmaster_of(folder) == postmaster
+
+    ports = {name: value for name, value in folder.environment.items() if name.endswith("_PORT")}
+    other = Folder(tmp_path / "other", dag=DAG, operators=OPERATORS, **ports)
+    assert other.refused("up").startswith("service.port_in_use: another process listens on this port")
+    assert not (other.path / ".traceplane/postgres").exists()
+    assert other.refused("status").startswith("cli.no_token: there is no user token in this folder")
+    assert other.refused("token", "issue", "worker", "x").startswith(
+        "cli.no_platform: no platform was set up"
+    )
+    assert not (other.path / ".traceplane/postgres").exists()
+    token, _ = opaque.issue(opaque.Principal.USER, org="default", name="x", now=0, role=opaque.Role.ADMIN)
+    (other.path / ".traceplane/tokens").mkdir()
+    (other.path / ".traceplane/tokens/user").write_text(token)
+    for words in (("status",), ("query", "select 1 as n")):
+        refusal = other.refused(*words)
+        assert refusal.startswith("cli.other_platform: this is another platform than the one of ")
+        assert str(other.path / ".traceplane") in refusal
+        assert "no platform runs in" in refusal
+
+    issued = folder.run("token", "issue", "user", "new", "--role", "reader").stdout.strip()
+    assert folder.run("status", TRACEPLANE_USER_TOKEN=issued).returncode == 0, "a new token is good at once"
+    assert folder.refused("emit", "t.in", "9..1").startswith(
+        "cli.empty_range: the range ends before it begins"
+    )
+
+    os.kill(postmaster, signal.SIGKILL)
+    folder.until("deploy", "dag.yaml")
+    assert postmaster_of(folder) != postmaster
+    folder.until("emit", "t.in", "0..4")
+    folder.until("status", shows="t.out: 5 commits")
+
+    # One task that ends within the time that it has, and one that would take ten minutes.
+    folder.until("emit", "t.in", "99..100")
+    folder.until("tasks", "--state", "running", shows="t/work  100")
+    assert folder.stop() == 0, folder.said()
+    said = folder.said()
+    assert "Stopping. Tasks have 4 s to finish" in said
+    stopped = re.findall(r'"event":"process.stopped","service":"(\w+)"', said)
+    assert stopped[-2:] == ["dispatcher", "up"]
+    assert await left_behind(folder) == [(99, "completed", 1), (100, "waits", 0)]
+
+
+def postmaster_of(folder: Folder) -> int:
+    for place in (folder.path / ".traceplane/postgres").glob("location"):
+        return int((Path(place.read_text().strip()) / "data/postmaster.pid").read_text().split()[0])
+    return int((folder.path / ".traceplane/postgres/data/postmaster.pid").read_text().split()[0])
+
+
+async def left_behind(folder: Folder) -> list[tuple[int, str, int]]:
+    """Position, state and used attempts of the tasks that ran when it was stopped."""
+    server = EmbeddedPostgres.ensure(folder.path / ".traceplane/postgres", die_with_parent=True)
+    connection = await asyncpg.connect(server.state_url, server_settings={"search_path": SCHEMA})
+    try:
+        rows = await connection.fetch(
+            "select range_start, case when state in ('queued', 'dispatched') then 'waits' else state::text end,"
+            " attempt - granted_attempts from tasks where range_start >= 99 order by 1"
+        )
+        return [tuple(row) for row in rows]
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "code"),
+    [
+        ({"TRACEPLANE_WORKER_CODE_PATHS": "elsewhere"}, "worker.code_path_unusable"),
+        ({"TRACEPLANE_WORKER_CODE_PATHS": "dag.yaml"}, "worker.code_path_unusable"),
+        ({"TRACEPLANE_WORKER_CODE_PATHS": "."}, "worker.home_in_code_path"),
+        ({"TRACEPLANE_GATEWAY_PORT": "70000"}, "settings.invalid"),
+        ({"TRACEPLANE_GATEWAY_PORT": "7460", "TRACEPLANE_DISPATCHER_PORT": "7460"}, "settings.invalid"),
+        ({"TRACEPLANE_WORKER_CONCURRENCY": "0"}, "settings.invalid"),
+        ({"TRACEPLANE_LOG_LEVEL": "loud"}, "settings.invalid"),
+        ({"TRACEPLANE_HOME": "dag.yaml"}, "home.unusable"),
+        ({"TRACEPLANE_HOST": "192.0.2.1"}, "service.address_unusable"),
+        ({"TRACEPLANE_OBJECT_STORE": "dag.yaml/objects"}, "settings.invalid"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(
+    folder: Folder, environment: dict[str, str], code: str
+) -> None:
+    assert folder.refused("up", **environment).startswith(f"{code}: ")
+    assert not (folder.path / ".traceplane/postgres").exists()
+
+
+def test_a_process_alone_says_in_a_sentence_that_its_port_is_in_use(
+    folder: Folder, database_url: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = folder.run(
+            "gateway",
+            TRACEPLANE_GATEWAY_PORT=str(taken.getsockname()[1]),
+            TRACEPLANE_STATE_URL=database_url,
+            TRACEPLANE_DATA_URL=database_url,
+        )
+    assert done.returncode == 2
+    assert "service.port_in_use" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

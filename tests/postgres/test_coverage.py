@@ -1,0 +1,265 @@
+"""A cutover never serves less than it replaces, unless it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.control_plane import ControlPlane, completed
+from tests.postgres.test_commits import job, span
+from tests.postgres.test_versions import SOURCE, active, build, chain, filled, made_by, pointers, served
+from traceplane.errors import Conflict
+from traceplane.task_api import Scope
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+def cursors(numbers: range) -> list[str]:
+    return [f"c:{n}" for n in numbers]
+
+
+WEEKS = (
+    SOURCE
+    + job("a", "in", "a")
+    + job("weekly", "a", "weekly", "execution_strategy: Bulk\n  batch: {size: 7}")
+)
+COLUMNS = "datasets: {in: {columns: [{name: n, type: bigint}]}}\n"
+ANOTHER_SOURCE = {
+    "renamed": SOURCE.replace("name: numbers", "name: figures"),
+    "of another kind": SOURCE.replace("kind: manual", "kind: webhook"),
+    "of another column": SOURCE + COLUMNS,
+}
+
+
+def downstream(source: str) -> str:
+    """The jobs in front, since a file's other keys may follow them."""
+    head, _, columns = source.partition("datasets:")
+    return head + job("a", "in", "a") + job("b", "a", "b") + (f"datasets:{columns}" if columns else "")
+
+
+@pytest.mark.parametrize("how", ANOTHER_SOURCE)
+@pytest.mark.parametrize("said", [list(range(20)), [span(0, 9), span(10, 19)]], ids=["cursors", "partitions"])
+async def test_what_a_source_has_said_is_the_datasets(
+    plane: ControlPlane, how: str, said: list[object]
+) -> None:
+    await plane.deploy(downstream(SOURCE))
+    await plane.emit("in", said)
+    await plane.run_all()
+    before = {dataset: await served(plane, dataset) for dataset in ("a", "b")}
+    assert len(before["b"]) == len(said)
+    answer = await plane.deploy(downstream(ANOTHER_SOURCE[how]))
+    assert answer.building == (how == "of another column")
+    await build(plane)
+    assert await active(plane) == 2
+    assert {dataset: await served(plane, dataset) for dataset in ("a", "b")} == before
+    again = await plane.emit("in", [*said, 77])
+    assert (again.accepted, again.duplicates) == (1, len(said))
+    await build(plane)
+    assert (await served(plane, "b"))[-1] == "c:77"
+    await plane.rollback("main")
+    assert (await plane.emit("in", [77, 78])).accepted == 1
+    await build(plane)
+    assert (await served(plane, "b"))[-2:] == ["c:77", "c:78"]
+
+
+async def test_a_source_that_nobody_reads_differently_rebuilds_nothing(plane: ControlPlane) -> None:
+    await plane.deploy(downstream(SOURCE))
+    await plane.emit("in", range(3))
+    await plane.run_all()
+    before = await pointers(plane)
+    await plane.deploy(downstream(ANOTHER_SOURCE["renamed"]))
+    assert await pointers(plane) == before
+    assert len(await plane.tasks("b")) == 3
+    assert not (await plane.deploy(downstream(ANOTHER_SOURCE["renamed"]))).changed
+
+
+async def test_history_that_came_by_backfill_survives_a_rebuild(plane: ControlPlane) -> None:
+    await filled(plane, range(10, 14))
+    await plane.backfill("a", 0, 9)
+    await plane.run_all()
+    assert await served(plane, "c") == cursors(range(14))
+    await plane.deploy(chain(2))  # b and c anew; a tells them of all
+    await build(plane)
+    assert await served(plane, "c") == cursors(range(14))
+    await plane.backfill("b", 20, 24, allow_gaps=True)  # a has nothing there
+    await plane.run_all()
+    everything = [*range(14), *range(20, 25)]
+    changed = job("a", "in", "a").replace("basic:copy", "basic:copy_9")
+    await plane.deploy(chain(2).replace(job("a", "in", "a"), changed))
+    await build(plane)
+    assert await active(plane) == 3
+    assert await served(plane, "a") == cursors(range(14))
+    for dataset in ("b", "c"):
+        assert await served(plane, dataset) == [f"c:{n}" for n in everything]
+    assert await made_by(plane, "a") == {"basic:copy_9"}
+    counts = await plane.sql(
+        "select j.name, count(*) from tasks t join jobs j using (job_id) where j.routed group by 1 order by 1"
+    )
+    assert [tuple(r) for r in counts] == [("a", 14), ("b", 19), ("c", 19)]  # each scope once
+    assert await plane.sql("select * from catch_ups") == []
+
+
+async def test_with_nothing_but_a_backfill_it_is_all_there_too(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.backfill("b", 0, 9, allow_gaps=True)
+    await plane.run_all()
+    await plane.deploy(chain(2))
+    assert await active(plane) == 1
+    await build(plane)
+    assert await active(plane) == 2
+    assert await served(plane, "c") == cursors(range(10))
+
+
+async def test_a_rollback_catches_up_with_history_too(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    await build(plane)
+    await plane.backfill("b", 10, 12, allow_gaps=True)
+    await plane.run_all()
+    await plane.rollback("main")
+    await build(plane)
+    assert await served(plane, "c") == [f"c:{n}" for n in (*range(5), *range(10, 13))]
+    assert await made_by(plane, "b") == {"basic:copy_1"}
+    assert await plane.sql("select * from catch_ups") == []
+
+
+async def test_a_rollback_makes_no_total_of_what_is_not_whole(plane: ControlPlane) -> None:
+    """Day 3 died in the version that serves again: its week waits, as it did before."""
+    await plane.deploy(WEEKS)
+    await plane.emit("in", range(7))
+    await plane.meter()
+    held = sorted(await plane.claim(await plane.send()), key=lambda h: h.task_id)
+    await plane.fail(held[3], retryable=False)
+    await plane.complete(*held[:3], *held[4:])
+    await plane.run_all()
+    mended = job("a", "in", "a").replace("basic:copy", "basic:copy_2")
+    await plane.deploy(WEEKS.replace(job("a", "in", "a"), mended))
+    await build(plane)
+    assert await served(plane, "weekly") == ["p:0-6"]
+    await plane.rollback("main")
+    await build(plane)
+    assert await served(plane, "weekly") == []
+    await plane.retry(held[3].task_id)
+    await build(plane)
+    assert await served(plane, "weekly") == ["p:0-6"]
+    await build(plane)
+    assert await plane.sql("select * from catch_ups") == []
+
+
+async def test_a_job_under_another_name_is_built_before_it_serves(plane: ControlPlane) -> None:
+    await filled(plane)
+    renamed = chain(1).replace("name: b,", "name: other,").replace("job: b}", "job: other}")
+    renamed = renamed.replace("- name: b\n", "- name: other\n")
+    answer = await plane.deploy(renamed)
+    assert answer.building
+    assert await served(plane, "b") == cursors(range(5))
+    await build(plane)
+    assert await active(plane) == 2
+    assert await served(plane, "c") == cursors(range(5))
+
+
+async def test_what_would_be_lost_is_named_and_dropped_only_when_told_to(plane: ControlPlane) -> None:
+    batched = job("b", "a", "b", "execution_strategy: Bulk\n  batch: {size: 5}")
+    dag = SOURCE + job("a", "in", "a") + batched
+    await plane.deploy(dag)
+    await plane.emit("in", range(12))
+    await plane.run_all()
+    assert await served(plane, "b") == ["p:0-4", "p:5-9"]
+    await plane.deploy(dag.replace("size: 5", "size: 8"))
+    await build(plane)
+    assert await active(plane) == 1
+    (view,) = [v for v in await plane.versions("main") if v.state == "building"]
+    assert [(p.dataset, p.first, p.last) for p in view.lacking] == [("b", 8, 9)]
+    with pytest.raises(Conflict, match=r"deploy\.not_caught_up.*readers would lose b 8-9"):
+        await plane.cutover("main")
+    assert (await plane.cutover("main", drop_missing=True)).version == 2
+    assert await served(plane, "b") == ["p:0-7"]
+    await plane.rollback("main")
+    await plane.emit("in", [*range(12, 15)])
+    await build(plane)
+    assert await served(plane, "b") == ["p:0-4", "p:5-9", "p:10-14"]
+    await plane.deploy(dag.replace("size: 5", "size: 7"), drop_missing=True)
+    await build(plane)
+    assert await served(plane, "b") == ["p:0-6", "p:7-13"]
+
+
+async def test_a_scope_for_which_there_is_nothing_to_write_is_not_missing(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    for _ in range(10):
+        await plane.builds.run_once()
+        await plane.meter()
+        for held in await plane.claim(await plane.send()):
+            outputs = [] if held.job.name == "b" and held.task.scope != Scope(cursor=4) else held.outputs()
+            await plane.report((held, completed(held, outputs=outputs)))
+    await build(plane)
+    assert await active(plane) == 2
+    assert await served(plane, "b") == ["c:4"]
+
+
+async def test_a_gap_is_said_and_no_short_total_is_committed(plane: ControlPlane) -> None:
+    await plane.deploy(WEEKS)
+    await plane.emit("in", [0, 1, 2, 4, 5, 6, *range(7, 14)])
+    await plane.run_all()
+    assert await served(plane, "weekly") == ["p:7-13"]
+    answer = await plane.backfill("weekly", 0, 13)
+    assert (answer.created, answer.left_out) == (0, 1)
+    assert [(g.dataset, g.first, g.last) for g in answer.gaps] == [("a", 3, 3)]
+    await plane.run_all()
+    assert await served(plane, "weekly") == ["p:7-13"]
+    (held,) = [d.coverage for d in (await plane.status()).datasets if d.dataset == "a"]
+    assert held is not None
+    assert (held.first, held.last, held.gap_count, held.gaps, held.dead) == (0, 13, 1, ((3, 3),), 0)
+    why = await plane.explain_scope("weekly", 0, 6)
+    assert why.missing == ((0, 6),)
+    told = [(r.code, r.sentence) for r in why.reasons]
+    assert [code for code, _ in told] == ["input", "input", "input", "source"]
+    assert "waits for the whole of 0-6 of a, which lacks 3." in told[1][1]
+    assert "emit in 3" in told[-1][1]
+    await plane.emit("in", [3])
+    await plane.run_all()
+    assert await served(plane, "weekly") == ["p:0-6", "p:7-13"]
+    assert [r.code for r in (await plane.explain_scope("weekly", 0, 6)).reasons] == ["held"]
+    assert (await plane.backfill("weekly", 14, 20, allow_gaps=True)).created == 1  # it was told to
+
+
+async def test_a_dead_scope_is_no_part_of_what_is_there(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(3))
+    await plane.meter()
+    held = sorted(await plane.claim(await plane.send()), key=lambda h: h.task_id)
+    await plane.fail(held[1], retryable=False)
+    await plane.complete(held[0], held[2])
+    await plane.run_all()
+    (found,) = [d.coverage for d in (await plane.status()).datasets if d.dataset == "a"]
+    assert found is not None
+    assert (found.gaps, found.dead) == (((1, 1),), 1)
+    why = await plane.explain_scope("b", 1, 1)
+    assert [r.code for r in why.reasons] == ["input", "task_dead"]
+    assert str(held[1].task_id) in why.reasons[-1].sentence
+    await plane.backfill("c", 7, 7, allow_gaps=True)
+    assert [r.code for r in (await plane.explain_scope("c", 7, 7)).reasons] == ["task_queued"]
+    await plane.emit("in", [9])
+    await plane.run_all()
+    why = await plane.explain_scope("c", 20, 20)
+    assert [r.code for r in why.reasons] == ["input", "input", "input", "source"]
+
+
+async def test_what_overlaps_many_buckets_is_one_set(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    wide = [span(0, 99_999), span(100_000, 299_999), 300_000, span(-70_000, -1), span(2**62, 2**63 - 1)]
+    await plane.emit("in", wide)
+    await plane.run_all()
+    held = await plane.value(
+        "select coverage_of(current_generation_id)::text from datasets where dataset_id = 'c'"
+    )
+    assert held == "{[-70000,300001),[4611686018427387904,)}"
+    await plane.deploy(chain(2))
+    await build(plane)
+    assert await active(plane) == 2
+    assert len(await served(plane, "c")) == len(wide)

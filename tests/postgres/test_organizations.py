@@ -1,0 +1,337 @@
+"""Two organizations on one platform, with the same names for DAGs and datasets: neither sees or changes the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tests.control_plane import ControlPlane, failed
+from tests.gateway_http import GatewayHttp
+from traceplane.auth.opaque import Role
+from traceplane.task_api import TaskError
+
+MARK = "only-of-the-first"
+DAG = """
+version: 1
+dag: shop
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: shop.in}]}
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: shop.in}}]
+  outputs: [{dataset: shop.mid}]
+  config: {entrypoint: "basic:copy"}
+- name: run
+  activation: source
+  source: {kind: pipeline}
+  runtime: python
+  operator: python
+  outputs: [{dataset: shop.runs}]
+  config: {entrypoint: "basic:copy"}
+datasets:
+  shop.mid: {columns: [{name: n, type: bigint}]}
+"""
+MARKED_DAG = f"""
+version: 1
+dag: {MARK}
+jobs:
+- {{name: {MARK}, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {MARK}.in}}]}}
+"""
+PIPELINE = {
+    "name": MARK,
+    "user_id": MARK,
+    "scanner_tickers": ["AAPL"],
+    "config": {"target": "celery", "parameters": {"key": MARK}},
+}
+FIRST_ROWS = {
+    "tasks": "select t.* from tasks t join jobs j using (job_id) join dags d using (dag_id) {mine} order by t.task_id",
+    "events": "select t.* from events t join datasets d using (dataset_uuid) {mine} order by t.event_id",
+    "datasets": "select d.* from datasets d {mine} order by d.dataset_uuid",
+    "commits": "select t.* from dataset_commits t join generations using (generation_id)"
+    " join datasets d using (dataset_uuid) {mine} order by t.commit_id",
+    "jobs": "select t.* from jobs t join dags d using (dag_id) {mine} order by t.job_id",
+    "dags": "select d.* from dags d {mine} order by d.dag_id",
+    "versions": "select t.* from dag_versions t join dags d using (dag_id) {mine} order by t.dag_version_id",
+    "pipelines": "select d.* from pipelines d {mine} order by d.pipeline_id",
+    "executions": "select t.* from executions t join pipelines d using (pipeline_id) {mine} order by t.execution_id",
+    "lists": "select d.* from scanner_lists d {mine} order by d.scanner_list_id",
+    "limits": "select d.* from trigger_user_limits d {mine} order by d.user_id",
+}
+
+
+class Two:
+    """A first organization with something of everything, and a second that has only deployed the same DAG."""
+
+    def __init__(self, plane: ControlPlane, http: GatewayHttp) -> None:
+        self.plane, self.http = plane, http
+        self.first, self.second, self.reader = "", "", ""
+        self.dead = self.waiting = self.done = self.pipeline = self.execution = UUID(int=0)
+
+    async def fill(self) -> None:
+        await self.plane.sql("insert into orgs (slug) values ('other')")
+        self.first = await self.http.token(Role.ADMIN)
+        self.second = await self.http.token(Role.ADMIN, org="other")
+        self.reader = await self.http.token(Role.READER, org="other")
+        for token in (self.first, self.second):
+            await self.expect(token, "POST", "/v1/deploy", {"text": DAG})
+        await self.expect(self.first, "POST", "/v1/deploy", {"text": MARKED_DAG})
+        await self.emit(self.first, "shop.in", 1, 2, 3)
+        held = await self.plane.claim(await self.plane.send())
+        error = TaskError("operator.failed", MARK, retryable=False)
+        await self.plane.report((held[0], msgspec.structs.replace(failed(held[0]), error=error)))
+        await self.plane.complete(held[1])
+        self.dead, self.done, self.waiting = (h.task_id for h in held)
+        made = json.loads(await self.expect(self.first, "POST", "/api/v1/pipelines", PIPELINE))
+        self.pipeline = UUID(made["pipeline_id"])
+        await self.expect(self.first, "PUT", f"/api/v1/scanner-lists/{MARK}", {"tickers": ["AAPL"]})
+        await self.expect(self.first, "PUT", f"/api/v1/user-limits/{MARK}", {"launches_per_hour": 5})
+        self.execution = await self.plane.value(
+            "insert into executions (pipeline_id, target, signal_id, signal, created_at)"
+            " values ($1, 'celery', $2, '{}', tp_now()) returning execution_id",
+            self.pipeline,
+            MARK,
+        )
+
+    async def expect(self, token: str, method: str, path: str, body: Any = None) -> str:
+        status, text = await self.http.send(token, method, path, body)
+        assert status == 200, (method, path, text)
+        return text
+
+    async def emit(self, token: str, dataset: str, *cursors: int) -> dict[str, int]:
+        events = [{"dataset": dataset, "scope": {"cursor": cursor}} for cursor in cursors]
+        counts: dict[str, int] = json.loads(
+            await self.expect(token, "POST", "/v1/events", {"events": events})
+        )
+        return counts
+
+    async def rows_of(self, org: str) -> dict[str, list[str]]:
+        mine = f"join orgs o on o.org_id = d.org_id and o.slug = '{org}'"
+        return {
+            name: [str(tuple(row)) for row in await self.plane.sql(sql.format(mine=mine))]
+            for name, sql in FIRST_ROWS.items()
+        }
+
+
+@pytest_asyncio.fixture
+async def two(database_url: str, tmp_path: Path) -> AsyncIterator[Two]:
+    async with (
+        ControlPlane.open(database_url, home=tmp_path) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        made = Two(plane, http)
+        await made.fill()
+        yield made
+
+
+def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
+    """Every call that only reads, with the first organization's names and ids wherever one can be given."""
+    return {
+        "GET /v1/versions": [("/v1/versions?dag=shop", None), (f"/v1/versions?dag={MARK}", None)],
+        "GET /v1/dags": [("/v1/dags", None)],
+        "GET /v1/tasks": [
+            ("/v1/tasks", None),
+            ("/v1/tasks?dag=shop&job=copy&state=dead", None),
+            (f"/v1/tasks?before={UUID(int=2**128 - 1)}", None),
+        ],
+        "GET /v1/tasks/{task_id}": [(f"/v1/tasks/{t}", None) for t in (two.dead, two.done, two.waiting)],
+        "GET /v1/tasks/{task_id}/explain": [(f"/v1/tasks/{two.dead}/explain", None)],
+        "GET /v1/tasks/{task_id}/logs": [(f"/v1/tasks/{t}/logs", None) for t in (two.dead, two.done)],
+        "GET /v1/datasets": [("/v1/datasets", None)],
+        "GET /v1/datasets/{dataset_id}": [("/v1/datasets/shop.mid", None), (f"/v1/datasets/{MARK}.in", None)],
+        "GET /v1/datasets/{dataset_id}/explain": [
+            (f"/v1/datasets/{name}/explain?first=0&last=9", None) for name in ("shop.mid", f"{MARK}.in")
+        ],
+        "GET /v1/status": [("/v1/status", None)],
+        "GET /api/v1/pipelines": [("/api/v1/pipelines", None), (f"/api/v1/pipelines?user_id={MARK}", None)],
+        "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
+        "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
+        "GET /api/v1/user-limits": [("/api/v1/user-limits", None)],
+        "GET /api/v1/executions": [
+            ("/api/v1/executions", None),
+            (f"/api/v1/executions?pipeline_id={two.pipeline}", None),
+        ],
+        "GET /api/v1/executions/{execution_id}": [(f"/api/v1/executions/{two.execution}", None)],
+        "POST /v1/plan": [("/v1/plan", {"text": DAG}), ("/v1/plan", {"text": MARKED_DAG})],
+        "POST /v1/query": [
+            ("/v1/query", {"sql": "select count(*) as n from shop.mid"}),
+            ("/v1/query", {"sql": f'select * from "{MARK}.in"'}),
+            ("/v1/query", {"sql": "select count(*) as n from shop.mid", "as_of_version": {MARK: 1}}),
+        ],
+    }
+
+
+def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
+    """Every call that changes something, aimed at what the first organization has."""
+    tasks = [str(task) for task in (two.dead, two.done, two.waiting)]
+    event = {"dataset": f"{MARK}.in", "scope": {"cursor": 9}}
+    return {
+        "POST /v1/cutover": [("/v1/cutover", {"dag": MARK})],
+        "POST /v1/rollback": [("/v1/rollback", {"dag": MARK})],
+        "POST /v1/abort": [("/v1/abort", {"dag": MARK})],
+        "POST /v1/delete": [("/v1/delete", {"dag": MARK, "force": True})],
+        "POST /v1/events": [("/v1/events", {"events": [event]})],
+        "POST /v1/backfill": [("/v1/backfill", {"dataset": f"{MARK}.in", "start": 0, "end": 9})],
+        "POST /v1/tasks/retry": [("/v1/tasks/retry", {"task_ids": tasks})],
+        "POST /v1/tasks/cancel": [
+            ("/v1/tasks/cancel", {"task_ids": tasks}),
+            ("/v1/tasks/cancel", {"dag": MARK}),
+        ],
+        "POST /v1/tasks/acknowledge": [
+            ("/v1/tasks/acknowledge", {"task_ids": tasks}),
+            ("/v1/tasks/acknowledge", {"dag": MARK}),
+        ],
+        "POST /v1/query-tasks": [
+            ("/v1/query-tasks", {"sql": f'select * from "{MARK}.in"', "dataset": "shop.result"})
+        ],
+        "PATCH /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", {"name": "mine"})],
+        "DELETE /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
+        "DELETE /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", None)],
+        "PATCH /api/v1/executions/{execution_id}": [
+            (f"/api/v1/executions/{two.execution}", {"status": "RUNNING"})
+        ],
+    }
+
+
+def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
+    """Calls by which the second organization makes something under names that the first has too."""
+    event = {"dataset": "shop.in", "scope": {"cursor": 1}}
+    return {
+        "POST /v1/deploy": [("/v1/deploy", {"text": DAG + "description: theirs\n"})],
+        "POST /v1/events": [("/v1/events", {"events": [event]})],
+        "POST /v1/backfill": [
+            ("/v1/backfill", {"dataset": "shop.mid", "start": 1, "end": 5, "only": "all"}),
+        ],
+        "POST /v1/query-tasks": [
+            ("/v1/query-tasks", {"sql": "select n from shop.mid", "dataset": "shop.result"})
+        ],
+        "POST /api/v1/pipelines": [("/api/v1/pipelines", PIPELINE)],
+        "PUT /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", {"tickers": ["MSFT"]})],
+        "PUT /api/v1/user-limits/{user_id}": [(f"/api/v1/user-limits/{MARK}", {"launches_per_hour": None})],
+        "POST /v1/rollback": [("/v1/rollback", {"dag": "shop"})],
+    }
+
+
+PUBLIC = {"GET /healthz", "GET /readyz", "GET /metrics"}
+
+
+async def test_every_route_is_driven(two: Two) -> None:
+    driven = {*reads(two), *changes(two), *own(two)}
+    assert driven | PUBLIC == await two.http.routes()
+
+
+async def test_nothing_of_another_organization_is_seen(two: Two) -> None:
+    asked = (MARK, *(str(i) for i in (two.dead, two.done, two.waiting, two.pipeline, two.execution)))
+    for route, calls in reads(two).items():
+        for path, body in calls:
+            for token in (two.second, two.reader):
+                status, text = await two.http.send(token, route.split()[0], path, body)
+                refused = (403,) if token == two.reader and path == "/v1/plan" else (400, 404)
+                assert status in (200, *refused), (path, text)
+                # A refusal may repeat what was asked for, which the caller knew.
+                shown = text if status == 200 and body is None else ""
+                assert not [secret for secret in asked if secret in shown], (path, text)
+                if any(secret in path for secret in asked) and "?" not in path:
+                    assert status == 404, (path, text)
+    assert json.loads(await two.expect(two.second, "GET", "/v1/tasks")) == {"tasks": []}
+    assert json.loads(await two.expect(two.second, "GET", "/v1/status")) == {
+        "counts": {},
+        "datasets": [
+            {"dataset": name, "commits": 0, "rows": 0, "bytes": 0}
+            for name in ("shop.in", "shop.mid", "shop.runs")
+        ],
+        "outbox_lag_seconds": 0.0,
+    }
+    counted = await two.expect(two.second, "POST", "/v1/query", {"sql": "select count(*) as n from shop.mid"})
+    assert json.loads(counted)["rows"] == [[0]]
+    status, _ = await two.http.send(two.second, "POST", "/v1/query", {"sql": f'select * from "{MARK}.in"'})
+    assert status == 404
+    plan = json.loads(await two.expect(two.second, "POST", "/v1/plan", {"text": MARKED_DAG}))
+    assert plan.get("deployed_version") is None
+
+
+async def test_nothing_of_another_organization_is_changed(two: Two) -> None:
+    first, second = await two.rows_of("default"), await two.rows_of("other")
+    for route, calls in changes(two).items():
+        for path, body in calls:
+            status, text = await two.http.send(two.second, route.split()[0], path, body)
+            if route.startswith("POST /v1/tasks/"):
+                assert json.loads(text)["changed"] == {}
+            else:
+                assert status == 404, (path, text)
+    assert await two.rows_of("default") == first
+    assert await two.rows_of("other") == second
+
+
+async def test_what_has_the_same_name_is_its_own(two: Two) -> None:
+    first = await two.rows_of("default")
+    for route, calls in own(two).items():
+        for path, body in calls:
+            status, text = await two.http.send(two.second, route.split()[0], path, body)
+            assert status == 200 or route == "POST /v1/rollback", (path, text)
+    assert await two.rows_of("default") == first
+    theirs = await two.rows_of("other")
+    assert len(theirs["events"]) == 1
+    assert len(theirs["tasks"]) == 6  # of the event, of four further positions, and of the query
+    status = json.loads(await two.expect(two.second, "GET", "/v1/status"))
+    assert sum(status["counts"]["shop/copy"].values()) == 5
+
+
+async def test_events_that_are_committed_together_go_each_to_its_own_dataset(two: Two) -> None:
+    tokens = [two.first, two.second] * 20
+    await asyncio.gather(
+        *(two.emit(token, "shop.in", 100 + position) for position, token in enumerate(tokens))
+    )
+    rows = await two.plane.sql(
+        "select o.slug, e.range_start from events e join datasets using (dataset_uuid) join orgs o using (org_id)"
+        " where e.range_start >= 100"
+    )
+    assert sorted((100 + n, "default" if n % 2 == 0 else "other") for n in range(40)) == sorted(
+        (row["range_start"], row["slug"]) for row in rows
+    )
+
+
+async def test_a_token_works_for_tasks_of_its_own_organization(two: Two) -> None:
+    changed = json.loads(
+        await two.expect(two.first, "POST", "/v1/tasks/retry", {"task_ids": [str(two.dead)]})
+    )
+    assert changed["changed"] == {str(two.dead): "queued"}
+    explained = await two.expect(two.first, "GET", f"/v1/tasks/{two.dead}/explain")
+    assert str(two.dead) in explained
+    detail = json.loads(await two.expect(two.first, "GET", f"/v1/tasks/{two.done}"))
+    assert [len(detail[side]) for side in ("inputs", "outputs")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "command", [["token", "issue", "user", "bob", "--role", "reader"], ["init"]], ids=lambda c: c[0]
+)
+async def test_an_organization_that_does_not_exist_is_told_as_such(
+    database_url: str, tmp_path: Path, command: list[str]
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "traceplane.cli.main", *command),
+        env={
+            "PATH": os.environ["PATH"],
+            "TRACEPLANE_HOME": str(tmp_path),
+            "TRACEPLANE_ORG": "nobody",
+            "TRACEPLANE_STATE_URL": database_url,
+            "TRACEPLANE_DATA_URL": database_url,
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = (text.decode() for text in await process.communicate())
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("org.unknown: there is no such organization (value: 'nobody') → ")
+    assert err.count("\n") == 1
+    assert "default" in err

@@ -1,0 +1,72 @@
+"""What a deploy refuses by what is deployed already, or by what this installation has not; and what it warns of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.postgres.test_commits import SOURCE, job
+from traceplane.errors import InvalidInput
+from traceplane.task_api import ColumnSchema
+
+CRON = SOURCE.replace("kind: manual", "kind: cron, schedule: '*/5 * * * *'")
+DECLARED = "datasets: {mid: {columns: [{name: amount, type: int}, {name: tags, type: array<string>}]}}\n"
+READER = """
+version: 1
+dag: reader
+jobs:
+- name: sums
+  runtime: spark
+  operator: sql
+  inputs: [{name: mid, from: {dataset: mid}}]
+  outputs: [{dataset: sums}]
+  config: {query: "select sum(amuont) as total from mid"}
+"""
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+async def test_a_source_whose_schedule_nothing_serves_is_refused_with_a_way_that_works(
+    plane: ControlPlane,
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await plane.deploy(CRON)
+    assert (refused.value.code, refused.value.value) == ("deploy.schedule_unserved", "*/5 * * * *")
+    assert "pipelines create --schedule '*/5 * * * *'" in str(refused.value.next_step)
+    await plane.deploy(SOURCE)
+    with pytest.raises(InvalidInput, match="never runs"):
+        await plane.deploy(CRON)
+
+
+async def test_a_plan_says_what_sets_off_a_webhook_source(plane: ControlPlane) -> None:
+    deployed = await plane.deploy(SOURCE.replace("kind: manual", "kind: webhook"))
+    assert "! job numbers: it has no URL of its own; its events come by POST /v1/events" in deployed.text
+
+
+async def test_a_query_over_another_dag_names_columns_that_are_declared_there(plane: ControlPlane) -> None:
+    await plane.deploy(DECLARED + SOURCE.lstrip() + job("copy", "in", "mid"))
+    with pytest.raises(InvalidInput) as refused:
+        await plane.deploy(READER)
+    assert (refused.value.code, refused.value.next_step) == ("sql.unknown_column", "did you mean 'amount'?")
+    assert "job sums: the query names the column 'amuont'" in refused.value.message
+    assert (await plane.deploy(READER.replace("amuont", "amount"))).changed
+
+
+async def test_a_task_is_handed_the_declared_columns_of_its_inputs_and_outputs(plane: ControlPlane) -> None:
+    """Those of a source too, of which nobody ever commits files."""
+    declared = DECLARED.replace("{mid:", "{in: {columns: [{name: n, type: bigint, nullable: false}]}, mid:")
+    await plane.deploy(declared + SOURCE.lstrip() + job("copy", "in", "mid"))
+    await plane.emit("in", [1])
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    assert held.task.input_schemas == [[ColumnSchema("n", "int64", False)]]
+    assert held.job.outputs[0].columns == [
+        ColumnSchema("amount", "int32"),
+        ColumnSchema("tags", "list<element: string>"),
+    ]

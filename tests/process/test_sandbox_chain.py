@@ -1,0 +1,205 @@
+"""Guarantee 9 where many tasks of a job wait for few children: they go through them one after another, each by itself.
+
+Everything here holds for root and for an ordinary user with namespaces; under root, the last test runs the others as
+such a user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+import pytest_asyncio
+
+from tests.process import run_as, test_sandbox_warm
+from tests.process.test_sandbox_warm import Run, eventually, run
+from traceplane.worker.assignment import Reuse
+from traceplane.worker.confinement import NAMESPACES
+from traceplane.worker.frames import Limits
+from traceplane.worker.sandbox import Sandbox, SandboxSettings
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="children are reused on Linux only"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def lake() -> Iterator[Path]:
+    yield from test_sandbox_warm.lake.__wrapped__()  # type: ignore[attr-defined]
+
+
+async def started(lake: Path, slots: int) -> Sandbox:
+    sandbox = await Sandbox.start(SandboxSettings(folder=lake / f"sandbox-{slots}", slots=slots))
+    if not sandbox.isolation.has(NAMESPACES):
+        await sandbox.close()
+        pytest.skip(f"children are not reused here: {sandbox.isolation.missing}")
+    return sandbox
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox(lake: Path) -> AsyncIterator[Sandbox]:
+    sandbox = await started(lake, 1)
+    yield sandbox
+    await sandbox.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two_slots(lake: Path) -> AsyncIterator[Sandbox]:
+    sandbox = await started(lake, 2)
+    yield sandbox
+    await sandbox.close()
+
+
+def job(lake: Path, name: str) -> Reuse:
+    inputs, staging = lake / name / "inputs", lake / name / "generation" / "staging"
+    for folder in (inputs, staging):
+        folder.mkdir(parents=True, exist_ok=True)
+    return Reuse(key=name, readable=(inputs,), writable=(staging,))
+
+
+async def chain(sandbox: Sandbox, of: Reuse, acts: list[tuple[str, ...]]) -> list[Run]:
+    return list(await asyncio.gather(*(run(sandbox, of, *each, timeout=60.0) for each in acts)))
+
+
+async def test_tasks_that_wait_go_through_one_child_each_with_its_own_log_and_rows(
+    sandbox: Sandbox, lake: Path
+) -> None:
+    runs = await chain(sandbox, job(lake, "many"), [("write_rows",)] * 30)
+    assert {done.code for done in runs} == {None}
+    assert len({done.process for done in runs}) == 1
+    for number, done in enumerate(runs):
+        assert len(done.told["earlier"]) == number, "what one task leaves in the process, the next one sees"
+        ((file,),) = [output.files for output in done.result.outputs]
+        found = os.stat(file.path)
+        assert (found.st_uid, found.st_mode & 0o777) == (os.geteuid(), 0o444)
+        assert parquet.read_table(file.path).to_pylist() == [{"n": 1}]
+        assert f"/{done.result.task_id}/1/" in file.path
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        ("fail", "operator.raised"),
+        ("die", "operator.killed"),
+        ("hang", "operator.timeout"),
+        ("grow", "operator.raised"),
+        ("speak_garbage", "operator.result_invalid"),
+    ],
+)
+async def test_a_task_that_goes_wrong_among_others_costs_only_itself(
+    sandbox: Sandbox, lake: Path, act: str, code: str
+) -> None:
+    acts: list[tuple[str, ...]] = [("write_rows",)] * 9
+    acts[4] = (act,)
+    limits = Limits(memory_bytes=300 << 20) if act == "grow" else None
+    of = job(lake, f"wrong-{act}")
+    runs = await asyncio.gather(
+        *(run(sandbox, of, *each, limits=limits, timeout=2.0 if each == ("hang",) else 60.0) for each in acts)
+    )
+    assert [done.code for done in runs] == [None] * 4 + [code] + [None] * 4
+    assert [done.result.outputs[0].row_count for done in runs if done.code is None] == [1] * 8
+    assert runs[4].process == runs[3].process
+    assert runs[5].process != runs[4].process
+    if act == "grow":
+        assert "memory" in str(runs[4].result.error)
+
+
+async def test_a_canceled_task_among_others_costs_only_itself(sandbox: Sandbox, lake: Path) -> None:
+    of = job(lake, "canceled-in-a-chain")
+    before = [asyncio.create_task(run(sandbox, of)) for _ in range(3)]
+    hanging = asyncio.create_task(run(sandbox, of, "hang"))
+    after = [asyncio.create_task(run(sandbox, of)) for _ in range(3)]
+    await asyncio.gather(*before)
+    await asyncio.sleep(0)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert [done.code for done in await asyncio.gather(*after)] == [None] * 3
+
+
+async def test_a_process_left_behind_ends_its_child_soon(sandbox: Sandbox, lake: Path) -> None:
+    of = job(lake, "daemon")
+    acts: list[tuple[str, ...]] = [()] * 4
+    acts[1] = ("start_orphan",)
+    runs = await chain(sandbox, of, acts)
+    assert [done.code for done in runs] == [None] * 4
+    assert any(done.result.leftovers for done in runs)
+    assert (await run(sandbox, of)).process != runs[1].process
+
+
+async def test_two_busy_jobs_do_not_end_each_others_children(two_slots: Sandbox, lake: Path) -> None:
+    one, other = job(lake, "busy-one"), job(lake, "busy-other")
+    runs = await asyncio.gather(*(run(two_slots, (one, other)[n % 2]) for n in range(60)))
+    assert {done.code for done in runs} == {None}
+    assert len({done.process for done in runs}) <= 6
+
+
+async def test_tasks_of_a_job_that_run_at_once_reach_nothing_of_each_other(
+    two_slots: Sandbox, lake: Path
+) -> None:
+    of = job(lake, "side-by-side")
+    busy = asyncio.create_task(run(two_slots, of, "hold", seconds=2.0))
+    await eventually(lambda: any(of.writable[0].glob("*/*/private")))
+    (private,) = of.writable[0].glob("*/*/private")
+    looked = await run(two_slots, of, "look_around", paths=[str(private.parent), str(private)])
+    assert not busy.done()
+    for outcomes in (looked.told["read"], looked.told["planted"], looked.told["replaced"]):
+        assert not any(outcome.startswith("did") for outcome in outcomes.values())
+    assert (await busy).code is None
+
+
+async def test_what_was_reported_cannot_be_changed_by_the_process_that_wrote_it(
+    sandbox: Sandbox, lake: Path
+) -> None:
+    of = job(lake, "reported")
+    first = await run(sandbox, of, "write_rows")
+    old = first.result.outputs[0].files[0].path
+    second = await run(sandbox, of, "reach_old_outputs", old=old)
+    assert second.process == first.process
+    for way in ("wrote", "removed", "planted", "owned"):
+        assert second.told[way] in ("EACCES", "EPERM", "EROFS", "ENOENT"), way
+
+
+@pytest.mark.parametrize("act", ["write_file", "keep_output_open", "keep_output_mapped"])
+async def test_files_in_the_output_folder_are_sealed_and_out_of_reach(
+    sandbox: Sandbox, lake: Path, act: str
+) -> None:
+    of = job(lake, f"files-{act}")
+    first = await run(sandbox, of, act)
+    assert first.code is None
+    old = Path(first.result.outputs[0].files[0].path)
+    assert parquet.read_table(old).num_rows == 1
+    assert old.stat().st_mode & 0o777 == 0o444
+    second = await run(sandbox, of, "reach_old_outputs", old=str(old))
+    assert not any(second.told[way].startswith("did") for way in ("wrote", "removed", "planted", "owned"))
+
+
+async def test_a_sandbox_that_closes_leaves_nothing_but_outputs(lake: Path) -> None:
+    of = job(lake, "closing")
+    sandbox = await started(lake, 1)
+    await chain(sandbox, of, [("write_rows",), (), ("write_file",), ()])
+    await sandbox.close()
+    left = sorted(path for path in of.writable[0].glob("*/*") if path.is_dir())
+    assert [len(list(folder.iterdir())) for folder in left] == [1, 1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests above ran as an ordinary user")
+async def test_all_of_this_holds_for_an_ordinary_user() -> None:
+    command = [sys.executable, "-m", "tests.process.run_as", "nobody", str(NOBODY), sys.executable]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "-m", "pytest", *options, __file__],
+        cwd=run_as.REPOSITORY, capture_output=True, text=True, timeout=240, check=False,
+        env=os.environ | {"HOME": "/nonexistent"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

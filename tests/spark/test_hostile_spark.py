@@ -1,0 +1,951 @@
+"""Guarantee 9 for Spark: whatever users' code makes a Spark server do, it reaches its running tasks' data only.
+
+A probe is one line of a table, with the refusal that it must meet: where the machine has namespaces (`isolated`, as
+root and as an ordinary user), and in the weakest way of confining that may start, Landlock and seccomp alone
+(`weakest`). What succeeds there is marked by `OPEN` and a reason, so `LEFT_OPEN` is the list for the docs.
+After all probes the victims are looked at: content, mode, owner, and whether the processes live.
+
+The file runs once with every layer of this machine. `test_each_way_of_confining_spark` runs it again in processes
+of their own.
+"""
+
+# ruff: noqa: E501 - a probe is one line, however long
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import pytest_asyncio
+
+from traceplane.adapters.locked_folder import closed_folder
+from traceplane.worker.assignment import Assignment, RunResult
+from traceplane.worker.confinement import NAMESPACES, NETWORK_NAMESPACE
+from traceplane.worker.frames import Limits, Reach, ReachNothing, ReachSpark
+from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.worker.spark_server import SparkServer, SparkSettings
+from traceplane.worker.spark_servers import SparkServers
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="operators are isolated on Linux only"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+CODE = Path(__file__).resolve().parent
+RUN_AS = CODE.parent / "process" / "run_as.py"
+SECRET = "a_secret_that_must_not_leak"
+WITHOUT = frozenset(filter(None, os.environ.get("TRACEPLANE_TEST_SPARK_WITHOUT", "").split(",")))
+IN_A_WAY_OF_CONFINING = "TRACEPLANE_TEST_SPARK_WITHOUT" in os.environ
+WEAKEST = NAMESPACES in WITHOUT
+AS_ROOT = os.geteuid() == 0
+WORKER_UID, LOCAL_UID = pwd.getpwnam("nobody").pw_uid, 60_710
+"""Of the unprivileged worker, which needs a name (Java asks for it), and of somebody else on the machine."""
+
+needs_namespaces = pytest.mark.skipif(WEAKEST, reason="without namespaces there is nothing to take away")
+
+# --- the tables ---------------------------------------------------------------------------------------------------
+
+OPEN = "did:"
+UNSEEN = "ENOENT|PATH_NOT_FOUND|does not exist|No such file"
+KEPT_OUT = "EACCES|EPERM|Permission denied|AccessDenied"
+UNCHANGED = "EROFS|Read-only file system|" + KEPT_OUT
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`isolated` and `weakest` are what has to be in the outcome, as regular expressions."""
+
+    name: str
+    act: str
+    arguments: tuple[Any, ...] = ()
+    isolated: str = UNSEEN
+    weakest: str = KEPT_OUT
+    left_open: str = ""
+    """For people: what it means that it succeeds in the weakest way."""
+
+    @property
+    def expected(self) -> str:
+        return self.weakest if WEAKEST else self.isolated
+
+
+def open_when_weakest(name: str, act: str, *arguments: Any, isolated: str = UNSEEN, why: str) -> Probe:
+    return Probe(name, act, arguments, isolated, OPEN, why)
+
+
+def harmless(name: str, act: str, *arguments: Any, outcome: str) -> Probe:
+    """It succeeds everywhere, and nobody notices."""
+    return Probe(name, act, arguments, outcome, outcome)
+
+
+WHOLE_STORE = (
+    "every task on Spark can read, replace and remove the files of every dataset in the object store"
+)
+WHOLE_NETWORK = (
+    "the Spark server and its functions have this machine's network, the platform's ports included"
+)
+
+FROM_A_UDF = (
+    Probe("reads the master key", "read", ("{key}",)),
+    Probe("reads the tokens", "listing", ("{tokens}",)),
+    Probe("reads the platform's home", "listing", ("{home}",), r"did: \['spark'\]"),
+    Probe("reads a token", "read", ("{tokens}/user",)),
+    Probe("reads the password file", "read", ("/etc/shadow",)),
+    Probe("reads the server's log", "listing", ("{spark}/logs",)),
+    Probe("reads the server's own folder", "listing", ("{server}",), r"did: \['conf'\]"),
+    open_when_weakest("reads another dataset", "read", "{other}/part.parquet", why=WHOLE_STORE),
+    open_when_weakest("lists the datasets", "listing", "{objects}", isolated=r"did: \['granted'\]", why=WHOLE_STORE),
+    Probe("reads a worker's environment", "read", ("/proc/{worker}/environ",)),
+    Probe("reads a worker's memory", "read", ("/proc/{worker}/mem",)),
+    Probe("reads a victim's environment", "read", ("/proc/{victim}/environ",)),
+    Probe("reads a victim's root", "listing", ("/proc/{victim}/root/",)),
+    Probe("writes a victim's memory", "overwrite", ("/proc/{victim}/mem",)),
+    Probe("reads the launcher's environment", "look_at_launcher", ("environ",), "ENOENT|EACCES", "EACCES|EPERM"),
+    Probe("reads the launcher's memory", "look_at_launcher", ("mem",), "ENOENT|EACCES", "EACCES|EPERM"),
+    Probe("sees the launcher's descriptors", "look_at_launcher", ("fd",), "ENOENT|EACCES", "EACCES|EPERM"),
+    Probe("sees the launcher's root", "look_at_launcher", ("root",), "ENOENT|EACCES|ENOTDIR", "EACCES|EPERM"),
+    Probe("changes the mode of a secret", "change_mode", ("{key}",), weakest="did: None"),
+    Probe("changes the owner of a secret", "change_owner", ("{key}",), weakest="did: None"),
+    Probe("changes the times of a secret", "change_times", ("{key}",), weakest="did: None"),
+    Probe("changes an attribute of a secret", "change_attribute", ("{key}",), weakest="did: None"),
+    Probe("changes a mode by a program", "chmod_program", ("{key}",), weakest="did: 'changed'"),
+    Probe("changes the mode of a system file", "change_mode", ("/usr/bin/env",), UNCHANGED, "did: None"),
+    Probe("changes the mode of the code", "change_mode", ("{code}",), UNCHANGED, "did: None"),
+    Probe("changes the mode of a committed file", "change_mode", ("{granted}/part.parquet",), UNCHANGED, "did: None"),
+    Probe("changes the owner of a committed file", "change_owner", ("{granted}/part.parquet",), UNCHANGED, "did: None"),
+    Probe("changes the times of a committed file", "change_times", ("{granted}/part.parquet",), UNCHANGED, "did: None"),
+    Probe("overwrites a committed file", "overwrite", ("{granted}/part.parquet",), UNCHANGED, "EACCES"),
+    Probe("removes a committed file", "remove", ("{granted}/first",), UNCHANGED, OPEN, WHOLE_STORE),
+    Probe("adds to a committed folder", "create", ("{granted}/forged",), UNCHANGED, OPEN, WHOLE_STORE),
+    Probe("makes a committed file a link", "replace_by_link", ("{granted}/second", "/etc/passwd"), UNCHANGED, OPEN, WHOLE_STORE),
+    open_when_weakest("writes to another dataset", "create", "{other}/forged", why=WHOLE_STORE),
+    open_when_weakest("writes to the object store", "create", "{objects}/forged", isolated=UNCHANGED, why=WHOLE_STORE),
+    Probe("writes to the code", "create", ("{code_folder}/forged.py",), UNCHANGED),
+    Probe("overwrites the code", "overwrite", ("{code}",), UNCHANGED),
+    Probe("overwrites the server's settings", "overwrite", ("{server}/conf/pools.xml",), UNCHANGED),
+    Probe("makes the server's settings a link", "replace_by_link", ("{server}/conf/pools.xml", "{key}"), UNCHANGED + "|ENOENT"),
+    Probe("plants a log", "create", ("{spark}/logs/server.log",)),
+    Probe("plants a link in the server's folder", "replace_by_link", ("{server}/server.log", "{key}"), UNCHANGED + "|ENOENT"),
+    Probe("plants a program beside Java", "create", ("{server}/java",), UNCHANGED + "|ENOENT"),
+    Probe("writes to the interpreter", "create", (f"{sys.prefix}/forged",), UNCHANGED),
+    Probe("writes to the system", "create", ("/usr/bin/forged",), UNCHANGED),
+    Probe("writes to the root", "create", ("/forged",), UNCHANGED),
+    Probe("kills the worker", "kill", ("{worker}",), "ESRCH", "EPERM"),
+    Probe("kills a victim", "kill", ("{victim}",), "ESRCH", "EPERM"),
+    Probe("kills the launcher", "kill_launcher", (), "did: 'sent'|EPERM", "EPERM"),
+    harmless("signals strangers", "signal_strangers", outcome=r"did: \[\]"),
+    Probe("traces the launcher", "trace_launcher", (), "EPERM", "EPERM"),
+    harmless("has no capability and gets none", "identity", outcome=r"'CapInh': 0, 'CapPrm': 0, 'CapEff': 0, .*'CapAmb': 0, 'NoNewPrivs': 1, 'Seccomp': 2"),
+    # The server's token is the tasks' own: their process has it too.
+    harmless("finds no secret in its environment but the token of its own server", "unusual_environment", outcome=r"did: \['SPARK_CONNECT_AUTHENTICATE_TOKEN'(, 'SPARK_JOB_ARTIFACT_UUID')?\]$"),
+    Probe("makes a user namespace", "call", (272, 97, 0x10000000), "EPERM", "EPERM"),
+    Probe("makes a mount namespace", "call", (272, 97, 0x00020000), "EPERM", "EPERM"),
+    Probe("clones into a namespace", "call", (56, 220, 0x10000000 | 17), "EPERM", "EPERM"),
+    Probe("uses clone3", "call", (435, 435, 0, 0), "ENOSYS", "ENOSYS"),
+    Probe("enters a namespace", "call", (308, 268, 0, 0), "EPERM", "EPERM"),
+    Probe("mounts", "call", (165, 40, 0, 0, 0, 0, 0), "EPERM", "EPERM"),
+    Probe("unmounts", "call", (166, 39, 0, 0), "EPERM", "EPERM"),
+    Probe("changes its root", "call", (161, 51, 0), "EPERM", "EPERM"),
+    Probe("changes mounts", "call", (442, 442, -100, 0, 0, 0, 0), "EPERM", "EPERM"),
+    Probe("opens a file by its handle", "call", (304, 265, 0, 0, 0), "EPERM", "EPERM"),
+    Probe("uses io_uring", "call", (425, 425, 1, 0), "EPERM", "EPERM"),
+    Probe("uses bpf", "call", (321, 280, 0, 0, 0), "EPERM", "EPERM"),
+    Probe("uses performance counters", "call", (298, 241, 0, 0, -1, -1, 0), "EPERM", "EPERM"),
+    Probe("uses kernel keys", "call", (250, 219, 0, -3, 0), "EPERM", "EPERM"),
+    Probe("reads a process's memory", "call", (310, 270, 1, 0, 0, 0, 0, 0), "EPERM", "EPERM"),
+    Probe("takes a descriptor", "call", (438, 438, 0, 0, 0), "EPERM", "EPERM"),
+    Probe("makes memory without a file", "call", (319, 279, 0, 0), "EPERM", "EPERM"),
+    open_when_weakest("connects to the internal API", "connect", "127.0.0.1", "{api}", isolated="ECONNREFUSED", why=WHOLE_NETWORK),
+    Probe("connects to the link", "connect", ("169.254.169.254", 80), "ENETUNREACH", ".", WHOLE_NETWORK),
+    Probe("connects to the internet", "connect", ("192.0.2.1", 80), "ENETUNREACH", ".", WHOLE_NETWORK),
+    Probe("connects to the internet by IPv6", "connect", ("2001:db8::1", 80), "ENETUNREACH|EADDRNOTAVAIL", ".", WHOLE_NETWORK),
+    Probe("connects to a unix socket", "connect_unix", ("{unix}",), "EACCES", "EACCES"),
+    Probe("connects to an abstract socket", "connect_unix", ("@{abstract}",), "EACCES", "EACCES"),
+    Probe("makes a packet socket", "make_socket", (17, 3, 0), "EACCES", "EACCES"),
+    Probe("makes a virtual machine's socket", "make_socket", (40, 1, 0), "EACCES", "EACCES"),
+    Probe("makes a raw socket", "make_socket", (2, 3, 1), "EACCES", "EACCES"),
+    Probe("makes a socket of a rare protocol", "make_socket", (2, 5, 0), "EACCES", "EACCES"),
+    harmless("is served by Spark without a credential", "ask_every_port_as_an_executor", outcome=r"did: \[\]"),
+    Probe("asks not to be killed first", "write_proc", ("/proc/self/oom_score_adj", "-1000"), "EROFS|EACCES", "EACCES"),
+    Probe("writes to the kernel's settings", "write_proc", ("/proc/sys/kernel/core_pattern", "|/x"), "EROFS|EACCES", "EACCES"),
+    harmless("takes memory for itself", "hoard_memory", outcome=r"did: '([0-3]?\d{1,3}) MB'"),
+    harmless("raises the limit of processes", "limit_of", "RLIMIT_NPROC", outcome=r"did: \d{3,5}$"),
+    harmless("raises the limit of a file's size", "limit_of", "RLIMIT_FSIZE", outcome=r"did: \d{6,11}$"),
+)  # fmt: skip
+
+FROM_SQL = (
+    Probe("reads a file as text", "select * from text.`{key}`", weakest=KEPT_OUT + "|" + UNSEEN),
+    Probe("reads a file as csv", "select * from csv.`{key}`", weakest=KEPT_OUT + "|FAILED_TO_CREATE_PLAN"),
+    Probe("reads a file as json", "select * from json.`{key}`", weakest=KEPT_OUT + "|FAILED_TO_CREATE_PLAN"),
+    Probe("reads a file as bytes", "select * from binaryFile.`{key}`", weakest=KEPT_OUT + "|" + UNSEEN),
+    Probe("reads the password file", "select * from text.`/etc/shadow`", weakest=KEPT_OUT + "|" + UNSEEN),
+    open_when_weakest("reads another dataset", "select * from parquet.`{other}/part.parquet`", why=WHOLE_STORE),
+    open_when_weakest("reads other datasets by a pattern", "select * from parquet.`{objects}/*/*/part.parquet`", isolated=r"did: \[\(1, 'granted'\)\]", why=WHOLE_STORE),
+    harmless("finds no secret in the environment", "select reflect('java.lang.System', 'getenv', 'TRACEPLANE_WORKER_TOKEN')", outcome=r"did: \[\('null',\)\]"),
+    harmless("finds no secret in the properties", "select java_method('java.lang.System', 'getProperty', 'traceplane.token')", outcome=r"did: \[\('null',\)\]"),
+    Probe("changes the mode of a secret by reflection", "select reflect('org.apache.hadoop.fs.FileUtil', 'chmod', '{key}', '4777')", isolated=".", weakest="."),
+    Probe("changes the mode of a system file by reflection", "select reflect('org.apache.hadoop.fs.FileUtil', 'chmod', '/usr/bin/env', '4777')", isolated=".", weakest="."),
+    Probe("plants a link by reflection", "select reflect('org.apache.hadoop.fs.FileUtil', 'symLink', '{key}', '{granted}/link')", isolated=r"did: \[\('1',\)\]", weakest=OPEN, left_open=WHOLE_STORE),
+    Probe("reads through a link of its own", "select * from text.`{granted}/link`", weakest=KEPT_OUT + "|" + UNSEEN),
+    Probe("loads a library from elsewhere", "select reflect('java.lang.System', 'load', '{key}')", isolated="UnsatisfiedLinkError|UNKNOWN|InvocationTarget|Can't load|INTERNAL", weakest="."),
+    Probe("writes to another dataset", "insert overwrite directory '{other}' using parquet select 1 as n", isolated=UNCHANGED + "|" + UNSEEN + "|Mkdirs failed|Unable to", weakest=OPEN, left_open=WHOLE_STORE),
+    Probe("writes over committed files", "insert overwrite directory '{granted}/kept' using parquet select 1 as n", isolated=UNCHANGED + "|Mkdirs failed|Unable to", weakest=OPEN, left_open=WHOLE_STORE),
+    Probe("writes to the platform's home", "insert overwrite directory '{home}/forged' using parquet select 1 as n", isolated=UNCHANGED + "|Mkdirs failed", weakest=KEPT_OUT + "|Mkdirs failed"),
+    Probe("makes a table elsewhere", "create table forged using parquet location '{home}/table' as select 1 as n", isolated=UNCHANGED + "|Mkdirs failed", weakest=KEPT_OUT + "|Mkdirs failed"),
+    Probe("makes a table of a secret", "create table stolen (line string) using text location '{key}'", isolated="did:|" + UNSEEN, weakest="."),
+    Probe("reads a table of a secret", "select * from stolen", isolated=r"did: \[\]|" + UNSEEN + "|TABLE_OR_VIEW", weakest=KEPT_OUT + "|TABLE_OR_VIEW|" + UNSEEN),
+    Probe("adds a secret as a file", "add file '{key}'", isolated=UNSEEN, weakest=KEPT_OUT + "|" + UNSEEN),
+    harmless("adds a secret as a jar", "add jar '{key}'", outcome=r"did: \[\]"),
+    Probe("adds a jar from the network", "create function f as 'x' using jar 'http://127.0.0.1:{api}/x.jar'", isolated="did:|refused|Exception", weakest="."),
+    Probe("sets options of the driver's Java", "set spark.driver.extraJavaOptions=-javaagent:/tmp/x.jar", isolated="CANNOT_MODIFY", weakest="CANNOT_MODIFY"),
+    Probe("sets options of executors' Java", "set spark.executor.extraJavaOptions=-javaagent:/tmp/x.jar", isolated="CANNOT_MODIFY", weakest="CANNOT_MODIFY"),
+    Probe("sets the memory of Python", "set spark.executor.pyspark.memory=64g", isolated="CANNOT_MODIFY", weakest="CANNOT_MODIFY"),
+    Probe("sets plugins", "set spark.plugins=hostile.Plugin", isolated="CANNOT_MODIFY", weakest="CANNOT_MODIFY"),
+    Probe("sets extensions", "set spark.sql.extensions=hostile.Extension", isolated="CANNOT_MODIFY", weakest="CANNOT_MODIFY"),
+    Probe("moves the warehouse", "set spark.sql.warehouse.dir={other}", isolated="CANNOT_MODIFY", weakest="CANNOT_MODIFY"),
+    Probe("turns off the credential", "set spark.connect.authenticate.token=mine", isolated="CANNOT_MODIFY|did:", weakest="CANNOT_MODIFY|did:"),
+)  # fmt: skip
+
+FROM_CONNECT = (
+    harmless("connects with the token", "with_the_token", outcome="did: 3"),
+    harmless("connects without a token", "without_token", outcome="UNAUTHENTICATED"),
+    harmless("connects with a wrong token", "with_wrong_token", outcome="UNAUTHENTICATED"),
+    harmless("connects with a part of the token", "with_cut_token", outcome="UNAUTHENTICATED"),
+    harmless("connects with the token in another header", "with_token_in_another_header", outcome="UNAUTHENTICATED"),
+    harmless("connects with a token of another kind", "with_token_of_another_kind", outcome="UNAUTHENTICATED"),
+    harmless("stores an artifact above its folder", "send_artifact", "files/../../../../escaped", outcome=r"did: 'stored'|INVALID|IllegalArgument|RpcError|Inactive|Multi"),
+    harmless("stores an artifact at a path", "send_artifact", "/escaped", outcome=r"INVALID|IllegalArgument|RpcError|Inactive|Multi"),
+    harmless("stores an artifact in the object store", "send_artifact", "files/{other}/escaped", outcome=r"."),
+    harmless("sends a relation of a plugin", "send_extension", "relation", outcome="(?i)extension|plugin|handler|UNSUPPORTED|not found"),
+    harmless("sends an expression of a plugin", "send_extension", "expression", outcome="(?i)extension|plugin|handler|UNSUPPORTED|not found"),
+    harmless("sends a command of a plugin", "send_extension", "command", outcome="(?i)extension|plugin|handler|UNSUPPORTED|not found"),
+    harmless("runs a command of another system", "run_external_command", outcome="(?i)exception|not support"),
+    harmless("sets options of Java by the session", "set_conf", "spark.driver.extraJavaOptions", "-javaagent:/tmp/x.jar", outcome="CANNOT_MODIFY"),
+    harmless("moves the warehouse by the session", "set_conf", "spark.sql.warehouse.dir", "{other}", outcome="CANNOT_MODIFY"),
+)  # fmt: skip
+
+LEFT_OPEN = {
+    probe.name: probe.left_open for probe in (*FROM_A_UDF, *FROM_SQL, *FROM_CONNECT) if probe.left_open
+}
+"""What succeeds in the weakest way of confining, and what that means."""
+
+SHARED = {
+    "use_session_of_another": "a task can use the sessions and global views of other tasks of its server, by their names",
+    "daemon_that_watches": "what a task left running in a server sees what later tasks of that server are shown",
+}
+"""What tasks can do to each other that share a server, however it is confined."""
+
+
+# --- the world they run in ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """Victims, all readable by everybody as far as their modes go, and what probes call them."""
+
+    folder: Path
+    names: dict[str, Any] = field(default_factory=dict)
+    before: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Path:
+        return Path(self.names[name])
+
+    def remember(self) -> None:
+        self.before = {path: _state(path) for path in self.victims()}
+
+    def victims(self) -> list[Path]:
+        return [
+            *(self.key, self.tokens, self.tokens / "user", self.home, self.code, self.code_folder),
+            *(Path("/usr/bin/env"), Path("/etc/shadow"), Path(sys.executable).resolve()),
+            *([] if WEAKEST else [self.objects, self.granted, self.other]),
+            *((self.granted / name for name in ("part.parquet", "first", "second")) if not WEAKEST else ()),
+            *((self.other / "part.parquet",) if not WEAKEST else ()),
+        ]
+
+    def filled_in(self, probe: Probe) -> list[Any]:
+        """A probe as an operator takes it."""
+        arguments = [self._fill(argument) for argument in probe.arguments]
+        return (
+            [probe.name, self._fill(probe.act), arguments]
+            if arguments
+            else [probe.name, self._fill(probe.act)]
+        )
+
+    def _fill(self, text: Any) -> Any:
+        if not isinstance(text, str):
+            return text
+        filled = re.sub(r"\{(\w+)\}", lambda match: str(self.names[match[1]]), text)
+        return int(filled) if text in ("{api}", "{worker}", "{victim}") else filled
+
+
+def _state(path: Path) -> tuple[Any, ...]:
+    found = path.lstat()
+    content: Any = None
+    with contextlib.suppress(PermissionError):
+        content = sorted(os.listdir(path)) if path.is_dir() else path.read_bytes()
+    if path.name == "tests" or path == CODE:
+        content = None  # the interpreter caches what it compiles there
+    return found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns if content is not None else 0, content
+
+
+def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
+    server = socket.socket(family)
+    server.bind(address)
+    server.listen()
+    return server
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    folder = Path("/var/tmp") / f"traceplane-test-spark-{os.getpid()}"
+    home, objects, code = folder / "home", folder / "objects", folder / "code"
+    for path in (folder, home, home / "tokens", code):
+        path.mkdir(mode=0o755)
+    closed_folder(home / "spark")
+    closed_folder(objects)
+    world = World(folder)
+    for name in ("granted", "other"):
+        generation = objects / name / "generation"
+        generation.mkdir(parents=True)
+        parquet.write_table(pa.table({"n": [1], "whose": [name]}), generation / "part.parquet")
+        (generation / "part.parquet").chmod(0o444)
+        for file in ("first", "second"):
+            (generation / file).write_text("committed")
+        (generation / "kept").mkdir()
+    for file in (home / "master.key", home / "tokens" / "user"):
+        file.write_text(SECRET)
+        file.chmod(0o644)
+    shutil.copy(CODE / "hostile_spark.py", code)
+    victim = subprocess.Popen(["/bin/sleep", "1000"], env={"TOKEN": SECRET})
+    api = _listener(socket.AF_INET, ("127.0.0.1", 0))
+    unix = _listener(socket.AF_UNIX, str(folder / "postgres"))
+    abstract = f"traceplane-test-{os.getpid()}"
+    hidden = _listener(socket.AF_UNIX, "\0" + abstract)
+    os.chmod(folder / "postgres", 0o777)
+    world.names = {
+        "home": home,
+        "key": home / "master.key",
+        "tokens": home / "tokens",
+        "spark": home / "spark",
+        "objects": objects,
+        "granted": objects / "granted" / "generation",
+        "other": objects / "other" / "generation",
+        "code_folder": code,
+        "code": code / "hostile_spark.py",
+        "worker": os.getpid(),
+        "victim": victim.pid,
+        "api": api.getsockname()[1],
+        "unix": folder / "postgres",
+        "abstract": abstract,
+    }
+    yield world
+    victim.kill()
+    victim.wait()
+    for server in (api, unix, hidden):
+        server.close()
+    shutil.rmtree(folder)
+
+
+def spark_settings(world: World) -> SparkSettings:
+    return SparkSettings(
+        folder=world.spark,
+        object_store=world.objects,
+        code_paths=(world.code_folder,),
+        master="local[2]",
+        memory_mb=512,
+        quick=True,
+        disabled_layers=WITHOUT,
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(world: World) -> AsyncIterator[SparkServers]:
+    os.environ["TRACEPLANE_WORKER_TOKEN"] = SECRET
+    started = await SparkServers.start(spark_settings(world), private=True)
+    stop = asyncio.Event()
+    running = asyncio.create_task(started.keep_running(stop))
+    world.names["server"] = next(world.spark.glob("server-*"))
+    yield started
+    stop.set()
+    await running
+    await started.close()
+    del os.environ["TRACEPLANE_WORKER_TOKEN"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(servers: SparkServers) -> AsyncIterator[SparkServer]:
+    async with servers.for_job(None) as server:
+        assert isinstance(server, SparkServer)
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox(world: World, servers: SparkServers) -> AsyncIterator[Sandbox]:
+    """Where the tasks run that use Spark."""
+    started = await Sandbox.start(
+        SandboxSettings(
+            slots=2,
+            folder=world.folder / "sandbox",
+            network=ReachSpark(),
+            private_network=servers.network.descriptors,
+            disabled_layers=WITHOUT,
+        )
+    )
+    yield started
+    await started.close()
+
+
+@dataclass
+class Run:
+    result: RunResult
+    lines: list[str]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for line in self.lines:
+            if line.startswith("TELL "):
+                facts |= json.loads(line.removeprefix("TELL "))
+        return facts
+
+    @property
+    def code(self) -> str | None:
+        return self.result.error.code if self.result.error else None
+
+
+async def run(
+    sandbox: Sandbox,
+    server: SparkServer,
+    world: World,
+    operator: str,
+    *,
+    readable: tuple[Path, ...] = (),
+    output: Path | None = None,
+    uses_spark: bool = True,
+    **config: Any,
+) -> Run:
+    """A task as a worker runs it: its output folder is shown to the server to write, the rest to read."""
+    outputs = [] if output is None else [{"name": "rows", "folder": str(output)}]
+    assignment = Assignment(
+        task_id="task",
+        attempt=1,
+        entrypoint=f"hostile_spark:{operator}",
+        payload={"config": {"remote": server.remote, **config}, "outputs": outputs},
+        code_paths=(world.code_folder,),
+        limits=Limits(processes=256),
+        spark=server.used if uses_spark else None,
+    )
+    lines: list[str] = []
+    writable = [] if output is None else [output]
+    grant = server.granting([*readable, *(path.parent for path in writable)], writable)
+    result = await sandbox.run(assignment, on_log=lines.append, timeout=120, grant=grant)
+    return Run(result, lines)
+
+
+async def told_by_udf(
+    sandbox: Sandbox, server: SparkServer, world: World, act: str, *arguments: Any, **fields: Any
+) -> str:
+    probes = [["told", act, list(arguments)]]
+    done = await run(sandbox, server, world, "in_udf", probes=probes, **fields)
+    assert done.code is None, done.result.error
+    return str(done.told["told"])
+
+
+async def eventually(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it never came true: {what}"
+        await asyncio.sleep(0.02)
+    return found
+
+
+def processes_with(marker: str) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if marker.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.append(int(name))
+    return found
+
+
+def jvm_of(server: SparkServer) -> int:
+    """The Java process below a launcher."""
+    below = {server.pid}
+    for _ in range(3):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+                if parent in below:
+                    below.add(int(name))
+    (jvm,) = (pid for pid in below if b"SparkConnectServer" in _command_line(pid))
+    return jvm
+
+
+def _command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+# --- the probes ---------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def outcomes(sandbox: Sandbox, server: SparkServer, world: World) -> dict[str, dict[str, str]]:
+    """All probes, in three tasks that are granted one dataset."""
+    (world.granted / "attempt").mkdir(mode=0o755)
+    world.remember()
+    found: dict[str, dict[str, str]] = {}
+    for table, operator in ((FROM_A_UDF, "in_udf"), (FROM_SQL, "in_sql"), (FROM_CONNECT, "in_client")):
+        probes = [world.filled_in(probe) for probe in table]
+        if operator != "in_sql":
+            probes = [[*probe, []][:3] for probe in probes]
+        done = await run(sandbox, server, world, operator, readable=(world.granted,), probes=probes)
+        assert done.code is None, (done.result.error, done.lines[-20:])
+        found[operator] = done.told
+    return found
+
+
+def check(probe: Probe, outcome: str) -> None:
+    assert re.search(probe.expected, outcome), f"{probe.name}: {outcome}"
+    assert SECRET not in outcome
+
+
+@pytest.mark.parametrize("probe", FROM_A_UDF, ids=lambda probe: probe.name)
+async def test_a_function_in_spark_is_refused_when_it(probe: Probe, outcomes: Any) -> None:
+    check(probe, outcomes["in_udf"][probe.name])
+
+
+@pytest.mark.parametrize("probe", FROM_SQL, ids=lambda probe: probe.name)
+async def test_sql_is_refused_when_it(probe: Probe, outcomes: Any) -> None:
+    check(probe, outcomes["in_sql"][probe.name])
+
+
+@pytest.mark.parametrize("probe", FROM_CONNECT, ids=lambda probe: probe.name)
+async def test_a_client_of_connect_is_refused_when_it(probe: Probe, outcomes: Any) -> None:
+    check(probe, outcomes["in_client"][probe.name])
+
+
+async def test_after_all_probes_every_victim_is_as_it_was(
+    outcomes: Any, server: SparkServer, world: World
+) -> None:
+    for path, before in world.before.items():
+        assert _state(path) == before, path
+    os.kill(world.names["victim"], 0)
+    os.kill(server.pid, 0)
+    assert server.last_end is None
+    escaped = [path for path in world.folder.rglob("escaped*") if world.server not in path.parents]
+    assert not escaped
+
+
+async def test_the_server_has_every_layer_that_operators_have(sandbox: Sandbox, server: SparkServer) -> None:
+    assert set(server.layers) == set(sandbox.isolation.active)
+    assert (NAMESPACES in server.layers) == (not WEAKEST)
+    assert (NETWORK_NAMESPACE in server.layers) == (not WEAKEST)
+
+
+# --- outputs ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_has_spark_write_its_output(sandbox: Sandbox, server: SparkServer, world: World) -> None:
+    output = world.granted / "innocent"
+    done = await run(sandbox, server, world, "writes_by_spark", readable=(world.granted,), output=output)
+    assert (done.code, done.told) == (None, {"rows": 10})
+    (file,) = done.result.outputs[0].files
+    found = os.stat(file.path)
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o444)
+
+
+SPOILED = {
+    "keep_file_open": "operator.output_in_use",
+    "exchange_by_link": "operator.result_invalid",
+    "link_twice": None,
+    "exchange_by_folder": "operator.result_invalid",
+    "exchange_by_pipe": "operator.result_invalid",
+    "set_id_file": None,
+}
+"""What a function does to its task's output, and what becomes of the task."""
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+async def test_an_output_that_is_no_plain_file_or_still_written_does_not_count(
+    spoil: str, sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    output = world.granted / spoil
+    done = await run(sandbox, server, world, "spoils_its_output", output=output, spoil=spoil)
+    assert done.told["spoil"].startswith("did:"), done.told
+    expected = SPOILED[spoil]
+    assert done.code == expected
+    if expected is not None:
+        await eventually(lambda: not output.exists(), "the output is removed")
+    else:
+        assert all(not path.stat().st_mode & 0o6022 for path in (output, *output.rglob("*")))
+
+
+@needs_namespaces
+async def test_a_folder_that_was_kept_open_is_of_no_use_after_the_task(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    output = world.granted / "kept open"
+    done = await run(sandbox, server, world, "spoils_its_output", output=output, spoil="keep_folder_open")
+    assert done.code is None
+    before = {path: _state(path) for path in (output, *output.iterdir())}
+    assert "created" in await told_by_udf(sandbox, server, world, "make_in_temp", "use the folder")
+    told = ""
+    while not told.startswith("did:"):
+        told = await told_by_udf(sandbox, server, world, "in_temp", "outcomes")
+    assert "did:" not in told.removeprefix("did:"), told
+    assert {path: _state(path) for path in (output, *output.iterdir())} == before
+
+
+@needs_namespaces
+async def test_an_output_cannot_be_exchanged_once_it_was_looked_at(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    """Somebody in the server waits for the seal on a file, and puts a link to the platform's home in its place."""
+    output = world.granted / "exchanged"
+    await told_by_udf(sandbox, server, world, "forget_in_temp", "exchanged")
+    done = await run(
+        *(sandbox, server, world, "spoils_its_output"), output=output, spoil="exchange_once_sealed"
+    )
+    assert done.code is None
+    told = ""
+    while not told.startswith("did:"):
+        told = await told_by_udf(sandbox, server, world, "in_temp", "exchanged")
+    assert re.search(UNCHANGED, told), told
+    (file,) = done.result.outputs[0].files
+    assert [path for path in output.rglob("*") if path.is_symlink()] == []
+    assert stat.S_ISREG(os.lstat(file.path).st_mode)
+
+
+# --- one task and another -----------------------------------------------------------------------------------------
+
+
+@needs_namespaces
+async def test_what_a_task_was_shown_is_gone_when_it_has_ended(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    """Also for a task of another job on the same server, as long as the two do not run at the same time."""
+    secret = str(world.other / "first")
+    assert "committed" in await told_by_udf(sandbox, server, world, "read", secret, readable=(world.other,))
+    assert await told_by_udf(sandbox, server, world, "read", secret) == "ENOENT"
+    assert await told_by_udf(sandbox, server, world, "listing", str(world.objects)) in (
+        "did: []",
+        "did: ['granted', 'other']",
+    )
+
+
+@needs_namespaces
+async def test_nothing_shown_to_be_read_can_be_changed_while_it_is_being_shown(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    """Somebody waits, without a pause, for the moment at which the folder is there and not yet read-only."""
+    world.other.chmod(0o777)
+    try:
+        await told_by_udf(sandbox, server, world, "daemon_that_waits_for_a_gap", str(world.other))
+        for _ in range(1000):
+            async with server.granting([world.other], []):
+                pass
+        await told_by_udf(sandbox, server, world, "make_in_temp", "enough")
+        assert not (world.other / "forged").exists()
+    finally:
+        world.other.chmod(0o755)
+        shutil.rmtree(world.other / "forged", ignore_errors=True)
+
+
+async def test_what_tasks_of_one_server_can_do_to_each_other_is_what_the_docs_say(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    """`SHARED`: with a server for each job, only tasks of one job can."""
+    probes = [["sessions", "use_session_of_another", []]]
+    done = await run(sandbox, server, world, "in_client", probes=probes)
+    assert done.told == {"sessions": "did: [3, 5]"}, SHARED["use_session_of_another"]
+
+
+@needs_namespaces
+async def test_a_daemon_of_one_job_sees_later_tasks_of_its_server(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    """`SHARED`: what a job leaves in a server stays there as long as the server does."""
+    watched = str(world.other / "second")
+    await told_by_udf(sandbox, server, world, "daemon_that_watches", watched, "stolen")
+    assert await told_by_udf(sandbox, server, world, "in_temp", "stolen") == "ENOENT"
+    async with server.granting([world.other], []):
+        while (told := await told_by_udf(sandbox, server, world, "in_temp", "stolen")) == "ENOENT":
+            pass
+    assert "committed" in told, SHARED["daemon_that_watches"]
+
+
+async def test_servers_of_two_jobs_reach_nothing_of_each_other(world: World) -> None:
+    """At the same time, with everything that the other one's client knows but its token."""
+    if WEAKEST:
+        pytest.skip("without namespaces every server has the whole object store")
+    servers = await SparkServers.start(spark_settings(world), private=True, by_job=True)
+    settings = SandboxSettings(
+        slots=2, network=ReachSpark(), private_network=servers.network.descriptors, disabled_layers=WITHOUT
+    )
+    sandbox = await Sandbox.start(settings)
+    try:
+        async with servers.for_job("one") as one, servers.for_job("two") as two:
+            assert isinstance(one, SparkServer)
+            assert isinstance(two, SparkServer)
+            assert (one.used.uid != two.used.uid) == AS_ROOT
+            address = two.remote.partition("/;")[0]
+            port = int(address.rpartition(":")[2])
+            probes = [
+                ["data", "read", [str(world.other / "first")]],
+                ["ports", "ask_every_port_as_an_executor", []],
+                ["signals", "signal_strangers", []],
+                ["reaches the port", "connect", ["127.0.0.1", port]],
+            ]
+            async with two.granting([world.other], []):
+                done = await run(sandbox, one, world, "in_udf", probes=probes)
+                assert done.told == {
+                    "data": "ENOENT",
+                    "ports": "did: []",
+                    "signals": "did: []",
+                    "reaches the port": "did: 'connected'",  # one network; what counts is the token
+                }
+                swapped = address + "/;" + one.remote.partition("/;")[2]
+                done = await run(
+                    sandbox, one, world, "in_client", remote=swapped, probes=[["other", "with_the_token", []]]
+                )
+                assert "did:" not in done.told["other"]
+    finally:
+        await sandbox.close()
+        await servers.close()
+
+
+# --- everybody else -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", [ReachNothing(), Reach()], ids=["no network", "the network"])
+async def test_an_operator_without_spark_cannot_use_it_even_with_the_token(
+    network: Any, server: SparkServer, world: World
+) -> None:
+    sandbox = await Sandbox.start(SandboxSettings(slots=1, network=network, disabled_layers=WITHOUT))
+    try:
+        done = await run(sandbox, server, world, "reach_server", uses_spark=False)
+        assert done.told["tcp"] == "EACCES"
+        assert done.told["tcp6"] in ("EACCES", "EADDRNOTAVAIL")
+        assert "did:" not in done.told["connect"]
+    finally:
+        await sandbox.close()
+
+
+def _port(server: SparkServer) -> int:
+    return int(server.remote.partition("/;")[0].rpartition(":")[2])
+
+
+async def test_nobody_outside_is_in_the_servers_network(
+    server: SparkServer, world: World, sandbox: Sandbox
+) -> None:
+    listening = int((await told_by_udf(sandbox, server, world, "listen")).removeprefix("did: "))
+    for port in (_port(server), listening):
+        with socket.socket() as client:
+            reached = client.connect_ex(("127.0.0.1", port)) == 0
+        assert reached == WEAKEST  # left open: there, the credential alone keeps others out
+
+
+async def test_what_belongs_to_a_server_is_closed_to_other_users(server: SparkServer, world: World) -> None:
+    for path in (world.objects, world.spark, world.spark / "logs", *world.server.glob("temp-*")):
+        assert not path.stat().st_mode & 0o007, path
+    for log in (world.spark / "logs").iterdir():
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+_OTHER_USER = """
+import json, os, socket, sys
+os.setgroups([]); os.setresgid(*[int(sys.argv[1])] * 3); os.setresuid(*[int(sys.argv[1])] * 3)
+outcomes = {}
+for path in sys.argv[3:]:
+    try:
+        outcomes[path] = str(os.listdir(path) if os.path.isdir(path) else open(path, "rb").read())
+    except OSError as error:
+        outcomes[path] = type(error).__name__
+with socket.socket() as client:
+    outcomes["port"] = client.connect_ex(("127.0.0.1", int(sys.argv[2])))
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="it needs root to be somebody else")
+async def test_another_user_of_the_machine_gets_nothing_from_a_server(
+    server: SparkServer, world: World
+) -> None:
+    jvm = jvm_of(server)
+    paths = [
+        *(world.spark / "logs").iterdir(),
+        *(
+            world.objects,
+            world.granted,
+            world.granted / "part.parquet",
+            world.spark,
+            world.server / "conf",
+        ),
+        *world.server.glob("temp-*"),
+        *(
+            Path(f"/proc/{pid}/{name}")
+            for pid in (jvm, server.pid)
+            for name in ("environ", "mem", "fd", "root")
+        ),
+    ]
+    command = [sys.executable, "-I", "-S", "-c", _OTHER_USER, str(LOCAL_UID), str(_port(server))]
+    if not os.access(sys.executable, os.X_OK):
+        pytest.skip("the interpreter lies in a closed folder")
+    process = await asyncio.create_subprocess_exec(*command, *map(str, paths), stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    told = json.loads(output)
+    assert told.pop("port") != 0
+    assert {
+        path: outcome
+        for path, outcome in told.items()
+        if outcome not in ("PermissionError", "FileNotFoundError")
+    } == {}
+
+
+# --- the trusted side ---------------------------------------------------------------------------------------------
+
+
+async def test_nothing_that_the_worker_opens_can_be_exchanged_by_the_server(
+    server: SparkServer, world: World
+) -> None:
+    """The server owns its temporary folder. Nothing in it is ever opened; whatever is, and each folder above it, belongs
+    to the worker, and is written by nobody else."""
+    opened = [*(world.spark / "logs").iterdir(), *(world.server / "conf").iterdir(), world.server / "lock"]
+    assert len(opened) >= 3
+    for path in opened:
+        for part in (path, *(p for p in path.parents if world.folder in (p, *p.parents))):
+            found = part.lstat()
+            assert not stat.S_ISLNK(found.st_mode), part
+            assert found.st_uid == os.geteuid(), part
+            assert not found.st_mode & 0o022, part
+    held = {os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+    (temp,) = world.server.glob("temp-*")
+    assert not [path for path in held if path.startswith(str(temp))]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+async def test_what_a_killed_server_started_is_gone_and_its_tasks_are_shown_to_the_next(
+    sandbox: Sandbox, server: SparkServer, world: World
+) -> None:
+    """The JVM is killed, then the launcher, from outside."""
+    for victim in ("the JVM", "the launcher"):
+        marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+        await told_by_udf(sandbox, server, world, "daemon", marker)
+        await eventually(lambda m=marker: processes_with(m), "the daemon runs")
+        jvm, launcher, remote = jvm_of(server), server.pid, server.remote
+        running = asyncio.create_task(run(sandbox, server, world, "waits"))
+        await eventually(lambda: server.uses == 1, "a task runs")
+        async with server.granting([world.other], []):
+            os.kill(jvm if victim == "the JVM" else launcher, signal.SIGKILL)
+            await eventually(lambda m=marker: not processes_with(m), f"{victim} takes its daemon with it")
+            await eventually(functools.partial(lambda pid: not _command_line(pid), jvm), "the JVM is gone")
+            await eventually(lambda old=launcher: server.pid != old, "it is started again", 120)
+            told = await told_by_udf(sandbox, server, world, "read", str(world.other / "first"))
+            assert "committed" in told, victim
+        assert (await running).code == "operator.spark_lost", "it does not ask whoever has the port by now"
+        parts = zip(re.split("[:/;]", remote), re.split("[:/;]", server.remote), strict=True)
+        assert sum(old != new for old, new in parts) == 2, "another port, and another token"
+        if not WEAKEST:
+            assert await told_by_udf(sandbox, server, world, "read", str(world.other / "first")) == "ENOENT"
+    assert len(list(world.server.glob("temp-*"))) == 1
+
+
+async def test_a_server_that_ends_takes_its_daemons_along(world: World) -> None:
+    servers = await SparkServers.start(spark_settings(world), private=True)
+    sandbox = await Sandbox.start(
+        SandboxSettings(
+            slots=1,
+            network=ReachSpark(),
+            private_network=servers.network.descriptors,
+            disabled_layers=WITHOUT,
+        )
+    )
+    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+    try:
+        async with servers.for_job(None) as server:
+            assert isinstance(server, SparkServer)
+            await told_by_udf(sandbox, server, world, "daemon", marker)
+            await eventually(lambda: processes_with(marker), "the daemon runs")
+    finally:
+        await sandbox.close()
+        await servers.close()
+    assert not processes_with(marker)
+
+
+@pytest.mark.chaos
+async def test_a_server_that_fills_the_disk_is_ended_and_started_again(world: World) -> None:
+    limited = replace(spark_settings(world), disk_bytes=64 << 20)
+    servers = await SparkServers.start(limited, private=True)
+    settings = SandboxSettings(
+        slots=1, network=ReachSpark(), private_network=servers.network.descriptors, disabled_layers=WITHOUT
+    )
+    sandbox = await Sandbox.start(settings)
+    stop = asyncio.Event()
+    running = asyncio.create_task(servers.keep_running(stop))
+    try:
+        async with servers.for_job(None) as server:
+            assert isinstance(server, SparkServer)
+            first = server.pid
+            done = await run(sandbox, server, world, "in_udf", probes=[["fills", "fill_temp", [1 << 30]]])
+            assert done.code == "operator.spark_lost"
+            assert "temporary files took" in (server.last_end or "")
+            await eventually(lambda: server.pid != first, "it is started again", 120)
+            await server.until_up()
+            assert "created" in await told_by_udf(sandbox, server, world, "make_in_temp", "little")
+    finally:
+        stop.set()
+        await running
+        await sandbox.close()
+        await servers.close()
+
+
+# --- the same again, with less ------------------------------------------------------------------------------------
+
+WAYS = {
+    "an unprivileged user": "",
+    "an unprivileged user without namespaces": "namespaces,network_namespace",
+}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(IN_A_WAY_OF_CONFINING or not AS_ROOT, reason="one level is enough, and it needs root")
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_way_of_confining_spark(way: str) -> None:
+    options = ("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(RUN_AS), "user", str(WORKER_UID)),
+        *(sys.executable, "-m", "pytest", *options, str(CODE / "test_hostile_spark.py")),
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "TRACEPLANE_TEST_SPARK_WITHOUT": WAYS[way],
+        },
+        cwd=CODE.parents[1],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()[-6000:]

@@ -1,0 +1,167 @@
+"""Rows as declared: cast where no value is lost, refused by the first that would be."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from traceplane.arrow_types import DoesNotFit, as_declared, cast, type_of
+from traceplane.model import column_types
+from traceplane.model.column_types import UnknownType
+from traceplane.sdk import OperatorError, OperatorTask
+from traceplane.worker.wrapper import NOT_WORTH_A_RETRY
+
+ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
+
+
+def declared(rows: Any, type_: str) -> pa.ChunkedArray:
+    table = pa.table({"a": rows})
+    return cast(table, as_declared(table.schema, [{"name": "a", "type": type_}]), 10).column("a")
+
+
+@pytest.mark.parametrize(
+    ("rows", "type_", "values"),
+    [
+        ([1, 2, None], "int32", [1, 2, None]),
+        ([1, -128], "int8", [1, -128]),
+        (pa.array([2**63 - 1], pa.uint64()), "int64", [2**63 - 1]),
+        ([1, -5], "decimal128(5, 2)", [Decimal("1.00"), Decimal("-5.00")]),
+        ([1], "decimal128(38, 30)", [Decimal(1)]),
+        ([Decimal("1.50")], "decimal128(10, 1)", [Decimal("1.5")]),
+        ([Decimal("2.00")], "int32", [2]),
+        ([1, 2**53], "double", [1.0, 2.0**53]),
+        ([3.0, None], "int64", [3, None]),
+        (pa.array([1.5], pa.float32()), "double", [1.5]),
+        (pa.array(["x", "y", "x"]).dictionary_encode(), "string", ["x", "y", "x"]),
+        (pa.array(["x"], pa.large_string()), "string", ["x"]),
+        (pa.array([b"x"], pa.binary(1)), "binary", [b"x"]),
+        (pa.array([None, None]), "date32[day]", [None, None]),
+    ],
+)
+def test_values_that_fit_are_cast(rows: Any, type_: str, values: list[Any]) -> None:
+    found = declared(rows, type_)
+    assert (found.type, found.to_pylist()) == (type_of(type_), values)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "ns"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_timestamps_are_microseconds_of_the_same_moment(unit: str, zone: str | None) -> None:
+    moments = pa.array([10**9], pa.timestamp(unit, zone))
+    wanted = "timestamp[us, tz=UTC]" if zone else "timestamp[us]"
+    assert declared(moments, wanted).cast(pa.timestamp(unit)).cast("int64").to_pylist() == [10**9]
+
+
+@pytest.mark.parametrize(
+    ("rows", "type_", "told"),
+    [
+        ([1, 2, 2**31, 2**40], "int32", "row 12: '2147483648'"),
+        ([1, 100_000], "decimal128(5, 2)", "row 11: '100000'"),
+        ([Decimal("1.5"), Decimal("1.55")], "decimal128(9, 1)", "row 11: '1.55'"),
+        ([1, 2**53 + 1], "double", "row 11: '9007199254740993'"),
+        ([1.0, 2.5], "int32", "row 11: '2.5'"),
+        (pa.array([2**64 - 1], pa.uint64()), "int64", "row 10: '18446744073709551615'"),
+        (
+            pa.array([1000, 2001], pa.timestamp("ns")),
+            "timestamp[us]",
+            "row 11: '1970-01-01 00:00:00.000002001'",
+        ),
+    ],
+)
+def test_the_first_value_that_would_change_is_named_with_its_column_and_row(
+    rows: Any, type_: str, told: str
+) -> None:
+    with pytest.raises(DoesNotFit, match=f"column 'a', {told} does not fit"):
+        declared(rows, type_)
+
+
+@pytest.mark.parametrize(
+    ("rows", "type_"), [(["1"], "int32"), ([True], "int64"), ([1.5], "decimal128(5, 2)"), ([1], "string")]
+)
+def test_what_is_something_else_is_left_to_the_commit(rows: Any, type_: str) -> None:
+    assert declared(rows, type_).to_pylist() == list(rows)
+    assert declared(rows, type_).type == pa.table({"a": rows}).column("a").type
+
+
+def task(folder: Path, columns: list[dict[str, Any]], **fields: Any) -> OperatorTask:
+    (folder / "out").mkdir()
+    return OperatorTask(
+        task_id="t",
+        attempt=1,
+        payload={"outputs": [{"name": "out", "columns": columns}], **fields},
+        output_folders={"out": str(folder / "out")},
+        temp_dir=str(folder),
+    )
+
+
+def test_an_operator_writes_declared_types_from_plain_rows_and_is_told_of_a_value_that_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    operator = task(tmp_path, [{"name": "n", "type": "int32"}, {"name": "note", "type": "string"}])
+    operator.write("out", [{"n": 1, "note": None}])
+    operator.write("out", [{"n": 2, "note": "x"}])  # the same columns, though Python's rows look otherwise
+    assert [column["type"] for column in operator.written["out"].columns] == ["int32", "string"]
+    with pytest.raises(OperatorError, match=r"output 'out', column 'n', row 1: '3000000000'") as refused:
+        operator.write("out", [{"n": 1, "note": "x"}, {"n": 3_000_000_000, "note": "x"}])
+    assert refused.value.code == "operator.value_does_not_fit"
+
+
+def test_an_input_without_files_is_an_empty_table_of_the_columns_that_are_read(tmp_path: Path) -> None:
+    columns = [{"name": "n", "type": "int32"}, {"name": "at", "type": "timestamp[us, tz=UTC]"}]
+    operator = task(tmp_path, [], inputs=[{"name": "in", "columns": columns}, {"name": "bare"}])
+    assert operator.read("in").schema == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", "UTC"))])
+    assert operator.read("in", ["at"]).column_names == ["at"]
+    assert operator.read("bare").column_names == []
+
+
+@pytest.mark.parametrize(
+    ("spark", "arrow"),
+    [
+        ("BIGINT", "int64"),
+        (" decimal( 38 , 0 ) ", "decimal128(38, 0)"),
+        ("dec", "decimal128(10, 0)"),
+        ("varchar(20)", "string"),
+        (
+            "array<struct<a: int, b: decimal(3,1) not null>>",
+            "list<element: struct<a: int32, b: decimal128(3, 1)>>",
+        ),
+        ("map<string, array<timestamp_ntz>>", "map<string, list<element: timestamp[us]>>"),
+        ("struct<a int, `b c` string>", "struct<a: int32, b c: string>"),
+        ("interval day to second", None),
+        ("variant", None),
+    ],
+)
+def test_types_are_those_of_spark(spark: str, arrow: str | None) -> None:
+    column_types.check(spark)
+    assert column_types.arrow_type(spark) == arrow
+    assert arrow is None or type_of(arrow) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("bigintt", "bigintt"),
+        ("array<bigintt>", "bigintt"),
+        ("array<int", "array"),
+        ("map<int>", "map"),
+        ("struct<>", ">"),
+        ("varchar", "varchar"),
+        ("decimal(39, 0)", "decimal(39, 0)"),
+        ("decimal(3, 4)", "decimal(3, 4)"),
+        ("int int", "int"),
+        ("int;", ";"),
+        ("array<" * 50 + "int", "array"),
+    ],
+)
+def test_what_spark_does_not_have_is_named(text: str, word: str) -> None:
+    with pytest.raises(UnknownType) as refused:
+        column_types.check(text)
+    assert refused.value.word == word
+
+
+def test_the_page_of_errors_names_those_that_are_not_retried() -> None:
+    told = ERRORS.read_text().partition("which another attempt cannot heal: ")[2].partition("Such a task")[0]
+    assert {word for word in told.split("`") if "." in word and " " not in word} == set(NOT_WORTH_A_RETRY)

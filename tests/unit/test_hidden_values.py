@@ -1,0 +1,42 @@
+"""What operators were handed is left out of what they wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from traceplane.model.hidden_values import HiddenValues
+
+CONFIG = {
+    "entrypoint": "basic:copy",
+    "endpoints": ["https://user:p4ssw0rd@rpc.example.com/v2/K3Y-of-mine?token=t0k%2Fen-1"],
+    "deep": [{"password": "hunter2-hunter2"}, 7],
+    "short": "abc",
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (
+            "Max retries exceeded with url: /v2/K3Y-of-mine?token=t0k%2Fen-1",
+            "Max retries exceeded with url: ***",
+        ),
+        ("no key K3Y-of-mine", "no key ***"),
+        ("token t0k/en-1", "token ***"),
+        ("p4ssw0rd", "***"),
+        (CONFIG["endpoints"][0], "***"),
+        ("hunter2-hunter2 and hunter2-hunter2", "*** and ***"),
+        ("in basic:copy: abc, 7", "in basic:copy: abc, 7"),
+    ],
+)
+def test_handed_text_and_the_parts_of_addresses_are_found(written: str, shown: str) -> None:
+    assert HiddenValues([CONFIG]).without({"message": [written, 7, None]}) == {"message": [shown, 7, None]}
+
+
+def test_nothing_is_hidden_where_nothing_was_handed() -> None:
+    for handed in ([], [None], [{"n": 1}]):
+        assert HiddenValues(handed).without({"message": "text"}) == {"message": "text"}
+
+
+def test_an_address_that_is_none_is_hidden_as_it_is() -> None:
+    assert HiddenValues([{"url": "http://[broken"}]).without("at http://[broken!") == "at ***!"

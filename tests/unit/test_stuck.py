@@ -1,0 +1,62 @@
+"""What keeps work from going on is told from counts of tasks, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from traceplane.model.stuck import PATIENCE_SECONDS, stuck
+
+LATE, SOON = PATIENCE_SECONDS + 1, PATIENCE_SECONDS - 1
+
+
+def row(state: str, due: float, **more: Any) -> dict[str, Any]:
+    known = {
+        "dag": "shop",
+        "job": "load",
+        "runtime": "spark",
+        "tasks": 3,
+        "hold_level": None,
+        "hold_job": None,
+    }
+    return {**known, "state": state, "due_seconds": due, **more}
+
+
+@pytest.mark.parametrize(
+    ("rows", "at_work", "reason", "said"),
+    [
+        ([row("dispatched", LATE)], (), "no_worker", "no worker of the runtime spark"),
+        ([row("queued", LATE)], (), "not_dispatched", "3 tasks are due for up to 31 s"),
+        ([row("queued", LATE, tasks=1)], (), "not_dispatched", "1 task is due"),
+        (
+            [row("queued", SOON, hold_level=2, hold_job="join")],
+            (),
+            "held",
+            "all its work, since join is behind",
+        ),
+        ([row("queued", SOON, hold_level=1, hold_job="join")], (), "held", "its backfill"),
+        ([row("queued", 7300.0)], (), "not_dispatched", "2 h"),
+    ],
+)
+def test_a_job_that_does_not_go_on_is_named(
+    rows: list[dict[str, Any]], at_work: tuple[str, ...], reason: str, said: str
+) -> None:
+    (found,) = stuck(rows, at_work)
+    assert (found.dag, found.job, found.reason) == ("shop", "load", reason)
+    assert said in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("rows", "at_work"),
+    [
+        ([row("dispatched", SOON)], ()),
+        ([row("dispatched", LATE)], ("spark",)),
+        ([row("queued", SOON)], ()),
+        ([row("queued", LATE), row("running", LATE)], ("spark",)),
+        ([row("running", LATE)], ("spark",)),
+    ],
+    ids=["just sent", "workers are busy", "just made", "behind others", "running"],
+)
+def test_work_that_takes_its_time_is_not_stuck(rows: list[dict[str, Any]], at_work: tuple[str, ...]) -> None:
+    assert stuck(rows, at_work) == []

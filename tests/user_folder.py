@@ -1,0 +1,106 @@
+"""A user's folder and a shell in it, for tests of `traceplane up` and of the command line beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.platform import die_with_parent, free_port
+from traceplane.postgres.embedded import EmbeddedPostgres
+
+
+class Folder:
+    """`command` is what runs the command line there."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dag: str,
+        operators: str,
+        home: Path | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "traceplane.cli.main"),
+        **environment: str,
+    ) -> None:
+        (path / "code").mkdir(parents=True)
+        path.chmod(0o755)
+        (path / "code/operators.py").write_text(operators, encoding="utf-8")
+        (path / "dag.yaml").write_text(dag, encoding="utf-8")
+        self.path = path
+        self.home = home or path / ".traceplane"
+        self.log = path.with_name(f"{path.name}.log")
+        self.command = tuple(command)
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "TRACEPLANE_DISPATCHER_PORT": str(free_port()),
+            "TRACEPLANE_GATEWAY_PORT": str(free_port()),
+            "TRACEPLANE_SPARK_COMPILER": "quick",
+            **({"TRACEPLANE_HOME": str(home)} if home is not None else {}),
+            **environment,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def up(self, *options: str) -> None:
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "up", *options],
+                cwd=self.path,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+            )
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.command, *words],
+            cwd=self.path,
+            env={**self.environment, **environment},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+
+    def until(self, *words: str, shows: str = "", seconds: float = 120.0) -> str:
+        deadline = time.monotonic() + seconds
+        while (done := self.run(*words)).returncode != 0 or shows not in done.stdout:
+            assert self.process is not None
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, f"{done.stdout}{done.stderr}\n{self.said()}"
+            time.sleep(0.1)
+        return done.stdout
+
+    def until_said(self, text: str, seconds: float = 120.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.said():
+            assert self.process is not None
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def refused(self, *words: str, **environment: str) -> str:
+        """The one line of a command that ends with exit code 2."""
+        done = self.run(*words, **environment)
+        assert done.returncode == 2, f"{done.stdout}{done.stderr}"
+        (line,) = done.stderr.strip().splitlines()
+        return line
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(90)
+
+    def remove(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if (self.home / "postgres").exists():
+            EmbeddedPostgres.ensure(self.home / "postgres").destroy()
