@@ -33,7 +33,7 @@ def aws_server() -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not _accepts(port):
             assert server.poll() is None, "moto ended before it listened"
             assert time.monotonic() < deadline, "moto does not listen"

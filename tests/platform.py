@@ -55,7 +55,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def until(condition: Callable[[], Awaitable[Any]], *, seconds: float = 60.0, what: str = "") -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], *, seconds: float = 240.0, what: str = "") -> Any:
     """Waits for a condition; its last value is in the error when it does not come."""
     deadline = time.monotonic() + seconds
     while True:
@@ -103,7 +103,7 @@ class Process:
             self.running.send_signal(signal.SIGKILL)
             await self.running.wait()
 
-    async def died(self, seconds: float = 60.0) -> int:
+    async def died(self, seconds: float = 240.0) -> int:
         """Waits for the process to end by itself; its exit code (negative: signal)."""
         assert self.running is not None
         async with asyncio.timeout(seconds):
@@ -285,7 +285,7 @@ class Platform:
         )
         return {r[0]: r[1] for r in rows}
 
-    async def settled(self, *, seconds: float = 60.0) -> dict[str, int]:
+    async def settled(self, *, seconds: float = 240.0) -> dict[str, int]:
         """Waits until no task is left to do; the final states."""
 
         async def nothing_left() -> dict[str, int] | None:

@@ -63,10 +63,10 @@ class Folder:
             env={**self.environment, **environment},
             capture_output=True,
             encoding="utf-8",
-            timeout=60,
+            timeout=240,
         )
 
-    def until(self, *words: str, shows: str = "", seconds: float = 120.0) -> str:
+    def until(self, *words: str, shows: str = "", seconds: float = 360.0) -> str:
         deadline = time.monotonic() + seconds
         while (done := self.run(*words)).returncode != 0 or shows not in done.stdout:
             assert self.process is not None
@@ -75,7 +75,7 @@ class Folder:
             time.sleep(0.1)
         return done.stdout
 
-    def until_said(self, text: str, seconds: float = 120.0) -> None:
+    def until_said(self, text: str, seconds: float = 360.0) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.said():
             assert self.process is not None

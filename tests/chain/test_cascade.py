@@ -96,7 +96,7 @@ class Chain:
         )
         return {r[0]: Word.read(*r).hash for r in rows}
 
-    async def settled(self, seconds: float = 60) -> None:
+    async def settled(self, seconds: float = 240) -> None:
         """Waits until the last word on every height is true and nothing is left to do but to follow."""
         ledger = self.node.ledger
 

@@ -122,7 +122,7 @@ def assert_all_whole(seen: list[dict]) -> None:
     assert wrong == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_reader_sees_one_version_of_everything(database_url: str, tmp_path: Path) -> None:
     seen = await read_through(database_url, tmp_path, 5)
     assert_all_whole(seen)

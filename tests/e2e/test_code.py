@@ -76,7 +76,7 @@ async def said(platform: Platform, dataset: str) -> set[str]:
     return {row["said"] for table in tables for row in table.to_pylist()}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_each_dag_runs_its_own_code_under_the_same_names(database_url: str, tmp_path: Path) -> None:
     code, files = tmp_path / "code", {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
     code.mkdir()

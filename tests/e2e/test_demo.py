@@ -73,7 +73,7 @@ def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str
 
 def failed(demo: subprocess.Popen[str]) -> str:
     """What a demo that fails says of it: one line, apart from what it said before."""
-    _, errors = demo.communicate(timeout=120)
+    _, errors = demo.communicate(timeout=400)
     (line,) = errors.strip().splitlines()
     assert demo.returncode == 1
     assert line.startswith("The demo failed: ")
@@ -107,7 +107,7 @@ def test_a_signal_ends_it_quietly(folder: Path, number: int, code: int) -> None:
     while not demo.stdout.readline().startswith("1."):
         assert demo.poll() is None
     demo.send_signal(number)
-    _, errors = demo.communicate(timeout=120)
+    _, errors = demo.communicate(timeout=400)
     assert (demo.returncode, errors) == (code, "")
 
 
@@ -119,7 +119,7 @@ def test_ctrl_c_while_it_imports_is_quiet(folder: Path) -> None:
         assert demo.poll() is None
         time.sleep(0.002)
     demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=120)
+    _, errors = demo.communicate(timeout=400)
     assert errors == ""
     assert demo.returncode in (-signal.SIGINT, 130)
 

@@ -229,7 +229,7 @@ def fuzz(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode, worl
                 case.body["wait_seconds"] = 0
         if mode is GenerationMode.POSITIVE:
             world.make_meaningful(case)
-        answer = case.call(headers={"authorization": f"Bearer {token}"}, timeout=20)
+        answer = case.call(headers={"authorization": f"Bearer {token}"}, timeout=120)
         if answer.status_code == 413:  # refused for its size alone, which the checks do not know of
             return
         # An object or a list as a parameter is text, or nothing, on its way: what was made wrong by it may be right.

@@ -53,12 +53,12 @@ class Terminal:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}\n{self.log()}"
         return done.stdout
 
-    def until(self, script: str, *expected: str, seconds: float = 60.0) -> str:
+    def until(self, script: str, *expected: str, seconds: float = 240.0) -> str:
         deadline = time.monotonic() + seconds
         while True:
             done = subprocess.run(
@@ -82,7 +82,7 @@ def terminal(tmp_path: Path) -> Terminal:
     return Terminal(tmp_path)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
     install, up, deploy, mend = blocks("bash")
     assert install == "pip install .\n"

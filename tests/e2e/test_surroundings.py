@@ -113,7 +113,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
     shutil.rmtree(tmp_path / "private", ignore_errors=True)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_up_runs_python_and_spark_tasks_wherever_it_is(folder: Folder) -> None:
     folder.up()
     folder.until_said("API ")

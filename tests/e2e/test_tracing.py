@@ -68,7 +68,7 @@ async def test_a_trace_follows_an_event_across_processes(database_url: str, tmp_
             async def all_there() -> bool:
                 return len([s for s in collector.spans if s.name == "task.attempt"]) == 2
 
-            await until(all_there, seconds=20)
+            await until(all_there, seconds=120)
     finally:
         await runner.cleanup()
     (source,) = [s for s in collector.spans if s.name == "event" and not s.parent]

@@ -94,7 +94,7 @@ async def watched(platform: Platform) -> AsyncIterator[None]:
         assert not found, f"seen half done: {found[:5]}"
 
 
-async def settle(platform: Platform, *, seconds: float = 60.0) -> Counter[str]:
+async def settle(platform: Platform, *, seconds: float = 240.0) -> Counter[str]:
     """Waits until nothing is left to do, checks that all of it was done once; the final states."""
 
     deadline = time.monotonic() + seconds

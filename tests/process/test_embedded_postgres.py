@@ -95,7 +95,7 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 15) -> None:
+def eventually(condition: Callable[[], Any], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -121,7 +121,7 @@ def start_python(
 
 def run_python(code: str, *arguments: object, **options: Any) -> str:
     process = start_python(code, *arguments, **options)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     return output
 
@@ -253,7 +253,7 @@ def test_processes_that_ensure_at_once_get_one_server(parent: Path, ensure: Ensu
         print(server.pid, server.state_url)
     """
     processes = [start_python(code, parent / "postgres") for _ in range(2)]
-    answers = [process.communicate(timeout=60)[0] for process in processes]
+    answers = [process.communicate(timeout=240)[0] for process in processes]
     server = ensure(parent / "postgres")
     assert answers == [f"{server.pid} {server.state_url}\n"] * 2
 
@@ -357,7 +357,7 @@ def test_an_interrupt_of_the_terminal_does_not_reach_it(stopped: Path, ensure: E
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
     os.killpg(owner.pid, signal.SIGINT)
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=120)
     assert ensure(stopped).pid == pid
 
 

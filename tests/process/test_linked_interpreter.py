@@ -27,7 +27,7 @@ async def main():
         result = await sandbox.run(
             Assignment(task_id="task", attempt=1, entrypoint="linked:run", code_paths=(Path(sys.argv[1]),)),
             on_log=told.append,
-            timeout=60,
+            timeout=240,
         )
         print(json.dumps([str(result.error), told]))
     finally:

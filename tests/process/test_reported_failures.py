@@ -181,7 +181,7 @@ class World:
         )
         return answer.changed
 
-    async def take(self, client: DispatcherClient, limit: int, *, seconds: float = 10) -> list[Held]:
+    async def take(self, client: DispatcherClient, limit: int, *, seconds: float = 60) -> list[Held]:
         """Up to `limit` tasks of the runtime `held`, as a worker gets them."""
         answer = await client.take(TakeRequest("test", "held", limit, seconds))
         return [Held(t, answer.jobs[str(t.job_id)], answer.tokens[t.token]) for t in answer.tasks]
@@ -713,7 +713,7 @@ async def test_two_dispatchers_on_one_database_process_each_event_once(world: Wo
             for first, gateway in zip(range(0, 200, 20), cycle(world.gateways), strict=False)
         )
     )
-    await settle(world.platform, seconds=90)
+    await settle(world.platform)
     tasks = await world.tasks("pair")
     assert Counter((t["state"], t["attempt"]) for t in tasks) == {("completed", 1): 200}
     assert sorted(row["range_start"] for row in await world.commits("pair")) == list(range(200))

@@ -89,7 +89,7 @@ def assignment(operator: str, task_id: str = "task", **fields: Any) -> Assignmen
 
 
 async def run(
-    sandbox: Sandbox, operator: str, *, timeout: float = 20, on_events: Any = None, **fields: Any
+    sandbox: Sandbox, operator: str, *, timeout: float = 120, on_events: Any = None, **fields: Any
 ) -> Run:
     lines: list[str] = []
     result = await sandbox.run(
@@ -192,7 +192,7 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-async def eventually(condition: Any, seconds: float = 10.0) -> None:
+async def eventually(condition: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"

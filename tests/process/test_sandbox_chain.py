@@ -67,7 +67,7 @@ def job(lake: Path, name: str) -> Reuse:
 
 
 async def chain(sandbox: Sandbox, of: Reuse, acts: list[tuple[str, ...]]) -> list[Run]:
-    return list(await asyncio.gather(*(run(sandbox, of, *each, timeout=60.0) for each in acts)))
+    return list(await asyncio.gather(*(run(sandbox, of, *each, timeout=240.0) for each in acts)))
 
 
 async def test_tasks_that_wait_go_through_one_child_each_with_its_own_log_and_rows(
@@ -103,7 +103,10 @@ async def test_a_task_that_goes_wrong_among_others_costs_only_itself(
     limits = Limits(memory_bytes=300 << 20) if act == "grow" else None
     of = job(lake, f"wrong-{act}")
     runs = await asyncio.gather(
-        *(run(sandbox, of, *each, limits=limits, timeout=2.0 if each == ("hang",) else 60.0) for each in acts)
+        *(
+            run(sandbox, of, *each, limits=limits, timeout=2.0 if each == ("hang",) else 240.0)
+            for each in acts
+        )
     )
     assert [done.code for done in runs] == [None] * 4 + [code] + [None] * 4
     assert [done.result.outputs[0].row_count for done in runs if done.code is None] == [1] * 8
@@ -199,7 +202,7 @@ async def test_all_of_this_holds_for_an_ordinary_user() -> None:
     done = await asyncio.to_thread(
         subprocess.run,
         [*command, "-m", "pytest", *options, __file__],
-        cwd=run_as.REPOSITORY, capture_output=True, text=True, timeout=240, check=False,
+        cwd=run_as.REPOSITORY, capture_output=True, text=True, timeout=600, check=False,
         env=os.environ | {"HOME": "/nonexistent"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

@@ -106,7 +106,7 @@ async def run(
     sandbox: Sandbox,
     of: Reuse,
     *acts: str,
-    timeout: float = 20,
+    timeout: float = 120,
     on_events: Any = None,
     entrypoint: str = "warm_operators:look_then_act",
     code: Path = CODE,
@@ -153,7 +153,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-async def eventually(condition: Any, seconds: float = 10.0) -> None:
+async def eventually(condition: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -223,7 +223,7 @@ async def test_a_task_without_a_job_never_gets_a_used_child(sandbox: Sandbox, la
     alone = Assignment(
         task_id="alone", attempt=1, entrypoint="warm_operators:look_then_act", code_paths=(CODE,)
     )
-    assert (await sandbox.run(alone, on_log=lines.append, timeout=20)).error is None
+    assert (await sandbox.run(alone, on_log=lines.append, timeout=120)).error is None
     assert json.loads(lines[0].removeprefix("TELL "))["earlier"] == []
 
 
@@ -352,7 +352,7 @@ async def test_a_child_that_is_no_longer_in_order_is_discarded(
 ) -> None:
     of = job(lake, "disorder")
     first = await run(sandbox, of)
-    second = await run(sandbox, of, act, timeout=1.0 if act == "hang" else 20)
+    second = await run(sandbox, of, act, timeout=1.0 if act == "hang" else 120)
     assert second.process == first.process
     assert second.code == code
     assert second.result.leftovers == (act in ("start_process", "start_orphan"))

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,24 @@ def in_udf(task: OperatorTask) -> None:
 def run_probes(probes: str) -> str:
     outcomes = {}
     for name, act, arguments in json.loads(probes):
-        outcomes[name] = attempt(functools.partial(globals()[act], *arguments))
+        with _given_up_after(60.0):
+            outcomes[name] = attempt(functools.partial(globals()[act], *arguments))
     return json.dumps(outcomes)
+
+
+@contextlib.contextmanager
+def _given_up_after(seconds: float) -> Iterator[None]:
+    """A probe that hangs is told by its own name, and the others still run."""
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _give_up(*_: Any) -> None:
+    raise TimeoutError
 
 
 def in_sql(task: OperatorTask) -> None:

@@ -81,7 +81,7 @@ class Topic:
         consumer = Consumer({**options, "enable.auto.commit": False})
         consumer.assign([TopicPartition(name, n, 0) for n in range(PARTITIONS)])
         found, ended = [], set()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while len(ended) < PARTITIONS and time.monotonic() < deadline:
             message = consumer.poll(0.1)
             if message is not None and message.error() is None:
