@@ -177,7 +177,7 @@ class VersionView(Wire, frozen=True):
     datasets: tuple[BuildView, ...] = ()
     """Of a version that is being built: how far each dataset is."""
     replays: int = 0
-    """Jobs that have yet to be told of their past."""
+    """Jobs whose past scopes have not all been turned into tasks yet."""
     unfinished: int = 0
     """Tasks that it lacks, counted up to a thousand."""
     dead: int = 0
@@ -220,7 +220,7 @@ class ManualEvent(Wire, frozen=True):
     scope: Scope
     kind: Literal["data", "invalidation"] = "data"
     emission: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Tells a second word on the same scope from a repetition of the first."""
+    """Another value makes another event of the same scope and kind; with the same value it is a repetition."""
 
 
 class EmitRequest(Wire, frozen=True):

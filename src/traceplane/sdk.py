@@ -32,6 +32,9 @@ from traceplane.model.scope import Cursor, Partition, Scope
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = ["Cursor", "EmitRefused", "Execution", "OperatorError", "OperatorTask", "Partition", "Scope"]
+"""What operators and their tests import; the rest is the platform's."""
+
 Content = bytes
 Ranges = tuple[tuple[int, int], ...]
 """First and last positions, both included."""
@@ -334,8 +337,8 @@ class OperatorTask:
         """Announce a change of an output.
 
         A source that runs for ever sends its event at once and, unless told not to wait, returns when
-        the platform has accepted it; an ordinary task's events are sent with its result. `emission`
-        tells a second word on the same scope from a repetition of the first.
+        the platform has accepted it; an ordinary task's events are sent with its result. Another
+        `emission` makes another event of the same scope and kind; with the same one it is a repetition.
         """
         self._announce(name, [(scope, kind, emission)], wait)
 

@@ -1,12 +1,17 @@
-"""For tests of PySpark functions: a small Spark on this machine.
+"""For tests of operators: a task that a Python function can be called with, and a small Spark on this machine.
 
-    from traceplane.testing import local_spark
+    from traceplane.sdk import Cursor
+    from traceplane.testing import local_spark, operator_task
 
-    def test_doubled():
+    def test_doubled(tmp_path):
+        task = operator_task(tmp_path, scope=Cursor(3), inputs={"numbers": [{"n": 1}]})
+        assert doubled(task) == [{"n": 2}]
+
+    def test_doubled_on_spark():
         with local_spark() as spark:
             assert doubled(spark.range(3)).count() == 3
 
-The session is started once per process and kept, since starting it is what takes long.
+The Spark session is started once per process and kept, since starting it is what takes long.
 """
 
 from __future__ import annotations
@@ -15,11 +20,12 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from traceplane.dataplane.java import Java, find_java
+from traceplane.sdk import Execution, OperatorTask, Scope, as_table, scope_as_dict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +47,44 @@ for argument in "$@"; do
 done
 exec "{java}" "$@"
 """
+
+
+def operator_task(
+    folder: Path,
+    *,
+    scope: Scope | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = ("output",),
+    config: Mapping[str, Any] | None = None,
+    execution: Execution | None = None,
+) -> OperatorTask:
+    """A task with these rows as its inputs; no rows are an input that has none yet. What it writes is Parquet in
+    `task.outputs[name].folder`, and what it emits is in `task.emitted`."""
+    import pyarrow.parquet as parquet
+
+    own = Path(tempfile.mkdtemp(dir=folder))
+    files: dict[str, list[str]] = {}
+    for number, (name, rows) in enumerate((inputs or {}).items()):
+        table, path = as_table(rows), own / f"input-{number}.parquet"
+        files[name] = [str(path)] if table.num_columns else []
+        parquet.write_table(table, path)
+    folders = {name: own / f"output-{number}" for number, name in enumerate(outputs)}
+    for path in (own / "temp", *folders.values()):
+        path.mkdir()
+    task = OperatorTask(
+        task_id="test",
+        attempt=1,
+        payload={
+            "scope": None if scope is None else scope_as_dict(scope),
+            "config": config,
+            "inputs": [{"name": name, "files": found} for name, found in files.items()],
+            "outputs": [{"name": name} for name in outputs],
+        },
+        output_folders={name: str(path) for name, path in folders.items()},
+        temp_dir=str(own / "temp"),
+    )
+    task.execution = execution
+    return task
 
 
 @contextlib.contextmanager

@@ -2,81 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.platform import free_port
+from tests.terminal import Terminal, blocks
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 QUICK_START = README.partition("## Quick start")[2].partition("\n## ")[0]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", QUICK_START, re.M | re.S)
-
-
-class Terminal:
-    """A folder with the README's files, and a shell in which `traceplane` is installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(folder),
-            "TRACEPLANE_DISPATCHER_PORT": str(free_port()),
-            "TRACEPLANE_GATEWAY_PORT": str(free_port()),
-            "TRACEPLANE_SPARK_COMPILER": "quick",
-        }
-
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "up.log").open("wb") as log:
-            return subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-            )
-
-    def run(self, script: str) -> str:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}\n{self.log()}"
-        return done.stdout
-
-    def until(self, script: str, *expected: str, seconds: float = 240.0) -> str:
-        deadline = time.monotonic() + seconds
-        while True:
-            done = subprocess.run(
-                ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True
-            )
-            if done.returncode == 0 and all(text in done.stdout for text in expected):
-                return done.stdout
-            assert time.monotonic() < deadline, f"{script}\n{done.stdout}{done.stderr}\n{self.log()}"
-            time.sleep(0.2)
-
-    def log(self) -> str:
-        return (self.folder / "up.log").read_text()[-4000:]
-
-
 @pytest.fixture
 def terminal(tmp_path: Path) -> Terminal:
     (tmp_path / "code").mkdir()
-    (dag,), (operators,) = blocks("yaml"), blocks("python")
+    (dag,), (operators,) = blocks(QUICK_START, "yaml"), blocks(QUICK_START, "python")
     (tmp_path / "dag.yaml").write_text(dag)
     (tmp_path / "code/operators.py").write_text(operators)
     return Terminal(tmp_path)
@@ -84,7 +25,7 @@ def terminal(tmp_path: Path) -> Terminal:
 
 @pytest.mark.timeout(900)
 def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
-    install, up, deploy, mend = blocks("bash")
+    install, up, deploy, mend = blocks(QUICK_START, "bash")
     assert install == "pip install .\n"
     process = terminal.start(up.strip())
     try:

@@ -36,7 +36,7 @@ from traceplane.errors import InvalidInput, PlatformError
 from traceplane.linux import kernel, plain_files
 from traceplane.worker import private_root
 from traceplane.worker.assignment import Assignment, RunResult, UsedSpark
-from traceplane.worker.confinement import LANDLOCK, NAMESPACES, SECCOMP, UID_SLOTS
+from traceplane.worker.confinement import LANDLOCK, NAMESPACES, SECCOMP, SUPERVISED_NETWORK, UID_SLOTS
 from traceplane.worker.frames import Limits, Reach
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
 
@@ -846,6 +846,12 @@ async def test_with_the_network_on_the_platform_and_this_machine_cannot_be_reach
         for way, outcome in reached.told["outcomes"].items():
             assert not outcome.startswith("did"), way
     assert internal_api.calls == 0  # type: ignore[attr-defined]
+
+
+async def test_a_sandbox_without_the_network_says_whether_jobs_could_have_it(sandbox: Sandbox) -> None:
+    async with online() as with_the_network:
+        assert with_the_network.isolation.has(SUPERVISED_NETWORK)
+    assert sandbox.isolation.has(SUPERVISED_NETWORK)
 
 
 async def test_with_the_network_on_nobody_can_connect_to_an_operator_and_names_are_still_resolved() -> None:

@@ -1,16 +1,33 @@
-"""A PySpark function is tested with plain DataFrames, as docs/concepts/spark.md shows."""
+"""A PySpark function and a query are tested with plain DataFrames, as docs/guides/testing.md shows."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pyarrow.compute as pc
+import pytest
 
 from examples.chain.transfers import transfers
 from tests.operators.spark_jobs import doubled, pairs
+from tests.terminal import blocks
 from traceplane.chain.extract import fetch_range_sync
 from traceplane.chain.rpc import RpcSettings
 from traceplane.chain.simulated.server import serve_in_process_of_its_own
 from traceplane.model.scope import Cursor
 from traceplane.testing import local_spark
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/testing.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "test"), [("test_on_spark", "test_large_sales"), ("test_query", "test_totals")]
+)
+def test_the_examples_of_the_page_on_tests_pass(file: str, test: str) -> None:
+    (example,) = (block for block in blocks(GUIDE, "python") if block.startswith(f"# {file}.py\n"))
+    names: dict[str, Any] = {}
+    exec(example, names)
+    names[test]()
 
 
 def test_functions_are_called_with_plain_frames() -> None:

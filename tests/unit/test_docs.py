@@ -66,6 +66,19 @@ def blocks(text: str, *languages: str) -> list[str]:
     ]
 
 
+def test_every_row_of_a_table_has_a_cell_for_each_column() -> None:
+    short = []
+    for path in PAGES:
+        columns = 0
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            cells = len(re.split(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+            columns = columns or cells
+            if cells not in (0, columns):
+                short.append(f"{name_of(path)}:{number}")
+            columns = columns if cells else 0
+    assert short == []
+
+
 # --- settings ---------------------------------------------------------------------------------------
 
 

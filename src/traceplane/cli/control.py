@@ -327,7 +327,11 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
 @click.argument("dataset")
 @click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...")
 @click.option("--kind", type=click.Choice(["data", "invalidation"]), default="data", show_default=True)
-@click.option("--emission", default="", help="Tells a second word on the same scope from a repetition.")
+@click.option(
+    "--emission",
+    default="",
+    help="Another value makes another event of the same scope, such as a correction.",
+)
 @click.option("--yes", is_flag=True, help=f"Emit more than {MANY_EVENTS:,} events without a question.")
 @as_json
 @click.pass_obj

@@ -1,4 +1,4 @@
-"""What moves of versions leave to be done: jobs are told of the past, unwanted tasks are canceled, and a version
+"""What moves of versions leave to be done: jobs get tasks for the past, unwanted tasks are canceled, and a version
 that lacks nothing any more is made the one that serves.
 
 Each pass is a few bounded transactions; any dispatcher may do it.

@@ -240,7 +240,7 @@ class PublicApi:
             raise Conflict(
                 "deploy.not_caught_up",
                 f"the new version lacks {done.unfinished} tasks, {done.dead} of its tasks are dead, "
-                f"{done.replays} jobs are being told of the past, and {done.sources_behind} sources are behind"
+                f"{done.replays} jobs have yet to get tasks for the past, and {done.sources_behind} sources are behind"
                 + (f"; readers would lose {lost}" if lost else ""),
                 value=call.body.dag,
                 next_step="wait; retry dead tasks; give it up with `traceplane abort`"

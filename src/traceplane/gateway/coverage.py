@@ -87,7 +87,9 @@ class _Why:
             return reasons
         if asked["runtime"] == "dispatcher":
             return [
-                ReasonView("passes_on", f"{dataset} lacks {where}: {asked['dag']}/{job} was not told of it.")
+                ReasonView(
+                    "passes_on", f"{dataset} lacks {where}: {asked['dag']}/{job} has had no event about it."
+                )
             ]
         first, last = positions
         return [

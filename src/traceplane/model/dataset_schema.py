@@ -1,7 +1,7 @@
 """Which schemas may follow each other in one generation of a dataset.
 
 All files of a generation are read as one table, by its merged schema: every column that any file has. A file
-without a column reads as null there, so a column may come later or stay away, but only as one that may be null.
+without a column reads as null there, so a column may come later or be left out, but only as one that may be null.
 
 Where the DAG file declares columns, a file has these and no others.
 """

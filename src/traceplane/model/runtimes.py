@@ -62,14 +62,12 @@ class Runtime:
 
 DEFAULT_RUNTIMES: Mapping[str, Runtime] = {
     "dispatcher": Runtime("dispatcher", Driver.IN_PROCESS, capabilities=frozenset({"reactive"})),
-    "python": Runtime(
-        "python", Driver.QUEUE, queue="python", capabilities=frozenset({"reactive", "source", "long_running"})
-    ),
+    "python": Runtime("python", Driver.QUEUE, queue="python", capabilities=frozenset({"reactive", "source"})),
     "spark": Runtime(
         "spark",
         Driver.QUEUE,
         queue="spark",
-        capabilities=frozenset({"reactive", "long_running", "spark"}),
+        capabilities=frozenset({"reactive", "spark"}),
         limits=Limits(processes=256, open_files=1024),
     ),
 }

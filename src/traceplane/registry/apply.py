@@ -2,7 +2,7 @@
 
 `prepare` reads what is deployed and decides; `deploy` applies. The same file twice changes nothing. A change that
 produces other data (a `-/+` in the plan) gives the job and all that is downstream of it new generations and new
-jobs, which receive events from now on and are told of the past by the dispatcher, while the old ones go on serving.
+jobs, which receive events from now on, and for the past get tasks by the dispatcher, while the old ones go on serving.
 When nothing is missing from the new ones, `cutover` lets them serve. Without such a change it does so at once.
 """
 

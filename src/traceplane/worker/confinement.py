@@ -10,7 +10,7 @@ Layers and what each one stops:
 
     namespaces         own mount tree, own pid space (a kill reaches every descendant), own IPC
     network_namespace  no interface, with the network off; on Spark's workers, one that leads to Spark only
-    supervised_network with the network on: no connection to this machine, its link or the platform
+    supervised_network for jobs with the network: no connection to this machine, its link or the platform
     uid_slots          each slot its own unprivileged uid (when started by root)
     landlock           an allow-list of paths; no ptrace, signals, TCP (by kernel ABI)
     seccomp            no sockets, tracing, namespaces, keys, io_uring, shared memory; where the uid and the
@@ -201,8 +201,9 @@ def _why_no_network_namespace(
 
 
 def _why_not_supervised(configure: Configure, filters: bool) -> str | None:
-    if not isinstance(configure.network, Reach):
-        return "the network is off"
+    """Tried with the network off too: a worker says at its start whether jobs that ask for the network can have it."""
+    if isinstance(configure.network, ReachSpark | ServeSpark):
+        return "Spark's tasks get no network"
     if not filters:
         return "it needs seccomp"
     return _why_fails(_try_supervision)

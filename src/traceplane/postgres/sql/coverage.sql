@@ -56,7 +56,7 @@ delete from catch_ups where job_id = any($1::uuid[])
   or job_id in (select job_id from dag_version_jobs where dag_version_id = $2)
 
 -- name: next_catch_ups
--- Jobs that have been told of the past and have nothing waiting, whose turn it is to make what else is served.
+-- Jobs that got their tasks for the past and have nothing waiting, whose turn it is to make what else is served.
 select c.job_id, c.generation_id, j.building, j.routed from catch_ups c join jobs j using (job_id)
 where not exists (select 1 from replays r where r.job_id = c.job_id)
   and not exists (select 1 from tasks t where t.job_id = c.job_id and t.stage = 0 offset 0)

@@ -20,7 +20,7 @@ select o.slug as org, d.name as dag, v.dag_version_id, v.manual_cutover
 from dag_versions v join dags d using (dag_id) join orgs o using (org_id) where v.state = 'building'
 
 -- name: replays
--- Jobs that have yet to be told of the past; one at a time belongs to this transaction.
+-- Jobs whose past scopes have not all been turned into tasks; one at a time belongs to this transaction.
 select r.job_id, r.generation_id, r.everything, r.told_through, j.routed
 from replays r join jobs j using (job_id) order by r.job_id, r.generation_id limit 1 for update of r skip locked
 

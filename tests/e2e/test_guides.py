@@ -1,0 +1,170 @@
+"""The examples of the guides, executed as they are written there, on one platform."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import date
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.terminal import Terminal, blocks
+from traceplane.client import Client
+from traceplane.errors import TraceplaneError
+
+GUIDES = Path(__file__).parents[2] / "docs/guides"
+DATA_IN, DATES, RUNS, TESTING = (
+    (GUIDES / name).read_text()
+    for name in ("data_in.md", "scopes_and_dates.md", "when_jobs_run.md", "testing.md")
+)
+
+
+def write_files(folder: Path, page: str, elsewhere: dict[str, str]) -> None:
+    """The files of a page: a DAG is named after itself, Python by its first line."""
+    for block in blocks(page, "yaml"):
+        (dag,) = re.findall(r"^dag: (\w+)$", block, re.M)
+        for place, here in elsewhere.items():
+            block = block.replace(place, here)
+        (folder / f"{dag}.yaml").write_text(block)
+    for block in blocks(page, "python"):
+        if name := re.match(r"# (\S+\.py)$", block, re.M):
+            (folder / name[1]).parent.mkdir(exist_ok=True)
+            (folder / name[1]).write_text(block)
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def files_example(tmp_path: Path) -> Iterator[str]:
+    """A server with the orders of three days."""
+    served = tmp_path / "served"
+    served.mkdir()
+    for day in range(3):
+        with (served / f"orders-{day}.csv").open("w") as file:
+            csv.writer(file).writerows([("customer", "amount"), ("ada", 10 * day), ("bob", 1)])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(served)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def until_answered(terminal: Terminal, query: str, *expected: tuple[Any, ...]) -> None:
+    """Until the query has these rows; one over a dataset that has no columns yet has none."""
+    client = Client(terminal.gateway, home=terminal.folder / ".traceplane")
+    deadline = time.monotonic() + 180
+    while True:
+        answer: Any = None
+        try:
+            answer = [tuple(row.values()) for row in client.query(query).to_pylist()]
+        except TraceplaneError as error:
+            answer = error
+        if answer == list(expected):
+            return
+        assert time.monotonic() < deadline, f"{query}\n{answer!r}\n{terminal.log()}"
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(900)
+def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_example: str) -> None:
+    folder, shop = tmp_path / "mine", tmp_path / "shop"
+    folder.mkdir()
+    shop.mkdir()
+    (shop / "products.csv").write_text("product,price\ntea,3\ncoffee,4\n")
+    for page in (DATA_IN, DATES, RUNS):
+        write_files(
+            folder, page, {"https://files.example": f"http://{files_example}", "/srv/shop": str(shop)}
+        )
+    terminal = Terminal(folder, TRACEPLANE_OPERATOR_NETWORK_ALLOW=files_example)
+    network, up, files, clock = blocks(DATA_IN, "bash")
+    process = terminal.start(f"{up.strip().replace('/srv/shop', str(shop))} --no-spark")
+    try:
+        terminal.until("traceplane status")
+        terminal.until("grep worker.ready up.log", '"supervised_network"')
+        _data_comes_in(terminal, network, files, clock)
+        _days_become_weeks_and_months(terminal)
+        _jobs_run_for_each_event(terminal)
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(180)
+    assert code == 0, terminal.log()
+
+
+def _data_comes_in(terminal: Terminal, network: str, files: str, clock: str) -> None:
+    started = int(time.time() // 3600)
+    for script in (network, files, clock):
+        terminal.run(script)
+    until_answered(
+        terminal,
+        "select day, sum(amount) from intake.orders group by day order by day",
+        *((day, 10.0 * day + 1) for day in range(3)),
+    )
+    until_answered(
+        terminal, "select product, price from stock.products order by price", ("tea", 3), ("coffee", 4)
+    )
+    until_answered(
+        terminal, f"select min(hour) from clock.readings where hour >= {started - 1}", (started - 1,)
+    )
+
+
+def _days_become_weeks_and_months(terminal: Terminal) -> None:
+    emit, queries = blocks(DATES, "bash")
+    assert "14 accepted" in terminal.run(emit)
+    mondays = date(2024, 1, 22), date(2024, 1, 29)
+    until_answered(
+        terminal, "select monday, total from dates.weekly order by monday", *((day, 70) for day in mondays)
+    )
+    until_answered(terminal, "select total from dates.monthly order by month", (100,), (40,))
+    said = terminal.run(queries)
+    assert "2024-01-22" in said
+    assert "2024-02-01" in said
+    refused = terminal.run("traceplane emit dates.days 2024-01-22 2>&1 || true")
+    assert "cli.bad_scope" in refused
+
+
+def _jobs_run_for_each_event(terminal: Terminal) -> None:
+    books, names, correction = blocks(RUNS, "bash")
+    deploy, sales, refunds = books.splitlines()
+    terminal.run(f"{deploy}\n{sales}")
+    done = "traceplane tasks --dag books --job net --state completed | wc -l"
+    terminal.until(done, "1")
+    until_answered(terminal, "select day, net from books.net")
+    terminal.run(refunds)
+    until_answered(terminal, "select day, net from books.net", (1, 95))
+    assert "0 accepted, 1 had been accepted before" in terminal.run(sales)
+    assert terminal.run(done).strip() == "2"
+    terminal.run(correction)
+    terminal.until(done, "3")
+    until_answered(terminal, "select day, net from books.net", (1, 95))
+
+    terminal.run(names)
+    named = "select day, name from names.named_sales order by day"
+    until_answered(terminal, named, *((day, "Green tea") for day in (1, 2, 3)))
+    terminal.run("traceplane emit names.loads 0-99999 --emission 2024-02")
+    terminal.until("traceplane tasks --dag names --job products --state completed | wc -l", "2")
+    until_answered(terminal, named, *((day, "Green tea") for day in (1, 2, 3)))
+
+
+def test_the_operators_of_the_page_on_tests_pass_their_tests(tmp_path: Path) -> None:
+    write_files(tmp_path, TESTING, {})
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr

@@ -1,0 +1,39 @@
+"""A task for tests of operators is what an operator gets: see docs/guides/testing.md, whose examples run too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from traceplane.sdk import Cursor, Execution, OperatorError, Partition
+from traceplane.testing import operator_task
+
+
+def test_what_is_given_can_be_read_and_what_is_written_and_emitted_can_be_seen(tmp_path: Path) -> None:
+    run = Execution("e", "p", "momentum", "ada", {"size": 10})
+    task = operator_task(
+        tmp_path,
+        scope=Partition.of_range(0, 6),
+        inputs={"shop.sales": {"amount": [1, 2]}, "refunds": []},
+        outputs=["large", "small"],
+        config={"least": 2},
+        execution=run,
+    )
+    assert (task.scope, task.config, task.execution) == (Partition("0-6", 0, 6), {"least": 2}, run)
+    assert task.read("shop.sales").to_pylist() == [{"amount": 1}, {"amount": 2}]
+    assert task.read("refunds").num_rows == 0
+    task.write_returned({"large": [{"amount": 2}], "small": [{"amount": 1}]})
+    task.emit("small", scope=7)
+    assert parquet.read_table(task.outputs["small"].folder).to_pylist() == [{"amount": 1}]
+    assert [event["scope"] for event in task.emitted] == [{"cursor": 7}]
+    with pytest.raises(OperatorError, match=r"the job declares refunds, shop\.sales"):
+        task.read("sales")
+
+
+def test_two_tasks_of_one_folder_do_not_meet(tmp_path: Path) -> None:
+    tasks = [operator_task(tmp_path, scope=Cursor(n)) for n in range(2)]
+    for n, task in enumerate(tasks):
+        task.write("output", [{"n": n}])
+    assert [parquet.read_table(t.outputs["output"].folder)["n"].to_pylist() for t in tasks] == [[0], [1]]
