@@ -513,8 +513,8 @@ async def test_a_busy_job_does_not_keep_others_out(sandbox: Sandbox, lake: Path)
         await run(sandbox, of)
         order.append(of.key)
 
-    await asyncio.gather(*(noted(of) for of in (busy, busy, other, busy, busy)))
-    assert order.index("patient") == 2
+    await asyncio.gather(*(noted(of) for of in (busy, busy, other, *(busy for _ in range(100)))))
+    assert order.index("patient") <= 34, "it has its turn after one batch of the others"
 
 
 async def test_many_jobs_on_few_slots_all_get_their_turn(two_slots: Sandbox, lake: Path) -> None:

@@ -63,7 +63,9 @@ class Execution:
         on_progress: OnProgress | None,
         grant: SparkGrant | None,
         next_waits: Callable[[], bool],
+        started_ns: int | None = None,
     ) -> None:
+        """`encoded` is empty if the child has been handed the task before, and `started_ns` what it said since."""
         self._grant = grant
         self._slot = slot
         self._child = child
@@ -75,9 +77,9 @@ class Execution:
         self._on_events = on_events
         self._on_progress = on_progress
         self._next_waits = next_waits
-        self._log = child.read_log(on_log, assign.limits.log_bytes)
+        self._log = child.read_log(on_log, assign.limits.log_bytes, assign.log_end)
         self._decided: Failure | None = None
-        self._started_ns: int | None = None
+        self._started_ns = started_ns
         self._outcome: frames.Done | frames.Failed | None = None
         self._declined = False
         self._discarded = False
@@ -132,7 +134,7 @@ class Execution:
             async with asyncio.timeout(timeout):
                 await self._over
                 if not self._child.exited.done():
-                    standing = await self._look()
+                    standing = await look_at(self._slot, self._child, self._next_waits())
                     if standing is not None and self._may_be_kept(standing):
                         return standing
                     self._discard()
@@ -146,16 +148,8 @@ class Execution:
             await self._end(self._grace_seconds)
             raise
 
-    async def _look(self) -> Inspected | None:
-        if self._child.was_looked_at(_LOOK_EVERY_SECONDS) and self._next_waits():
-            return self._child.standing
-        standing = await self._slot.inspect(self._child)
-        if standing is not None:
-            self._child.note(standing)
-        return standing
-
     def _may_be_kept(self, standing: Inspected) -> bool:
-        return standing.alone and standing.grown_bytes <= _GROWN_TOO_MUCH_BYTES and self._log.drain()
+        return is_as_it_should_be(standing) and self._log.drain()
 
     def _discard(self) -> None:
         """End a child that has done its task; this says nothing about the task."""
@@ -165,7 +159,7 @@ class Execution:
 
     async def _end(self, grace_seconds: float) -> Exited | None:
         """Kill it and wait until nothing is left; a cancellation meanwhile is passed on only then."""
-        ending = asyncio.create_task(self._kill(grace_seconds))
+        ending = asyncio.create_task(end_child(self._slot, self._child, grace_seconds))
         cancelled = False
         while not ending.done():
             try:
@@ -176,15 +170,6 @@ class Execution:
             raise asyncio.CancelledError
         return ending.result()
 
-    async def _kill(self, grace_seconds: float) -> Exited | None:
-        self._slot.kill(self._child, grace_seconds)
-        try:
-            async with asyncio.timeout(grace_seconds + _KILL_PATIENCE_SECONDS):
-                return await asyncio.shield(self._child.exited)
-        except TimeoutError:
-            self._slot.give_up()
-            return None
-
     def _decide(self, code: str, message: str) -> None:
         if self._decided is None:
             self._decided = Failure(code=code, message=message)
@@ -193,7 +178,8 @@ class Execution:
 
     async def _listen(self) -> None:
         try:
-            await self._child.send(self._encoded)
+            if self._encoded:
+                await self._child.send(self._encoded)
             while (frame := await self._child.next_frame(self._assign.limits.result_bytes)) is not None:
                 await self._take(frame)
                 if self._assign.keep and isinstance(frame, frames.Done):
@@ -368,6 +354,30 @@ class Execution:
             hint = "out of memory on this machine, perhaps: nothing in the platform killed it"
         message = f"the operator's process was killed by {name}"
         return Failure(code="operator.killed", message=message, signal=name, hint=hint)
+
+
+async def look_at(slot: Slot, child: Child, next_waits: bool) -> Inspected | None:
+    """How a child stands that says it has finished; None if it has ended."""
+    if next_waits and child.was_looked_at(_LOOK_EVERY_SECONDS):
+        return child.standing
+    standing = await slot.inspect(child)
+    if standing is not None:
+        child.note(standing)
+    return standing
+
+
+def is_as_it_should_be(standing: Inspected) -> bool:
+    return standing.alone and standing.grown_bytes <= _GROWN_TOO_MUCH_BYTES
+
+
+async def end_child(slot: Slot, child: Child, grace_seconds: float) -> Exited | None:
+    slot.kill(child, grace_seconds)
+    try:
+        async with asyncio.timeout(grace_seconds + _KILL_PATIENCE_SECONDS):
+            return await asyncio.shield(child.exited)
+    except TimeoutError:
+        slot.give_up()
+        return None
 
 
 def _resident_bytes(standing: Exited | Inspected | None) -> int:

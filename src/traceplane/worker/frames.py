@@ -166,6 +166,15 @@ class Assign(msgspec.Struct, frozen=True):
     spark_port: int | None = None
     inline_bytes: int = 0
     """How much of its files may come with the result."""
+    batch: int = 0
+    """Tasks with the same number were handed over together; 0: it came alone."""
+    begin_before_ns: int = 0
+    """Of the monotonic clock. A task of a batch that is not begun by then is never begun: somebody else runs it."""
+
+    @property
+    def log_end(self) -> bytes:
+        """What ends the log of a task of a batch, so that each has its own."""
+        return f"\0{self.task_id}\n".encode() if self.batch else b""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -309,7 +318,7 @@ def encode(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def frame_length(header: bytes, limit: int) -> int:
+def frame_length(header: bytes | bytearray, limit: int) -> int:
     length: int = _LENGTH.unpack(header)[0]
     if length > limit:
         raise FrameInvalid(f"a frame of {length} bytes; the limit is {limit}")

@@ -36,6 +36,7 @@ from traceplane.worker.frames import Assign, Failure
 from traceplane.worker.surroundings import LoadedCode, Surroundings
 
 EXIT_BROKEN = 70
+_LOG = 2
 _CHANNEL = 3
 _SUPERVISOR = 16
 """The least that its descriptor is: out of the way of those that have a fixed place."""
@@ -84,9 +85,9 @@ def serve(
         outcome = _outcome(assignment, temp, connection, code)
         if not assignment.keep or isinstance(outcome, frames.Failed):
             _finish(connection, outcome, assignment.limits.result_bytes)
-        if not _report(connection, outcome, assignment.limits.result_bytes):
+        if not _report(connection, outcome, assignment.limits.result_bytes, assignment.log_end):
             os._exit(0)
-        assignment = _receive(connection)
+        assignment = _next(connection, assignment.batch if _left_files(outcome) else 0)
         surroundings.restore()
         if code.has_changed():
             connection.sendall(frames.encode(frames.Declined()))
@@ -118,6 +119,24 @@ def _receive(connection: socket.socket) -> Assign:
     except EOFError:
         os._exit(0)  # nobody needs this child any more
     return _assignments.decode(body)
+
+
+def _next(connection: socket.socket, ended_batch: int) -> Assign:
+    """The next task that is to be begun here. Those of a batch that has ended, or that waited for too long, are not:
+    others run them. Nobody who hears of a task's end after the batch's time can be wrong about the next one, since
+    its end was told before this looks at the clock."""
+    while True:
+        assignment = _receive(connection)
+        if not assignment.batch:
+            return assignment
+        if assignment.batch != ended_batch and time.monotonic_ns() < assignment.begin_before_ns:
+            return assignment
+
+
+def _left_files(outcome: frames.Done | frames.Failed) -> bool:
+    return isinstance(outcome, frames.Done) and any(
+        file.content is None for output in outcome.outputs for file in output.files
+    )
 
 
 def rehearse() -> None:
@@ -294,12 +313,17 @@ def _finish(connection: socket.socket, outcome: frames.Done | frames.Failed, lim
     os._exit(status)
 
 
-def _report(connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int) -> bool:
+def _report(
+    connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int, log_end: bytes = b""
+) -> bool:
     """Send what came of the task; whether it could be sent as it is."""
     data, fits = _encode_outcome(outcome, limit)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
+    if log_end and fits:
+        with contextlib.suppress(OSError):
+            os.write(_LOG, log_end)
     connection.sendall(data)
     return fits
 

@@ -28,14 +28,17 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from traceplane.adapters.locked_folder import LockedFolder
 from traceplane.errors import InvalidInput, PlatformError
@@ -43,11 +46,20 @@ from traceplane.linux import plain_files
 from traceplane.linux.operator_ids import UID_RANGE
 from traceplane.worker import confinement, frames, private_root, staging
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
+from traceplane.worker.batch import BATCH_SECONDS, Batch, Link
 from traceplane.worker.confinement import Isolation, protect_this_process
-from traceplane.worker.execution import Execution, OnEvents, OnProgress
+from traceplane.worker.execution import (
+    Execution,
+    OnEvents,
+    OnProgress,
+    end_child,
+    is_as_it_should_be,
+    look_at,
+)
 from traceplane.worker.fork_server import ForkServer
 from traceplane.worker.frames import Assign, Configure, Failure, NetworkAccess, ReachNothing
 from traceplane.worker.idle_slots import IdleSlots
+from traceplane.worker.job_queues import JobQueues, Waiting
 from traceplane.worker.private_root import is_within
 from traceplane.worker.slot import Child, OnLog, Slot
 from traceplane.worker.uid_lease import UidLease
@@ -64,6 +76,13 @@ _STARTS_TRIED = 3
 _RESTART_WINDOW_SECONDS = 30.0
 _TEND_SECONDS = 1.0
 _INLINE_BYTES = 64 << 10
+_SHORT_SECONDS = 0.01
+_EXPECTED_SECONDS = 0.03
+"""That a batch takes."""
+_LARGEST_BATCH = 32
+_BYTES_AT_ONCE = 48 << 10
+_REMEMBERED_SECONDS = 60.0
+_WRITTEN_TOGETHER = 4
 _WRITERS = 16
 """Threads that wait for the disk: it flushes the files of many tasks at once, or one by one as slowly."""
 
@@ -117,6 +136,9 @@ class Sandbox:
         self._server: ForkServer | None = None
         self._slots: dict[int, Slot] = {}
         self._idle = IdleSlots(settings.child_seconds)
+        self._queues = JobQueues(settings.slots, self._serve)
+        self._left_files: dict[Hashable, float] = {}
+        """Jobs whose tasks leave files that do not come with the report, and when that was seen last."""
         self._background: set[asyncio.Task[Any]] = set()
         self._watchers: list[asyncio.Task[None]] = []
         self._removals: list[Callable[[], None]] = []
@@ -175,79 +197,128 @@ class Sandbox:
         With `on_events` the task is a source that emits while it runs: each batch is handed over, and
         the operator's `emit` returns once the callback has.
         """
-        began_ns = time.monotonic_ns()
+        waiting = Waiting(assignment, on_log, on_progress, timeout, time.monotonic_ns(), _future())
         job = self._job_to_reuse(assignment) if on_events is None else None
-        wanted = job
-        for _ in range(_STARTS_TRIED):
+        if job is not None and grant is None:
+            return await self._queues.run(job, waiting)
+        return await self._run_alone(waiting, job, job, on_events, grant)
+
+    async def _run_alone(
+        self,
+        waiting: Waiting,
+        job: Hashable,
+        wanted: Hashable,
+        on_events: OnEvents | None = None,
+        grant: SparkGrant | None = None,
+    ) -> RunResult:
+        """In a child of the job that is wanted, or in a fresh one."""
+        while True:
             slot, child = await self._take_child(wanted)
             try:
-                result, folders = await self._run_in(
-                    slot, child, job, assignment, began_ns, on_log, on_events, on_progress, timeout, grant
-                )
+                result, folders = await self._run_in(slot, child, job, waiting, on_events, grant)
             finally:
                 slot.release()
-            if not _lost_before_start(result):
+            if not self._is_to_be_tried_again(waiting, result):
                 break
-            wanted = None  # if one used child was no good, others may be so for the same reason
-            if self._removing is not None:
-                await asyncio.wait((self._removing,))  # the next try writes to the same folders
-        if result.status == "ok" and folders.to_be_written:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._writers, folders.write_out)
-            except OSError as problem:
-                message = f"the outputs could not be kept: {problem}"
-                result = _failed(result, Failure(code="sandbox.failed", message=message))
-        return result
+            wanted = None
+            await self._until_removed()
+        self._settle([(waiting, result, folders)])
+        return await waiting.result
+
+    def _is_to_be_tried_again(self, waiting: Waiting, result: RunResult) -> bool:
+        """In a fresh child: if one used child was no good, others may be so for the same reason."""
+        waiting.tries += 1
+        return waiting.tries < _STARTS_TRIED and _lost_before_start(result)
+
+    async def _until_removed(self) -> None:
+        """The next try writes to the same folders."""
+        if self._removing is not None:
+            await asyncio.wait((self._removing,))
+
+    def _settle(self, ended: Iterable[tuple[Waiting, RunResult, staging.TaskFolders]]) -> None:
+        """Tell those who wait for them, once what came with the reports is on disk."""
+        unwritten = []
+        for waiting, result, folders in ended:
+            if result.status == "ok" and folders.to_be_written and not waiting.canceled:
+                unwritten.append((waiting, result, folders))
+            else:
+                waiting.settle(result)
+        for first in range(0, len(unwritten), _WRITTEN_TOGETHER):
+            part = unwritten[first : first + _WRITTEN_TOGETHER]
+            writing = asyncio.get_running_loop().run_in_executor(
+                self._writers, _write_out, [folders for _, _, folders in part]
+            )
+            writing.add_done_callback(functools.partial(_on_written, part))
 
     async def _run_in(
         self,
         slot: Slot,
         child: Child,
         job: Hashable,
-        assignment: Assignment,
-        began_ns: int,
-        on_log: OnLog | None,
-        on_events: OnEvents | None,
-        on_progress: OnProgress | None,
-        timeout: float | None,
-        grant: SparkGrant | None,
+        waiting: Waiting,
+        on_events: OnEvents | None = None,
+        grant: SparkGrant | None = None,
     ) -> tuple[RunResult, staging.TaskFolders]:
+        assignment = waiting.assignment
         outputs = self._output_folders(assignment, real=job is not None)
         areas = _areas(child, assignment, outputs) if job is not None and slot.uid is None else None
         folders = staging.TaskFolders(child.temp, outputs, slot.uid, assignment.spark, areas)
-        keep = job is not None and child.tasks + 1 < self._settings.tasks_per_child
         try:
             child.temp.make()
             folders.make()
             assign = _as_frame(
-                assignment, folders, streaming=on_events is not None, for_job=job is not None, keep=keep
+                assignment,
+                folders,
+                streaming=on_events is not None,
+                for_job=job is not None,
+                keep=job is not None and child.tasks + 1 < self._settings.tasks_per_child,
             )
-            encoded = frames.encode(assign)
+            link = Link(waiting, assign, frames.encode(assign), folders)
         except BaseException:
             slot.kill(child, 0.0)
             child.close()
             self._remove(folders, outputs=True)
             raise
+        result = await self._follow(slot, child, job, link, waiting.timeout, on_events, grant)
+        if folders.left_files:
+            self._left_files[job] = time.monotonic()
+        elif result.start_seconds is not None:
+            child.seconds_per_task = result.run_seconds - result.start_seconds
+        return result, folders
+
+    async def _follow(
+        self,
+        slot: Slot,
+        child: Child,
+        job: Hashable,
+        link: Link,
+        timeout: float | None,
+        on_events: OnEvents | None = None,
+        grant: SparkGrant | None = None,
+    ) -> RunResult:
+        """A task to its end, whatever that is."""
+        waiting, folders = link.waiting, link.folders
         execution = Execution(
             slot,
             child,
-            assign,
-            encoded,
+            link.assign,
+            link.encoded,
             folders,
-            began_ns=began_ns,
+            began_ns=waiting.began_ns,
             grace_seconds=self._settings.grace_seconds,
-            on_log=on_log,
+            on_log=waiting.on_log,
             on_events=on_events,
-            on_progress=on_progress,
+            on_progress=waiting.on_progress,
             grant=grant,
-            next_waits=lambda: self._idle.waits(job),
+            next_waits=lambda: self._idle.waits(job) or self._queues.waits(job),
+            started_ns=link.started_ns,
         )
         went_well = False
         try:
             async with grant or contextlib.nullcontext():
                 result = await execution.run(timeout)
             went_well = result.status == "ok"
-            return result, folders
+            return result
         finally:
             if execution.kept:
                 child.job = job
@@ -256,7 +327,147 @@ class Sandbox:
                 if not went_well:
                     folders.withdraw()
             else:
+                child.remove_areas()
                 self._remove(folders, outputs=not went_well)
+
+    # --- tasks of one job -------------------------------------------------------------------------
+
+    async def _serve(self, job: Hashable) -> None:
+        """Tasks of a job that wait, as many as one child is to be handed at once."""
+        slot, child = await self._take_child(job)
+        tasks = self._queues.take(job, self._batch_size(job, child))
+        try:
+            if not tasks:  # somebody else took them meanwhile
+                slot.keep(child)
+            elif len(tasks) == 1:
+                await self._attend(job, tasks[0], self._run_in(slot, child, job, tasks[0]))
+            else:
+                await self._run_together(slot, child, job, tasks)
+        except Exception as error:
+            log.exception("sandbox.batch_failed")
+            slot.kill(child, 0.0)
+            child.close()
+            for waiting in tasks:
+                waiting.fail(error)
+        finally:
+            slot.release()
+
+    def _batch_size(self, job: Hashable, child: Child) -> int:
+        """More than one if they are short; and if they do not write files, for which a child has to be looked at."""
+        seconds = child.seconds_per_task
+        if seconds is None or seconds > _SHORT_SECONDS or child.job is None:
+            return 1
+        if time.monotonic() - self._left_files.get(job, -math.inf) < _REMEMBERED_SECONDS:
+            return 1
+        most = min(_LARGEST_BATCH, int(_EXPECTED_SECONDS / max(seconds, 1e-4)))
+        return max(1, min(most, self._queues.share(job), self._settings.tasks_per_child - 1 - child.tasks))
+
+    async def _attend(
+        self,
+        job: Hashable,
+        waiting: Waiting,
+        run: Coroutine[Any, Any, tuple[RunResult, staging.TaskFolders]],
+    ) -> None:
+        """Tell whoever waits for it how it ended."""
+        running = asyncio.create_task(run)
+        await asyncio.sleep(0)  # it has to have begun: if it were canceled before, nobody would end its child
+        waiting.running = running
+        if waiting.canceled:
+            running.cancel()
+        try:
+            result, folders = await running
+        except (Exception, asyncio.CancelledError) as error:
+            waiting.fail(error)
+            return
+        if self._is_to_be_tried_again(waiting, result):
+            self._keep(asyncio.create_task(self._try_again(waiting, job)))
+        else:
+            self._settle([(waiting, result, folders)])
+
+    async def _try_again(self, waiting: Waiting, job: Hashable) -> None:
+        await self._until_removed()
+        waiting.running = asyncio.create_task(self._run_alone(waiting, job, None))
+        if waiting.canceled:
+            waiting.running.cancel()
+        try:
+            await waiting.running
+        except (Exception, asyncio.CancelledError) as error:
+            waiting.fail(error)
+
+    async def _run_together(self, slot: Slot, child: Child, job: Hashable, tasks: Sequence[Waiting]) -> None:
+        links = self._links(slot, child, tasks)
+        self._queues.wait_again(job, tasks[len(links) :])
+        batch = Batch(
+            child, links, lambda ended: self._settle((link.waiting, run, link.folders) for link, run in ended)
+        )
+        since = time.monotonic()
+        all_ended = await batch.run()
+        child.tasks += batch.done
+        if all_ended:
+            child.seconds_per_task = (time.monotonic() - since) / len(links)
+            await self._keep_or_end(slot, child, job, links[-1].folders)
+            return
+        rest = [link.waiting for link in batch.rest]
+        if batch.is_late:
+            self._queues.wait_again(job, rest)
+            rest = []
+        try:
+            await self._attend(job, batch.current.waiting, self._go_on(slot, child, job, batch.current))
+        finally:
+            self._queues.wait_again(job, rest)
+
+    def _links(self, slot: Slot, child: Child, tasks: Sequence[Waiting]) -> list[Link]:
+        """Of as many as fit into the channel, so that nobody has to wait while they are handed over."""
+        child.batches += 1
+        begin_before_ns = time.monotonic_ns() + int(BATCH_SECONDS * 1e9)
+        links: list[Link] = []
+        size = 0
+        for waiting in tasks:
+            assignment = waiting.assignment
+            outputs = self._output_folders(assignment, real=True)
+            areas = _areas(child, assignment, outputs)
+            folders = staging.TaskFolders(child.temp, outputs, slot.uid, None, areas)
+            if not links:
+                folders.make()
+            assign = _as_frame(assignment, folders, streaming=False, for_job=True, keep=True)
+            assign = msgspec.structs.replace(assign, batch=child.batches, begin_before_ns=begin_before_ns)
+            encoded = frames.encode(assign)
+            size += len(encoded)
+            if links and size > _BYTES_AT_ONCE:
+                break
+            links.append(Link(waiting, assign, encoded, folders))
+        return links
+
+    async def _go_on(
+        self, slot: Slot, child: Child, job: Hashable, link: Link
+    ) -> tuple[RunResult, staging.TaskFolders]:
+        """With a task that the child was handed in a batch."""
+        link.encoded = b""
+        timeout = link.waiting.timeout
+        if timeout is not None:
+            timeout = max(0.0, timeout - (asyncio.get_running_loop().time() - link.begun))
+        result = await self._follow(slot, child, job, link, timeout)
+        if link.folders.left_files:
+            self._left_files[job] = time.monotonic()
+        child.seconds_per_task = None
+        return result, link.folders
+
+    async def _keep_or_end(
+        self, slot: Slot, child: Child, job: Hashable, folders: staging.TaskFolders
+    ) -> None:
+        standing = await look_at(slot, child, self._queues.waits(job))
+        if (
+            standing is not None
+            and is_as_it_should_be(standing)
+            and child.is_silent()
+            and folders.seal_empty(())
+            and (child.temp.is_empty() or await asyncio.to_thread(child.temp.clear))
+        ):
+            slot.keep(child)
+            return
+        await end_child(slot, child, 0.0)
+        child.close()
+        self._remove(folders, outputs=False)
 
     async def close(self) -> None:
         """End every task, slot and the fork server; a `run` still under way returns `sandbox.lost`."""
@@ -269,6 +480,7 @@ class Sandbox:
         self._slots.clear()
         if self._server is not None:
             await self._server.stop()
+        await self._queues.close()
         while self._background:
             await asyncio.wait(self._background)
         self._writers.shutdown(wait=False)
@@ -306,6 +518,10 @@ class Sandbox:
         while True:
             await asyncio.sleep(_TEND_SECONDS)
             self._idle.tend()
+            now = time.monotonic()
+            self._left_files = {
+                job: seen for job, seen in self._left_files.items() if now - seen < _REMEMBERED_SECONDS
+            }
 
     def _open_slot(self, index: int) -> None:
         assert self._server is not None
@@ -441,6 +657,33 @@ def _call_each(acts: list[Callable[[], None]]) -> None:
         act()
 
 
+def _future() -> asyncio.Future[RunResult]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _write_out(tasks: Sequence[staging.TaskFolders]) -> list[OSError | None]:
+    """What went wrong with each, if anything did."""
+    problems: list[OSError | None] = []
+    for folders in tasks:
+        try:
+            folders.write_out()
+            problems.append(None)
+        except OSError as problem:
+            problems.append(problem)
+    return problems
+
+
+def _on_written(
+    part: Sequence[tuple[Waiting, RunResult, staging.TaskFolders]],
+    writing: asyncio.Future[list[OSError | None]],
+) -> None:
+    for (waiting, result, _), problem in zip(part, writing.result(), strict=True):
+        if problem is not None:
+            message = f"the outputs could not be kept: {problem}"
+            result = _failed(result, Failure(code="sandbox.failed", message=message))
+        waiting.settle(result)
+
+
 def _lost_before_start(result: RunResult) -> bool:
     return result.error is not None and result.error.code == "sandbox.lost" and result.start_seconds is None
 
@@ -450,9 +693,10 @@ def _failed(result: RunResult, error: Failure) -> RunResult:
 
 
 def _areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> dict[str, Path]:
-    """Where a child of the wrapper's own uid writes as long as it lives, beside its first task's folders: as if that
-    task had an attempt 0, so that whoever collects the leavings of attempts finds those of a killed worker's too."""
-    if child.job is None:
+    """Where a child that has the wrapper's own uid, or is handed several tasks, writes as long as it lives, beside its
+    first task's folders: as if that task had an attempt 0, so that whoever collects the leavings of attempts finds
+    those of a killed worker's too."""
+    if child.job is None or not child.areas:
         child.areas = {name: folder.parent / "0" for name, folder in outputs.items()}
         below_temp = [*assignment.code_paths, *child.areas.values(), *private_root.interpreter_folders()]
         if assignment.reuse is not None:

@@ -33,6 +33,7 @@ _LONGEST_LINE = 8_192
 _TAIL_BYTES = 16_384
 _READS_AT_THE_END = 32
 """Far more than a pipe holds; whoever fills it faster is still writing."""
+_READS_AT_ONCE = 128
 _BEGIN_SECONDS = 0.01
 _PAUSE_SECONDS = 0.005
 """Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
@@ -55,6 +56,9 @@ class Child:
         """How it was found when it was last looked at."""
         self._looked_at = 0.0
         self.tasks = 0
+        self.batches = 0
+        self.seconds_per_task: float | None = None
+        """Of its latest tasks."""
         self.cpu_seconds = 0.0
         """Used by its earlier tasks."""
         self.exited: asyncio.Future[Exited | None] = self._loop.create_future()
@@ -62,6 +66,8 @@ class Child:
         self._channel = channel
         self._channel.setblocking(False)
         self._received = bytearray()
+        self._logged = bytearray()
+        """What was read of its log and belongs to nobody yet."""
         self._log_fd = log_fd
         os.set_blocking(log_fd, False)
         self._handle = handle
@@ -82,6 +88,7 @@ class Child:
         return (
             self.is_young(oldest_seconds)
             and not self._received
+            and not self._logged
             and self._peek() is None
             and self._log_is_silent()
             and self.temp.is_empty()
@@ -115,6 +122,17 @@ class Child:
             return None
         except OSError:
             return b""
+
+    def is_silent(self) -> bool:
+        """Whether it has nothing more to say, now that what it wrote to its log beyond its tasks is forgotten."""
+        for _ in range(_READS_AT_THE_END):
+            try:
+                if not os.read(self._log_fd, _READ_SIZE):
+                    return False
+            except BlockingIOError:
+                self._logged.clear()
+                return not self.has_more_to_say()
+        return False
 
     def _log_is_silent(self) -> bool:
         try:
@@ -153,8 +171,60 @@ class Child:
         del self._received[:count]
         return data
 
-    def read_log(self, on_log: OnLog | None, limit: int) -> LogReader:
-        return LogReader(self._log_fd, on_log, limit)
+    def watch(self, on_readable: Callable[[], None]) -> None:
+        self._loop.add_reader(self._channel, on_readable)
+
+    def unwatch(self) -> None:
+        self._loop.remove_reader(self._channel)
+
+    def hear(self) -> bool:
+        """Receive what has arrived; whether there may be more to come."""
+        for _ in range(_READS_AT_ONCE):
+            try:
+                part = self._channel.recv(_READ_SIZE)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not part:
+                return False
+            self._received += part
+        return True
+
+    def heard(self, limit: int) -> FromChild | None:
+        """The next message, if all of it was heard; it stays the next until `forget_heard`. Raises FrameInvalid."""
+        received = self._received
+        if len(received) < 4 or len(received) < 4 + (length := frames.frame_length(received[:4], limit)):
+            return None
+        return frames.decode_from_child(bytes(received[4 : 4 + length]))
+
+    def forget_heard(self) -> None:
+        del self._received[: 4 + frames.frame_length(self._received[:4], len(self._received))]
+
+    def log_up_to(self, end: bytes) -> bytes:
+        """What it wrote before that, or all that it wrote if that is missing."""
+        for _ in range(_READS_AT_THE_END):
+            if (at := self._logged.find(end)) >= 0:
+                break
+            try:
+                data = os.read(self._log_fd, _READ_SIZE)
+            except BlockingIOError:
+                data = b""
+            if not data:
+                at = len(self._logged)
+                break
+            self._logged += data
+        else:
+            at = len(self._logged)
+        text = bytes(self._logged[:at])
+        del self._logged[: at + len(end)]
+        return text
+
+    def read_log(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> LogReader:
+        reader = LogReader(self._log_fd, on_log, limit, end)
+        reader.take(bytes(self._logged))
+        self._logged.clear()
+        return reader
 
     def remove_areas(self) -> None:
         for folder in self.areas.values():
@@ -170,30 +240,17 @@ class Child:
             self._handle = None
 
 
-class LogReader:
-    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail.
+class LogLines:
+    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail."""
 
-    The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
-    since most tasks are over by then and what they wrote is read at once, by `drain`.
-    """
-
-    def __init__(self, fd: int, on_log: OnLog | None, limit: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._fd = fd
+    def __init__(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> None:
         self._on_log = on_log
         self._left = limit
+        self._end_mark = end.rstrip(b"\n")
         self._dropped = self._cut = 0
         self._partial = b""
         self._tail: deque[str] = deque()
         self._tail_bytes = 0
-        self._ended = asyncio.Event()
-        self._stopped = False
-        self._beginning = self._loop.call_later(_BEGIN_SECONDS, self._resume)
-
-    async def wait_ended(self) -> None:
-        self._beginning.cancel()
-        self._resume()
-        await self._ended.wait()
 
     @property
     def tail(self) -> str:
@@ -202,35 +259,7 @@ class LogReader:
             note += f"[{self._cut} earlier lines were not kept]\n"
         return note + "\n".join(self._tail)
 
-    def drain(self) -> bool:
-        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
-        for _ in range(_READS_AT_THE_END):
-            if not self._read():
-                self._hand_on_partial()
-                return not self._ended.is_set()
-        return False
-
-    def _read(self) -> bool:
-        try:
-            data = os.read(self._fd, _READ_SIZE)
-        except BlockingIOError:
-            return False
-        if data:
-            self._take(data)
-        else:
-            self._end()
-        return bool(data)
-
-    def _on_readable(self) -> None:
-        if self._read() and self._left <= 0:
-            self._loop.remove_reader(self._fd)
-            self._loop.call_later(_PAUSE_SECONDS, self._resume)
-
-    def _resume(self) -> None:
-        if not self._stopped:
-            self._loop.add_reader(self._fd, self._on_readable)
-
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         lines = (self._partial + data).split(b"\n")
         self._partial = lines.pop()
         if len(self._partial) > _LONGEST_LINE:
@@ -239,7 +268,17 @@ class LogReader:
         for line in lines:
             self._hand_on(line)
 
+    def take_rest(self) -> None:
+        """There is nothing more: what is left is a line too."""
+        if self._partial:
+            self._hand_on(self._partial)
+            self._partial = b""
+
     def _hand_on(self, raw: bytes) -> None:
+        if self._end_mark and raw.endswith(self._end_mark):
+            raw = raw[: -len(self._end_mark)]
+            if not raw:
+                return
         line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
         self._tail.append(line)
         self._tail_bytes += len(line) + 1
@@ -254,15 +293,57 @@ class LogReader:
             with contextlib.suppress(Exception):  # a consumer of logs must not be able to fail a task
                 self._on_log(line)
 
+
+class LogReader(LogLines):
+    """The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
+    since most tasks are over by then and what they wrote is read at once, by `drain`.
+    """
+
+    def __init__(self, fd: int, on_log: OnLog | None, limit: int, end: bytes) -> None:
+        super().__init__(on_log, limit, end)
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._ended = asyncio.Event()
+        self._stopped = False
+        self._beginning = self._loop.call_later(_BEGIN_SECONDS, self._resume)
+
+    async def wait_ended(self) -> None:
+        self._beginning.cancel()
+        self._resume()
+        await self._ended.wait()
+
+    def drain(self) -> bool:
+        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
+        for _ in range(_READS_AT_THE_END):
+            if not self._read():
+                self.take_rest()
+                return not self._ended.is_set()
+        return False
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        if data:
+            self.take(data)
+        else:
+            self._end()
+        return bool(data)
+
+    def _on_readable(self) -> None:
+        if self._read() and self._left <= 0:
+            self._loop.remove_reader(self._fd)
+            self._loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if not self._stopped:
+            self._loop.add_reader(self._fd, self._on_readable)
+
     def _end(self) -> None:
-        self._hand_on_partial()
+        self.take_rest()
         self._ended.set()
         self.stop()
-
-    def _hand_on_partial(self) -> None:
-        if self._partial:
-            self._hand_on(self._partial)
-            self._partial = b""
 
     def stop(self) -> None:
         if not self._stopped:

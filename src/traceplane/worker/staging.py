@@ -148,6 +148,8 @@ class TaskFolders:
         self.temp_folder = temp
         self._areas = areas
         self._unwritten: list[tuple[Path, list[WrittenFile]]] = []
+        self.left_files = False
+        """Whether there were files that did not come with the report."""
         self._uid = uid
         self._spark = spark
         self._spark_uid = spark.uid if spark is not None else None
@@ -237,7 +239,7 @@ class TaskFolders:
             return ()
         lie_there = [file for file in files if file.content is None]
         if not lie_there and self._areas is not None and not folder.exists():
-            folder.mkdir(parents=True)
+            _make_readable(folder)
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             _take_over(directory, 0o755)
@@ -246,6 +248,7 @@ class TaskFolders:
                 raise StillInUse("there are files that it does not report")
             for path in others:
                 remove_tree(path)
+            self.left_files = self.left_files or bool(lie_there)
             for file in lie_there:
                 self._seal_file(directory, file, child_lives)
             if lie_there:
@@ -282,6 +285,30 @@ class TaskFolders:
         finally:
             os.close(fd)
 
+    def accept(self, written: Iterable[WrittenOutput]) -> tuple[OutputResult, ...] | None:
+        """The same as `seal` for what came with the report, without a look at any folder; None if there is more."""
+        names = list(self.outputs)
+        results: list[OutputResult] = []
+        unwritten: list[tuple[Path, list[WrittenFile]]] = []
+        for output in written:
+            if output.name not in self.outputs or any(file.content is None for file in output.files):
+                return None
+            if any(result.name == output.name for result in results):
+                return None
+            folder = self.outputs[output.name]
+            files = tuple(
+                OutputFile(f"{folder}/{file.name}", file.rows, file.bytes, file.statistics)
+                for file in output.files
+            )
+            columns = tuple(output.columns)
+            results.append(
+                OutputResult(names.index(output.name), output.name, files, output.schema_hash or "", columns)
+            )
+            if files:
+                unwritten.append((folder, output.files))
+        self._unwritten = unwritten
+        return tuple(results)
+
     @property
     def to_be_written(self) -> bool:
         return bool(self._unwritten)
@@ -289,6 +316,7 @@ class TaskFolders:
     def write_out(self) -> None:
         """The files that came with the report, after `seal`. Takes as long as the disk does."""
         for folder, files in self._unwritten:
+            _make_readable(folder)
             for file in files:
                 fd = os.open(folder / file.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444)
                 try:
@@ -325,6 +353,19 @@ class TaskFolders:
         if outputs:
             for folder in self._made:
                 remove_tree(folder)
+
+
+def _make_readable(folder: Path) -> None:
+    """Whatever the umask, as a folder that was taken over is; its parent is the task's own."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.chmod(0o755)
+        os.mkdir(folder)
+    os.chmod(folder, 0o755)
 
 
 def _write_all(fd: int, content: bytes) -> None:

@@ -6,7 +6,9 @@ enforced. What keeps jobs apart is that they never share a process.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -25,6 +27,8 @@ class Surroundings:
         self._path = list(sys.path)
         self._streams = (sys.stdin, sys.stdout, sys.stderr)
         self._arguments = list(sys.argv)
+        self._in_folder = frozenset(os.listdir(folder))
+        """Mount points, which are the platform's."""
 
     def restore(self) -> None:
         if os.environ != self._environment:
@@ -36,6 +40,13 @@ class Surroundings:
         sys.argv[:] = self._arguments
         sys.stdin, sys.stdout, sys.stderr = self._streams
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for name in set(os.listdir(self._folder)) - self._in_folder:
+            path = os.path.join(self._folder, name)
+            with contextlib.suppress(OSError):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    os.unlink(path)
 
 
 class LoadedCode:
