@@ -4,9 +4,9 @@ The child runs them in their order and tells the end of each before it begins th
 here as long as it is the usual thing: it went well, and its outputs, if it has any, came with the report. At anything
 else the batch ends, and the task in question is an `Execution`'s to follow and judge.
 
-A task that is not begun when the batch's time is over is never begun by that child (`runner._next`), so that those
-behind a task that takes long do not have to wait for it: once the clock has passed, and everything that was said
-before has been heard, it is known which one runs, and the others are run elsewhere.
+What is not begun when the batch's time is over is never begun by that child (`runner._next`), so that those behind a
+task that takes long do not have to wait for it: once the clock has passed, and everything that was said before has been
+heard, it is known which one runs or is about to, and the others are run elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from traceplane.worker.staging import TaskFolders
 
 BATCH_SECONDS = 0.1
 """How long the tasks of one batch have to begin: several times of what it is expected to take."""
+
+_ANSWER_SECONDS = 5.0
+"""Within which a child says whether it begins the next task, unless something is wrong with it."""
 
 
 @dataclass(slots=True)
@@ -48,20 +51,27 @@ class Batch:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._on_ended = on_ended
+        self._ends_ns = 0
         self.child = child
         self.links = links
         self.done = 0
         """How many have ended as usual."""
         self.is_late = False
         """Whether its time is over: `current` still runs, and those behind it will not."""
+        self.has_passed = False
+        """Whether its time is over, and neither `current` nor those behind it will run."""
 
     async def run(self) -> bool:
-        """Whether all of them ended as usual. If not, `current` is the one that did not, and unless the batch is late
-        those behind it will not be begun once it, or its child, has ended."""
+        """Whether all of them ended as usual. If not, `current` is the one that did not, and those behind it will not
+        be begun once it, or its child, has ended."""
         loop = self._loop
         self.links[0].begun = loop.time()
-        until = self.links[0].assign.begin_before_ns / 1e9
-        timer = loop.call_later(until - time.monotonic(), self._on_time)
+        self._ends_ns = self.links[0].assign.batch_ends_ns
+        left = (self._ends_ns - time.monotonic_ns()) / 1e9
+        timers = (
+            loop.call_later(left, self._on_readable),
+            loop.call_later(left + _ANSWER_SECONDS, self._be_late),
+        )
         self.child.exited.add_done_callback(self._end)
         try:
             await self.child.send(b"".join(link.encoded for link in self.links))
@@ -70,7 +80,8 @@ class Batch:
         except OSError:
             pass  # it died while being written to
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
             self.child.unwatch()
             self.child.exited.remove_done_callback(self._end)
         return self.done == len(self.links)
@@ -87,15 +98,16 @@ class Batch:
         if not self._over.done():
             self._over.set_result(None)
 
-    def _on_time(self) -> None:
-        self._on_readable()
-        if not self._over.done():
-            self.is_late = True
-            self._end()
-
     def _on_readable(self) -> None:
+        time_is_over = time.monotonic_ns() >= self._ends_ns  # what was said before is heard after this
         if not self._take_what_came() or self.done == len(self.links):
             self._end()
+        elif time_is_over and self.current.started_ns is not None:
+            self._be_late()
+
+    def _be_late(self) -> None:
+        self.is_late = True
+        self._end()
 
     def _take_what_came(self) -> bool:
         """Whether the batch goes on."""
@@ -121,6 +133,13 @@ class Batch:
                         self.done += 1
                         if self.done < len(self.links):
                             self.links[self.done].begun = self._loop.time()
+                    case frames.Passed() if link.assign.leads and link.started_ns is None:
+                        pass  # it is about an earlier batch, which had been late
+                    case frames.Passed() if link.started_ns is None and time.monotonic_ns() >= self._ends_ns:
+                        self.has_passed = True
+                        self.child.forget_heard()
+                        goes_on = False
+                        break
                     case _:
                         goes_on = False
                         break

@@ -149,7 +149,7 @@ class Execution:
             raise
 
     def _may_be_kept(self, standing: Inspected) -> bool:
-        return is_as_it_should_be(standing) and self._log.drain()
+        return is_as_it_should_be(standing) and self._log.drain() and not self._child.has_more_to_say()
 
     def _discard(self) -> None:
         """End a child that has done its task; this says nothing about the task."""
@@ -183,7 +183,7 @@ class Execution:
             while (frame := await self._child.next_frame(self._assign.limits.result_bytes)) is not None:
                 await self._take(frame)
                 if self._assign.keep and isinstance(frame, frames.Done):
-                    if self._child.has_more_to_say():
+                    if not self._assign.batch and self._child.has_more_to_say():
                         raise FrameInvalid("a frame after the result")
                     self._on_over()
                     return

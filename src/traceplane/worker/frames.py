@@ -2,7 +2,7 @@
 
     wrapper ── Configure, OpenSlot ──► fork server ── Hello ──► wrapper
     wrapper ── Kill, Inspect ──► slot ── Ready (with the child's channel and log pipe), Inspected, Exited ──► wrapper
-    wrapper ── Assign, Accepted, Refused ──► child ── Started, Declined, Events, Done, Failed ──► wrapper
+    wrapper ── Assign, Accepted, Refused ──► child ── Started, Declined, Passed, Events, Done, Failed ──► wrapper
 
 A frame is a four-byte length and JSON. Whatever comes from the child is hostile until proven
 otherwise: it is bounded in size and decoded into exactly these types or not at all.
@@ -168,8 +168,10 @@ class Assign(msgspec.Struct, frozen=True):
     """How much of its files may come with the result."""
     batch: int = 0
     """Tasks with the same number were handed over together; 0: it came alone."""
-    begin_before_ns: int = 0
-    """Of the monotonic clock. A task of a batch that is not begun by then is never begun: somebody else runs it."""
+    leads: bool = False
+    """Whether it is the first of them."""
+    batch_ends_ns: int = 0
+    """Of the monotonic clock. From then on no task of the batch is begun but the first: somebody else runs them."""
 
     @property
     def log_end(self) -> bytes:
@@ -244,6 +246,10 @@ class Declined(msgspec.Struct, frozen=True, tag=True):
     """The task was not begun: the code that this child has loaded is no longer what lies on disk."""
 
 
+class Passed(msgspec.Struct, frozen=True, tag=True):
+    """The task was not begun, nor will those be that are left of its batch: its time is over."""
+
+
 class Events(msgspec.Struct, frozen=True, tag=True):
     batch: Count
     events: list[EmittedEvent]
@@ -308,7 +314,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: Failure
 
 
-FromChild = Started | Progress | Declined | Events | Done | Failed
+FromChild = Started | Progress | Declined | Passed | Events | Done | Failed
 
 _from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 

@@ -122,15 +122,19 @@ def _receive(connection: socket.socket) -> Assign:
 
 
 def _next(connection: socket.socket, ended_batch: int) -> Assign:
-    """The next task that is to be begun here. Those of a batch that has ended, or that waited for too long, are not:
-    others run them. Nobody who hears of a task's end after the batch's time can be wrong about the next one, since
-    its end was told before this looks at the clock."""
+    """The next task that is to be begun here. Those of a batch that has ended are not, nor those whose time is over:
+    others run them. Since the end of a task is told before the clock is looked at for the next one, whoever has heard
+    of no end when the time is over knows that nothing behind that task was begun."""
     while True:
         assignment = _receive(connection)
         if not assignment.batch:
             return assignment
-        if assignment.batch != ended_batch and time.monotonic_ns() < assignment.begin_before_ns:
+        if assignment.batch == ended_batch:
+            continue
+        if assignment.leads or time.monotonic_ns() < assignment.batch_ends_ns:
             return assignment
+        connection.sendall(frames.encode(frames.Passed()))
+        ended_batch = assignment.batch
 
 
 def _left_files(outcome: frames.Done | frames.Failed) -> bool:

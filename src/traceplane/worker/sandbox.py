@@ -408,6 +408,10 @@ class Sandbox:
             await self._keep_or_end(slot, child, job, links[-1].folders)
             return
         rest = [link.waiting for link in batch.rest]
+        if batch.has_passed:
+            self._queues.wait_again(job, [batch.current.waiting, *rest])
+            await self._keep_or_end(slot, child, job, links[-1].folders)
+            return
         if batch.is_late:
             self._queues.wait_again(job, rest)
             rest = []
@@ -419,7 +423,7 @@ class Sandbox:
     def _links(self, slot: Slot, child: Child, tasks: Sequence[Waiting]) -> list[Link]:
         """Of as many as fit into the channel, so that nobody has to wait while they are handed over."""
         child.batches += 1
-        begin_before_ns = time.monotonic_ns() + int(BATCH_SECONDS * 1e9)
+        ends_ns = time.monotonic_ns() + int(BATCH_SECONDS * 1e9)
         links: list[Link] = []
         size = 0
         for waiting in tasks:
@@ -430,7 +434,9 @@ class Sandbox:
             if not links:
                 folders.make()
             assign = _as_frame(assignment, folders, streaming=False, for_job=True, keep=True)
-            assign = msgspec.structs.replace(assign, batch=child.batches, begin_before_ns=begin_before_ns)
+            assign = msgspec.structs.replace(
+                assign, batch=child.batches, leads=not links, batch_ends_ns=ends_ns
+            )
             encoded = frames.encode(assign)
             size += len(encoded)
             if links and size > _BYTES_AT_ONCE:
