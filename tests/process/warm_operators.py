@@ -245,6 +245,21 @@ def hold(task: OperatorTask) -> None:
     (task.outputs["rows"].folder / "private").unlink()
 
 
+def spoil_what_is_sealed(task: OperatorTask) -> None:
+    """Wait for a file of somebody else in the folder of this task's output, until it is sealed, and change it."""
+    file = _part(task)
+    deadline = time.monotonic() + task.config["seconds"]
+    tell(watching=True)
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if os.stat(file).st_mode & 0o777 == 0o444:
+                os.chmod(file, 0o644)
+                Path(file).write_bytes(b"changed")
+                tell(spoiled=True)
+                return
+        time.sleep(0.001)
+
+
 def look_around(task: OperatorTask) -> None:
     paths = [Path(path) for path in task.config["paths"]]
     tell(
@@ -284,6 +299,7 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         write_later,
         grow,
         hold,
+        spoil_what_is_sealed,
         look_around,
     )
 }

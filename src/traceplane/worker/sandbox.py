@@ -29,6 +29,7 @@ import functools
 import itertools
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -450,10 +451,12 @@ def _failed(result: RunResult, error: Failure) -> RunResult:
 
 
 def _areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> dict[str, Path]:
-    """Where a child of the wrapper's own uid writes as long as it lives, beside its first task's folders: as if that
-    task had an attempt 0, so that whoever collects the leavings of attempts finds those of a killed worker's too."""
+    """Where a child of the wrapper's own uid writes as long as it lives, beside its first task's folders and named after
+    that attempt, so that whoever collects the leavings of attempts finds those of a killed worker's too. No other child
+    is ever given it, not even one for the same attempt: this one keeps it open when it was moved to its place."""
     if child.job is None:
-        child.areas = {name: folder.parent / "0" for name, folder in outputs.items()}
+        mark = secrets.token_hex(8)
+        child.areas = {name: folder.with_name(f"{folder.name}-{mark}") for name, folder in outputs.items()}
         below_temp = [*assignment.code_paths, *child.areas.values(), *private_root.interpreter_folders()]
         if assignment.reuse is not None:
             below_temp += assignment.reuse.readable
