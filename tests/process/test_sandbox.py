@@ -11,6 +11,7 @@ on an older kernel or in a container.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -1115,6 +1116,11 @@ async def test_garbage_on_the_channel_is_an_invalid_result(sandbox: Sandbox, raw
         ("fifo", {"name": "part", "rows": 1, "bytes": 0}, "not a plain file"),
         ("extra", {"name": "part", "rows": 1, "bytes": 4}, "not the reported 4"),
         ("extra", {"name": "part", "rows": -1, "bytes": 5}, "not a frame of a child"),
+        (
+            "extra",
+            {"name": "part", "rows": 1, "bytes": 5, "statistics": {"n": {"min": "nul\0"}}},
+            "not a frame of a child",
+        ),
     ],
 )
 async def test_a_forged_file_is_refused(
@@ -1151,6 +1157,12 @@ async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sand
         {"output_index": 0, "scope": {"cursor": 1}, "kind": "data", "emission": "nul\0"},
         {
             "output_index": 0,
+            "scope": {"partition_key": "p", "start": 2, "end": 1},
+            "kind": "data",
+            "emission": "",
+        },
+        {
+            "output_index": 0,
             "scope": {"cursor": 1},
             "kind": "data",
             "emission": "",
@@ -1161,6 +1173,36 @@ async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sand
 async def test_a_forged_event_is_refused(sandbox: Sandbox, event: dict[str, Any]) -> None:
     forged = await run(sandbox, "forge_result", config={"outputs": [], "events": [event]})
     assert forged.code == "operator.result_invalid"
+
+
+@whatever_the_layers
+async def test_a_result_with_more_than_a_report_may_have_is_refused(sandbox: Sandbox) -> None:
+    events = {"output_index": 0, "scope": {"cursor": 1}, "kind": "data", "emission": ""}
+    columns = {"name": "n", "type": "int64"}
+    file = {"name": "part", "rows": 1, "bytes": 5}
+    many_columns = [{"name": "rows", "schema_hash": None, "files": [], "columns": [columns] * 10_001}]
+    twice = [{"name": "rows", "schema_hash": None, "files": [file, file]}]
+    for config in (
+        {"outputs": [], "events": [events] * 10_001},
+        {"outputs": many_columns},
+        {"outputs": twice, "arrange": "extra"},
+    ):
+        forged = await attack(sandbox, "forge_result", config=config)
+        assert forged.code == "operator.result_invalid"
+        assert "not a frame of a child" in forged.message
+
+
+@whatever_the_layers
+@pytest.mark.parametrize(("count", "size"), [(1, 100_000), (2000, 0)])
+async def test_the_wrapper_does_not_write_whatever_comes_with_a_result(
+    sandbox: Sandbox, count: int, size: int
+) -> None:
+    content = base64.b64encode(bytes(size)).decode()
+    files = [{"name": f"part-{n}", "rows": 0, "bytes": size, "content": content} for n in range(count)]
+    outputs = [{"name": "rows", "schema_hash": None, "files": files}]
+    forged = await attack(sandbox, "forge_result", config={"outputs": outputs})
+    assert forged.code == "operator.result_invalid"
+    assert "more files come with the result than may" in forged.message
 
 
 @whatever_the_layers

@@ -229,6 +229,8 @@ class Execution:
                 await self._accept(batch, events)
             case frames.Done(_, events):
                 self._check_events(events)
+                if frame.inline_bytes > self._assign.inline_bytes:
+                    raise FrameInvalid("more files come with the result than may")
                 self._outcome = frame
             case frames.Failed():
                 self._outcome = frame

@@ -18,7 +18,7 @@ from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
-from traceplane.errors import PlatformError, TraceplaneError, UserError
+from traceplane.errors import InvalidInput, PlatformError, TooLarge, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
 from traceplane.model.runtimes import PYTHON_OPERATORS, USES_NETWORK, Runtime
 from traceplane.task_api import (
@@ -53,6 +53,7 @@ Answer = TypeVar("Answer")
 _COMPLETION_PATIENCE_SECONDS = 900.0
 _LEAVE_SECONDS = 5.0
 _LOG_LINES_KEPT = 20
+_LONGEST_MESSAGE = 2_000
 _READABLE_BY_OTHERS = 0o005
 NOT_WORTH_A_RETRY = frozenset(
     {
@@ -494,7 +495,17 @@ class Wrapper:
     # Reporting -------------------------------------------------------------------------------------
 
     async def _report(self, held: _Held, completion: Completion) -> None:
-        (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
+        try:
+            (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
+        except (InvalidInput, TooLarge) as refusal:  # what the operator made is part of the report
+            if completion.status != "completed":
+                raise
+            message = f"the dispatcher refused the report: {refusal.message}"
+            error = TaskError("operator.result_invalid", message[:_LONGEST_MESSAGE], retryable=False)
+            completion = self._completion(
+                held, "failed", completion.traceparent, error=error, log=completion.log
+            )
+            (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
         crash_point("worker.after_complete")
         if outcome.outcome not in ("committed", "canceled") and completion.status != "returned":
             telemetry.emit(
