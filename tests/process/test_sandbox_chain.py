@@ -202,6 +202,13 @@ async def test_a_later_attempt_of_a_childs_first_task_is_out_of_that_childs_reac
     assert parquet.read_table(second.result.outputs[0].files[0].path).num_rows == 1
 
 
+async def test_a_task_cannot_hide_how_long_it_had_its_child(sandbox: Sandbox, lake: Path) -> None:
+    """A worker claims as many tasks ahead as it believes to be short."""
+    done = await run(sandbox, job(lake, "hurried"), "say_it_starts_now", seconds=0.3)
+    assert done.code is None
+    assert 0.3 <= done.result.slot_seconds <= done.result.run_seconds
+
+
 async def test_a_sandbox_that_closes_leaves_nothing_but_outputs(lake: Path) -> None:
     of = job(lake, "closing")
     sandbox = await started(lake, 1)

@@ -207,6 +207,13 @@ def speak_twice(task: OperatorTask) -> None:
     time.sleep(1000)
 
 
+def say_it_starts_now(task: OperatorTask) -> None:
+    """After it has run for a while."""
+    time.sleep(task.config["seconds"])
+    started = json.dumps({"type": "Started", "monotonic_ns": time.monotonic_ns()}).encode()
+    os.write(CHANNEL, struct.pack(">I", len(started)) + started)
+
+
 def end_later(task: OperatorTask) -> None:
     threading.Timer(0.1, os._exit, (0,)).start()
 
@@ -294,6 +301,7 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         speak_later,
         speak_garbage,
         speak_twice,
+        say_it_starts_now,
         end_later,
         spin_later,
         write_later,

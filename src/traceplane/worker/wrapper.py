@@ -128,9 +128,8 @@ class Pace:
         """Of a task; the latest count most."""
 
     def note(self, result: RunResult) -> None:
-        seconds = result.run_seconds - (result.start_seconds or 0.0)
-        before = seconds if self._seconds is None else self._seconds
-        self._seconds = before + (seconds - before) * _WEIGHT_OF_THE_LATEST
+        before = result.slot_seconds if self._seconds is None else self._seconds
+        self._seconds = before + (result.slot_seconds - before) * _WEIGHT_OF_THE_LATEST
 
     def tasks(self) -> int:
         """How many to hold beyond those that run."""
