@@ -957,6 +957,22 @@ async def test_shared_memory_that_nothing_counts_cannot_be_had(sandbox: Sandbox)
     assert grabbed.told["private"] == "did: 1048576"
 
 
+@whatever_the_layers
+async def test_stacks_that_nothing_counts_cannot_be_had(sandbox: Sandbox) -> None:
+    """Nor are mappings that grow downwards data, and a stack grows as far as its own limit."""
+    grabbed = await attack(sandbox, "grab_stacks", limits=Limits(memory_bytes=512 << 20))
+    assert grabbed.told["mapped"] == "ENOMEM"
+    assert grabbed.told["most"] == 8 << 20
+
+
+@whatever_the_layers
+async def test_nobody_waits_for_a_lease_of_an_operator(sandbox: Sandbox) -> None:
+    """An operator of an ordinary user's worker owns what it reads, in the eyes of the kernel."""
+    taken = await attack(sandbox, "take_leases")
+    assert (taken.told["lease"], taken.told["delegation"]) == ("EPERM", "EPERM")
+    assert taken.told["lock"] == "did: None"
+
+
 async def test_disk_is_bounded(sandbox: Sandbox) -> None:
     filled = await attack(sandbox, "fill_disk", limits=Limits(disk_bytes=8 << 20))
     assert filled.code == "operator.killed"
