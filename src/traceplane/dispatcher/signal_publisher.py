@@ -125,7 +125,7 @@ def _read(found: _Found, copies: dict[str, Path]) -> tuple[list[tuple[str, bytes
         try:
             rows = [row for commit in live for row in _rows(task, commit, copies)]
             said += [_message(msgspec.convert(row, _Signal)) for row in rows]
-        except Exception as error:  # operators wrote the files: nothing in them may stop the signals of others
+        except Exception as error:  # whatever is in the files, which operators wrote, is trouble of their own
             reason = f"{type(error).__name__} {error}"[:_LONGEST_REASON]
             wrong[task["task_id"]] = (
                 f"the input does not hold signals as signal_generate makes them: {reason}"

@@ -451,9 +451,10 @@ def _failed(result: RunResult, error: Failure) -> RunResult:
 
 
 def _areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> dict[str, Path]:
-    """Where a child of the wrapper's own uid writes as long as it lives, beside its first task's folders and named after
-    that attempt, so that whoever collects the leavings of attempts finds those of a killed worker's too. No other child
-    is ever given it, not even one for the same attempt: this one keeps it open when it was moved to its place."""
+    """Where a child of the wrapper's own uid writes as long as it lives, beside its first task's folders and named
+    after that attempt, so that whoever collects the leavings of attempts finds those of a killed worker's too. No
+    other child is ever given it, not even one for the same attempt: what it wrote there would be within this one's
+    reach after it was moved to its place."""
     if child.job is None:
         mark = secrets.token_hex(8)
         child.areas = {name: folder.with_name(f"{folder.name}-{mark}") for name, folder in outputs.items()}
