@@ -1128,6 +1128,7 @@ async def test_garbage_on_the_channel_is_an_invalid_result(sandbox: Sandbox, raw
         (None, {"name": "..", "rows": 1, "bytes": 1}, "not a frame of a child"),
         (None, {"name": "missing", "rows": 1, "bytes": 1}, "cannot be opened"),
         (None, {"name": "nul\0", "rows": 1, "bytes": 1}, "not a frame of a child"),
+        (None, {"name": "part\n", "rows": 1, "bytes": 1}, "not a frame of a child"),
         ("symlink", {"name": "part", "rows": 1, "bytes": 1}, "cannot be opened"),
         ("fifo", {"name": "part", "rows": 1, "bytes": 0}, "not a plain file"),
         ("extra", {"name": "part", "rows": 1, "bytes": 4}, "not the reported 4"),

@@ -178,11 +178,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}$")]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}\Z")]
 Content = bytes
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00]+$")]
 Emission = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00]*$")]
 Bound = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00]*$")]
