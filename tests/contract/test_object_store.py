@@ -355,3 +355,13 @@ async def test_a_cache_keeps_what_is_used_and_uploads_before_it_keeps(tmp_path: 
 
 async def _gone(path: Path) -> bool:
     return not path.exists()
+
+
+async def test_what_a_child_of_several_tasks_left_is_found_with_its_first_attempt(tmp_path: Path) -> None:
+    store, task = FolderObjectStore(tmp_path / "objects"), uuid4()
+    own = prefix(task, 2)
+    shared = f"{own.removesuffix('/')}-0123456789abcdef/"
+    left = [await put(store, tmp_path, path + "part", b"abc") for path in (own, shared)]
+    found = await prefixes(store)
+    assert {(p.path, p.task_id, p.attempt) for p in found} == {(own, task, 2), (shared, task, 2)}
+    assert sorted(file.path for p in found for file in p.files) == sorted(file.path for file in left)

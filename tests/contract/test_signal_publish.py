@@ -74,10 +74,13 @@ class Market:
         self.settings = Settings(home=folder)
         self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place)
 
-    async def work(self, held: Held, rows: list[dict[str, Any]]) -> None:
+    async def work(self, held: Held, rows: list[dict[str, Any]] | bytes) -> None:
         """Writes what a task made, and reports it."""
         file = self.folder / uuid4().hex
-        parquet.write_table(pa.Table.from_pylist(rows), file)
+        if isinstance(rows, bytes):
+            file.write_bytes(rows)
+        else:
+            parquet.write_table(pa.Table.from_pylist(rows), file)
         size, (output,) = file.stat().st_size, held.outputs()
         made = replace(output.files[0], rows=len(rows), bytes=size)
         await self.store.put(file, made.path)
@@ -136,6 +139,31 @@ async def test_history_that_a_deploy_computes_again_is_not_published(market: Mar
         assert done.published == 0
     assert set(await plane.states("publish")) == {"completed"}
     assert len(market.published()) == 2
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"not a Parquet file",
+        [{**signal_row(1), "position": "first"}],
+        [{**signal_row(1), "signal_id": None}],
+        [{**signal_row(1), "ticker": 7}],
+        [{**signal_row(1), "metadata": 7}],
+        [{**signal_row(1), "confidence": {"in": ["a", "struct"]}}],
+    ],
+)
+async def test_whatever_an_operator_wrote_costs_only_its_own_tasks(
+    market: Market, written: list[dict[str, Any]] | bytes
+) -> None:
+    plane = market.plane
+    await plane.emit("minutes", [1, 2])
+    await plane.meter()
+    wrong, right = await plane.claim(await plane.send())
+    await market.work(wrong, written)
+    await market.work(right, [signal_row(2)])
+    assert (await market.jobs.run_once()).published == 1
+    assert await plane.states("publish") == {"completed": 1, "queued": 1}
+    assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]
 
 
 async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(market: Market) -> None:

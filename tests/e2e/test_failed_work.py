@@ -90,6 +90,27 @@ async def test_a_failure_is_found_explained_and_put_away(
         await _build_that_fails(shop)
 
 
+async def test_a_task_whose_report_is_refused_fails_at_once_and_says_why(
+    database_url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    small = {"TRACEPLANE_MAX_BODY_BYTES": "40000"}
+    async with Platform.start(database_url, tmp_path / "home", environment=small) as platform:
+        shop = Shop(platform, folder)
+        shop.write(
+            "def sales(task):\n"
+            "    for n in range(300 if task.scope.start else 1):\n"
+            "        task.write(next(iter(task.outputs)), [{'n': n}])\n"
+        )
+        await shop.out(*shop.deploying)
+        await shop.out("emit", "shop.days", "0..1")
+        await until(lambda: _over(platform, 2), what="both tasks are over")
+        assert await platform.states("sales") == {"completed": 1, "dead": 1}
+        (dead,) = await shop.ids("dead")
+        assert "operator.result_invalid: the dispatcher refused the report" in await shop.out("explain", dead)
+
+
 async def _over(platform: Platform, count: int) -> bool:
     ended = "select count(*) from tasks where state in ('completed', 'dead')"
     return bool(await platform.value(ended) == count)

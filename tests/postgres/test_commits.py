@@ -11,6 +11,7 @@ import pytest
 
 from tests.control_plane import ControlPlane, Held, completed
 from traceplane.dispatcher.source_monitor import SourceMonitor
+from traceplane.postgres import commits, pinned, versions
 from traceplane.postgres.tasks import Fence
 from traceplane.task_api import ColumnSchema, ColumnStatistics, EventOut, Scope, StagedFile
 
@@ -467,3 +468,23 @@ async def test_a_source_is_told_of_so_many_cursors_and_no_more(plane: ControlPla
     fetched = await plane.leasing.fetch(Fence(held.task_id, held.task.attempt, held.task.lease_token))
     assert fetched.task is not None
     assert [cursor for cursor, _, _ in fetched.task.resume] == list(range(2999, 2999 - 2048, -1))
+
+
+async def test_row_counts_that_no_number_holds_together_keep_nobody_from_listing_datasets(
+    plane: ControlPlane,
+) -> None:
+    """Row counts are the operator's word."""
+    await plane.deploy(COPY)
+    most = 2**63 - 1
+    held = await held_for(plane, 1, 2)
+    for each in held:
+        (output,) = each.outputs()
+        files = [msgspec.structs.replace(file, rows=most) for file in output.files]
+        told = msgspec.structs.replace(output, files=files, row_count=most)
+        assert await plane.report((each, completed(each, outputs=[told]))) == ["committed"]
+    generation = held[0].job.outputs[0].dataset_version
+    async with plane.database.transaction() as tx:
+        summary = {row["dataset_id"]: row["rows"] for row in await commits.summary(tx, "default")}
+        sizes = await pinned.sizes(tx, [generation])
+        (weight,) = await versions.weight(tx, "default", ["mid"])
+    assert (summary["mid"], sizes[generation][:2], weight["rows"]) == (most, (2, most), most)

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import mmap
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -434,6 +436,25 @@ def grab_shared_memory(task: OperatorTask) -> None:
         shared=attempt(lambda: len(mmap.mmap(-1, 1 << 20))),
         private=attempt(lambda: len(mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))),
     )
+
+
+def grab_stacks(task: OperatorTask) -> None:
+    grows_down = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100
+    tell(
+        mapped=attempt(lambda: len(mmap.mmap(-1, 1 << 20, flags=grows_down))),
+        most=resource.getrlimit(resource.RLIMIT_STACK)[1],
+    )
+
+
+def take_leases(task: OperatorTask) -> None:
+    own = task.temp_dir / "own"
+    own.write_text("mine")
+    with open(own) as file:
+        tell(
+            lease=attempt(lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)),
+            delegation=attempt(lambda: fcntl.fcntl(file, 1040, bytes(8))),
+            lock=attempt(lambda: fcntl.flock(file, fcntl.LOCK_EX)),
+        )
 
 
 def change_attributes(task: OperatorTask) -> None:

@@ -11,6 +11,7 @@ on an older kernel or in a container.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -956,6 +957,22 @@ async def test_shared_memory_that_nothing_counts_cannot_be_had(sandbox: Sandbox)
     assert grabbed.told["private"] == "did: 1048576"
 
 
+@whatever_the_layers
+async def test_stacks_that_nothing_counts_cannot_be_had(sandbox: Sandbox) -> None:
+    """Nor are mappings that grow downwards data, and a stack grows as far as its own limit."""
+    grabbed = await attack(sandbox, "grab_stacks", limits=Limits(memory_bytes=512 << 20))
+    assert grabbed.told["mapped"] == "ENOMEM"
+    assert grabbed.told["most"] == 8 << 20
+
+
+@whatever_the_layers
+async def test_nobody_waits_for_a_lease_of_an_operator(sandbox: Sandbox) -> None:
+    """An operator of an ordinary user's worker owns what it reads, in the eyes of the kernel."""
+    taken = await attack(sandbox, "take_leases")
+    assert (taken.told["lease"], taken.told["delegation"]) == ("EPERM", "EPERM")
+    assert taken.told["lock"] == "did: None"
+
+
 async def test_disk_is_bounded(sandbox: Sandbox) -> None:
     filled = await attack(sandbox, "fill_disk", limits=Limits(disk_bytes=8 << 20))
     assert filled.code == "operator.killed"
@@ -1111,10 +1128,16 @@ async def test_garbage_on_the_channel_is_an_invalid_result(sandbox: Sandbox, raw
         (None, {"name": "..", "rows": 1, "bytes": 1}, "not a frame of a child"),
         (None, {"name": "missing", "rows": 1, "bytes": 1}, "cannot be opened"),
         (None, {"name": "nul\0", "rows": 1, "bytes": 1}, "not a frame of a child"),
+        (None, {"name": "part\n", "rows": 1, "bytes": 1}, "not a frame of a child"),
         ("symlink", {"name": "part", "rows": 1, "bytes": 1}, "cannot be opened"),
         ("fifo", {"name": "part", "rows": 1, "bytes": 0}, "not a plain file"),
         ("extra", {"name": "part", "rows": 1, "bytes": 4}, "not the reported 4"),
         ("extra", {"name": "part", "rows": -1, "bytes": 5}, "not a frame of a child"),
+        (
+            "extra",
+            {"name": "part", "rows": 1, "bytes": 5, "statistics": {"n": {"min": "nul\0"}}},
+            "not a frame of a child",
+        ),
     ],
 )
 async def test_a_forged_file_is_refused(
@@ -1151,6 +1174,12 @@ async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sand
         {"output_index": 0, "scope": {"cursor": 1}, "kind": "data", "emission": "nul\0"},
         {
             "output_index": 0,
+            "scope": {"partition_key": "p", "start": 2, "end": 1},
+            "kind": "data",
+            "emission": "",
+        },
+        {
+            "output_index": 0,
             "scope": {"cursor": 1},
             "kind": "data",
             "emission": "",
@@ -1161,6 +1190,36 @@ async def test_a_result_for_an_unknown_output_or_a_second_result_is_refused(sand
 async def test_a_forged_event_is_refused(sandbox: Sandbox, event: dict[str, Any]) -> None:
     forged = await run(sandbox, "forge_result", config={"outputs": [], "events": [event]})
     assert forged.code == "operator.result_invalid"
+
+
+@whatever_the_layers
+async def test_a_result_with_more_than_a_report_may_have_is_refused(sandbox: Sandbox) -> None:
+    events = {"output_index": 0, "scope": {"cursor": 1}, "kind": "data", "emission": ""}
+    columns = {"name": "n", "type": "int64"}
+    file = {"name": "part", "rows": 1, "bytes": 5}
+    many_columns = [{"name": "rows", "schema_hash": None, "files": [], "columns": [columns] * 10_001}]
+    twice = [{"name": "rows", "schema_hash": None, "files": [file, file]}]
+    for config in (
+        {"outputs": [], "events": [events] * 10_001},
+        {"outputs": many_columns},
+        {"outputs": twice, "arrange": "extra"},
+    ):
+        forged = await attack(sandbox, "forge_result", config=config)
+        assert forged.code == "operator.result_invalid"
+        assert "not a frame of a child" in forged.message
+
+
+@whatever_the_layers
+@pytest.mark.parametrize(("count", "size"), [(1, 100_000), (2000, 0)])
+async def test_the_wrapper_does_not_write_whatever_comes_with_a_result(
+    sandbox: Sandbox, count: int, size: int
+) -> None:
+    content = base64.b64encode(bytes(size)).decode()
+    files = [{"name": f"part-{n}", "rows": 0, "bytes": size, "content": content} for n in range(count)]
+    outputs = [{"name": "rows", "schema_hash": None, "files": files}]
+    forged = await attack(sandbox, "forge_result", config={"outputs": outputs})
+    assert forged.code == "operator.result_invalid"
+    assert "more files come with the result than may" in forged.message
 
 
 @whatever_the_layers

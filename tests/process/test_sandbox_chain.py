@@ -185,6 +185,29 @@ async def test_files_in_the_output_folder_are_sealed_and_out_of_reach(
     assert not any(second.told[way].startswith("did") for way in ("wrote", "removed", "planted", "owned"))
 
 
+async def test_a_later_attempt_of_a_childs_first_task_is_out_of_that_childs_reach(
+    two_slots: Sandbox, lake: Path
+) -> None:
+    """The first attempt went well here and was refused by the dispatcher, which an operator can bring about."""
+    of = job(lake, "attempts")
+    first = await run(two_slots, of, task_id="tried-twice", attempt=1)
+    watching = asyncio.create_task(run(two_slots, of, "spoil_what_is_sealed", seconds=3.0))
+    await asyncio.sleep(0)
+    second = await run(two_slots, of, "write_file", task_id="tried-twice", attempt=2)
+    spoiling = await watching
+    assert (first.code, second.code) == (None, None)
+    assert spoiling.process == first.process != second.process
+    assert "spoiled" not in spoiling.told
+    assert parquet.read_table(second.result.outputs[0].files[0].path).num_rows == 1
+
+
+async def test_a_task_cannot_hide_how_long_it_had_its_child(sandbox: Sandbox, lake: Path) -> None:
+    """A worker claims as many tasks ahead as it believes to be short."""
+    done = await run(sandbox, job(lake, "hurried"), "say_it_starts_now", seconds=0.3)
+    assert done.code is None
+    assert 0.3 <= done.result.slot_seconds <= done.result.run_seconds
+
+
 async def test_a_sandbox_that_closes_leaves_nothing_but_outputs(lake: Path) -> None:
     of = job(lake, "closing")
     sandbox = await started(lake, 1)

@@ -111,18 +111,20 @@ async def run(
     entrypoint: str = "warm_operators:look_then_act",
     code: Path = CODE,
     limits: Limits | None = None,
+    task_id: str | None = None,
+    attempt: int = 1,
     **config: Any,
 ) -> Run:
     lines: list[str] = []
-    task_id = f"task-{next(_numbers)}"
+    task_id = task_id or f"task-{next(_numbers)}"
     result = await sandbox.run(
         Assignment(
             task_id=task_id,
-            attempt=1,
+            attempt=attempt,
             entrypoint=entrypoint,
             payload={
                 "config": {"acts": acts, **config},
-                "outputs": [{"name": "rows", "folder": str(of.writable[0] / task_id / "1")}],
+                "outputs": [{"name": "rows", "folder": str(of.writable[0] / task_id / str(attempt))}],
             },
             code_paths=(code,),
             limits=limits or Limits(),

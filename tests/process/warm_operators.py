@@ -207,6 +207,13 @@ def speak_twice(task: OperatorTask) -> None:
     time.sleep(1000)
 
 
+def say_it_starts_now(task: OperatorTask) -> None:
+    """After it has run for a while."""
+    time.sleep(task.config["seconds"])
+    started = json.dumps({"type": "Started", "monotonic_ns": time.monotonic_ns()}).encode()
+    os.write(CHANNEL, struct.pack(">I", len(started)) + started)
+
+
 def end_later(task: OperatorTask) -> None:
     threading.Timer(0.1, os._exit, (0,)).start()
 
@@ -245,6 +252,21 @@ def hold(task: OperatorTask) -> None:
     (task.outputs["rows"].folder / "private").unlink()
 
 
+def spoil_what_is_sealed(task: OperatorTask) -> None:
+    """Wait for a file of somebody else in the folder of this task's output, until it is sealed, and change it."""
+    file = _part(task)
+    deadline = time.monotonic() + task.config["seconds"]
+    tell(watching=True)
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if os.stat(file).st_mode & 0o777 == 0o444:
+                os.chmod(file, 0o644)
+                Path(file).write_bytes(b"changed")
+                tell(spoiled=True)
+                return
+        time.sleep(0.001)
+
+
 def look_around(task: OperatorTask) -> None:
     paths = [Path(path) for path in task.config["paths"]]
     tell(
@@ -279,11 +301,13 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         speak_later,
         speak_garbage,
         speak_twice,
+        say_it_starts_now,
         end_later,
         spin_later,
         write_later,
         grow,
         hold,
+        spoil_what_is_sealed,
         look_around,
     )
 }

@@ -25,6 +25,15 @@ def test_what_is_never_to_be_reached_is_not_even_if_it_is_allowed(allowed: list[
     assert told.permit(DATABASE, 443)
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"],
+)
+def test_no_cloud_tells_an_operator_the_credentials_of_its_machine(address: str) -> None:
+    assert not Destinations().permit(ipaddress.ip_address(address), 80)
+    assert Destinations([f"[{address}]:53"]).permit(ipaddress.ip_address(address), 53)
+
+
 def test_what_is_denied_is_read_from_the_settings(tmp_path: Path) -> None:
     environment = {"TRACEPLANE_OPERATOR_NETWORK_DENY": "10.0.0.5:5432,fd00::/8"}
     assert load(environment=environment).operator_network_deny == ("10.0.0.5:5432", "fd00::/8")

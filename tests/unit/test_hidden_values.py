@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from traceplane.model.hidden_values import HiddenValues
@@ -31,6 +33,19 @@ CONFIG = {
 )
 def test_handed_text_and_the_parts_of_addresses_are_found(written: str, shown: str) -> None:
     assert HiddenValues([CONFIG]).without({"message": [written, 7, None]}) == {"message": [shown, 7, None]}
+
+
+KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh\n'it is \"q\\uoted\"'\n"
+
+
+@pytest.mark.parametrize(
+    "written", [KEY, repr(KEY), json.dumps(KEY), KEY.replace("\n", "\\n"), KEY.replace("\n", "\n  ")]
+)
+def test_text_is_found_as_logs_spell_it(written: str) -> None:
+    """`task.log(key=key)` and `print(task.config)` do not write lines and quotes as they are."""
+    shown = HiddenValues([{"key": KEY}]).without(f"it is {written}")
+    assert "MIIEvQIBADANBgkqh" not in shown
+    assert "uoted" not in shown
 
 
 def test_nothing_is_hidden_where_nothing_was_handed() -> None:

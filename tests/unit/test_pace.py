@@ -7,7 +7,11 @@ from traceplane.worker.wrapper import Pace
 
 
 def ended(seconds: float, waited: float = 0.0) -> RunResult:
-    return RunResult(task_id="", attempt=1, status="ok", start_seconds=waited, run_seconds=waited + seconds)
+    """As a child tells that hides how long it ran."""
+    whole = waited + seconds
+    return RunResult(
+        task_id="", attempt=1, status="ok", start_seconds=whole, run_seconds=whole, slot_seconds=seconds
+    )
 
 
 def test_a_worker_that_has_run_nothing_holds_nothing_ahead() -> None:

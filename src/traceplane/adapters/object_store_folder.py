@@ -19,6 +19,8 @@ from traceplane.linux.plain_files import open_plain
 _BATCH = 500
 _COPIED_AT_ONCE = 1 << 20
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ATTEMPT = re.compile(r"([1-9][0-9]{0,9})(-[0-9a-f]{16})?")
+"""Where it writes, or where the child wrote whose first task it was (`worker.sandbox`)."""
 
 
 class FolderObjectStore:
@@ -72,11 +74,10 @@ class FolderObjectStore:
         for dataset in _folders(self._root, _UUID):
             for generation in _folders(dataset, _UUID):
                 for task in _folders(generation / "staging", _UUID):
-                    for attempt in _folders(task, re.compile(r"[1-9][0-9]{0,9}")):
+                    for attempt in _folders(task, _ATTEMPT):
                         path = attempt.relative_to(self._root).as_posix() + "/"
-                        yield StagingPrefix(
-                            path, UUID(task.name), int(attempt.name), list(self._files_below(attempt))
-                        )
+                        number = int(attempt.name.partition("-")[0])
+                        yield StagingPrefix(path, UUID(task.name), number, list(self._files_below(attempt)))
 
     def _files_below(self, prefix: Path) -> Iterator[StoredFile]:
         for folder, _, names in os.walk(prefix):

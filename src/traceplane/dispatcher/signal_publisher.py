@@ -31,6 +31,23 @@ _BATCH = 100
 _TRANSFERS_AT_ONCE = 16
 _FIELDS = ("signal_id", "timestamp", "signal_type", "source")
 
+_LONGEST_REASON = 500
+
+
+class _Signal(msgspec.Struct, frozen=True):
+    """A row; others of its columns do not matter."""
+
+    position: int
+    signal_id: str
+    ticker: str
+    signal_type: str
+    signal: str
+    confidence: float
+    timestamp: float
+    source: str
+    metadata: str | None = None
+
+
 _Found = list[tuple[dict[str, Any], list[LiveCommit]]]
 """Tasks, and what is committed of what they read."""
 
@@ -107,11 +124,14 @@ def _read(found: _Found, copies: dict[str, Path]) -> tuple[list[tuple[str, bytes
     for task, live in found:
         try:
             rows = [row for commit in live for row in _rows(task, commit, copies)]
-            said += [((r["position"], r["signal_id"]), r["ticker"], _message(r)) for r in rows]
-        except (KeyError, msgspec.MsgspecError) as error:
-            wrong[task["task_id"]] = f"the input does not hold signals as signal_generate makes them: {error}"
+            said += [_message(msgspec.convert(row, _Signal)) for row in rows]
+        except Exception as error:  # whatever is in the files, which operators wrote, is trouble of their own
+            reason = f"{type(error).__name__} {error}"[:_LONGEST_REASON]
+            wrong[task["task_id"]] = (
+                f"the input does not hold signals as signal_generate makes them: {reason}"
+            )
     said.sort(key=lambda signal: signal[0])
-    return [(ticker, msgspec.json.encode(message)) for _, ticker, message in said], wrong
+    return [(ticker, message) for _, ticker, message in said], wrong
 
 
 def _rows(task: dict[str, Any], commit: LiveCommit, copies: dict[str, Path]) -> list[dict[str, Any]]:
@@ -124,8 +144,9 @@ def _rows(task: dict[str, Any], commit: LiveCommit, copies: dict[str, Path]) -> 
     return [row for row in rows if any(first <= row["position"] <= last for first, last in ranges)]
 
 
-def _message(row: dict[str, Any]) -> dict[str, Any]:
-    """A signal as triggers read it."""
-    about = {"ticker": row["ticker"], "signal": row["signal"], "confidence": row["confidence"]}
-    metadata = msgspec.json.decode(row["metadata"]) if row.get("metadata") else {}
-    return {**{name: row[name] for name in _FIELDS}, "tickers": [about], "metadata": metadata}
+def _message(signal: _Signal) -> tuple[tuple[int, str], str, bytes]:
+    """By what it is sorted, its ticker, and the signal as triggers read it."""
+    about = {"ticker": signal.ticker, "signal": signal.signal, "confidence": signal.confidence}
+    metadata = msgspec.json.decode(signal.metadata) if signal.metadata else {}
+    message = {**{name: getattr(signal, name) for name in _FIELDS}, "tickers": [about], "metadata": metadata}
+    return (signal.position, signal.signal_id), signal.ticker, msgspec.json.encode(message)

@@ -49,7 +49,10 @@ ITSELF = (
     "ff00::/8",
     # Where clouds tell an instance its credentials, if not at a link-local address.
     "100.100.100.200/32",
+    "168.63.129.16/32",
+    "192.0.0.192/32",
     "fd00:ec2::/32",
+    "fd20:ce::254/128",
 )
 """This machine itself, its link, and everybody at once."""
 

@@ -2,8 +2,9 @@
 
 Refused: tracing and reading other processes, namespaces and mounts, kernel keys, BPF, performance
 counters, io_uring (it would bypass this filter), memory that is shared and backed by no file (System V,
-memfd, anonymous mappings: it would bypass the memory limit), sockets by family and type, and listening
-on them (`Sockets`). Unix sockets with a path are always refused, since Landlock does not cover them and
+memfd, anonymous mappings) or that counts as a stack: it would bypass the memory limit; leases on files
+(whoever opens such a file waits for their holder), sockets by family and type, and listening on them
+(`Sockets`). Unix sockets with a path are always refused, since Landlock does not cover them and
 the database may listen on one; `socketpair` works. A refused call returns EPERM or EACCES, or ENOSYS
 where libraries then fall back; a call made for another architecture kills the process.
 
@@ -131,13 +132,14 @@ _CHANGES_ATTRIBUTES = {
     "file_setattr": (469, 469),
 }
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
-_MMAP, _CONNECT = (9, 222), (42, 203)
+_MMAP, _CONNECT, _FCNTL = (9, 222), (42, 203), (72, 25)
 _SERVES = {"listen": (50, 201), "accept": (43, 202), "accept4": (288, 242)}
 """A socket that listens without having been bound gets a port by itself, where Landlock does not look."""
 _SENDS = {"sendto": ((44, 206), 3), "sendmsg": ((46, 211), 2), "sendmmsg": ((307, 269), 3)}
 """Their numbers, and which argument holds the flags."""
 _FAST_OPEN = 0x20000000
-_SHARED, _ANONYMOUS = 0x01, 0x20
+_SHARED, _ANONYMOUS, _GROWS_DOWN = 0x01, 0x20, 0x100
+_SET_LEASE, _SET_DELEGATION = 1024, 1040
 _NETLINK, _NETLINK_ROUTE = 16, 0
 
 
@@ -239,12 +241,25 @@ def _unless_any_flag(position: int, flags: int) -> list[_Rule]:
     ]
 
 
-def _no_shared_anonymous_memory() -> list[_Rule]:
+def _no_memory_that_nothing_counts() -> list[_Rule]:
     return [
         _argument(3),
+        (_JUMP_IF_ANY_BIT, 0, 1, _GROWS_DOWN),
+        _refuse(errno.ENOMEM),
         (_AND, 0, 0, _SHARED | _ANONYMOUS),
         (_JUMP_IF_EQUAL, 0, 1, _SHARED | _ANONYMOUS),
         _refuse(errno.ENOMEM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _no_leases() -> list[_Rule]:
+    """They are for a file's owner, which operators of an ordinary user's worker are of all of the platform's."""
+    return [
+        _argument(1),
+        (_JUMP_IF_EQUAL, 1, 0, _SET_LEASE),
+        (_JUMP_IF_EQUAL, 0, 1, _SET_DELEGATION),
+        _refuse(errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
 
@@ -269,7 +284,8 @@ def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) ->
     # clone3 passes its flags in memory, out of a filter's sight; libraries then use clone.
     rules += _when_call(_CLONE3[column], [_refuse(errno.ENOSYS)])
     rules += _when_call(_CLONE[column], _unless_any_flag(0, _NAMESPACE_FLAGS))
-    rules += _when_call(_MMAP[column], _no_shared_anonymous_memory())
+    rules += _when_call(_MMAP[column], _no_memory_that_nothing_counts())
+    rules += _when_call(_FCNTL[column], _no_leases())
     rules += _when_call(_SOCKET[column], _sockets(sockets))
     rules += _when_call(_SOCKETPAIR[column], _streams_only())
     for numbers in () if sockets.listens else _SERVES.values():

@@ -1,11 +1,12 @@
 """Values that operators were handed, left out of what they wrote: an error often repeats the address that failed.
 
-Only text is found, in the form in which it was handed over, and the parts of an address. What an operator writes in
-another form, encoded or cut off, is not recognized.
+Only text is found: as it was handed over, as Python and JSON spell it in quotes, line by line, and the parts of an
+address. What an operator writes in another form, encoded or cut off, is not recognized.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 SHORTEST = 6
 """Shorter text is found in too much that has nothing to do with it."""
+_SHORTEST_LINE = 16
+"""The same of a line of a longer text, which may be a query."""
 PLACEHOLDER = "***"
 _NO_SECRET = ("entrypoint",)
 """Fields of a config that name code: tracebacks name it too."""
@@ -44,8 +47,13 @@ class HiddenValues:
 def _texts(value: object) -> Iterator[str]:
     match value:
         case str():
-            yield value
-            yield value.strip()
+            lines = [line for line in value.splitlines() if len(line) >= _SHORTEST_LINE]
+            for text in (value, *lines):
+                yield text
+                yield text.strip()
+                yield repr(text)[1:-1]
+                yield json.dumps(text)[1:-1]
+            yield value.replace("\n", "\\n")
             yield from _parts_of_address(value)
         case dict():
             for key, item in value.items():

@@ -98,6 +98,8 @@ class RunResult:
     """From the call of `run` to the operator's first line; None if it never got there."""
     run_seconds: float = 0.0
     """From the call of `run` until no process of the task was left, or only one that waits for the next."""
+    slot_seconds: float = 0.0
+    """The part of it after a child was found, by the wrapper's own clock: the others are the child's word in part."""
     cpu_seconds: float = 0.0
     max_rss_bytes: int = 0
     """The most that was resident; of a child that lives on, what is resident at its end."""

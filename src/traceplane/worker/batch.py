@@ -52,6 +52,7 @@ class Batch:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._on_ended = on_ended
         self._ends_ns = 0
+        self._heard_at = self._loop.time()
         self.child = child
         self.links = links
         self.done = 0
@@ -112,7 +113,7 @@ class Batch:
     def _take_what_came(self) -> bool:
         """Whether the batch goes on."""
         goes_on = self.child.hear()
-        ended: list[tuple[Link, RunResult]] = []
+        ended: list[tuple[Link, frames.Done, tuple[OutputResult, ...]]] = []
         try:
             while self.done < len(self.links):
                 link = self.links[self.done]
@@ -127,9 +128,10 @@ class Batch:
                     case frames.Done(outputs, events) if (
                         link.started_ns is not None
                         and all(event.output_index < len(link.folders.outputs) for event in events)
+                        and frame.inline_bytes <= link.assign.inline_bytes
                         and (accepted := link.folders.accept(outputs)) is not None
                     ):
-                        ended.append((link, self._result(link, frame, accepted)))
+                        ended.append((link, frame, accepted))
                         self.done += 1
                         if self.done < len(self.links):
                             self.links[self.done].begun = self._loop.time()
@@ -147,10 +149,14 @@ class Batch:
         except FrameInvalid:  # whoever takes over finds it again
             goes_on = False
         if ended:
-            self._on_ended(ended)
+            since, self._heard_at = self._heard_at, self._loop.time()
+            each = (self._heard_at - since) / len(ended)
+            self._on_ended([(link, self._result(link, done, outputs, each)) for link, done, outputs in ended])
         return goes_on
 
-    def _result(self, link: Link, done: frames.Done, outputs: tuple[OutputResult, ...]) -> RunResult:
+    def _result(
+        self, link: Link, done: frames.Done, outputs: tuple[OutputResult, ...], seconds: float
+    ) -> RunResult:
         assign, began_ns = link.assign, link.waiting.began_ns
         log_tail = ""
         if text := self.child.log_up_to(assign.log_end):
@@ -169,4 +175,5 @@ class Batch:
             log_tail=log_tail,
             start_seconds=(started_ns - began_ns) / 1e9 if began_ns <= started_ns <= now_ns else None,
             run_seconds=(now_ns - began_ns) / 1e9,
+            slot_seconds=seconds,
         )

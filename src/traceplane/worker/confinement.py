@@ -53,6 +53,8 @@ ALWAYS_ON_LINUX = ("no_new_privileges", "no_capabilities", "parent_death_signal"
 
 _ADDRESS_SPACE_HEADROOM = 8 << 30
 """Allocators and thread stacks reserve far more than they use; the real limit is on data."""
+_STACK_BYTES = 8 << 20
+"""As usual. A stack is not data either, and could otherwise be let grow as far as there are addresses."""
 _READABLE_PROC = ("/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory")
 _READABLE_SYS = ("/sys/devices/system/cpu",)
 NOBODY_ELSE = 0o077
@@ -445,6 +447,7 @@ def set_limits(limits: Limits, *, processes: int) -> None:
     ]
     if limits.memory_bytes is not None:
         wanted.append((resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_HEADROOM))
+        wanted.append((resource.RLIMIT_STACK, _STACK_BYTES))
     for kind, value in wanted:
         if value is not None:
             _lower_limit(kind, value)

@@ -73,6 +73,7 @@ class Execution:
         self._encoded = encoded
         self._folders = folders
         self._began_ns = began_ns
+        self._taken_ns = time.monotonic_ns()
         self._grace_seconds = grace_seconds
         self._on_events = on_events
         self._on_progress = on_progress
@@ -215,6 +216,8 @@ class Execution:
                 await self._accept(batch, events)
             case frames.Done(_, events):
                 self._check_events(events)
+                if frame.inline_bytes > self._assign.inline_bytes:
+                    raise FrameInvalid("more files come with the result than may")
                 self._outcome = frame
             case frames.Failed():
                 self._outcome = frame
@@ -266,6 +269,7 @@ class Execution:
                 error = Failure(code=problem.code, message=f"the result cannot be trusted: {problem}")
             except OSError as problem:
                 error = Failure(code="sandbox.failed", message=f"the outputs could not be kept: {problem}")
+        ended_ns = time.monotonic_ns()
         done = self._outcome if error is None and isinstance(self._outcome, frames.Done) else None
         return RunResult(
             task_id=self._assign.task_id,
@@ -276,7 +280,8 @@ class Execution:
             error=error,
             log_tail=self._log.tail,
             start_seconds=self._start_seconds(),
-            run_seconds=(time.monotonic_ns() - self._began_ns) / 1e9,
+            run_seconds=(ended_ns - self._began_ns) / 1e9,
+            slot_seconds=(ended_ns - self._taken_ns) / 1e9,
             cpu_seconds=self._cpu_seconds(standing),
             max_rss_bytes=_resident_bytes(standing),
             leftovers=isinstance(standing, Exited) and standing.leftovers,

@@ -189,13 +189,18 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}$")]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}\Z")]
 Content = bytes
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00]+$")]
 Emission = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00]*$")]
+Bound = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00]*$")]
+_Several = msgspec.Meta(max_length=10_000)
+"""As many as a report to the dispatcher may have."""
+_SMALLEST_FILE = 128
+"""What a file that comes with the result counts at least; no Parquet file is smaller."""
 
 
 class EventScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -215,6 +220,8 @@ class EventScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             else any(bound is None for bound in bounds)
         ):
             raise ValueError("a scope is either a cursor or a partition_key with start and end")
+        if self.start is not None and self.end is not None and self.end < self.start:
+            raise ValueError("the start of a scope lies after its end")
 
 
 class EmittedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -256,8 +263,8 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
 
 class ColumnBounds(msgspec.Struct, frozen=True):
-    min: Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None = None
-    max: Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None = None
+    min: Bound | Position | float | bool | None = None
+    max: Bound | Position | float | bool | None = None
     null_count: Count | None = None
 
 
@@ -284,12 +291,22 @@ class WrittenOutput(msgspec.Struct, frozen=True):
     name: str
     files: list[WrittenFile]
     schema_hash: Digest | None
-    columns: list[WrittenColumn] = []
+    columns: Annotated[list[WrittenColumn], _Several] = []
+
+    def __post_init__(self) -> None:
+        if len({file.name for file in self.files}) < len(self.files):
+            raise ValueError("a file is reported twice")
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     outputs: list[WrittenOutput]
-    events: list[EmittedEvent]
+    events: Annotated[list[EmittedEvent], _Several]
+
+    @property
+    def inline_bytes(self) -> int:
+        """What the files that came along weigh. The wrapper writes them, in its own time."""
+        files = (file for output in self.outputs for file in output.files)
+        return sum(max(len(file.content), _SMALLEST_FILE) for file in files if file.content is not None)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

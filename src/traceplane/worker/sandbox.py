@@ -30,6 +30,7 @@ import itertools
 import logging
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
@@ -699,11 +700,13 @@ def _failed(result: RunResult, error: Failure) -> RunResult:
 
 
 def _areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> dict[str, Path]:
-    """Where a child that has the wrapper's own uid, or is handed several tasks, writes as long as it lives, beside its
-    first task's folders: as if that task had an attempt 0, so that whoever collects the leavings of attempts finds
-    those of a killed worker's too."""
+    """Where a child that has the wrapper's own uid, or is handed several tasks at once, writes as long as it lives:
+    beside its first task's folders and named after that attempt, so that whoever collects the leavings of attempts
+    finds those of a killed worker's too. No other child is ever given it, not even one for the same attempt: what it
+    wrote there would be within this one's reach after it was moved to its place."""
     if child.job is None or not child.areas:
-        child.areas = {name: folder.parent / "0" for name, folder in outputs.items()}
+        mark = secrets.token_hex(8)
+        child.areas = {name: folder.with_name(f"{folder.name}-{mark}") for name, folder in outputs.items()}
         below_temp = [*assignment.code_paths, *child.areas.values(), *private_root.interpreter_folders()]
         if assignment.reuse is not None:
             below_temp += assignment.reuse.readable

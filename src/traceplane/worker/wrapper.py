@@ -18,7 +18,7 @@ from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
-from traceplane.errors import PlatformError, TraceplaneError, UserError
+from traceplane.errors import InvalidInput, PlatformError, TooLarge, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
 from traceplane.model.runtimes import PYTHON_OPERATORS, USES_NETWORK, Runtime
 from traceplane.task_api import (
@@ -53,6 +53,7 @@ Answer = TypeVar("Answer")
 _COMPLETION_PATIENCE_SECONDS = 900.0
 _LEAVE_SECONDS = 5.0
 _LOG_LINES_KEPT = 20
+_LONGEST_MESSAGE = 2_000
 _READABLE_BY_OTHERS = 0o005
 NOT_WORTH_A_RETRY = frozenset(
     {
@@ -127,9 +128,8 @@ class Pace:
         """Of a task; the latest count most."""
 
     def note(self, result: RunResult) -> None:
-        seconds = result.run_seconds - (result.start_seconds or 0.0)
-        before = seconds if self._seconds is None else self._seconds
-        self._seconds = before + (seconds - before) * _WEIGHT_OF_THE_LATEST
+        before = result.slot_seconds if self._seconds is None else self._seconds
+        self._seconds = before + (result.slot_seconds - before) * _WEIGHT_OF_THE_LATEST
 
     def tasks(self) -> int:
         """How many to hold beyond those that run."""
@@ -494,7 +494,17 @@ class Wrapper:
     # Reporting -------------------------------------------------------------------------------------
 
     async def _report(self, held: _Held, completion: Completion) -> None:
-        (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
+        try:
+            (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
+        except (InvalidInput, TooLarge) as refusal:  # what the operator made is part of the report
+            if completion.status != "completed":
+                raise
+            message = f"the dispatcher refused the report: {refusal.message}"
+            error = TaskError("operator.result_invalid", message[:_LONGEST_MESSAGE], retryable=False)
+            completion = self._completion(
+                held, "failed", completion.traceparent, error=error, log=completion.log
+            )
+            (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
         crash_point("worker.after_complete")
         if outcome.outcome not in ("committed", "canceled") and completion.status != "returned":
             telemetry.emit(

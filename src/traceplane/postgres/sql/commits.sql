@@ -147,8 +147,8 @@ where k.generation_id = g.generation_id
 
 -- name: summary
 -- Rows and bytes that readers see, per dataset of an organization.
-select d.dataset_id, count(c.commit_id) as commits, coalesce(sum(c.row_count), 0)::bigint as rows,
-       coalesce(sum(c.bytes), 0)::bigint as bytes, gc.position as cursor
+select d.dataset_id, count(c.commit_id) as commits, least(coalesce(sum(c.row_count), 0), 9223372036854775807)::bigint as rows,
+       least(coalesce(sum(c.bytes), 0), 9223372036854775807)::bigint as bytes, gc.position as cursor
 from datasets d join orgs o using (org_id)
 left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
 left join generation_cursors gc on gc.generation_id = d.current_generation_id

@@ -112,8 +112,8 @@ from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: sizes
 -- Rows and bytes that readers see of generations.
-select generation_id, count(*) as commits, coalesce(sum(row_count), 0)::bigint as rows,
-       coalesce(sum(bytes), 0)::bigint as bytes
+select generation_id, count(*) as commits, least(coalesce(sum(row_count), 0), 9223372036854775807)::bigint as rows,
+       least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint as bytes
 from dataset_commits where generation_id = any($1::uuid[]) and superseded_by is null group by generation_id
 
 -- name: producers

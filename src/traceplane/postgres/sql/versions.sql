@@ -283,8 +283,8 @@ order by d.dataset_id
 
 -- name: weight
 -- Scopes, rows and bytes of datasets that would be computed anew.
-select d.dataset_id, count(c.commit_id) as scopes, coalesce(sum(c.row_count), 0)::bigint as rows,
-       coalesce(sum(c.bytes), 0)::bigint as bytes
+select d.dataset_id, count(c.commit_id) as scopes, least(coalesce(sum(c.row_count), 0), 9223372036854775807)::bigint as rows,
+       least(coalesce(sum(c.bytes), 0), 9223372036854775807)::bigint as bytes
 from datasets d join orgs o using (org_id)
 left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
 where o.slug = $1 and d.dataset_id = any($2::text[]) group by d.dataset_id order by d.dataset_id
