@@ -39,6 +39,8 @@ class Link:
     started_ns: int | None = None
     begun: float = 0.0
     """Since when nothing but itself keeps it from running."""
+    is_followed: bool = False
+    """Whether others of its batch are behind it, to which the child will not get."""
 
 
 class Batch:
@@ -135,9 +137,11 @@ class Batch:
                         self.done += 1
                         if self.done < len(self.links):
                             self.links[self.done].begun = self._loop.time()
-                    case frames.Passed() if link.assign.leads and link.started_ns is None:
-                        pass  # it is about an earlier batch, which had been late
-                    case frames.Passed() if link.started_ns is None and time.monotonic_ns() >= self._ends_ns:
+                    case frames.Passed() if (
+                        not link.assign.leads
+                        and link.started_ns is None
+                        and time.monotonic_ns() >= self._ends_ns
+                    ):
                         self.has_passed = True
                         self.child.forget_heard()
                         goes_on = False

@@ -64,8 +64,10 @@ class Execution:
         grant: SparkGrant | None,
         next_waits: Callable[[], bool],
         started_ns: int | None = None,
+        is_followed: bool = False,
     ) -> None:
-        """`encoded` is empty if the child has been handed the task before, and `started_ns` what it said since."""
+        """`encoded` is empty if the child was handed the task before, in a batch; `started_ns` is what it said since,
+        and with `is_followed` there are tasks behind this one, on which the child is to pass."""
         self._grant = grant
         self._slot = slot
         self._child = child
@@ -81,6 +83,7 @@ class Execution:
         self._log = child.read_log(on_log, assign.limits.log_bytes, assign.log_end)
         self._decided: Failure | None = None
         self._started_ns = started_ns
+        self._is_followed = is_followed
         self._outcome: frames.Done | frames.Failed | None = None
         self._declined = False
         self._discarded = False
@@ -150,7 +153,7 @@ class Execution:
             raise
 
     def _may_be_kept(self, standing: Inspected) -> bool:
-        return is_as_it_should_be(standing) and self._log.drain() and not self._child.has_more_to_say()
+        return is_as_it_should_be(standing) and self._log.drain()
 
     def _discard(self) -> None:
         """End a child that has done its task; this says nothing about the task."""
@@ -183,8 +186,8 @@ class Execution:
                 await self._child.send(self._encoded)
             while (frame := await self._child.next_frame(self._assign.limits.result_bytes)) is not None:
                 await self._take(frame)
-                if self._assign.keep and isinstance(frame, frames.Done):
-                    if not self._assign.batch and self._child.has_more_to_say():
+                if self._assign.keep and isinstance(self._outcome, frames.Done) and not self._is_followed:
+                    if self._child.has_more_to_say():
                         raise FrameInvalid("a frame after the result")
                     self._on_over()
                     return
@@ -202,6 +205,12 @@ class Execution:
             self._slot.kill(self._child, 0.0)
 
     async def _take(self, frame: frames.FromChild) -> None:
+        if isinstance(frame, frames.Passed) and self._is_followed:
+            if self._started_ns is None:  # it passes on this one too
+                self._declined = True
+                self._slot.kill(self._child, 0.0)
+            self._is_followed = False
+            return
         if self._outcome is not None:
             raise FrameInvalid("a frame after the result")
         match frame:

@@ -123,18 +123,17 @@ def _receive(connection: socket.socket) -> Assign:
 
 def _next(connection: socket.socket, ended_batch: int) -> Assign:
     """The next task that is to be begun here. Those of a batch that has ended are not, nor those whose time is over:
-    others run them. Since the end of a task is told before the clock is looked at for the next one, whoever has heard
-    of no end when the time is over knows that nothing behind that task was begun."""
+    others run them, which is said once. Since the end of a task is told before the clock is looked at for the next
+    one, whoever has heard of no end when the time is over knows that nothing behind that task was begun."""
+    passed = 0
     while True:
         assignment = _receive(connection)
-        if not assignment.batch:
+        is_in_time = assignment.leads or time.monotonic_ns() < assignment.batch_ends_ns
+        if not assignment.batch or (is_in_time and assignment.batch != ended_batch):
             return assignment
-        if assignment.batch == ended_batch:
-            continue
-        if assignment.leads or time.monotonic_ns() < assignment.batch_ends_ns:
-            return assignment
-        connection.sendall(frames.encode(frames.Passed()))
-        ended_batch = assignment.batch
+        if passed != assignment.batch:
+            connection.sendall(frames.encode(frames.Passed()))
+        passed = ended_batch = assignment.batch
 
 
 def _left_files(outcome: frames.Done | frames.Failed) -> bool:

@@ -313,6 +313,7 @@ class Sandbox:
             grant=grant,
             next_waits=lambda: self._idle.waits(job) or self._queues.waits(job),
             started_ns=link.started_ns,
+            is_followed=link.is_followed,
         )
         went_well = False
         try:
@@ -416,6 +417,7 @@ class Sandbox:
         if batch.is_late:
             self._queues.wait_again(job, rest)
             rest = []
+        batch.current.is_followed = bool(batch.rest)
         try:
             await self._attend(job, batch.current.waiting, self._go_on(slot, child, job, batch.current))
         finally:
