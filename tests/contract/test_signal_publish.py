@@ -72,7 +72,7 @@ class Market:
     def __init__(self, plane: ControlPlane, place: Callable[[], ObjectStore], folder: Path) -> None:
         self.plane, self.store, self.folder = plane, place(), folder
         self.settings = Settings(home=folder)
-        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place)
+        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place, plane.decoders)
 
     async def work(self, held: Held, rows: list[dict[str, Any]] | bytes) -> None:
         """Writes what a task made, and reports it."""
