@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import UUID
 
@@ -104,9 +105,18 @@ def _misfit(column: str, what: str, next_step: str) -> Misfit:
 
 
 def warm_up(buffer: Any) -> None:
-    rows = pa.table({"at": pa.array([1], pa.int32()), "text": ["x"], "raw": [b"x"]})
-    parquet.write_table(rows, buffer)
-    columns = (HotColumn("at", "bigint"), HotColumn("text", "string"), HotColumn("raw", "binary"))
-    work = HotRowsWork(HotTable(UUID(int=0), columns, "at"), 1, 1)
+    """A value of each kind: Arrow looks up time zones in files, for one."""
+    kinds: dict[str, Any] = {
+        "bigint": pa.array([1], pa.int32()),
+        "string": ["x"],
+        "binary": [b"x"],
+        "double": [1.5],
+        "decimal(10, 2)": pa.array([1], pa.decimal128(5, 1)),
+        "date": [date(2000, 1, 1)],
+        "timestamp": [datetime(2000, 1, 1, tzinfo=UTC)],
+        "timestamp_ntz": [datetime(2000, 1, 1)],
+    }
+    parquet.write_table(pa.table(kinds), buffer)
+    table = HotTable(UUID(int=0), tuple(HotColumn(kind, kind) for kind in kinds), "bigint")
     with parquet.ParquetFile(buffer) as file:
-        write(file, work, pa.BufferOutputStream())
+        write(file, HotRowsWork(table, 1, 1), pa.BufferOutputStream())
