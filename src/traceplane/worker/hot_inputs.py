@@ -211,14 +211,14 @@ def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) ->
             "operator.input_too_large",
             f"a file of a hot input takes too much to read: {error}",
             value=source.name,
-            next_step="compute again what wrote it, with less in one file",
+            next_step="have its scope computed again, with less in one file",
         ) from error
     except (OSError, Misfit, Unreadable) as error:
         raise PlatformError(
-            "hot.file_unreadable",
-            f"a file of a hot input cannot be read: {error}",
+            "operator.input_unreadable",
+            f"a committed file of a hot input cannot be read: {error}",
             value=source.name,
-            next_step="see whether the object store has the file; else compute again what wrote it",
+            next_step="restore the file, or have its scope computed again with `traceplane backfill`",
         ) from error
 
 
