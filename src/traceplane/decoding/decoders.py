@@ -43,6 +43,7 @@ class Decoders:
         self._server: ForkingServer | None = None
         self._names = itertools.count(1)
         self._idle: list[_Decoder] = []
+        self._closed = False
 
     def decode(self, path: Path, work: Work, limits: Limits, sink: IO[bytes]) -> int:
         """Writes what is made of the file to the sink, and returns how many rows that is.
@@ -67,7 +68,9 @@ class Decoders:
         raise Unreadable("the process that reads it ended each time without a word")
 
     def close(self) -> None:
+        """Ends what is under way, too."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
             server, self._server = self._server, None
         for decoder in idle:
@@ -88,6 +91,8 @@ class Decoders:
             self._idle.append(decoder)
 
     def _forked(self) -> _Decoder:
+        if self._closed:
+            raise Unreadable("files are not read any more, since this process stops")
         if self._server is not None and self._server.running:
             with contextlib.suppress(OSError):  # it has just died
                 return _Decoder(self._server, str(next(self._names)))

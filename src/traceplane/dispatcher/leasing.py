@@ -360,6 +360,10 @@ class Leasing:
                 for rows in call.rows:
                     rows.close()
 
+    async def any_hot(self, calls: Sequence[CompletionCall]) -> bool:
+        """Whether some of what they report goes into hot tables."""
+        return bool(await self._hot.tables({o.generation_id for c in calls for o in c.outputs}))
+
     async def _with_rows(self, calls: Sequence[CompletionCall]) -> list[CompletionCall]:
         """The calls, with the rows of hot outputs read and checked; one whose rows do not fit is a failure."""
         tables = await self._hot.tables({o.generation_id for c in calls for o in c.outputs})

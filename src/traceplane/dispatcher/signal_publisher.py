@@ -34,7 +34,7 @@ _BATCH = 100
 _TRANSFERS_AT_ONCE = 16
 _TASK_BYTES = 8 << 20
 """Of the signals of one task."""
-_PASS_BYTES = 16 << 20
+PASS_BYTES = 16 << 20
 """Of the signals that are held at once; tasks behind them wait for the next pass."""
 
 
@@ -130,7 +130,7 @@ def _read(decoders: Decoders, found: _Found, copies: dict[str, Path]) -> _Signal
     said: list[Signal] = []
     held = 0
     for task, live in found:
-        if held > _PASS_BYTES:
+        if held > PASS_BYTES:
             signals.left.add(task["task_id"])
             continue
         try:
