@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 
 from tests.platform import Platform
 from traceplane.adapters.signal_tail import signal_tail
+from traceplane.decoding import decoder
 from traceplane.decoding.decoders import Decoders
 from traceplane.decoding.messages import (
     HotRowsWork,
@@ -33,6 +35,7 @@ from traceplane.decoding.messages import (
     Unreadable,
     Work,
 )
+from traceplane.linux import forking
 from traceplane.model.hot_table import HotColumn, HotTable
 from traceplane.settings import Settings
 from traceplane.task_api import (
@@ -262,7 +265,39 @@ def test_a_decoder_that_is_killed_in_the_middle_costs_nothing(
     assert sink.getvalue() == b"".join(b'1,"signal-%d"\n' % n for n in range(400_000))
 
 
-def test_a_decoder_reaches_nothing_but_its_file(decoders: Decoders, good: Path) -> None:
+def test_a_decoder_that_is_taken_over_reaches_neither_files_nor_the_network(good: Path) -> None:
+    abi, system_calls = forking.confinement()
+    if abi == 0:
+        pytest.skip("Landlock is not available here")
+    listener = socket.create_server(("127.0.0.1", 0))
+    tries: dict[str, Callable[[], object]] = {
+        "read": good.read_bytes,
+        "write": lambda: good.with_name("made").write_bytes(b""),
+        "folder": lambda: os.listdir("/"),
+        "network": lambda: socket.create_connection(listener.getsockname()),
+        "signal": lambda: os.kill(os.getppid(), 0),
+        "program": lambda: os.execv("/bin/true", ["true"]),
+    }
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            decoder._confine(abi, system_calls)
+            for name, attempt in tries.items():
+                try:
+                    attempt()
+                except OSError:
+                    continue
+                os.write(writer, f"{name} ".encode())
+            os.write(writer, b"tried")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with os.fdopen(reader) as answer, listener:
+        assert answer.read() == ("tried" if abi >= 6 else "signal tried")
+
+
+def test_a_decoder_keeps_neither_rights_nor_files(decoders: Decoders, good: Path) -> None:
     read(decoders, good)
     (_, forked) = processes_of(os.getpid())
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{forked}/status").read_text().splitlines())
