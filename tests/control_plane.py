@@ -41,6 +41,7 @@ from traceplane.control_api import (
     VersionQuery,
     VersionView,
 )
+from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
 from traceplane.dispatcher.builds import Builds
@@ -171,9 +172,11 @@ class ControlPlane:
         self.wake_ups = wake_ups
         self.settings = settings
         self.authority = Authority(database, MASTER_KEY)
+        self.decoders = Decoders()
         self.leasing = Leasing(
             database,
             self.authority,
+            decoders=self.decoders,
             work_created=lambda: None,
             slot_freed=lambda: None,
             object_store=settings.object_store_root,
@@ -196,6 +199,7 @@ class ControlPlane:
         try:
             yield plane
         finally:
+            plane.decoders.close()
             await plane.database.close()
 
     @classmethod

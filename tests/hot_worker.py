@@ -76,11 +76,12 @@ class HotWorker:
     async def read(self, held: Held, number: int = 0) -> tuple[pa.Table, LocalInputs]:
         """A hot input as its operator would see it."""
         async with fetched(
-            self.client,
+            self.client,  # type: ignore[arg-type]
             held.task,
             held.job,
             lambda: held.capability_token,
-            self.objects,  # type: ignore[arg-type]
+            self.objects,
+            self.plane.decoders,
         ) as local:
             return parquet.read_table(local.files[number]), local
 

@@ -21,6 +21,7 @@ from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.adapters.object_store_s3 import S3ObjectStore
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.signal_tail import signal_tail
+from traceplane.dispatcher import signal_publisher as signal_jobs
 from traceplane.dispatcher.signal_publisher import SignalJobs
 from traceplane.settings import Settings
 
@@ -72,7 +73,7 @@ class Market:
     def __init__(self, plane: ControlPlane, place: Callable[[], ObjectStore], folder: Path) -> None:
         self.plane, self.store, self.folder = plane, place(), folder
         self.settings = Settings(home=folder)
-        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place)
+        self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place, plane.decoders)
 
     async def work(self, held: Held, rows: list[dict[str, Any]] | bytes) -> None:
         """Writes what a task made, and reports it."""
@@ -164,6 +165,18 @@ async def test_whatever_an_operator_wrote_costs_only_its_own_tasks(
     assert (await market.jobs.run_once()).published == 1
     assert await plane.states("publish") == {"completed": 1, "queued": 1}
     assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]
+
+
+async def test_signals_that_are_too_many_for_one_pass_are_published_by_the_next(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal_jobs, "PASS_BYTES", 1)
+    await market.make(1, 2, 3)
+    for number in (1, 2, 3):
+        done = await market.jobs.run_once()
+        assert (done.tasks, done.published, done.more) == (1, 1, number < 3)
+    assert await market.plane.states("publish") == {"completed": 3}
+    assert [signal["signal_id"] for signal in market.published()] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
 
 
 async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(market: Market) -> None:

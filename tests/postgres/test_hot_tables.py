@@ -21,7 +21,7 @@ from tests.hot_worker import HotWorker, Rows
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.dispatcher import hot_reads, hot_writes
 from traceplane.dispatcher.garbage import collect
-from traceplane.errors import Forbidden, InvalidInput
+from traceplane.errors import Forbidden, InvalidInput, TooLarge
 from traceplane.task_api import HotRead, Scope
 
 COLUMNS = "[{name: block, type: bigint}, {name: n, type: int}, {name: name, type: string}]"
@@ -315,6 +315,29 @@ async def test_what_is_compacted_leaves_the_table_and_is_read_all_the_same(worke
     await collect(worker.plane.database, FolderObjectStore(worker.objects), grace=timedelta(0))
     assert pairs(await worker.files("cold")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
     assert pairs(await worker.files("hot")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
+
+
+async def test_a_moved_file_that_takes_too_much_to_read_fails_its_reader_and_not_the_worker(
+    worker: HotWorker,
+) -> None:
+    await worker.plane.deploy(DAG)
+    for block in range(5):
+        await stored(worker, block, (block, block))
+    [cold] = await worker.take("cold")
+    assert await compacted(worker, cold) == "committed"
+    [moved] = (worker.objects / cold.task.write_prefixes[0]).iterdir()
+    # 3 GB of text in a few kilobytes: one text, and how often it is repeated.
+    names = pa.DictionaryArray.from_arrays(pa.array([0] * 30_000, pa.int32()), pa.array(["x" * 100_000]))
+    bomb = pa.table({"block": [0] * 30_000, "n": pa.array([0] * 30_000, pa.int32()), "name": names})
+    parquet.write_table(bomb, moved, store_schema=False, compression="zstd")
+    first, *others = await worker.take("reader")
+    with pytest.raises(TooLarge) as refused:
+        await worker.read(first)
+    assert refused.value.code == "operator.input_too_large"
+    parquet.write_table(table(*((block, block) for block in range(5))), moved)
+    for block, reader in enumerate(others, 1):
+        found, _ = await worker.read(reader)
+        assert pairs(found.to_pylist()) == [(block, block)]
 
 
 async def test_a_task_that_was_overtaken_moves_nothing_and_tries_again(worker: HotWorker) -> None:

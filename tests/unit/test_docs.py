@@ -18,6 +18,7 @@ import pytest
 
 from traceplane import crash_points, errors, telemetry
 from traceplane.cli.main import cli
+from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.leasing import Leasing
 from traceplane.gateway.api import PublicApi
@@ -189,7 +190,13 @@ def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str
 
 
 def internal_api() -> App:
-    leasing = Leasing(None, None, work_created=lambda: None, slot_freed=lambda: None)  # type: ignore[arg-type]
+    leasing = Leasing(
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        work_created=lambda: None,
+        slot_freed=lambda: None,
+        decoders=Decoders(),
+    )
     api = InternalApi(database=None, authority=None, leasing=leasing, local_queue=None, queues={})  # type: ignore[arg-type]
     return api.app(max_body_bytes=1024)
 

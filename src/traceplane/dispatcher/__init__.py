@@ -6,6 +6,7 @@ to leave the database goes through the outbox.
 
     api            the internal HTTP API; concurrent calls share transactions (group_commit)
     leasing        claim, heartbeat, events, complete: the transactions behind the API
+    completions    which of the reports share a transaction
     outbox_relay   outbox -> wake queue or invoker, at least once
     valve          queued -> dispatched, as far as concurrency and backpressure allow
     backpressure   which producers are held

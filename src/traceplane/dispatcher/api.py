@@ -10,9 +10,9 @@ from traceplane import __version__
 from traceplane.adapters.wake_queue import Message
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.completions import Completions
 from traceplane.dispatcher.leasing import (
     Claim,
-    CompletionCall,
     EmissionCall,
     HeartbeatCall,
     Leasing,
@@ -33,7 +33,6 @@ from traceplane.task_api import (
     CodeResponse,
     CompleteRequest,
     CompleteResponse,
-    CompletionOutcome,
     EmissionOutcome,
     EventsRequest,
     EventsResponse,
@@ -85,9 +84,7 @@ class InternalApi:
             "heartbeat", leasing.heartbeat, concurrency=1
         )
         self._events: GroupCommit[EmissionCall, EmissionOutcome] = GroupCommit("events", leasing.emit)
-        self._completions: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit(
-            "complete", leasing.complete
-        )
+        self._completions = Completions(leasing)
 
     def app(self, *, max_body_bytes: int) -> App:
         routes = [

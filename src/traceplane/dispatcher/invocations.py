@@ -32,6 +32,7 @@ from traceplane.adapters.invokers import (
     ProcessInvoker,
 )
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant
+from traceplane.dispatcher.completions import Completions
 from traceplane.dispatcher.leasing import (
     Claim,
     CompletionCall,
@@ -49,7 +50,6 @@ from traceplane.settings import Settings
 from traceplane.task_api import (
     ClaimedTask,
     Completion,
-    CompletionOutcome,
     EventOut,
     Heartbeat,
     HeartbeatOutcome,
@@ -181,9 +181,7 @@ class Invocations:
         self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
             "heartbeat", leasing.heartbeat, concurrency=1
         )
-        self._completions: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit(
-            "complete", leasing.complete
-        )
+        self._completions = Completions(leasing)
 
     def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
         """Takes over dispatched tasks, to be called when there is room."""

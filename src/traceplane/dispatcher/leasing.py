@@ -28,6 +28,7 @@ from traceplane.auth.capability import (
     write_prefix,
 )
 from traceplane.crash_points import crash_point
+from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher import hot_reads, hot_writes
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.claimed_data import ClaimedData, JobEntry, gather, job_entry
@@ -137,9 +138,10 @@ class Leasing:
         *,
         work_created: Callable[[], None],
         slot_freed: Callable[[], None],
+        decoders: Decoders,
         object_store: Path | None = None,
     ) -> None:
-        self._hot = HotWrites(database, object_store)
+        self._hot = HotWrites(database, object_store, decoders)
         self._moved_inputs: dict[UUID, dict[int, UUID]] = {}
         self._database = database
         self._authority = authority
@@ -357,6 +359,10 @@ class Leasing:
             for call in prepared:
                 for rows in call.rows:
                     rows.close()
+
+    async def any_hot(self, calls: Sequence[CompletionCall]) -> bool:
+        """Whether some of what they report goes into hot tables."""
+        return bool(await self._hot.tables({o.generation_id for c in calls for o in c.outputs}))
 
     async def _with_rows(self, calls: Sequence[CompletionCall]) -> list[CompletionCall]:
         """The calls, with the rows of hot outputs read and checked; one whose rows do not fit is a failure."""

@@ -11,6 +11,7 @@ from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.auth.store import read_master_key
+from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.backpressure import Backpressure
@@ -57,9 +58,16 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             work.set()
 
     authority = Authority(database, read_master_key(settings.master_key_file or settings.home / "master.key"))
+    decoders = Decoders()
+
+    async def end_decoders() -> None:
+        await asyncio.to_thread(decoders.close)
+
+    closers.append(end_decoders)
     leasing = Leasing(
         database,
         authority,
+        decoders=decoders,
         work_created=work_created,
         slot_freed=slot_freed,
         object_store=None if settings.object_bucket is not None else settings.object_store_root.resolve(),
@@ -112,7 +120,9 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
 
     reaper = Reaper(database, grace_seconds=settings.reap_grace_seconds)
     reconciler = Reconciler(database, resend_after_seconds=settings.resend_after_seconds)
-    signal_jobs = SignalJobs(database, lambda: signal_publisher(settings), lambda: object_store_for(settings))
+    signal_jobs = SignalJobs(
+        database, lambda: signal_publisher(settings), lambda: object_store_for(settings), decoders
+    )
     await authority.refresh()
     try:
         await task_group(

@@ -8,9 +8,10 @@ or a deploy, is not published: it would launch pipelines for what is long over.
 from __future__ import annotations
 
 import asyncio
+import io
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,8 @@ from traceplane import telemetry
 from traceplane.adapters.in_parallel import in_parallel
 from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.adapters.signal_publisher import SignalPublisher
+from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.messages import Limits, Misfit, Signal, SignalsWork, TooLarge, Unreadable
 from traceplane.model.positions import kept
 from traceplane.postgres import commits, tasks
 from traceplane.postgres.commits import LiveCommit
@@ -29,27 +32,25 @@ from traceplane.runtime import Outcome
 
 _BATCH = 100
 _TRANSFERS_AT_ONCE = 16
-_FIELDS = ("signal_id", "timestamp", "signal_type", "source")
-
-_LONGEST_REASON = 500
-
-
-class _Signal(msgspec.Struct, frozen=True):
-    """A row; others of its columns do not matter."""
-
-    position: int
-    signal_id: str
-    ticker: str
-    signal_type: str
-    signal: str
-    confidence: float
-    timestamp: float
-    source: str
-    metadata: str | None = None
+_TASK_BYTES = 8 << 20
+"""Of the signals of one task."""
+PASS_BYTES = 16 << 20
+"""Of the signals that are held at once; tasks behind them wait for the next pass."""
 
 
+_DECODER = msgspec.json.Decoder(Signal)
 _Found = list[tuple[dict[str, Any], list[LiveCommit]]]
 """Tasks, and what is committed of what they read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    messages: list[tuple[str, bytes]] = field(default_factory=list)
+    """Each with its ticker."""
+    wrong: dict[UUID, dict[str, Any]] = field(default_factory=dict)
+    """The errors of tasks whose files cannot be understood."""
+    left: set[UUID] = field(default_factory=set)
+    """Tasks for the next pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,13 @@ class SignalJobs:
         database: Database,
         publisher: Callable[[], SignalPublisher],
         object_store: Callable[[], ObjectStore],
+        decoders: Decoders,
     ) -> None:
         self._database = database
         self._make_publisher = publisher
         self._publisher: SignalPublisher | None = None
         self._open_store = object_store
+        self._decoders = decoders
 
     async def run_once(self) -> Published:
         async with self._database.transaction() as tx:
@@ -84,30 +87,33 @@ class SignalJobs:
             found = await commits.input_commits(tx, [t["task_id"] for t in batch])
             live = [(t, found.get((t["task_id"], 0), [])) for t in batch]
             fresh = [(t, c) for t, c in live if not t["backfill"]]
-            messages, wrong = await self._messages(fresh)
-            if messages:
-                await asyncio.to_thread(self._publish, messages)
-            for task_id, why in wrong.items():
-                await tasks.fail_in_process(tx, [task_id], {"code": "operator.misconfigured", "message": why})
-            await tasks.finish_in_process(tx, [t["task_id"] for t in batch if t["task_id"] not in wrong])
+            signals = await self._signals(fresh)
+            if signals.messages:
+                await asyncio.to_thread(self._publish, signals.messages)
+            for task_id, error in signals.wrong.items():
+                await tasks.fail_in_process(tx, [task_id], error)
+            done = [t["task_id"] for t in batch if t["task_id"] not in signals.wrong.keys() | signals.left]
+            await tasks.finish_in_process(tx, done)
+        published, left = len(signals.messages), len(signals.left)
         suppressed = sum(f["rows"] for t, cs in live if t["backfill"] for c in cs for f in c.files)
-        telemetry.count("signals_published_total", len(messages))
+        telemetry.count("signals_published_total", published)
         telemetry.count("signals_suppressed_total", suppressed)
-        return Published(len(batch), len(messages), suppressed, more=len(batch) == _BATCH or len(jobs) > 1)
+        more = len(batch) == _BATCH or len(jobs) > 1 or left > 0
+        return Published(len(batch) - left, published, suppressed, more=more)
 
     def _publish(self, messages: list[tuple[str, bytes]]) -> None:
         if self._publisher is None:
             self._publisher = self._make_publisher()
         self._publisher.publish(messages)
 
-    async def _messages(self, found: _Found) -> tuple[list[tuple[str, bytes]], dict[UUID, str]]:
-        """The signals of tasks, and which tasks have none that can be understood."""
+    async def _signals(self, found: _Found) -> _Signals:
         paths = {f["path"]: f["bytes"] for _, live in found for commit in live for f in commit.files}
         if not paths:
-            return [], {}
+            return _Signals()
         objects = self._open_store()
         with tempfile.TemporaryDirectory(prefix="traceplane-signals-") as folder:
-            copies = {path: Path(folder) / str(number) for number, path in enumerate(paths)}
+            place = Path(folder).resolve()
+            copies = {path: place / str(number) for number, path in enumerate(paths)}
             try:
                 await in_parallel(
                     lambda path: objects.get(StoredFile(path, paths[path]), copies[path]),
@@ -116,37 +122,39 @@ class SignalJobs:
                 )
             finally:
                 await objects.close()
-            return await asyncio.to_thread(_read, found, copies)
+            return await asyncio.to_thread(_read, self._decoders, found, copies)
 
 
-def _read(found: _Found, copies: dict[str, Path]) -> tuple[list[tuple[str, bytes]], dict[UUID, str]]:
-    said, wrong = [], {}
+def _read(decoders: Decoders, found: _Found, copies: dict[str, Path]) -> _Signals:
+    signals = _Signals()
+    said: list[Signal] = []
+    held = 0
     for task, live in found:
+        if held > PASS_BYTES:
+            signals.left.add(task["task_id"])
+            continue
         try:
-            rows = [row for commit in live for row in _rows(task, commit, copies)]
-            said += [_message(msgspec.convert(row, _Signal)) for row in rows]
-        except Exception as error:  # whatever is in the files, which operators wrote, is trouble of their own
-            reason = f"{type(error).__name__} {error}"[:_LONGEST_REASON]
-            wrong[task["task_id"]] = (
-                f"the input does not hold signals as signal_generate makes them: {reason}"
-            )
-    said.sort(key=lambda signal: signal[0])
-    return [(ticker, message) for _, ticker, message in said], wrong
+            lines = _lines(decoders, task, live, copies)
+        except TooLarge as error:
+            message = f"the signals of the task are more than {_TASK_BYTES >> 20} MB: {error}"
+            signals.wrong[task["task_id"]] = {"code": "operator.input_too_large", "message": message}
+        except (Misfit, Unreadable, msgspec.MsgspecError) as error:
+            message = f"the input does not hold signals as signal_generate makes them: {error}"
+            signals.wrong[task["task_id"]] = {"code": "operator.misconfigured", "message": message}
+        else:
+            held += sum(len(signal.message) for signal in lines)
+            said += lines
+    said.sort(key=lambda signal: (signal.position, signal.signal_id))
+    signals.messages.extend((signal.ticker, bytes(signal.message)) for signal in said)
+    return signals
 
 
-def _rows(task: dict[str, Any], commit: LiveCommit, copies: dict[str, Path]) -> list[dict[str, Any]]:
-    import pyarrow.parquet as parquet  # most dispatchers publish nothing, and start without it
-
-    ranges = kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden)
-    rows = [row for f in commit.files for row in parquet.read_table(copies[f["path"]]).to_pylist()]
-    if ranges is None:
-        return rows
-    return [row for row in rows if any(first <= row["position"] <= last for first, last in ranges)]
-
-
-def _message(signal: _Signal) -> tuple[tuple[int, str], str, bytes]:
-    """By what it is sorted, its ticker, and the signal as triggers read it."""
-    about = {"ticker": signal.ticker, "signal": signal.signal, "confidence": signal.confidence}
-    metadata = msgspec.json.decode(signal.metadata) if signal.metadata else {}
-    message = {**{name: getattr(signal, name) for name in _FIELDS}, "tickers": [about], "metadata": metadata}
-    return (signal.position, signal.signal_id), signal.ticker, msgspec.json.encode(message)
+def _lines(
+    decoders: Decoders, task: dict[str, Any], live: Sequence[LiveCommit], copies: dict[str, Path]
+) -> list[Signal]:
+    sink = io.BytesIO()
+    for commit in live:
+        work = SignalsWork(kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden))
+        for file in commit.files:
+            decoders.decode(copies[file["path"]], work, Limits(_TASK_BYTES - sink.tell()), sink)
+    return _DECODER.decode_lines(sink.getvalue())

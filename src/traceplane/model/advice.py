@@ -76,6 +76,7 @@ _CODE = {
     "dataset id",
     "operator.exited": "return instead",
     "operator.import_failed": "correct the code, or install what it needs",
+    "operator.input_too_large": "let the job that wrote it write less in one file, and compute its scope again",
     "operator.input_unknown": "use one of those named",
     "operator.output_unknown": "use one of those named",
     "operator.raised": "correct the code, then `traceplane retry`",

@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import ctypes
-import gc
 import io
 import os
 import re
 import resource
-import select
 import signal
 import socket
 import struct
@@ -39,7 +37,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.ipc as ipc
 import pyarrow.parquet as parquet
 
-from traceplane.linux import kernel, landlock, seccomp
+from traceplane.linux import forking, seccomp
 from traceplane.sql.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
 
 Format = Literal["json", "csv", "arrow", "parquet"]
@@ -467,17 +465,7 @@ def _confine(request: EngineRequest, abi: int, system_calls: seccomp.Filter | No
     signal.setitimer(
         signal.ITIMER_REAL, request.seconds
     )  # whatever holds the interpreter, the kernel ends it
-    if sys.platform != "linux":
-        return
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    if abi:
-        rules = landlock.Ruleset(abi, tcp=landlock.Tcp.GRANTED_PORTS)
-        rules.allow_read(request.roots)
-        rules.allow_write([request.spill])
-        rules.enforce()
-    kernel.drop_capabilities()
-    if system_calls is not None:
-        system_calls.enforce()
+    forking.confine(abi, system_calls, readable=request.roots, writable=[request.spill])
 
 
 def run_query(
@@ -502,73 +490,11 @@ def run_query(
 
 
 def serve(control: socket.socket) -> NoReturn:
-    """`run ID` with a descriptor forks a process for it, `kill ID` ends it; the end of the connection ends all."""
-    abi = landlock.supported_abi() if sys.platform == "linux" else 0
-    system_calls = None
-    if sys.platform == "linux" and seccomp.supported():
-        system_calls = seccomp.Filter(sockets=seccomp.Sockets.NONE, keep_attributes=True)
+    abi, system_calls = forking.confinement()
     _warm_up()
     empty = open_empty()
-    gc.collect()
-    gc.freeze()  # what is there is shared with every query instead of being copied by its collector
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)  # the gateway's to handle: it closes the connection
-    running: dict[str, int] = {}
-    control.sendall(msgspec.json.encode({"landlock": abi, "seccomp": system_calls is not None}))
-    while True:
-        ready, _, _ = select.select([control.fileno(), reader], [], [])
-        if reader in ready:
-            os.read(reader, 4096)
-            _reap(running)
-        if control.fileno() not in ready:
-            continue
-        message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
-        if not message:
-            for pid in running.values():
-                os.kill(pid, signal.SIGKILL)
-            os._exit(0)
-        verb, _, query = message.decode().partition(" ")
-        if verb == "kill":
-            if query in running:  # not reaped, so the number is still that process's
-                os.kill(running[query], signal.SIGKILL)
-            continue
-        answer = socket.socket(fileno=descriptors[0])
-        if (pid := os.fork()) == 0:
-            _become_child(control, reader, writer)
-            run_query(answer, empty, abi, system_calls)
-        running[query] = pid
-        answer.close()
-
-
-def _become_child(control: socket.socket, reader: int, writer: int) -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    control.close()
-    os.close(reader)
-    os.close(writer)
-    os.setsid()
-    if sys.platform == "linux":
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # when memory runs out, a query goes before the platform
-
-
-def _reap(running: dict[str, int]) -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        for query, known in list(running.items()):
-            if known == pid:
-                del running[query]
+    hello = msgspec.json.encode({"landlock": abi, "seccomp": system_calls is not None})
+    forking.serve(control, hello, lambda answer: run_query(answer, empty, abi, system_calls))
 
 
 def _warm_up() -> None:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -33,9 +30,9 @@ from traceplane.errors import (
     TooLarge,
     TraceplaneError,
 )
+from traceplane.linux.forking import ForkingServer
 
 _HEAD = struct.Struct(">cI")
-_START_SECONDS = 60.0
 
 Request = dict[str, Any]
 """What `engine.EngineRequest` decodes; a plain dict, since only the engine's process imports DuckDB."""
@@ -67,9 +64,8 @@ class Engines:
         self._concurrency = concurrency
         self._wait_seconds = wait_seconds
         self._numbers = itertools.count(1)
-        self._starting: asyncio.Task[socket.socket] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._starting: asyncio.Task[ForkingServer] | None = None
+        self._server: ForkingServer | None = None
 
     async def close(self) -> None:
         if self._starting is not None:
@@ -77,21 +73,15 @@ class Engines:
         await self._end()
 
     async def _end(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, 5)
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._server is not None:
+            ended, self._server = self._server, None
+            await asyncio.to_thread(ended.close)
 
     async def run(self, request: Request, *, seconds: float) -> AsyncGenerator[bytes]:
         """The pieces of the result; at its end everything of the query is gone, whatever the end was."""
         await self._take_slot()
         try:
-            await self._server()  # its start is not the query's time
+            await self._running_server()  # its start is not the query's time
             deadline = time.monotonic() + seconds
             self._spill_root.mkdir(parents=True, exist_ok=True)
             spill = tempfile.mkdtemp(prefix="query-", dir=self._spill_root)
@@ -164,67 +154,44 @@ class Engines:
 
     async def _server_died(self) -> bool:
         """Whether it was the server that ended, and not only the query's process."""
-        try:
-            await asyncio.to_thread(self._process.wait, 1.0) if self._process is not None else None
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._server is None or await asyncio.to_thread(self._server.ended_within, 1.0)
 
-    async def _hand_over(self, query: str, descriptor: socket.socket) -> None:
+    async def _hand_over(self, query: str, conversation: socket.socket) -> None:
         for attempt in (1, 2):
-            control = await self._server(again=attempt == 2)
+            server = await self._running_server(again=attempt == 2)
             try:
-                socket.send_fds(control, [f"run {query}".encode()], [descriptor.fileno()])
+                server.fork(query, conversation)
                 return
             except OSError:
                 continue
         raise PlatformError("query.engine_failed", "the engine cannot be started", next_step="see the log")
 
     def _kill(self, query: str) -> None:
-        if self._control is not None:
-            with contextlib.suppress(OSError):
-                self._control.send(f"kill {query}".encode())
+        if self._server is not None:
+            self._server.kill(query)
 
-    async def _server(self, *, again: bool = False) -> socket.socket:
+    async def _running_server(self, *, again: bool = False) -> ForkingServer:
         if self._starting is None:
-            running = self._process is not None and self._process.poll() is None
-            if self._control is not None and running and not again:
-                return self._control
+            if self._server is not None and self._server.running and not again:
+                return self._server
             self._starting = asyncio.create_task(self._restart())
         # Others wait for the same start, and go on with it when this caller gives up.
         return await asyncio.shield(self._starting)
 
-    async def _restart(self) -> socket.socket:
+    async def _restart(self) -> ForkingServer:
         try:
             await self._end()
-            self._control = await asyncio.to_thread(self._start)
-            return self._control
-        finally:
-            self._starting = None
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "traceplane.query.engine", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={"PATH": os.defpath, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-        theirs.close()
-        ours.settimeout(_START_SECONDS)
-        try:
-            hello = ours.recv(4096)
+            self._server = await asyncio.to_thread(ForkingServer, "traceplane.query.engine")
         except OSError:
-            hello = b""
-        if not hello:
-            ours.close()
             raise PlatformError(
                 "query.engine_failed", "the engine cannot be started", next_step="see the log"
-            )
-        telemetry.emit("query.engine_started", pid=self._process.pid, **msgspec.json.decode(hello))
-        return ours
+            ) from None
+        finally:
+            self._starting = None
+        telemetry.emit(
+            "query.engine_started", pid=self._server.pid, **msgspec.json.decode(self._server.hello)
+        )
+        return self._server
 
 
 class _NothingCame(Exception):

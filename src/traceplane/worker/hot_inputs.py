@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traceplane.adapters.locked_folder import remove_tree
-from traceplane.errors import Conflict, PlatformError
+from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.messages import KeptColumn, KeptRowsWork, Limits, Misfit, Unreadable
+from traceplane.decoding.messages import TooLarge as DecodingTooLarge
+from traceplane.errors import Conflict, PlatformError, TooLarge
 from traceplane.postgres_csv import as_parquet
 from traceplane.task_api import (
     ClaimedTask,
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 _PIECES_AT_ONCE = 4
 _TRIES = 5
 _PAUSE_SECONDS = 0.2
+_KEPT_BYTES = 1 << 30
+"""Of the rows that are kept of one file, and four times its size on top: it may be compressed better."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,12 @@ class LocalInputs:
 
 @contextlib.asynccontextmanager
 async def fetched(
-    client: DispatcherClient, task: ClaimedTask, job: JobPayload, token: Callable[[], str], object_store: Path
+    client: DispatcherClient,
+    task: ClaimedTask,
+    job: JobPayload,
+    token: Callable[[], str],
+    object_store: Path,
+    decoders: Decoders,
 ) -> AsyncIterator[LocalInputs]:
     """The task's hot inputs as files that are gone afterwards."""
     folders = {
@@ -64,7 +74,7 @@ async def fetched(
         yield LocalInputs()
         return
     try:
-        yield await _fetch(client, task, job, token, object_store, folders)
+        yield await _fetch(client, task, job, token, object_store, decoders, folders)
     finally:
         for folder in folders.values():
             await asyncio.to_thread(_remove, folder)
@@ -76,12 +86,13 @@ async def _fetch(
     job: JobPayload,
     token: Callable[[], str],
     object_store: Path,
+    decoders: Decoders,
     folders: dict[int, Path],
 ) -> LocalInputs:
     fence = Fence(task.task_id, task.attempt, task.lease_token)
     for tried in range(_TRIES):
         try:
-            return await _read(client, fence, task, job, token, object_store, folders)
+            return await _read(client, fence, task, job, token, object_store, decoders, folders)
         except Conflict as error:
             if error.code != "hot.changed":
                 raise PlatformError("task.stale", error.message, value=error.value) from error
@@ -107,6 +118,7 @@ async def _read(
     job: JobPayload,
     token: Callable[[], str],
     object_store: Path,
+    decoders: Decoders,
     folders: dict[int, Path],
 ) -> LocalInputs:
     found = LocalInputs()
@@ -114,7 +126,9 @@ async def _read(
         place = task.hot_inputs[number]
         assert place is not None, "the dispatcher tells of every hot input"
         await asyncio.to_thread(_make_anew, folder)
-        reading = _Reading(client, fence, token, number, job.inputs[number], task.input_schemas[number])
+        reading = _Reading(
+            client, fence, token, decoders, number, job.inputs[number], task.input_schemas[number]
+        )
         found.files[number], found.rows[number] = await reading.run(place, folder, object_store)
         found.reads.append(HotRead(job.inputs[number].input_index, place.state))
     return found
@@ -128,11 +142,13 @@ class _Reading:
         client: DispatcherClient,
         fence: Fence,
         token: Callable[[], str],
+        decoders: Decoders,
         number: int,
         used: InputRef,
         columns: Sequence[ColumnSchema] | None,
     ) -> None:
         self._client, self._fence, self._token, self._number = client, fence, token, number
+        self._decoders = decoders
         from traceplane.arrow_types import (
             schema_of,
         )  # and Arrow, which other tasks do not need here
@@ -143,6 +159,7 @@ class _Reading:
         schema = schema_of({"name": c.name, "type": c.type, "nullable": c.nullable} for c in wanted)
         assert schema is not None, "a hot table has no types but those that Arrow knows by name"
         self._schema: pa.Schema = schema
+        self._columns = [KeptColumn(c.name, c.type, c.nullable) for c in wanted]
 
     async def run(self, place: HotInput, folder: Path, object_store: Path) -> tuple[list[str], int]:
         """The files, and how many rows they hold."""
@@ -158,7 +175,8 @@ class _Reading:
                 return str(source), file.rows
             target = folder / f"moved-{number:05d}.parquet"
             async with turns:
-                rows = await asyncio.to_thread(_keep, source, target, self._schema, place.position, file.keep)
+                work = KeptRowsWork(self._columns, place.position, file.keep)
+                rows = await asyncio.to_thread(_keep, self._decoders, source, target, work)
             return str(target), rows
 
         try:
@@ -182,26 +200,26 @@ class _Reading:
         return str(parquet), rows
 
 
-def _keep(
-    source: Path, target: Path, schema: pa.Schema, position: str, keep: Sequence[tuple[int, int]]
-) -> int:
-    """The rows of a file that lie at these positions."""
-    import functools
-    import operator
-
-    import pyarrow.compute as pc
-    import pyarrow.dataset as dataset
-    import pyarrow.parquet as parquet
-
-    at = pc.field(position)
-    wanted = functools.reduce(operator.or_, ((at >= low) & (at <= high) for low, high in keep))
-    rows = 0
-    with parquet.ParquetWriter(target, schema) as writer:
-        found = dataset.dataset(source, format="parquet")
-        for batch in found.to_batches(columns=schema.names, filter=wanted):
-            writer.write_batch(batch.cast(schema))
-            rows += batch.num_rows
-    return rows
+def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) -> int:
+    """The rows of a file that lie at these positions. Operators wrote it, so it is not read here."""
+    try:
+        limits = Limits(_KEPT_BYTES + 4 * source.stat().st_size, cpu_seconds=120.0, seconds=600.0)
+        with target.open("w+b") as sink:
+            return decoders.decode(source, work, limits, sink)
+    except DecodingTooLarge as error:
+        raise TooLarge(
+            "operator.input_too_large",
+            f"a file of a hot input takes too much to read: {error}",
+            value=source.name,
+            next_step="have its scope computed again, with less in one file",
+        ) from error
+    except (OSError, Misfit, Unreadable) as error:
+        raise PlatformError(
+            "operator.input_unreadable",
+            f"a committed file of a hot input cannot be read: {error}",
+            value=source.name,
+            next_step="restore the file, or have its scope computed again with `traceplane backfill`",
+        ) from error
 
 
 def _make_anew(folder: Path) -> None:

@@ -12,6 +12,7 @@ from traceplane import telemetry
 from traceplane.adapters.locked_folder import closed_folder
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import object_store_for
+from traceplane.decoding.decoders import Decoders
 from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver, Network, Runtime
 from traceplane.runtime import task_group
@@ -83,6 +84,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         chosen.network,
     )
     telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandboxes.layers))
+    decoders = Decoders()
     wrapper = Wrapper(
         client=client,
         intake=intake,
@@ -96,6 +98,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             code_paths,
             lambda bundle: patiently(lambda: client.code(bundle)),
         ),
+        decoders=decoders,
         spark=spark,
     )
     loops = {"spark": spark.keep_running(stop)} if spark is not None else {}
@@ -109,6 +112,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             **loops,
         )
     finally:
+        await asyncio.to_thread(decoders.close)
         await sandboxes.close()
         if spark is not None:
             await spark.close()

@@ -18,6 +18,7 @@ from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
+from traceplane.decoding.decoders import Decoders
 from traceplane.errors import InvalidInput, PlatformError, TooLarge, TraceplaneError, UserError
 from traceplane.group_commit import GroupCommit
 from traceplane.model.runtimes import PYTHON_OPERATORS, USES_NETWORK, Runtime
@@ -150,6 +151,7 @@ class Wrapper:
         drain_seconds: float,
         store: StoreOnDisk,
         code: CodeCache,
+        decoders: Decoders,
         spark: SparkServers | OneRemoteSpark | None = None,
     ) -> None:
         self._client = client
@@ -160,6 +162,7 @@ class Wrapper:
         self._drain_seconds = drain_seconds
         self._store = store
         self._code = code
+        self._decoders = decoders
         self._spark = spark
         self._held: dict[UUID, _Held] = {}
         self._freed = asyncio.Event()
@@ -349,7 +352,7 @@ class Wrapper:
         if not held.task.hot_inputs:
             return await self._run_on(held, on_log, traceparent)
         async with fetched(
-            self._client, held.task, held.job, lambda: held.token, self._store.inputs
+            self._client, held.task, held.job, lambda: held.token, self._store.inputs, self._decoders
         ) as held.local:
             return await self._run_on(held, on_log, traceparent)
 
