@@ -154,7 +154,9 @@ async def test_every_kind_of_job_runs_on_each_supported_java_that_is_installed(
     executable, logged = await run_every_kind_of_job(
         database_url, tmp_path / "home", {"JAVA_HOME": str(home)}
     )
-    assert executable == Path(os.path.realpath(home / "bin" / "java"))
+    assert str(executable).endswith(
+        os.path.realpath(home / "bin" / "java")
+    )  # it has that name below its own root
     assert logged == version
 
 
