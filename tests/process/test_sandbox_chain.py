@@ -158,6 +158,14 @@ async def test_a_child_that_is_slow_to_begin_leaves_the_rest_to_others(
     assert seen == list(range(6, 26)), "none ran twice, and none was left out"
 
 
+async def test_a_child_that_answers_and_does_not_read_is_not_waited_for(sandbox: Sandbox, lake: Path) -> None:
+    """What it says of tasks of its own job is believed; it is ended when no more can be handed to it."""
+    of = job(lake, "unread")
+    runs = await chain(sandbox, of, [(), (), ("answer_unread",), *([()] * 1500)])
+    assert {done.code for done in runs} == {None}
+    assert runs[-1].told["earlier"], "the last ones were run by another child"
+
+
 async def test_a_process_left_behind_ends_its_child_soon(sandbox: Sandbox, lake: Path) -> None:
     of = job(lake, "daemon")
     acts: list[tuple[str, ...]] = [()] * 4

@@ -23,6 +23,7 @@ import pyarrow as pa
 from traceplane.sdk import OperatorTask
 
 CHANNEL = 3
+SO_PEEK_OFF = 42
 PROCESS = os.urandom(8).hex()
 """The same for all tasks that run in one process."""
 earlier: list[str] = []
@@ -200,6 +201,29 @@ def speak_garbage(task: OperatorTask) -> None:
     time.sleep(1000)
 
 
+def answer_unread(task: OperatorTask) -> None:
+    """For every task that comes, as if it had been run, and leave it in the channel, until that is full."""
+    channel = socket.socket(fileno=os.dup(CHANNEL))
+    channel.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 0)
+    done = _frame(b'{"type":"Done","outputs":[],"events":[]}')
+    os.write(CHANNEL, done)
+    while True:
+        (length,) = struct.unpack(">I", _peeked(channel, 4))
+        _peeked(channel, length)
+        os.write(CHANNEL, _frame(b'{"type":"Started","monotonic_ns":%d}' % time.monotonic_ns()) + done)
+
+
+def _peeked(channel: socket.socket, size: int) -> bytes:
+    seen = b""
+    while len(seen) < size:
+        seen += channel.recv(size - len(seen), socket.MSG_PEEK)
+    return seen
+
+
+def _frame(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
 def speak_twice(task: OperatorTask) -> None:
     done = b'{"type":"Done","outputs":[],"events":[]}'
     frame = struct.pack(">I", len(done)) + done
@@ -301,6 +325,7 @@ ACTS: dict[str, Callable[[OperatorTask], None]] = {
         speak_later,
         speak_garbage,
         speak_twice,
+        answer_unread,
         say_it_starts_now,
         end_later,
         spin_later,

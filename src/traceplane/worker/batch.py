@@ -61,6 +61,8 @@ class Batch:
         """How many have ended as usual."""
         self.is_late = False
         """Whether its time is over: `current` still runs, and those behind it will not."""
+        self.was_refused = False
+        """Whether the child, which is dead or does not read, was not even handed all of them."""
         self.has_passed = False
         """Whether its time is over, and neither `current` nor those behind it will run."""
 
@@ -77,11 +79,11 @@ class Batch:
         )
         self.child.exited.add_done_callback(self._end)
         try:
-            await self.child.send(b"".join(link.encoded for link in self.links))
-            self.child.watch(self._on_readable)
-            await self._over
-        except OSError:
-            pass  # it died while being written to
+            if self.child.send_at_once(b"".join(link.encoded for link in self.links)):
+                self.child.watch(self._on_readable)
+                await self._over
+            else:
+                self.was_refused = True
         finally:
             for timer in timers:
                 timer.cancel()

@@ -329,8 +329,9 @@ class Sandbox:
                 if not went_well:
                     folders.withdraw()
             else:
-                child.remove_areas()
                 self._remove(folders, outputs=not went_well)
+                if child.areas:
+                    self._remove_later(child.remove_areas)
 
     # --- tasks of one job -------------------------------------------------------------------------
 
@@ -399,6 +400,9 @@ class Sandbox:
     async def _run_together(self, slot: Slot, child: Child, job: Hashable, tasks: Sequence[Waiting]) -> None:
         links = self._links(slot, child, tasks)
         self._queues.wait_again(job, tasks[len(links) :])
+        if len(links) == 1:
+            await self._attend(job, tasks[0], self._run_in(slot, child, job, tasks[0]))
+            return
         batch = Batch(
             child, links, lambda ended: self._settle((link.waiting, run, link.folders) for link, run in ended)
         )
@@ -410,6 +414,10 @@ class Sandbox:
             await self._keep_or_end(slot, child, job, links[-1].folders)
             return
         rest = [link.waiting for link in batch.rest]
+        if batch.was_refused:
+            await self._end(slot, child, links[-1].folders)
+            self._queues.wait_again(job, [link.waiting for link in links])
+            return
         if batch.has_passed:
             self._queues.wait_again(job, [batch.current.waiting, *rest])
             await self._keep_or_end(slot, child, job, links[-1].folders)
@@ -473,7 +481,10 @@ class Sandbox:
             and (child.temp.is_empty() or await asyncio.to_thread(child.temp.clear))
         ):
             slot.keep(child)
-            return
+        else:
+            await self._end(slot, child, folders)
+
+    async def _end(self, slot: Slot, child: Child, folders: staging.TaskFolders) -> None:
         await end_child(slot, child, 0.0)
         child.close()
         self._remove(folders, outputs=False)
@@ -645,7 +656,10 @@ class Sandbox:
             folders.withdraw()
         elif folders.remove_if_empty():
             return
-        self._removals.append(functools.partial(folders.remove, outputs=outputs))
+        self._remove_later(functools.partial(folders.remove, outputs=outputs))
+
+    def _remove_later(self, removal: Callable[[], None]) -> None:
+        self._removals.append(removal)
         if len(self._removals) == 1:
             self._removing = asyncio.create_task(self._remove_pending())
             self._keep(self._removing)
@@ -670,21 +684,21 @@ def _future() -> asyncio.Future[RunResult]:
     return asyncio.get_running_loop().create_future()
 
 
-def _write_out(tasks: Sequence[staging.TaskFolders]) -> list[OSError | None]:
+def _write_out(tasks: Sequence[staging.TaskFolders]) -> list[Exception | None]:
     """What went wrong with each, if anything did."""
-    problems: list[OSError | None] = []
+    problems: list[Exception | None] = []
     for folders in tasks:
         try:
             folders.write_out()
             problems.append(None)
-        except OSError as problem:
+        except Exception as problem:  # whatever it is, somebody waits for this task's end
             problems.append(problem)
     return problems
 
 
 def _on_written(
     part: Sequence[tuple[Waiting, RunResult, staging.TaskFolders]],
-    writing: asyncio.Future[list[OSError | None]],
+    writing: asyncio.Future[list[Exception | None]],
 ) -> None:
     for (waiting, result, _), problem in zip(part, writing.result(), strict=True):
         if problem is not None:

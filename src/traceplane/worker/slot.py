@@ -147,6 +147,13 @@ class Child:
         if frame:
             await self._loop.sock_sendall(self._channel, frame)
 
+    def send_at_once(self, frames: bytes) -> bool:
+        """Whether all of it could be sent without waiting. A child that does not read could be waited for for ever."""
+        try:
+            return self._channel.send(frames) == len(frames)
+        except OSError:
+            return False
+
     async def next_frame(self, limit: int) -> FromChild | None:
         """The next message, or None at the end. Raises FrameInvalid."""
         header = await self._receive(4)
