@@ -21,11 +21,17 @@ $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
+# What each start of Spark would otherwise load again; those who only look at the demo need not wait for it.
+$(VENV)/.classes: $(VENV)/.ready
+	@echo "preparing Spark's classes (once; about a minute)"
+	@$(BIN)/python -m traceplane.worker.spark_classes
+	@touch $@
+
 demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
 	@$(BIN)/python -m examples
 
 # Three at a time on two cores: tests of processes spend much of their time waiting for one to start.
-test: check ## Run all tests but the long ones of `make chaos`
+test: check $(VENV)/.classes ## Run all tests but the long ones of `make chaos`
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup ## Format, lint, types, layers
@@ -38,10 +44,10 @@ format: setup ## Rewrite the code in the project's format
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format --quiet .
 
-bench: setup ## Measure against peers, side by side: make bench SUITE=control
+bench: setup $(VENV)/.classes ## Measure against peers, side by side: make bench SUITE=control
 	@$(BIN)/python -m bench.run $(SUITE)
 
-chaos: setup ## Minutes of random kills under load, then the counts
+chaos: setup $(VENV)/.classes ## Minutes of random kills under load, then the counts
 	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos tests/property tests/chain tests/spark tests/trigger tests/process tests/postgres/test_hot_tables.py
 
 lock: setup ## Resolve the dependencies anew

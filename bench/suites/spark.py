@@ -30,7 +30,8 @@ from traceplane.dataplane import datasets
 from traceplane.dataplane.session import session
 from traceplane.sdk import OperatorInput
 from traceplane.worker import confinement
-from traceplane.worker.spark_server import SparkServer, SparkSettings
+from traceplane.worker.spark_command import SparkSettings
+from traceplane.worker.spark_server import SparkServer
 
 SUITE = "spark"
 SEEDED = 80

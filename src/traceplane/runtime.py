@@ -32,6 +32,7 @@ from traceplane.errors import Conflict, InvalidInput, TraceplaneError, UserError
 LONGEST_BACKOFF = 30.0
 # A kicked loop makes thousands of passes a second; one line a second tells as much.
 LOG_EVERY = 1.0
+_QUIET_INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,50 @@ class Outcome:
         return {name: value for name, value in values.items() if type(value) is int}
 
 
+class Activity:
+    """Whether anything happens in this process's world. Loops that share it look less often while nothing does, and
+    at once when something does again; a platform that nobody uses costs next to nothing."""
+
+    def __init__(self, quiet_after: float = 10.0) -> None:
+        self._quiet_after = quiet_after
+        self._seen_at = time.monotonic()
+        self._loops: list[asyncio.Event] = []
+
+    def seen(self) -> None:
+        was_quiet, self._seen_at = self.is_quiet, time.monotonic()
+        if was_quiet:
+            for wake in self._loops:
+                wake.set()
+
+    @property
+    def is_quiet(self) -> bool:
+        return time.monotonic() - self._seen_at > self._quiet_after
+
+    def wakes(self, loop: asyncio.Event) -> None:
+        self._loops.append(loop)
+
+    def pause(self, interval: float) -> float:
+        return max(interval, _QUIET_INTERVAL) if self.is_quiet else interval
+
+
 async def run_loop(
     name: str,
     run_once: Callable[[], Awaitable[Outcome]],
     *,
     interval: float,
     kick: asyncio.Event | None = None,
+    activity: Activity | None = None,
     stop: asyncio.Event,
 ) -> None:
-    """Call `run_once` every `interval` seconds, at once when kicked, until `stop` is set.
+    """Call `run_once` every `interval` seconds, less often without `activity`, at once when kicked, until `stop` is
+    set.
 
     A pass under way when `stop` is set is finished. `<name>.pass` is logged when a count is not zero, at
     most once a second with the sums since the last line.
     """
     wake = kick if kick is not None else asyncio.Event()
+    if activity is not None:
+        activity.wakes(wake)
     report = _PassReport(name)
     failures = 0
 
@@ -83,11 +114,13 @@ async def run_loop(
                 continue
             failures = 0
             telemetry.observe("loop_seconds", time.perf_counter() - started, loop=name)
-            report.add(outcome)
+            did_something = report.add(outcome)
+            if activity is not None and did_something:
+                activity.seen()
             if getattr(outcome, "more", False):
                 await asyncio.sleep(0)
             else:
-                await _wait(wake, interval)
+                await _wait(wake, interval if activity is None else activity.pause(interval))
     finally:
         waker.cancel()
         report.flush()
@@ -102,14 +135,17 @@ class _PassReport:
         self.passes = 0
         self.logged_at = -LOG_EVERY
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome) -> bool:
+        """Whether it did anything."""
         counts = outcome.counts()
-        if any(counts.values()):
+        did_something = any(counts.values())
+        if did_something:
             self.passes += 1
             for key, n in counts.items():
                 self.sums[key] = self.sums.get(key, 0) + n
         if time.monotonic() - self.logged_at >= LOG_EVERY:
             self.flush()
+        return did_something
 
     def flush(self) -> None:
         if self.passes:

@@ -42,7 +42,8 @@ from traceplane.worker.assignment import Assignment, RunResult
 from traceplane.worker.confinement import NAMESPACES, NETWORK_NAMESPACE
 from traceplane.worker.frames import Limits, Reach, ReachNothing, ReachSpark
 from traceplane.worker.sandbox import Sandbox, SandboxSettings
-from traceplane.worker.spark_server import SparkServer, SparkSettings
+from traceplane.worker.spark_command import SparkSettings
+from traceplane.worker.spark_server import SparkServer
 from traceplane.worker.spark_servers import SparkServers
 
 pytestmark = [

@@ -18,7 +18,7 @@ import pytest
 
 from traceplane import runtime, telemetry
 from traceplane.errors import DatabaseUnavailable
-from traceplane.runtime import Outcome, run_loop, task_group
+from traceplane.runtime import Activity, Outcome, run_loop, task_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,37 @@ async def test_a_kick_starts_a_pass_at_once_even_one_that_came_during_a_pass() -
 
     await within(5, run_loop("sweep", run_once, interval=3600, kick=kick, stop=stop))
     assert passes == 4
+
+
+async def test_without_activity_loops_look_less_often_and_the_first_sign_of_it_wakes_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "_QUIET_INTERVAL", 3600.0)
+    stop, activity = asyncio.Event(), Activity(quiet_after=0.01)
+    passes = {"idle": 0, "busy": 0}
+
+    def counted(name: str, *done: int) -> Callable[[], Awaitable[Outcome]]:
+        async def run_once() -> Outcome:
+            passes[name] += 1
+            return Swept(done[passes[name] - 1] if passes[name] <= len(done) else 0)
+
+        return run_once
+
+    async def until_quiet(more_than: int) -> int:
+        """Both have had a pass more, and wait for a long time."""
+        before = -1
+        while passes["idle"] <= more_than or passes["idle"] != before:
+            before = passes["idle"]
+            await asyncio.sleep(0.1)
+        return before
+
+    async with asyncio.TaskGroup() as group:
+        for name, run_once in (("idle", counted("idle")), ("busy", counted("busy", 0, 1))):
+            group.create_task(run_loop(name, run_once, interval=0.001, activity=activity, stop=stop))
+        seen = await until_quiet(0)
+        activity.seen()
+        assert await until_quiet(seen) > seen
+        stop.set()
 
 
 async def test_a_pass_that_leaves_work_is_followed_at_once() -> None:

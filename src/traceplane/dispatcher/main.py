@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 
 from traceplane import http_service
@@ -32,7 +33,7 @@ from traceplane.dispatcher.table_statistics import Statistics
 from traceplane.dispatcher.valve import Metered, Valve
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database
-from traceplane.runtime import Outcome, run_loop, task_group
+from traceplane.runtime import Activity, Outcome, run_loop, task_group
 from traceplane.settings import Settings
 
 _ROW_STREAMS = 4
@@ -45,6 +46,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     database = await Database.connect(settings.state_url, connections=settings.database_connections)
     closers: list[Callable[[], Awaitable[None]]] = [database.close]
     work, relay_work = asyncio.Event(), asyncio.Event()
+    activity = Activity()
     tasks_wait = True  # until a look at the queue says otherwise; whoever queues a task says so to everybody
 
     def work_created() -> None:
@@ -52,8 +54,10 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         tasks_wait = True
         work.set()
         relay_work.set()
+        activity.seen()
 
     def slot_freed() -> None:
+        activity.seen()
         if tasks_wait:
             work.set()
 
@@ -123,6 +127,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     signal_jobs = SignalJobs(
         database, lambda: signal_publisher(settings), lambda: object_store_for(settings), decoders
     )
+    loop = functools.partial(run_loop, activity=activity, stop=stop)
     await authority.refresh()
     try:
         await task_group(
@@ -136,29 +141,21 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 limits=http_service.connection_limits(settings),
             ),
             authority=run_loop("authority", authority.refresh, interval=2.0, stop=stop),
-            relay=run_loop("relay", relay.run_once, interval=1.0, kick=relay_work, stop=stop),
-            valve=run_loop("valve", meter, interval=0.5, kick=work, stop=stop),
-            backpressure=run_loop("backpressure", hold, interval=0.25, stop=stop),
-            reaper=run_loop("reaper", reaper.run_once, interval=1.0, stop=stop),
-            reconciler=run_loop(
-                "reconciler",
-                reconciler.run_once,
-                interval=min(5.0, settings.resend_after_seconds),
-                stop=stop,
+            relay=loop("relay", relay.run_once, interval=1.0, kick=relay_work),
+            valve=loop("valve", meter, interval=0.5, kick=work),
+            backpressure=loop("backpressure", hold, interval=0.25),
+            reaper=loop("reaper", reaper.run_once, interval=1.0),
+            reconciler=loop(
+                "reconciler", reconciler.run_once, interval=min(5.0, settings.resend_after_seconds)
             ),
-            sources=run_loop("sources", SourceMonitor(database).run_once, interval=2.0, stop=stop),
-            builds=run_loop("builds", Builds(database).run_once, interval=0.5, stop=stop),
-            executions=run_loop("executions", ExecutionStatus(database).run_once, interval=0.25, stop=stop),
-            celery=run_loop(
-                "celery",
-                CeleryRelay(database, settings.celery_broker_url).run_once,
-                interval=0.25,
-                stop=stop,
-            ),
-            signals=run_loop("signals", signal_jobs.run_once, interval=0.25, stop=stop),
-            periodic=run_loop("periodic", PeriodicPipelines(database).run_once, interval=1.0, stop=stop),
+            sources=loop("sources", SourceMonitor(database).run_once, interval=2.0),
+            builds=loop("builds", Builds(database).run_once, interval=0.5),
+            executions=loop("executions", ExecutionStatus(database).run_once, interval=0.25),
+            celery=loop("celery", CeleryRelay(database, settings.celery_broker_url).run_once, interval=0.25),
+            signals=loop("signals", signal_jobs.run_once, interval=0.25),
+            periodic=loop("periodic", PeriodicPipelines(database).run_once, interval=1.0),
             gauges=run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
-            statistics=run_loop("statistics", Statistics(database).run_once, interval=1.0, stop=stop),
+            statistics=loop("statistics", Statistics(database).run_once, interval=1.0),
             invocations=invocations.run(stop),
             wake_listener=postgres_queue.listen(stop),
             work_listener=database.listen(["traceplane_work"], lambda *_: work_created(), stop),

@@ -23,7 +23,7 @@ from traceplane.worker.frames import Reach, ReachSpark
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandbox import NO_NETWORK, SandboxSettings
 from traceplane.worker.sandboxes import Sandboxes
-from traceplane.worker.spark_server import SparkSettings
+from traceplane.worker.spark_command import SparkSettings
 from traceplane.worker.spark_servers import OneRemoteSpark, SparkServers
 from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently
 

@@ -15,10 +15,12 @@ from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass, field, replace
 
 from traceplane import telemetry
-from traceplane.dataplane.java import find_java
+from traceplane.dataplane.java import Java, find_java
 from traceplane.errors import TraceplaneError
+from traceplane.worker import spark_classes
+from traceplane.worker.spark_command import SparkSettings
 from traceplane.worker.spark_network import PrivateNetwork
-from traceplane.worker.spark_server import RemoteSpark, SparkServer, SparkSettings
+from traceplane.worker.spark_server import RemoteSpark, SparkServer
 
 _IDLE_SECONDS = 300.0
 _TEND_SECONDS = 5.0
@@ -38,8 +40,11 @@ class _Entry:
 class SparkServers:
     """Of one worker; made by `start`."""
 
-    def __init__(self, settings: SparkSettings, network: PrivateNetwork, *, by_job: bool, most: int) -> None:
+    def __init__(
+        self, settings: SparkSettings, java: Java, network: PrivateNetwork, *, by_job: bool, most: int
+    ) -> None:
         self._settings = replace(settings, private_network=network.descriptors)
+        self._java = java
         self.network = network
         self._by_job = by_job
         self._most = most if by_job else 1
@@ -51,9 +56,9 @@ class SparkServers:
         cls, settings: SparkSettings, *, private: bool, by_job: bool = False, most: int = 2
     ) -> SparkServers:
         """With a server that all share, it is there when this returns; its `too_weak` and the like are raised."""
-        await asyncio.to_thread(find_java)  # also where the first server comes with the first task
+        java = await asyncio.to_thread(find_java)
         network = await PrivateNetwork.make() if private else PrivateNetwork((), "Spark has the network")
-        servers = cls(settings, network, by_job=by_job, most=most)
+        servers = cls(settings, java, network, by_job=by_job, most=most)
         if not by_job:
             try:
                 async with servers.for_job(None):
@@ -87,7 +92,7 @@ class SparkServers:
             async with self._changed:
                 entry = self._entries.get(key)
                 if entry is None and len(self._entries) < self._most:
-                    entry = _Entry(asyncio.create_task(SparkServer.start(self._settings)))
+                    entry = _Entry(asyncio.create_task(SparkServer.start(self._settings, self._java)))
                     self._entries[key] = entry
                 if entry is not None:
                     entry.users += 1
@@ -101,6 +106,9 @@ class SparkServers:
 
     async def keep_running(self, stop: asyncio.Event) -> None:
         """Starts servers again that die, and ends those of jobs that have had no task for a while."""
+        await asyncio.gather(self._keep_servers(stop), spark_classes.make_beside(self._java, stop))
+
+    async def _keep_servers(self, stop: asyncio.Event) -> None:
         if not self._by_job:
             await self._entries[None].starting.result().keep_running(stop)
             return
