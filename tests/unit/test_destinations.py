@@ -27,7 +27,15 @@ def test_what_is_never_to_be_reached_is_not_even_if_it_is_allowed(allowed: list[
 
 @pytest.mark.parametrize(
     "address",
-    ["169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"],
+    [
+        "169.254.169.254",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+        "fd00:42::42",
+    ],
 )
 def test_no_cloud_tells_an_operator_the_credentials_of_its_machine(address: str) -> None:
     assert not Destinations().permit(ipaddress.ip_address(address), 80)
