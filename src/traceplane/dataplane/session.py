@@ -26,6 +26,15 @@ _GONE = (
 _RETRIES = DefaultPolicy(max_retries=240, max_backoff=1000)
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 
+# What compiling a query, and planning it again while it runs, takes longer than a few rows do.
+_FOR_FEW_ROWS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+_for_few_rows: set[str] = set()
+"""The sessions that are set so."""
+
 Progress = Callable[[int, int, int], None]
 """Told stages, tasks in all and tasks done of the running Spark job."""
 
@@ -46,6 +55,18 @@ def session(remote: str, on_progress: Progress | None = None) -> SparkSession:
     if on_progress is not None:
         found.registerProgressHandler(_handler(on_progress))
     return found
+
+
+def expect_few_rows(spark: SparkSession, few: bool) -> None:
+    """Set the session for what its next queries have to do."""
+    if few == (spark.session_id in _for_few_rows):
+        return
+    for name, value in _FOR_FEW_ROWS.items():
+        if few:
+            spark.conf.set(name, value)
+        else:
+            spark.conf.unset(name)
+    (_for_few_rows.add if few else _for_few_rows.discard)(spark.session_id)
 
 
 def _lives(found: SparkSession) -> bool:

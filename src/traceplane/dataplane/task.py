@@ -12,7 +12,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from traceplane.dataplane import datasets, signals
 from traceplane.dataplane.failures import explained
-from traceplane.dataplane.session import session, was_lost
+from traceplane.dataplane.session import expect_few_rows, session, was_lost
 from traceplane.dataplane.shipped_code import ship
 from traceplane.model.scope import Cursor, Scope
 from traceplane.sdk import OperatorError, OperatorTask, load
@@ -35,10 +35,12 @@ def run(task: OperatorTask) -> None:
         if operator is pyspark:
             # Its module may make UDFs while it is imported, for which there must be a session.
             function = load(str(task.config.get("entrypoint", "")))
-        inputs = {name: datasets.read(spark, source) for name, source in task.inputs.items()}
+        expected = datasets.input_bytes(task)
+        few = operator is sql and expected <= datasets.FEW_ROWS_BYTES
+        expect_few_rows(spark, few)
+        inputs = {name: datasets.read(spark, source, in_one_part=few) for name, source in task.inputs.items()}
         if task.views:
             inputs = _with_views(spark, task, inputs)
-        expected = datasets.input_bytes(task)
         if operator is compact:
             _write_compacted(task, inputs, expected)
             return

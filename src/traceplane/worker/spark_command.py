@@ -87,6 +87,8 @@ _JAVA_OPTIONS = (
 # The driver serves its files and blocks at ports of their own, and decodes whatever objects are sent there: only to
 # whom knows a secret, which Spark makes itself. A cluster has one of its own.
 _LOCAL_OPTIONS = ("-Dspark.authenticate=true",)
+# With only that compiler, Java has room for 48 MB of its code, and compiles over and over what it had to drop.
+_QUICK_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=128m")
 _OPENED = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",
@@ -131,7 +133,7 @@ def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequ
         f"-Xmx{settings.memory_mb}m",
         *java.options,
         *options,
-        *(["-XX:TieredStopAtLevel=1"] if settings.quick else []),
+        *(_QUICK_OPTIONS if settings.quick else ()),
         *opens,
         f"-Dspark.master={settings.master}",
         *(_LOCAL_OPTIONS if settings.master.startswith("local") else ()),
