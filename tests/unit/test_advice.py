@@ -34,6 +34,14 @@ def test_code_that_came_with_the_deploy_is_mended_by_a_deploy(deployed: bool) ->
     assert (RETRY in told.next_step) is not deployed
 
 
+def test_an_operator_that_met_the_sandbox_is_told_so() -> None:
+    for raised, word in (("FileNotFoundError", "code folder"), ("gaierror", "`network: true`")):
+        told = advice("operator.raised", task_id=ID, raised=raised, code_deployed=True)
+        assert word in told.next_step
+        assert "Deploy the correction" in told.next_step
+    assert "network" not in advice("operator.raised", task_id=ID, raised="ValueError").next_step
+
+
 def test_a_retry_is_suggested_only_where_it_can_help() -> None:
     assert RETRY in advice("lease.expired", task_id=ID).next_step
     assert RETRY in advice("object_store.refused", task_id=ID, code_deployed=True).next_step

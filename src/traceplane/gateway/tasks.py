@@ -276,6 +276,7 @@ def _advice(facts: dict[str, Any]) -> Advice | None:
         str(error.get("code", "")),
         task_id=facts["task_id"],
         step=error.get("next_step"),
+        raised=error.get("type"),
         standing=facts["standing"],
         code_deployed=facts["code_deployed"],
         of_pipeline=facts["source_kind"] == "pipeline",

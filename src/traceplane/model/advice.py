@@ -105,6 +105,27 @@ _DEFINITION = {
     "chain.settings_invalid": "correct the value named",
     "chain.table_unknown": "use one of those named",
 }
+_NO_NETWORK = "correct the address; an operator has the network only if its job says `network: true`"
+_OF_THE_SANDBOX = {
+    "FileNotFoundError": "correct the path; an operator sees its inputs, its code folder and /tmp, and no other files"
+    " of the machine",
+    "PermissionError": "an operator writes to its outputs and /tmp only, and has the network only if its job says"
+    " `network: true`",
+    **dict.fromkeys(
+        (
+            *(
+                "gaierror",
+                "ConnectionError",
+                "ConnectionRefusedError",
+                "NameResolutionError",
+                "NewConnectionError",
+            ),
+            *("URLError", "ConnectError", "ClientConnectorError", "ClientConnectorDNSError", "MaxRetryError"),
+        ),
+        _NO_NETWORK,
+    ),
+}
+"""Types of what operators raise when they meet the sandbox's walls, which look like a machine that lacks something."""
 STEPS: dict[str, tuple[Cause, str]] = {
     code: (cause, step)
     for cause, steps in (
@@ -131,14 +152,18 @@ def advice(
     *,
     task_id: object,
     step: str | None = None,
+    raised: str | None = None,
     standing: str = "open",
     code_deployed: bool = False,
     of_pipeline: bool = False,
 ) -> Advice:
-    """`step`: what the error itself says is next. `standing`: whether the dead task still needs somebody."""
+    """`step`: what the error itself says is next. `raised`: the type of the exception.
+    `standing`: whether the dead task still needs somebody."""
     if standing != "open":
         return Advice("Nothing.", False)
     cause, known = STEPS.get(code, (Cause.CODE, ""))
+    if code == "operator.raised":
+        known = _OF_THE_SANDBOX.get(raised or "", known)
     first, retry = step or known, f"`traceplane retry {task_id}`"
     deploys_only = code_deployed or (cause is Cause.DEFINITION and code not in _ALSO_WITHOUT_A_DEPLOY)
     if cause in (Cause.CODE, Cause.DEFINITION):
