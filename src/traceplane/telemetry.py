@@ -91,7 +91,7 @@ def _of_trigger(
 METRICS: tuple[Metric, ...] = (
     Metric("events_accepted_total", "counter", "Dataset events accepted for the first time."),
     Metric("events_duplicate_total", "counter", "Dataset events that had been accepted before."),
-    Metric("tasks_created_total", "counter", "Tasks created.", ("job",)),
+    Metric("tasks_created_total", "counter", "Tasks that events created."),
     Metric("tasks_claimed_total", "counter", "Attempts claimed by a worker.", ("job",)),
     Metric("tasks_completed_total", "counter", "Tasks whose outputs were committed.", ("job",)),
     Metric("tasks_failed_total", "counter", "Attempts that failed, by error code.", ("job", "code")),

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.control_plane import ControlPlane
+from traceplane import telemetry
 from traceplane.errors import ConcurrentChange
 from traceplane.task_api import Scope
 
@@ -60,6 +61,27 @@ async def ranges(plane: ControlPlane, job: str = "load") -> list[tuple[str, str]
         job,
     )
     return [(row["partition_key"], row["kind"]) for row in rows]
+
+
+async def test_tasks_are_counted_whatever_process_accepts_their_events(plane: ControlPlane) -> None:
+    def created() -> float:
+        (line,) = [
+            line
+            for line in telemetry.render_metrics().decode().splitlines()
+            if line.startswith("traceplane_tasks_created_total ")
+        ]
+        return float(line.split()[1])
+
+    telemetry.configure("test")
+    await plane.deploy(TENS + worker("after", "load.out"))
+    before = created()
+    await plane.emit("in", range(10))
+    assert created() == before + 10, "the gateway"
+    await plane.meter()
+    assert created() == before + 11, "the dispatcher's own jobs"
+    (held,) = await plane.claim(await plane.send())
+    await plane.complete(held)
+    assert created() == before + 12, "reports"
 
 
 async def test_a_full_range_is_emitted_once(plane: ControlPlane) -> None:

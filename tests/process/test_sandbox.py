@@ -33,6 +33,7 @@ import pyarrow.parquet as parquet
 import pytest
 import pytest_asyncio
 
+from traceplane import telemetry
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.linux import kernel, plain_files
 from traceplane.worker import private_root
@@ -222,9 +223,12 @@ async def test_refuses_to_start_where_tasks_could_read_each_other() -> None:
 
 
 @whatever_the_layers
-async def test_runs_where_it_is_weak_only_when_told_to() -> None:
+async def test_runs_where_it_is_weak_only_when_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.configure("test")
     too_weak = frozenset({LANDLOCK, NAMESPACES, UID_SLOTS, SECCOMP})
     weak = await Sandbox.start(SandboxSettings(slots=1, disabled_layers=too_weak, allow_weak=True))
+    warned, *_ = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "sandbox.weak" in line]
+    assert warned["reason"] == weak.isolation.weakness(), "an operator of the platform has to know why"
     try:
         assert weak.isolation.weakness() is not None
         assert (await run(weak, "nothing")).code is None

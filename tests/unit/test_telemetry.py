@@ -118,14 +118,14 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metrics_are_rendered_with_their_labels() -> None:
-    telemetry.count("tasks_created_total", 2, job="a")
-    telemetry.count("tasks_created_total", job="a")
+    telemetry.count("tasks_claimed_total", 2, job="a")
+    telemetry.count("tasks_claimed_total", job="a")
     telemetry.count("tasks_failed_total", job="a", code="x")
     telemetry.count("tasks_failed_total", code="x", job="a")
     telemetry.observe("group_commit_size", 17, call="complete")
     telemetry.gauge("jobs_held", 4)
     text = render()
-    assert 'traceplane_tasks_created_total{job="a"} 3.0' in text
+    assert 'traceplane_tasks_claimed_total{job="a"} 3.0' in text
     assert 'traceplane_tasks_failed_total{code="x",job="a"} 2.0' in text
     assert 'traceplane_group_commit_size_bucket{call="complete",le="32.0"} 1.0' in text
     assert "traceplane_jobs_held 4.0" in text
@@ -144,7 +144,7 @@ def test_an_undeclared_metric_or_label_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         telemetry.count("tasks_invented_total")
     with pytest.raises(ValueError, match="label"):
-        telemetry.count("tasks_created_total", color="red")
+        telemetry.count("tasks_claimed_total", color="red")
 
 
 def test_labels_made_up_by_users_neither_fill_the_memory_nor_fail(monkeypatch: pytest.MonkeyPatch) -> None:

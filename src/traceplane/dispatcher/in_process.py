@@ -87,6 +87,7 @@ class InProcess:
                 created += accepted.tasks_created
                 more = more or len(batch) == _BATCH or len(work.done) + len(work.refused) < len(batch)
         if created:
+            telemetry.count("tasks_created_total", created)
             self._work_created()
         return Ran(completed, failed, emitted, more or created > 0)
 

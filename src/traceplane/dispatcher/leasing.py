@@ -579,6 +579,7 @@ class Leasing:
             telemetry.count("events_accepted_total", new)
             telemetry.count("events_duplicate_total", len(accepted.event_ids) - new)
         if accepted.tasks_created:
+            telemetry.count("tasks_created_total", accepted.tasks_created)
             self._work_created()
 
     def _count(

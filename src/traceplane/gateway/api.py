@@ -307,6 +307,7 @@ class PublicApi:
             answers.append(EmitResponse(new, len(ids) - new))
         telemetry.count("events_accepted_total", sum(a.accepted for a in answers))
         telemetry.count("events_duplicate_total", sum(a.duplicates for a in answers))
+        telemetry.count("tasks_created_total", accepted.tasks_created)
         return answers
 
     async def backfill(self, call: Call[BackfillRequest]) -> BackfillResponse:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from traceplane import telemetry
 from traceplane.errors import TraceplaneError
+from traceplane.runtime import describe
 from traceplane.worker import frames
 from traceplane.worker.assignment import OutputResult, RunResult
 from traceplane.worker.frames import Assign, Exited, Failure, FrameInvalid, Inspected, OutputInUse
@@ -33,8 +34,6 @@ from traceplane.worker.staging import StillInUse, TaskFolders
 
 if TYPE_CHECKING:
     from traceplane.worker.spark_server import SparkGrant
-
-log = logging.getLogger(__name__)
 
 OnEvents = Callable[[list[dict[str, Any]]], Awaitable[None]]
 OnProgress = Callable[[dict[str, Any]], None]
@@ -200,7 +199,7 @@ class Execution:
         except OSError:
             return  # it died while being written to; how, its exit status tells
         except Exception as error:
-            log.exception("sandbox.listener_failed")
+            telemetry.emit("sandbox.listener_failed", "error", **describe(error))
             self._decide("sandbox.failed", f"the wrapper could not follow the task: {error}")
             self._slot.kill(self._child, 0.0)
 
@@ -309,7 +308,7 @@ class Execution:
             try:
                 return await asyncio.to_thread(self._folders.seal, done.outputs, child_lives=True)
             except StillInUse as reason:
-                log.info("sandbox.child_discarded", extra={"reason": str(reason)})
+                telemetry.emit("sandbox.child_discarded", reason=str(reason))
                 await self._end(0.0)
         return await asyncio.to_thread(self._folders.seal, done.outputs)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import sys
 
 import msgspec
 
+from traceplane import telemetry
 from traceplane.errors import PlatformError
 from traceplane.worker import frames
 from traceplane.worker.confinement import Isolation
 from traceplane.worker.frames import Configure, Hello, OpenSlot
-
-log = logging.getLogger(__name__)
 
 _START_TIMEOUT_SECONDS = 60.0
 _STOP_TIMEOUT_SECONDS = 10.0
@@ -107,6 +105,6 @@ async def _forward_complaints(process: asyncio.subprocess.Process) -> str:
     tail = ""
     while data := await process.stderr.read(4096):
         text = data.decode(errors="replace")
-        log.warning("sandbox.server_says", extra={"text": text})
+        telemetry.emit("sandbox.server_says", "warning", text=text)
         tail = (tail + text)[-4000:]
     return tail

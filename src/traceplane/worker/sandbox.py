@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import logging
 import math
 import os
 import secrets
@@ -41,10 +40,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from traceplane import telemetry
 from traceplane.adapters.locked_folder import LockedFolder
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.linux import plain_files
 from traceplane.linux.operator_ids import UID_RANGE
+from traceplane.runtime import describe
 from traceplane.worker import confinement, frames, private_root, staging
 from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.batch import BATCH_SECONDS, Batch, Link
@@ -67,8 +68,6 @@ from traceplane.worker.uid_lease import UidLease
 
 if TYPE_CHECKING:
     from traceplane.worker.spark_server import SparkGrant
-
-log = logging.getLogger(__name__)
 
 _CHECK_TIMEOUT_SECONDS = 60.0
 _RESTARTS_ALLOWED = 5
@@ -347,7 +346,7 @@ class Sandbox:
             else:
                 await self._run_together(slot, child, job, tasks)
         except Exception as error:
-            log.exception("sandbox.batch_failed")
+            telemetry.emit("sandbox.batch_failed", "error", **describe(error))
             slot.kill(child, 0.0)
             child.close()
             for waiting in tasks:
@@ -561,7 +560,7 @@ class Sandbox:
             return
         del self._slots[slot.index]
         if self._unavailable is None:
-            log.warning("sandbox.slot_lost", extra={"slot": slot.index})
+            telemetry.emit("sandbox.slot_lost", "warning", slot=slot.index)
             with contextlib.suppress(OSError):  # the fork server is gone too; its watcher starts another
                 self._open_slot(slot.index)
 
@@ -586,7 +585,7 @@ class Sandbox:
     async def _keep_server_running(self) -> None:
         while self._unavailable is None and self._server is not None:
             code = await self._server.wait()
-            log.error("sandbox.server_died", extra={"exit_code": code})
+            telemetry.emit("sandbox.server_died", "error", exit_code=code)
             now = time.monotonic()
             self._deaths = [t for t in self._deaths if now - t < _RESTART_WINDOW_SECONDS] + [now]
             try:
@@ -632,7 +631,7 @@ class Sandbox:
             return
         if not self._settings.allow_weak:
             raise _too_weak(weakness)
-        log.warning("sandbox.weak", extra={"reason": weakness})
+        telemetry.emit("sandbox.weak", "warning", reason=weakness)
 
     # --- folders and background work --------------------------------------------------------------
 
