@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 _numbers = itertools.count(1)
+
+# A shell starts what runs in its background with SIGINT ignored, and so would be whatever tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests want neither durability nor a long checkpoint; process tests that need both start their own server.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}

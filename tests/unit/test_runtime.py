@@ -383,3 +383,17 @@ def test_buffered_spans_are_sent_before_the_process_ends() -> None:
     code, logged = process.end()
     assert code == 0
     assert logged[-1]["path"] == "/v1/traces"
+
+
+def test_what_tests_start_can_be_interrupted() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_suite_may_run_in_the_background_of_a_shell() -> None:
+    """Where SIGINT is ignored, as it would be in all that tests start."""
+    chosen = f"{__file__}::{test_what_tests_start_can_be_interrupted.__name__}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
+    run = subprocess.run(
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stdout
