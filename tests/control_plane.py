@@ -179,7 +179,7 @@ class ControlPlane:
             decoders=self.decoders,
             work_created=lambda: None,
             slot_freed=lambda: None,
-            object_store=settings.object_store_root,
+            staged=settings.object_store_root,
         )
         self.relay = OutboxRelay(database, wake_ups, DEFAULT_RUNTIMES, NoInvocations())
         self.valve = Valve(database)

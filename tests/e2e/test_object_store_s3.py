@@ -51,6 +51,33 @@ jobs:
 """
 
 
+HOT = """
+version: 1
+dag: hot
+defaults: {retry: {base: 50ms}}
+datasets:
+  hot.numbers:
+    storage: postgres
+    write_mode: direct
+    position: block
+    columns: [{name: block, type: bigint}, {name: n, type: bigint}]
+jobs:
+- {name: ticks, activation: source, source: {kind: manual}, outputs: [{dataset: hot.in}]}
+- name: numbers
+  runtime: python
+  operator: python
+  inputs: [{from: {job: ticks}}]
+  outputs: [{dataset: hot.numbers}]
+  config: {entrypoint: "stored:numbers"}
+- name: sums
+  runtime: python
+  operator: python
+  inputs: [{name: numbers, from: {job: numbers}}]
+  outputs: [{dataset: hot.sums}]
+  config: {entrypoint: "stored:sums"}
+"""
+
+
 class Bucket:
     def __init__(self, client: Any, name: str) -> None:
         self._client = client
@@ -90,16 +117,38 @@ async def committed(platform: Platform, dataset: str | None = None) -> list[str]
     return sorted(row[0] for row in rows)
 
 
-async def test_jobs_run_on_s3_and_a_worker_killed_after_its_upload_leaves_nothing(
-    database_url: str, tmp_path: Path, bucket: Bucket, aws_endpoint: str
-) -> None:
-    settings = {
+def settings_for(bucket: Bucket, endpoint: str) -> dict[str, str]:
+    return {
         "TRACEPLANE_OBJECT_STORE": f"s3://{bucket.name}/data",
-        "TRACEPLANE_S3_ENDPOINT_URL": aws_endpoint,
+        "TRACEPLANE_S3_ENDPOINT_URL": endpoint,
         "TRACEPLANE_AWS_REGION": REGION,
         "TRACEPLANE_SPARK_MASTER": "local[2]",
         **CREDENTIALS,
     }
+
+
+async def test_rows_staged_in_s3_reach_a_hot_table_and_come_back_as_inputs(
+    database_url: str, tmp_path: Path, bucket: Bucket, aws_endpoint: str
+) -> None:
+    settings = settings_for(bucket, aws_endpoint)
+    async with Platform.start(database_url, tmp_path, environment=settings) as platform:
+        await platform.deploy(HOT)
+        await platform.emit("hot.in", range(BLOCKS))
+        assert set(await settle(platform, seconds=180)) == {"completed"}
+        client = Client(platform.gateway_url, platform.user_token)
+        counted = await asyncio.to_thread(
+            client.query, "select block, count(*) as n from hot.numbers group by all order by 1"
+        )
+        assert counted.to_pydict() == {"block": list(range(BLOCKS)), "n": [100] * BLOCKS}
+        sums = await asyncio.to_thread(client.query, "select block, total from hot.sums order by 1")
+        totals = [sum(range(b * 100, b * 100 + 100)) for b in range(BLOCKS)]
+        assert sums.to_pydict() == {"block": list(range(BLOCKS)), "total": totals}
+
+
+async def test_jobs_run_on_s3_and_a_worker_killed_after_its_upload_leaves_nothing(
+    database_url: str, tmp_path: Path, bucket: Bucket, aws_endpoint: str
+) -> None:
+    settings = settings_for(bucket, aws_endpoint)
     async with Platform.start(database_url, tmp_path, workers=0, environment=settings) as platform:
         # A cache of its own: as on another machine, all that Spark reads comes out of S3.
         spark_cache = str(tmp_path / "spark-cache")

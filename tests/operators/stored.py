@@ -16,3 +16,8 @@ def looks_around(task: OperatorTask) -> list[dict]:
     seen = [key for key in os.environ if key.startswith(("AWS_", "TRACEPLANE_"))]
     seen += [task.config["secret"]] if os.path.exists(task.config["secret"]) else []
     return [{**row, "credentials": len(seen)} for row in task.read(name).to_pylist()]
+
+
+def sums(task: OperatorTask) -> list[dict]:
+    rows = task.read("numbers").to_pylist()
+    return [{"block": task.scope.position, "total": sum(row["n"] for row in rows)}]

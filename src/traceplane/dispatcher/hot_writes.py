@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 from uuid import UUID
 
+from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.decoding.decoders import Decoders
 from traceplane.decoding.messages import HotRowsWork, Limits, Misfit, TooLarge, Unreadable
+from traceplane.errors import PlatformError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotTable
 from traceplane.postgres import hot_tables
@@ -61,15 +63,24 @@ class HotRows:
         self.csv.close()
 
 
-class HotWrites:
-    """`object_store`: where staged files lie."""
+OpenStore = Callable[[], ObjectStore]
 
-    def __init__(self, database: Database, object_store: Path | None, decoders: Decoders) -> None:
+
+class HotWrites:
+    """`staged`: the folder where staged files lie, or what opens the store that they are copied from to be read;
+    where no dataset is hot, it never is."""
+
+    def __init__(self, database: Database, staged: Path | OpenStore, decoders: Decoders) -> None:
         self._database = database
         self._decoders = decoders
-        self._object_store = object_store
+        self._staged = staged
+        self._opened: ObjectStore | None = None
         self._known: dict[UUID, HotTable | None] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
 
     async def tables(
         self, generation_ids: Iterable[UUID], tx: Transaction | None = None
@@ -84,14 +95,27 @@ class HotWrites:
 
     async def prepare(self, table: HotTable, output: OutputCommit) -> HotRows:
         """Raises Unfit."""
-        paths = [self._place(file["path"]) for file in output.files]
-        async with self._turns:
+        async with self._turns, self._at_hand(output.files) as paths:
             return await asyncio.to_thread(_encoded, self._decoders, table, paths, output.start, output.end)
 
-    def _place(self, path: str) -> Path:
-        if self._object_store is None:
-            raise _unreadable(path, "the dispatcher has no object store")
-        return self._object_store / path
+    @contextlib.asynccontextmanager
+    async def _at_hand(self, files: Sequence[dict[str, Any]]) -> AsyncIterator[list[Path]]:
+        """Local paths of the files, for as long as they are read."""
+        if isinstance(self._staged, Path):
+            yield [self._staged / file["path"] for file in files]
+            return
+        if self._opened is None:
+            self._opened = self._staged()
+        if (size := sum(file["bytes"] for file in files)) > MOST_BYTES:
+            raise _too_large(files[0]["path"], f"its files have {size} bytes")
+        with tempfile.TemporaryDirectory(prefix="traceplane-hot-") as folder:
+            copies = [Path(folder, str(number)) for number in range(len(files))]
+            for file, copy in zip(files, copies, strict=True):
+                try:
+                    await self._opened.get(StoredFile(file["path"], file["bytes"]), copy)
+                except PlatformError as error:
+                    raise _unreadable(file["path"], error.message) from error
+            yield copies
 
 
 def as_hot(output: OutputCommit, table: HotTable) -> OutputCommit:

@@ -32,7 +32,7 @@ from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher import hot_reads, hot_writes
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.claimed_data import ClaimedData, JobEntry, gather, job_entry
-from traceplane.dispatcher.hot_writes import HotRows, HotWrites, Unfit, as_hot
+from traceplane.dispatcher.hot_writes import HotRows, HotWrites, OpenStore, Unfit, as_hot
 from traceplane.dispatcher.schema_check import refuse_misfits
 from traceplane.errors import Conflict, Forbidden
 from traceplane.model.dataset_schema import SchemaColumn
@@ -139,9 +139,9 @@ class Leasing:
         work_created: Callable[[], None],
         slot_freed: Callable[[], None],
         decoders: Decoders,
-        object_store: Path | None = None,
+        staged: Path | OpenStore,
     ) -> None:
-        self._hot = HotWrites(database, object_store, decoders)
+        self._hot = HotWrites(database, staged, decoders)
         self._moved_inputs: dict[UUID, dict[int, UUID]] = {}
         self._database = database
         self._authority = authority
@@ -151,6 +151,9 @@ class Leasing:
         self._job_names: dict[UUID, str] = {}
 
     # Claim -----------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        await self._hot.close()
 
     async def claim(self, claims: Sequence[Claim]) -> list[ClaimResponse]:
         """Claims for several workers in one transaction; of two that want the same task the first gets it."""

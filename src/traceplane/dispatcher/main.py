@@ -74,8 +74,11 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         decoders=decoders,
         work_created=work_created,
         slot_freed=slot_freed,
-        object_store=None if settings.object_bucket is not None else settings.object_store_root.resolve(),
+        staged=settings.object_store_root.resolve()
+        if settings.object_bucket is None
+        else lambda: object_store_for(settings),
     )
+    closers.append(leasing.close)
     postgres_queue = PostgresWakeQueue(database)
     wake_queue: WakeQueue = postgres_queue
     if settings.wake_queue == "sqs":
