@@ -196,6 +196,7 @@ def internal_api() -> App:
         work_created=lambda: None,
         slot_freed=lambda: None,
         decoders=Decoders(),
+        staged=Path(),
     )
     api = InternalApi(database=None, authority=None, leasing=leasing, local_queue=None, queues={})  # type: ignore[arg-type]
     return api.app(max_body_bytes=1024)
