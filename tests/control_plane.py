@@ -43,14 +43,14 @@ from traceplane.control_api import (
 )
 from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.backpressure import Backpressure
-from traceplane.dispatcher.builds import Builds
 from traceplane.dispatcher.in_process import InProcess
 from traceplane.dispatcher.leasing import Claim, Leasing, completion_call, emission_call, heartbeat_call
-from traceplane.dispatcher.outbox_relay import OutboxRelay
-from traceplane.dispatcher.reaper import Reaper
-from traceplane.dispatcher.reconciler import Reconciler
-from traceplane.dispatcher.valve import Valve
+from traceplane.dispatcher.loops.backpressure import Backpressure
+from traceplane.dispatcher.loops.builds import Builds
+from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
+from traceplane.dispatcher.loops.reaper import Reaper
+from traceplane.dispatcher.loops.reconciler import Reconciler
+from traceplane.dispatcher.loops.valve import Valve
 from traceplane.errors import QueueUnavailable
 from traceplane.gateway.api import PublicApi
 from traceplane.http_service import Call

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import results
 from bench.postgres_server import running_postgres
-from traceplane.dispatcher.builds import Builds
+from traceplane.dispatcher.loops.builds import Builds
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
 from traceplane.postgres import commits, versions
 from traceplane.postgres.database import Database

@@ -24,10 +24,10 @@ import pyarrow.parquet as parquet
 
 from bench import ours_control, results
 from bench.postgres_server import running_postgres
-from traceplane import parquet_facts
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
+from traceplane.columnar import parquet_facts
 from traceplane.errors import UserError
 from traceplane.postgres.database import Database
 from traceplane.query.engines import Engines

@@ -28,10 +28,10 @@ from bench.spark_operators import busy, small
 from traceplane.control_api import BackfillRequest, BackfillResponse
 from traceplane.dataplane import datasets
 from traceplane.dataplane.session import session
+from traceplane.sandbox import confinement
 from traceplane.sdk import OperatorInput
-from traceplane.worker import confinement
-from traceplane.worker.spark_command import SparkSettings
-from traceplane.worker.spark_server import SparkServer
+from traceplane.spark.command import SparkSettings
+from traceplane.spark.server import SparkServer
 
 SUITE = "spark"
 SEEDED = 80

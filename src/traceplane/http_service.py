@@ -56,7 +56,7 @@ from traceplane.errors import (
     Unauthenticated,
     UserError,
 )
-from traceplane.runtime import describe, listen
+from traceplane.runtime.process import describe, listen
 from traceplane.settings import Settings
 
 PUBLIC = "public"

@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceplane import parquet_facts
+from traceplane.columnar import parquet_facts
 from traceplane.model.scope import Cursor, Partition, Scope
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class OperatorTask:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        from traceplane import arrow_types
+        from traceplane.columnar import arrow_types
 
         source = self._input(name)
         wanted = list(source.select) or None if columns is None else list(columns)
@@ -219,7 +219,7 @@ class OperatorTask:
 
         Values are cast to the types that the dataset declares; one that would be changed by it is refused.
         """
-        from traceplane import arrow_types
+        from traceplane.columnar import arrow_types
 
         table, output = as_table(rows), self._output(name)
         with _fitting(name):
@@ -281,7 +281,7 @@ class OperatorTask:
         """A Parquet file of an output that is written piece by piece."""
         import pyarrow.parquet as parquet
 
-        from traceplane import arrow_types
+        from traceplane.columnar import arrow_types
 
         output = self._output(name)
         written = self.written.setdefault(name, Written())
@@ -408,7 +408,7 @@ class OperatorTask:
 
 @contextlib.contextmanager
 def _fitting(output: str) -> Iterator[None]:
-    from traceplane.arrow_types import DoesNotFit
+    from traceplane.columnar.arrow_types import DoesNotFit
 
     try:
         yield

@@ -36,7 +36,7 @@ _JAVA_OPTIONS = (
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
 )
-"""For a quick start: see `worker.spark_server`."""
+"""For a quick start: see `spark.server`."""
 
 _VECTOR_MODULE = "jdk.incubator.vector"
 _LAUNCHER = """#!/bin/sh

@@ -20,9 +20,10 @@ from tests.aws import CREDENTIALS, REGION
 from tests.contract.gate import Gate
 from tests.platform import until
 from traceplane.adapters.object_cache import ObjectCache
-from traceplane.adapters.object_store import ObjectStore, StagingPrefix, StoredFile, object_store_for
+from traceplane.adapters.object_store import ObjectStore, StagingPrefix, StoredFile
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.adapters.object_store_s3 import S3ObjectStore
+from traceplane.adapters.object_stores import object_store_for
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.settings import load
 

@@ -21,8 +21,8 @@ from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.adapters.object_store_s3 import S3ObjectStore
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.signal_tail import signal_tail
-from traceplane.dispatcher import signal_publisher as signal_jobs
-from traceplane.dispatcher.signal_publisher import SignalJobs
+from traceplane.dispatcher.loops import signal_publisher as signal_jobs
+from traceplane.dispatcher.loops.signal_publisher import SignalJobs
 from traceplane.settings import Settings
 
 DAG = """

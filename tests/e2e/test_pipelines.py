@@ -32,8 +32,8 @@ from traceplane.control_api import (
     TaskChanges,
     TaskSelection,
 )
-from traceplane.dispatcher.execution_status import ExecutionStatus
-from traceplane.dispatcher.periodic import PeriodicPipelines
+from traceplane.dispatcher.loops.execution_status import ExecutionStatus
+from traceplane.dispatcher.loops.periodic import PeriodicPipelines
 from traceplane.errors import Conflict, InvalidInput, NotFound
 
 DAG = """

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane, Held, completed
-from traceplane.dispatcher.source_monitor import SourceMonitor
+from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.postgres import commits, pinned, versions
 from traceplane.postgres.tasks import Fence
 from traceplane.task_api import ColumnSchema, ColumnStatistics, EventOut, Scope, StagedFile

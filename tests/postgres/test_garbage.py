@@ -11,8 +11,8 @@ import pytest
 
 from tests.control_plane import ControlPlane, Held, completed
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.dispatcher.garbage import Collected, collect
 from traceplane.errors import PlatformError
+from traceplane.registry.garbage import Collected, collect
 from traceplane.task_api import Scope
 
 DAG = """

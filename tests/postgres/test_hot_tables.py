@@ -20,8 +20,8 @@ from tests.control_plane import ControlPlane, Held
 from tests.hot_worker import HotWorker, Rows
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.dispatcher import hot_reads, hot_writes
-from traceplane.dispatcher.garbage import collect
 from traceplane.errors import Forbidden, InvalidInput, TooLarge
+from traceplane.registry.garbage import collect
 from traceplane.task_api import HotRead, Scope
 
 COLUMNS = "[{name: block, type: bigint}, {name: n, type: int}, {name: name, type: string}]"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from traceplane.linux import kernel
-from traceplane.worker import private_root
+from traceplane.sandbox import private_root
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from traceplane.worker.private_root import links_on_the_way
+from traceplane.sandbox.private_root import links_on_the_way
 
 SCRIPT = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
-from traceplane.worker.assignment import Assignment
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.sandbox.assignment import Assignment
+from traceplane.sandbox.pool import Sandbox, SandboxSettings
 
 async def main():
     sandbox = await Sandbox.start(SandboxSettings(slots=1))

@@ -36,11 +36,11 @@ import pytest_asyncio
 from traceplane import telemetry
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.linux import kernel, plain_files
-from traceplane.worker import private_root
-from traceplane.worker.assignment import Assignment, RunResult, UsedSpark
-from traceplane.worker.confinement import LANDLOCK, NAMESPACES, SECCOMP, SUPERVISED_NETWORK, UID_SLOTS
-from traceplane.worker.frames import Limits, Reach
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.sandbox import private_root
+from traceplane.sandbox.assignment import Assignment, RunResult, UsedSpark
+from traceplane.sandbox.confinement import LANDLOCK, NAMESPACES, SECCOMP, SUPERVISED_NETWORK, UID_SLOTS
+from traceplane.sandbox.frames import Limits, Reach
+from traceplane.sandbox.pool import Sandbox, SandboxSettings
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="operators are isolated on Linux only"),
@@ -1337,8 +1337,8 @@ async def test_a_killed_wrapper_takes_its_tasks_along(lake: Path) -> None:
     script = f"""
 import asyncio
 from pathlib import Path
-from traceplane.worker.assignment import Assignment
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.sandbox.assignment import Assignment
+from traceplane.sandbox.pool import Sandbox, SandboxSettings
 
 async def main():
     settings = SandboxSettings(slots=1, folder=Path({str(folder)!r}), disabled_layers=frozenset({set(WITHOUT)!r}))

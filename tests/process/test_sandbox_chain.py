@@ -19,10 +19,10 @@ import pytest_asyncio
 
 from tests.process import run_as, test_sandbox_warm
 from tests.process.test_sandbox_warm import Run, eventually, run
-from traceplane.worker.assignment import Reuse
-from traceplane.worker.confinement import NAMESPACES
-from traceplane.worker.frames import Limits
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.sandbox.assignment import Reuse
+from traceplane.sandbox.confinement import NAMESPACES
+from traceplane.sandbox.frames import Limits
+from traceplane.sandbox.pool import Sandbox, SandboxSettings
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="children are reused on Linux only"),
@@ -150,7 +150,7 @@ async def test_a_child_that_is_slow_to_begin_leaves_the_rest_to_others(
     """The batch's time is over at once: each child begins one task, and says that it passes on the others."""
     of = job(lake, "no-time")
     await chain(sandbox, of, [()] * 6)
-    monkeypatch.setattr("traceplane.worker.sandbox.BATCH_SECONDS", 0.0)
+    monkeypatch.setattr("traceplane.sandbox.pool.BATCH_SECONDS", 0.0)
     runs = await chain(sandbox, of, [("write_rows",)] * 20)
     assert {done.code for done in runs} == {None}
     assert len({done.process for done in runs}) == 1, "it has done nothing wrong"

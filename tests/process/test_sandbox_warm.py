@@ -24,10 +24,10 @@ import pyarrow.parquet as parquet
 import pytest
 import pytest_asyncio
 
-from traceplane.worker.assignment import Assignment, Reuse, RunResult
-from traceplane.worker.confinement import NAMESPACES, UID_SLOTS
-from traceplane.worker.frames import Limits
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
+from traceplane.sandbox.assignment import Assignment, Reuse, RunResult
+from traceplane.sandbox.confinement import NAMESPACES, UID_SLOTS
+from traceplane.sandbox.frames import Limits
+from traceplane.sandbox.pool import Sandbox, SandboxSettings
 
 pytestmark = [
     pytest.mark.skipif(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from traceplane.worker.served_port import ServedPort
+from traceplane.spark.served_port import ServedPort
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked who listens")
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from tests.control_plane import ControlPlane
-from traceplane import parquet_facts
+from traceplane.columnar import parquet_facts
 from traceplane.model.dataset_schema import SchemaColumn, merge
 from traceplane.postgres import commits, generation_schemas
 from traceplane.postgres.commits import OutputCommit

@@ -38,13 +38,13 @@ import pytest
 import pytest_asyncio
 
 from traceplane.adapters.locked_folder import closed_folder
-from traceplane.worker.assignment import Assignment, RunResult
-from traceplane.worker.confinement import NAMESPACES, NETWORK_NAMESPACE
-from traceplane.worker.frames import Limits, Reach, ReachNothing, ReachSpark
-from traceplane.worker.sandbox import Sandbox, SandboxSettings
-from traceplane.worker.spark_command import SparkSettings
-from traceplane.worker.spark_server import SparkServer
-from traceplane.worker.spark_servers import SparkServers
+from traceplane.sandbox.assignment import Assignment, RunResult
+from traceplane.sandbox.confinement import NAMESPACES, NETWORK_NAMESPACE
+from traceplane.sandbox.frames import Limits, Reach, ReachNothing, ReachSpark
+from traceplane.sandbox.pool import Sandbox, SandboxSettings
+from traceplane.spark.command import SparkSettings
+from traceplane.spark.server import SparkServer
+from traceplane.spark.servers import SparkServers
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="operators are isolated on Linux only"),

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from traceplane.dataplane.java import find_java
-from traceplane.worker import spark_classes
-from traceplane.worker.spark_command import SparkSettings
-from traceplane.worker.spark_server import SparkServer
+from traceplane.spark import classes as spark_classes
+from traceplane.spark.command import SparkSettings
+from traceplane.spark.server import SparkServer
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from traceplane.arrow_types import DoesNotFit, as_declared, cast, type_of
+from traceplane.columnar.arrow_types import DoesNotFit, as_declared, cast, type_of
 from traceplane.model import column_types
 from traceplane.model.column_types import UnknownType
 from traceplane.sdk import OperatorError, OperatorTask

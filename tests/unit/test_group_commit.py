@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from traceplane.errors import ConcurrentChange, DatabaseUnavailable, InvalidInput
-from traceplane.group_commit import GroupCommit
+from traceplane.runtime.group_commit import GroupCommit
 
 
 class Ledger:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceplane.worker.assignment import RunResult
+from traceplane.sandbox.assignment import RunResult
 from traceplane.worker.wrapper import Pace
 
 

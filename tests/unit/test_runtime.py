@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from traceplane import runtime, telemetry
+from traceplane import telemetry
 from traceplane.errors import DatabaseUnavailable
-from traceplane.runtime import Activity, Outcome, run_loop, task_group
+from traceplane.runtime import process as runtime
+from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from traceplane.errors import InvalidInput, PlatformError
-from traceplane.settings import Settings
+from traceplane.errors import PlatformError
 
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAGED = re.compile(rf"({_UUID}/{_UUID}/staging/({_UUID})/([1-9][0-9]{{0,9}})/)")
@@ -72,24 +71,6 @@ class ObjectStore(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def object_store_for(settings: Settings) -> ObjectStore:
-    """The store that the setting `object_store` names."""
-    if settings.object_bucket is None:
-        from traceplane.adapters.object_store_folder import FolderObjectStore
-
-        return FolderObjectStore(settings.object_store_root)
-    try:
-        from traceplane.adapters.object_store_s3 import S3ObjectStore  # boto is an optional extra
-    except ImportError as error:
-        raise InvalidInput(
-            "object_store.no_client",
-            "an object store in S3 needs the AWS client",
-            value=settings.object_store,
-            next_step='pip install "traceplane[aws]"',
-        ) from error
-    return S3ObjectStore.from_settings(settings)
 
 
 def staging_prefix_of(path: str) -> StagingPrefix | None:

@@ -21,7 +21,7 @@ def signal_tail(settings: Settings, count: int) -> Tail:
         return _folder_tail(settings.signals_folder / settings.kafka_signal_topic, count)
     from traceplane.adapters.signal_tail_kafka import kafka_tail  # an optional extra
 
-    return kafka_tail(settings, count)
+    return Tail(*kafka_tail(settings, count))
 
 
 def _folder_tail(root: Path, count: int) -> Tail:

@@ -7,14 +7,13 @@ import time
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from traceplane.adapters.signal_source_kafka import KafkaAddress, client_of, is_clear, unavailable
-from traceplane.adapters.signal_tail import Tail
 from traceplane.errors import QueueUnavailable
 from traceplane.settings import Settings
 
 _SECONDS = 5.0
 
 
-def kafka_tail(settings: Settings, count: int) -> Tail:
+def kafka_tail(settings: Settings, count: int) -> tuple[dict[int, int], list[bytes]]:
     address = KafkaAddress.from_settings(settings)
     trouble: list[KafkaError] = []
     options = {"group.id": f"{address.group}-doctor", "enable.auto.commit": False, "error_cb": trouble.append}
@@ -41,7 +40,7 @@ def kafka_tail(settings: Settings, count: int) -> Tail:
             for message in consumer.consume(min(count, 500), 0.5):
                 if message.error() is None:
                     payloads.append(message.value() or b"")
-        return Tail(ends, payloads)
+        return ends, payloads
     except KafkaException as error:
         # What the client told meanwhile; the exception itself says only that nobody answered.
         consumer.poll(0)

@@ -1,5 +1,12 @@
 """Who is calling, and what that lets them do.
 
+    access       allow or deny, as pure functions: the token in a header, and the role behind a user token
+    capability   capabilities: what the tasks of one claim may read and write, signed so that no lookup is needed
+    keyring      the keys that sign capabilities, and how one takes over from another
+    opaque       user and worker tokens: random strings of which only a hash is stored
+    second_look  an unknown token may be seconds old: the stored ones are read again before it is refused
+    store        keys and tokens in Postgres: what is stored, sealed or hashed, and how each is rotated
+
 Three principals that cannot become each other:
 
     user     opaque `tpu_…` token with a role       the public API

@@ -1,5 +1,12 @@
 """EVM chains over JSON-RPC: read a range, follow the head, survive reorgs, distrust the node.
 
+    answers  what a node answers, with only the fields that are used, and what makes an answer unbelievable
+    errors   what can go wrong with a node, in one tree
+    extract  a range of blocks → tables
+    follow   the recorded chain against the node's: which blocks come next, or which recorded ones are no longer true
+    rpc      a JSON-RPC client that expects nodes to be slow, rate limited, absent and wrong
+    tables   answers of a node → Arrow tables
+
     rpc        one client for several endpoints: batches, retries, rate limit, failover, cross-check
     answers    what a node may answer, typed, and what makes an answer unbelievable (pure)
     tables     answers → Arrow tables: blocks, transactions, receipts, logs, token_transfers (pure)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from traceplane.adapters.object_store import object_store_for
+from traceplane.adapters.object_stores import object_store_for
 from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
 from traceplane.cli.output import say
@@ -153,8 +153,8 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 @click.pass_obj
 def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> None:
     """Delete data that nobody can read any more: old versions, replaced files, and leftovers of attempts."""
-    from traceplane.dispatcher.garbage import Collected, collect
     from traceplane.postgres.database import Database
+    from traceplane.registry.garbage import Collected, collect
 
     age = _duration(grace)
     chosen = profile.existing_postgres(settings)

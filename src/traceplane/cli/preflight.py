@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput
-from traceplane.runtime import listen
+from traceplane.runtime.process import listen
 from traceplane.settings import Settings, checked_code_paths
 
 

@@ -14,7 +14,7 @@ from traceplane import crash_points, telemetry
 from traceplane.cli import preflight, profile, supervisor
 from traceplane.cli.output import say
 from traceplane.errors import TraceplaneError
-from traceplane.runtime import run_process, run_to_end
+from traceplane.runtime.process import run_process, run_to_end
 from traceplane.settings import Settings, token_file, with_celery_broker, with_tokens
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from traceplane.cli.services import configure, with_database
-from traceplane.runtime import run_process
+from traceplane.runtime.process import run_process
 from traceplane.settings import Settings, with_unprefixed
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from traceplane.arrow_types import as_declared, schema_of
+from traceplane.columnar.arrow_types import as_declared, schema_of
 from traceplane.sdk import OperatorError, OperatorInput, OperatorTask, Ranges
 
 SMALL_INPUT_BYTES = 32 << 20

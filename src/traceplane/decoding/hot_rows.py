@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
-from traceplane.arrow_types import type_of
+from traceplane.columnar.arrow_types import type_of
 from traceplane.decoding.messages import HotRowsWork, Misfit
 from traceplane.model.hot_table import HotColumn, HotTable
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
-from traceplane.arrow_types import schema_of
+from traceplane.columnar.arrow_types import schema_of
 from traceplane.decoding.messages import KeptColumn, KeptRowsWork, Misfit
 
 _ROWS_AT_ONCE = 16_384

@@ -22,10 +22,10 @@ from traceplane.dispatcher.leasing import (
     heartbeat_call,
 )
 from traceplane.errors import InvalidInput, NotFound, UserError
-from traceplane.group_commit import GroupCommit
 from traceplane.http_service import FROM_BODY, PUBLIC, App, Authenticate, Call, Push, Route, Stream
 from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
+from traceplane.runtime.group_commit import GroupCommit
 from traceplane.task_api import (
     ClaimRequest,
     ClaimResponse,

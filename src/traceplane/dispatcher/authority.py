@@ -15,7 +15,7 @@ from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_keyring, load_token_book
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Database
-from traceplane.runtime import Outcome
+from traceplane.runtime.process import Outcome
 
 
 @dataclass(frozen=True, slots=True)

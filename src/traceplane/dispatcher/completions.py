@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traceplane.dispatcher.leasing import CompletionCall, Leasing
-from traceplane.group_commit import GroupCommit
+from traceplane.runtime.group_commit import GroupCommit
 from traceplane.task_api import CompletionOutcome
 
 _HOT_AT_ONCE = 100

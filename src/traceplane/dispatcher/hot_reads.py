@@ -8,19 +8,16 @@ told at its claim. Rows never change under a commit, so the same commits are the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from traceplane.auth.capability import JobGrants
+from traceplane.dispatcher.job_entry import JobEntry
 from traceplane.errors import Conflict, Forbidden, InvalidInput
 from traceplane.model.hot_table import HeldCommit, HotTable, moved_rows, parts, state_of
 from traceplane.postgres import hot_tables
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
 from traceplane.task_api import HotInput, MovedFile, RowsRequest
-
-if TYPE_CHECKING:
-    from traceplane.dispatcher.claimed_data import JobEntry
 
 _ROWS_PER_PART = 100_000
 

@@ -16,7 +16,7 @@ from traceplane.model.runtimes import SIGNAL_PUBLISH
 from traceplane.postgres import aggregator, events, registry, tasks
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
-from traceplane.runtime import Outcome
+from traceplane.runtime.process import Outcome
 
 _BATCH = 500
 _POSITIONS_OF_AN_EVENT = 100_000

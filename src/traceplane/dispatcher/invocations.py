@@ -42,10 +42,10 @@ from traceplane.dispatcher.leasing import (
     heartbeat_call,
 )
 from traceplane.errors import Forbidden, PlatformError
-from traceplane.group_commit import GroupCommit
 from traceplane.model import runtimes
 from traceplane.model.runtimes import Runtime
-from traceplane.runtime import Outcome, describe, run_loop
+from traceplane.runtime.group_commit import GroupCommit
+from traceplane.runtime.process import Outcome, describe, run_loop
 from traceplane.settings import Settings
 from traceplane.task_api import (
     ClaimedTask,

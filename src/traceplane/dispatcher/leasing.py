@@ -31,8 +31,9 @@ from traceplane.crash_points import crash_point
 from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher import hot_reads, hot_writes
 from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.claimed_data import ClaimedData, JobEntry, gather, job_entry
+from traceplane.dispatcher.claimed_data import ClaimedData, gather
 from traceplane.dispatcher.hot_writes import HotRows, HotWrites, OpenStore, Unfit, as_hot
+from traceplane.dispatcher.job_entry import JobEntry, job_entry
 from traceplane.dispatcher.schema_check import refuse_misfits
 from traceplane.errors import Conflict, Forbidden
 from traceplane.model.dataset_schema import SchemaColumn

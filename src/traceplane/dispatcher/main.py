@@ -7,7 +7,7 @@ import functools
 from collections.abc import Awaitable, Callable
 
 from traceplane import http_service
-from traceplane.adapters.object_store import object_store_for
+from traceplane.adapters.object_stores import object_store_for
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
@@ -15,25 +15,25 @@ from traceplane.auth.store import read_master_key
 from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.backpressure import Backpressure
-from traceplane.dispatcher.builds import Builds
-from traceplane.dispatcher.celery_relay import CeleryRelay
-from traceplane.dispatcher.execution_status import ExecutionStatus
-from traceplane.dispatcher.gauges import Gauges
 from traceplane.dispatcher.in_process import InProcess
 from traceplane.dispatcher.invocations import Invocations
 from traceplane.dispatcher.leasing import Leasing
-from traceplane.dispatcher.outbox_relay import OutboxRelay
-from traceplane.dispatcher.periodic import PeriodicPipelines
-from traceplane.dispatcher.reaper import Reaper
-from traceplane.dispatcher.reconciler import Reconciler
-from traceplane.dispatcher.signal_publisher import SignalJobs
-from traceplane.dispatcher.source_monitor import SourceMonitor
-from traceplane.dispatcher.table_statistics import Statistics
-from traceplane.dispatcher.valve import Metered, Valve
+from traceplane.dispatcher.loops.backpressure import Backpressure
+from traceplane.dispatcher.loops.builds import Builds
+from traceplane.dispatcher.loops.celery_relay import CeleryRelay
+from traceplane.dispatcher.loops.execution_status import ExecutionStatus
+from traceplane.dispatcher.loops.gauges import Gauges
+from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
+from traceplane.dispatcher.loops.periodic import PeriodicPipelines
+from traceplane.dispatcher.loops.reaper import Reaper
+from traceplane.dispatcher.loops.reconciler import Reconciler
+from traceplane.dispatcher.loops.signal_publisher import SignalJobs
+from traceplane.dispatcher.loops.source_monitor import SourceMonitor
+from traceplane.dispatcher.loops.table_statistics import Statistics
+from traceplane.dispatcher.loops.valve import Metered, Valve
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database
-from traceplane.runtime import Activity, Outcome, run_loop, task_group
+from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
 from traceplane.settings import Settings
 
 _ROW_STREAMS = 4

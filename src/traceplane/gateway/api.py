@@ -16,7 +16,7 @@ import msgspec
 
 from traceplane import __version__, telemetry
 from traceplane.adapters.object_cache import ObjectCache
-from traceplane.adapters.object_store import object_store_for
+from traceplane.adapters.object_stores import object_store_for
 from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.second_look import SecondLook
@@ -60,7 +60,6 @@ from traceplane.gateway.backfill import backfill
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.plan_steps import plan_steps
 from traceplane.gateway.tasks import TaskApi, standing
-from traceplane.group_commit import GroupCommit
 from traceplane.http_service import App, Call, ClientGone, Push, Route, Stream
 from traceplane.model.dag import Dag
 from traceplane.model.positions import written
@@ -74,7 +73,8 @@ from traceplane.query.engines import Engines
 from traceplane.query.service import AsOf, Caller, Limits, Queries, Result
 from traceplane.registry import apply, code_identity, cutover, deletion, job_checks, spec
 from traceplane.registry.code_identity import DeployedCode
-from traceplane.runtime import Outcome
+from traceplane.runtime.group_commit import GroupCommit
+from traceplane.runtime.process import Outcome
 from traceplane.settings import Settings
 
 READER, WRITER, ADMIN = "reader", "writer", "admin"

@@ -7,7 +7,7 @@ import asyncio
 from traceplane import http_service
 from traceplane.gateway.api import PublicApi
 from traceplane.postgres.database import Database
-from traceplane.runtime import run_loop, task_group
+from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from traceplane.columnar.postgres_csv import as_parquet
 from traceplane.errors import TooLarge
 from traceplane.postgres import hot_tables
 from traceplane.postgres.database import Transaction
-from traceplane.postgres_csv import as_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -296,7 +296,7 @@ class Queries:
         }
         if not wanted:
             return {}
-        from traceplane.arrow_types import schema_of  # with pyarrow
+        from traceplane.columnar.arrow_types import schema_of  # with pyarrow
 
         place = self._cache.outputs if self._cache is not None else self._object_root
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".query-", dir=place))

@@ -1,5 +1,13 @@
 """The trigger: signals come in, idle pipelines that watch them are launched.
 
+    cache     pipelines in memory, kept up to date
+    consumer  batches of signals: read, matched and written
+    doctor    why pipelines are not triggered
+    main      the trigger process, wired by hand
+    matching  which pipelines a batch of signals matches: pure, on arrays, without a database
+    messages  signals as they are published, and what is wrong with those that cannot be used
+    rules     rules of pipelines: judged for each signal that matches otherwise
+
     source → batch → decode → match → one statement → executions, and tasks or messages for Celery
 
 - **A signal counts once.** The statement that inserts executions moves the offsets of the batch too. It names the

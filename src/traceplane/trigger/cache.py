@@ -14,7 +14,7 @@ from traceplane import telemetry
 from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
-from traceplane.runtime import Outcome
+from traceplane.runtime.process import Outcome
 from traceplane.trigger.matching import Index, IndexBuilder, Subscription, Wanted
 
 _PIECE = 2000

@@ -16,7 +16,7 @@ from traceplane.adapters.signal_source import DeadLetter, Offsets, Position, Sig
 from traceplane.errors import PlatformError
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
-from traceplane.runtime import describe
+from traceplane.runtime.process import describe
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.matching import Index, Pairs, all_pairs, match, matched_tickers
 from traceplane.trigger.messages import Signal, as_stored, decode

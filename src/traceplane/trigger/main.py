@@ -12,7 +12,7 @@ from traceplane.adapters.signal_source import Offsets, SignalSource
 from traceplane.errors import InvalidInput, Unauthenticated
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
-from traceplane.runtime import run_loop, task_group
+from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.consumer import Consumer

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traceplane.adapters.locked_folder import remove_tree
+from traceplane.columnar.postgres_csv import as_parquet
 from traceplane.decoding.decoders import Decoders
 from traceplane.decoding.messages import KeptColumn, KeptRowsWork, Limits, Misfit, Unreadable
 from traceplane.decoding.messages import TooLarge as DecodingTooLarge
 from traceplane.errors import Conflict, PlatformError, TooLarge
-from traceplane.postgres_csv import as_parquet
 from traceplane.task_api import (
     ClaimedTask,
     ColumnSchema,
@@ -149,7 +149,7 @@ class _Reading:
     ) -> None:
         self._client, self._fence, self._token, self._number = client, fence, token, number
         self._decoders = decoders
-        from traceplane.arrow_types import (
+        from traceplane.columnar.arrow_types import (
             schema_of,
         )  # and Arrow, which other tasks do not need here
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.crash_points import crash_point
 from traceplane.errors import TraceplaneError
-from traceplane.group_commit import GroupCommit
+from traceplane.runtime.group_commit import GroupCommit
 from traceplane.task_api import ClaimRequest, ClaimResponse, DispatcherClient, TakeRequest
 
 _LONG_POLL_SECONDS = 20.0

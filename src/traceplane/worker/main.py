@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 from traceplane import telemetry
 from traceplane.adapters.locked_folder import closed_folder
 from traceplane.adapters.object_cache import ObjectCache
-from traceplane.adapters.object_store import object_store_for
+from traceplane.adapters.object_stores import object_store_for
 from traceplane.decoding.decoders import Decoders
 from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver, Network, Runtime
-from traceplane.runtime import task_group
+from traceplane.runtime.process import task_group
+from traceplane.sandbox.frames import Reach, ReachSpark
+from traceplane.sandbox.pool import NO_NETWORK, SandboxSettings
+from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
+from traceplane.spark.command import SparkSettings
+from traceplane.spark.servers import OneRemoteSpark, SparkServers
 from traceplane.task_api import DispatcherClient
 from traceplane.worker.code_cache import CodeCache
-from traceplane.worker.frames import Reach, ReachSpark
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
-from traceplane.worker.sandbox import NO_NETWORK, SandboxSettings
-from traceplane.worker.sandboxes import Sandboxes
-from traceplane.worker.spark_command import SparkSettings
-from traceplane.worker.spark_servers import OneRemoteSpark, SparkServers
 from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.

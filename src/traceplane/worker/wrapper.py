@@ -20,8 +20,13 @@ from traceplane.adapters.object_store import StoredFile
 from traceplane.crash_points import crash_point
 from traceplane.decoding.decoders import Decoders
 from traceplane.errors import InvalidInput, PlatformError, TooLarge, TraceplaneError, UserError
-from traceplane.group_commit import GroupCommit
 from traceplane.model.runtimes import PYTHON_OPERATORS, USES_NETWORK, Runtime
+from traceplane.runtime.group_commit import GroupCommit
+from traceplane.sandbox.assignment import Assignment, Reuse, RunResult
+from traceplane.sandbox.frames import Limits
+from traceplane.sandbox.sandboxes import Sandboxes
+from traceplane.spark.server import SparkGrant
+from traceplane.spark.servers import OneRemoteSpark, Spark, SparkServers
 from traceplane.task_api import (
     LONGEST_LOG,
     ClaimedTask,
@@ -40,14 +45,9 @@ from traceplane.task_api import (
     StagedFile,
     TaskError,
 )
-from traceplane.worker.assignment import Assignment, Reuse, RunResult
 from traceplane.worker.code_cache import CodeCache
-from traceplane.worker.frames import Limits
 from traceplane.worker.hot_inputs import LocalInputs, fetched
 from traceplane.worker.intake import Intake
-from traceplane.worker.sandboxes import Sandboxes
-from traceplane.worker.spark_server import SparkGrant
-from traceplane.worker.spark_servers import OneRemoteSpark, Spark, SparkServers
 
 Answer = TypeVar("Answer")
 

@@ -1,0 +1,35 @@
+"""Queue depths, ages and holds as gauges."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from traceplane import telemetry
+from traceplane.postgres import outbox, tasks
+from traceplane.postgres.database import Database
+from traceplane.runtime.process import Outcome
+
+
+class Gauges:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run_once(self) -> Outcome:
+        async with self._database.transaction() as tx:
+            rows = await tasks.depths(tx)
+            lag = await outbox.lag_seconds(tx)
+        depth: defaultdict[str, float] = defaultdict(float)
+        age: defaultdict[str, float] = defaultdict(float)
+        running: defaultdict[str, float] = defaultdict(float)
+        for row in rows:
+            job = f"{row['dag']}/{row['job']}"
+            if row["state"] == "running":
+                running[job] = row["tasks"]
+            else:
+                depth[job] += row["tasks"]
+                age[job] = max(age[job], row["oldest_seconds"])
+        telemetry.replace_gauge("queue_depth", depth)
+        telemetry.replace_gauge("queue_age_seconds", age)
+        telemetry.replace_gauge("tasks_running", running)
+        telemetry.gauge("outbox_lag_seconds", lag)
+        return Outcome()

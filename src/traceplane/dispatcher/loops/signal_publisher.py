@@ -1,0 +1,160 @@
+"""Jobs of the operator `signal_publish`: committed signals go to where triggers read them. At least once.
+
+It runs here, rather than in a worker, since operators hold no credentials and reach no folder but their own. A signal
+that is published twice has the same id and launches a pipeline once. History that is computed again, by a backfill
+or a deploy, is not published: it would launch pipelines for what is long over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.adapters.in_parallel import in_parallel
+from traceplane.adapters.object_store import ObjectStore, StoredFile
+from traceplane.adapters.signal_publisher import SignalPublisher
+from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.messages import Limits, Misfit, Signal, SignalsWork, TooLarge, Unreadable
+from traceplane.model.positions import kept
+from traceplane.postgres import commits, tasks
+from traceplane.postgres.commits import LiveCommit
+from traceplane.postgres.database import Database
+from traceplane.runtime.process import Outcome
+
+_BATCH = 100
+_TRANSFERS_AT_ONCE = 16
+_TASK_BYTES = 8 << 20
+"""Of the signals of one task."""
+PASS_BYTES = 16 << 20
+"""Of the signals that are held at once; tasks behind them wait for the next pass."""
+
+
+_DECODER = msgspec.json.Decoder(Signal)
+_Found = list[tuple[dict[str, Any], list[LiveCommit]]]
+"""Tasks, and what is committed of what they read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    messages: list[tuple[str, bytes]] = field(default_factory=list)
+    """Each with its ticker."""
+    wrong: dict[UUID, dict[str, Any]] = field(default_factory=dict)
+    """The errors of tasks whose files cannot be understood."""
+    left: set[UUID] = field(default_factory=set)
+    """Tasks for the next pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Outcome):
+    tasks: int = 0
+    published: int = 0
+    suppressed: int = 0
+    more: bool = False
+
+
+class SignalJobs:
+    """Publisher and object store are made when there is something to publish: other dispatchers need neither their
+    clients nor their credentials."""
+
+    def __init__(
+        self,
+        database: Database,
+        publisher: Callable[[], SignalPublisher],
+        object_store: Callable[[], ObjectStore],
+        decoders: Decoders,
+    ) -> None:
+        self._database = database
+        self._make_publisher = publisher
+        self._publisher: SignalPublisher | None = None
+        self._open_store = object_store
+        self._decoders = decoders
+
+    async def run_once(self) -> Published:
+        async with self._database.transaction() as tx:
+            jobs = await tasks.waiting_publishers(tx)
+            if not jobs:
+                return Published()
+            batch = await tasks.take_in_process(tx, jobs[0], _BATCH)
+            found = await commits.input_commits(tx, [t["task_id"] for t in batch])
+            live = [(t, found.get((t["task_id"], 0), [])) for t in batch]
+            fresh = [(t, c) for t, c in live if not t["backfill"]]
+            signals = await self._signals(fresh)
+            if signals.messages:
+                await asyncio.to_thread(self._publish, signals.messages)
+            for task_id, error in signals.wrong.items():
+                await tasks.fail_in_process(tx, [task_id], error)
+            done = [t["task_id"] for t in batch if t["task_id"] not in signals.wrong.keys() | signals.left]
+            await tasks.finish_in_process(tx, done)
+        published, left = len(signals.messages), len(signals.left)
+        suppressed = sum(f["rows"] for t, cs in live if t["backfill"] for c in cs for f in c.files)
+        telemetry.count("signals_published_total", published)
+        telemetry.count("signals_suppressed_total", suppressed)
+        more = len(batch) == _BATCH or len(jobs) > 1 or left > 0
+        return Published(len(batch) - left, published, suppressed, more=more)
+
+    def _publish(self, messages: list[tuple[str, bytes]]) -> None:
+        if self._publisher is None:
+            self._publisher = self._make_publisher()
+        self._publisher.publish(messages)
+
+    async def _signals(self, found: _Found) -> _Signals:
+        paths = {f["path"]: f["bytes"] for _, live in found for commit in live for f in commit.files}
+        if not paths:
+            return _Signals()
+        objects = self._open_store()
+        with tempfile.TemporaryDirectory(prefix="traceplane-signals-") as folder:
+            place = Path(folder).resolve()
+            copies = {path: place / str(number) for number, path in enumerate(paths)}
+            try:
+                await in_parallel(
+                    lambda path: objects.get(StoredFile(path, paths[path]), copies[path]),
+                    list(paths),
+                    _TRANSFERS_AT_ONCE,
+                )
+            finally:
+                await objects.close()
+            return await asyncio.to_thread(_read, self._decoders, found, copies)
+
+
+def _read(decoders: Decoders, found: _Found, copies: dict[str, Path]) -> _Signals:
+    signals = _Signals()
+    said: list[Signal] = []
+    held = 0
+    for task, live in found:
+        if held > PASS_BYTES:
+            signals.left.add(task["task_id"])
+            continue
+        try:
+            lines = _lines(decoders, task, live, copies)
+        except TooLarge as error:
+            message = f"the signals of the task are more than {_TASK_BYTES >> 20} MB: {error}"
+            signals.wrong[task["task_id"]] = {"code": "operator.input_too_large", "message": message}
+        except (Misfit, Unreadable, msgspec.MsgspecError) as error:
+            message = f"the input does not hold signals as signal_generate makes them: {error}"
+            signals.wrong[task["task_id"]] = {"code": "operator.misconfigured", "message": message}
+        else:
+            held += sum(len(signal.message) for signal in lines)
+            said += lines
+    said.sort(key=lambda signal: (signal.position, signal.signal_id))
+    signals.messages.extend((signal.ticker, bytes(signal.message)) for signal in said)
+    return signals
+
+
+def _lines(
+    decoders: Decoders, task: dict[str, Any], live: Sequence[LiveCommit], copies: dict[str, Path]
+) -> list[Signal]:
+    sink = io.BytesIO()
+    for commit in live:
+        work = SignalsWork(kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden))
+        for file in commit.files:
+            decoders.decode(copies[file["path"]], work, Limits(_TASK_BYTES - sink.tell()), sink)
+    return _DECODER.decode_lines(sink.getvalue())

@@ -1,0 +1,373 @@
+"""Inside the sandbox: wait for a task, give up all power, run the operator, report.
+
+A child that is to be kept then waits for the next task of the same job; one whose task failed ends.
+
+The first half (`serve` up to `confine`) is the platform's and trusted; from the import of the
+entrypoint on, anything may happen in this process, and the wrapper believes nothing it says. Every
+way an operator can end has a stable code:
+
+    operator.raised          it raised; with its type, message, place and the user's part of the traceback
+    operator.no_entrypoint   the module or function does not exist
+    operator.import_failed   its module could not be imported
+    operator.exited          it called sys.exit, or the process ended without a result
+    operator.output_unknown  it wrote to, or emitted for, an output the job does not declare
+    operator.result_invalid  what it returned cannot be a result
+    sandbox.setup_failed     the confinement could not be built; no user code ran
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from traceplane.sandbox import confinement, frames
+from traceplane.sandbox.frames import Assign, Failure
+from traceplane.sandbox.surroundings import LoadedCode, Surroundings
+from traceplane.sdk import EmitRefused, Event, OperatorError, OperatorTask, load
+
+EXIT_BROKEN = 70
+_LOG = 2
+_CHANNEL = 3
+_SUPERVISOR = 16
+"""The least that its descriptor is: out of the way of those that have a fixed place."""
+_MAX_TEXT = 8_000
+_MAX_FRAMES = 40
+_REHEARSAL = "traceplane.sandbox.selfcheck:look_around"
+
+_assignments: msgspec.json.Decoder[Assign] = msgspec.json.Decoder(Assign)
+_answers: msgspec.json.Decoder[frames.Accepted | frames.Refused] = msgspec.json.Decoder(
+    frames.Accepted | frames.Refused
+)
+
+Operator = Callable[[OperatorTask], Any]
+
+
+def serve(
+    channel: int,
+    log: int,
+    supervisor: socket.socket | None,
+    make_cell: Callable[[socket.socket | None], confinement.Cell],
+    spare_processes: int,
+    parent: int,
+) -> NoReturn:
+    """Run the tasks that come, and end. `parent` is the slot's pid, or 0 where a namespace ties the two together."""
+    os.setsid()
+    connection, supervisor = _arrange_descriptors(channel, log, supervisor)
+    problem: Exception | None = None
+    try:
+        cell = make_cell(supervisor)
+        rehearse()
+    except Exception as error:
+        problem = error
+    assignment = _receive(connection)
+    try:
+        if problem is not None:
+            raise problem
+        temp = _confine(cell, assignment, spare_processes)
+    except BaseException as error:
+        message = f"the sandbox could not be set up: {error}"
+        _finish(connection, frames.Failed(Failure(code="sandbox.setup_failed", message=message)), 1 << 20)
+    if parent and os.getppid() != parent:
+        os._exit(EXIT_BROKEN)  # the slot died before its death could be signalled to us
+    surroundings = Surroundings(temp, confinement.NOBODY_ELSE)
+    code = LoadedCode(assignment.code_paths, assignment.entrypoint)
+    while True:
+        outcome = _outcome(assignment, temp, connection, code)
+        if not assignment.keep or isinstance(outcome, frames.Failed):
+            _finish(connection, outcome, assignment.limits.result_bytes)
+        if not _report(connection, outcome, assignment.limits.result_bytes, assignment.log_end):
+            os._exit(0)
+        assignment = _next(connection, assignment.batch if _left_files(outcome) else 0)
+        surroundings.restore()
+        if code.has_changed():
+            connection.sendall(frames.encode(frames.Declined()))
+            os._exit(0)
+
+
+def _arrange_descriptors(
+    channel: int, log: int, supervisor: socket.socket | None
+) -> tuple[socket.socket, socket.socket | None]:
+    """0: nothing, 1 and 2: the log, 3: the channel to the wrapper; no others, but for the way to a supervisor of
+    connections, which is closed when they have been handed over."""
+    channel, log = os.dup(channel), os.dup(log)
+    if supervisor is not None:
+        supervisor = socket.socket(
+            fileno=fcntl.fcntl(supervisor.detach(), fcntl.F_DUPFD_CLOEXEC, _SUPERVISOR)
+        )
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, place)
+    if channel != _CHANNEL:
+        os.dup2(channel, _CHANNEL, inheritable=False)
+    confinement.close_descriptors((_CHANNEL, *((supervisor.fileno(),) if supervisor is not None else ())))
+    return socket.socket(fileno=_CHANNEL), supervisor
+
+
+def _receive(connection: socket.socket) -> Assign:
+    try:
+        body, _ = frames.receive(connection)
+    except EOFError:
+        os._exit(0)  # nobody needs this child any more
+    return _assignments.decode(body)
+
+
+def _next(connection: socket.socket, ended_batch: int) -> Assign:
+    """The next task that is to be begun here. Those of a batch that has ended are not, nor those whose time is over:
+    others run them, which is said once. Since the end of a task is told before the clock is looked at for the next
+    one, whoever has heard of no end when the time is over knows that nothing behind that task was begun."""
+    passed = 0
+    while True:
+        assignment = _receive(connection)
+        is_in_time = assignment.leads or time.monotonic_ns() < assignment.batch_ends_ns
+        if not assignment.batch or (is_in_time and assignment.batch != ended_batch):
+            return assignment
+        if passed != assignment.batch:
+            connection.sendall(frames.encode(frames.Passed()))
+        passed = ended_batch = assignment.batch
+
+
+def _left_files(outcome: frames.Done | frames.Failed) -> bool:
+    return isinstance(outcome, frames.Done) and any(
+        file.content is None for output in outcome.outputs for file in output.files
+    )
+
+
+def rehearse() -> None:
+    """Walk the way of a task without one.
+
+    In the fork server it fills the interpreter's caches; in a waiting child it has the pages copied that
+    the task would have to wait for.
+    """
+    sample = Assign(
+        task_id="",
+        attempt=1,
+        entrypoint=_REHEARSAL,
+        payload={"scope": {"cursor": 1}},
+        code_paths=[],
+        readable=[],
+        writable=[],
+        output_folders={},
+        temp="/tmp",
+        limits=frames.Limits(),
+        streaming=False,
+        keep=False,
+    )
+    assignment = _assignments.decode(msgspec.json.encode(sample))
+    task = OperatorTask(
+        task_id=assignment.task_id, attempt=1, payload=assignment.payload, output_folders={}, temp_dir="/tmp"
+    )
+    load(assignment.entrypoint)
+    frames.encode(frames.Started(time.monotonic_ns()))
+    frames.encode(frames.Done(_written(task), as_events(task.emitted)))
+
+
+def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -> str:
+    """Returns the name that the temporary folder has from now on."""
+    paths = confinement.Paths(
+        readable=tuple(assignment.code_paths),
+        inputs=tuple(assignment.readable),
+        writable=tuple(assignment.writable),
+        temp=assignment.temp,
+        spark_port=assignment.spark_port,
+    )
+    temp = cell.temp_inside(paths)
+    cell.confine(paths, assignment.limits, spare_processes=spare_processes)
+    for path in assignment.code_paths:
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(
+                f"operators cannot read the code path {path}; other users need to be able to"
+            )
+    os.environ.update(HOME=temp, TMPDIR=temp)
+    sys.dont_write_bytecode = True
+    sys.path[:0] = assignment.code_paths
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return temp
+
+
+def _as_task(assignment: Assign, temp: str, connection: socket.socket) -> OperatorTask:
+    return OperatorTask(
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        payload=assignment.payload,
+        output_folders=assignment.output_folders,
+        temp_dir=temp,
+        stream=EventStream(connection).push if assignment.streaming else None,
+        on_progress=lambda *figures: connection.sendall(frames.encode(frames.Progress(*figures))),
+        inline_bytes=assignment.inline_bytes,
+    )
+
+
+def _outcome(
+    assignment: Assign, temp: str, connection: socket.socket, loaded: LoadedCode
+) -> frames.Done | frames.Failed:
+    code_paths = tuple(assignment.code_paths)
+    began_ns = time.time_ns()
+    try:
+        task = _as_task(assignment, temp, connection)
+    except Exception as error:
+        message = f"the task cannot be handed to an operator: {error}"
+        return frames.Failed(Failure(code="sandbox.setup_failed", message=message))
+    try:
+        operator = load(assignment.entrypoint)
+        if assignment.keep:
+            loaded.note(began_ns)
+    except OperatorError as error:
+        return frames.Failed(Failure(code=error.code, message=str(error)))
+    except SystemExit as error:
+        return frames.Failed(_exited(error))
+    except BaseException as error:
+        return frames.Failed(describe("operator.import_failed", error, code_paths))
+    try:
+        connection.sendall(frames.encode(frames.Started(time.monotonic_ns())))
+        task.write_returned(operator(task))
+        if assignment.keep:
+            loaded.note(began_ns)
+        return frames.Done(_written(task), as_events(task.emitted))
+    except SystemExit as error:
+        return frames.Failed(_exited(error))
+    except OperatorError as error:
+        code = error.code if error.code.startswith(("chain.", "operator.", "sandbox.")) else "operator.raised"
+        return frames.Failed(describe(code, error, code_paths))
+    except BaseException as error:
+        return frames.Failed(describe("operator.raised", error, code_paths))
+
+
+def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
+    return [
+        frames.WrittenOutput(
+            name,
+            [
+                frames.WrittenFile(
+                    file.name,
+                    file.rows,
+                    file.bytes,
+                    {column: frames.ColumnBounds(**bounds) for column, bounds in file.statistics.items()},
+                    file.content,
+                )
+                for file in written.files
+            ],
+            written.schema_hash,
+            [frames.WrittenColumn(**column) for column in written.columns],
+        )
+        for name, written in task.written.items()
+    ]
+
+
+def as_events(events: list[Event]) -> list[frames.EmittedEvent]:
+    try:
+        return msgspec.convert(events, list[frames.EmittedEvent])
+    except msgspec.ValidationError as error:
+        raise OperatorError("operator.result_invalid", f"an event is not well formed: {error}") from None
+
+
+def _exited(error: SystemExit) -> Failure:
+    code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    message = f"the operator called sys.exit({error.code!r}) instead of returning"
+    return Failure(code="operator.exited", message=message[:_MAX_TEXT], exit_code=code)
+
+
+def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Failure:
+    """An exception in the user's terms: their frames, their file and line."""
+    stack = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(stack) if frame.filename.startswith(code_paths)), len(stack))
+    users = stack[first:] if code_paths else []
+    place = next((frame for frame in reversed(users) if frame.filename.startswith(code_paths)), None)
+    file, line = (place.filename, place.lineno) if place else (None, None)
+    if isinstance(error, SyntaxError) and error.filename:
+        file, line = error.filename, error.lineno
+    if file is None and (told := getattr(error, "place", None)):
+        file, line = told
+    text = "".join(traceback.format_list(users[-_MAX_FRAMES:]))
+    return Failure(
+        code=code,
+        message=_text_of(error),
+        type=type(error).__name__,
+        traceback=text[-_MAX_TEXT:] or None,
+        file=file,
+        line=line,
+        hint="out of memory: the task reached its memory limit" if isinstance(error, MemoryError) else None,
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(getattr(error, "people_read", None) or error)
+        return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+    except BaseException:  # the operator's own __str__ may raise
+        return "(its message could not be read)"
+
+
+def _finish(connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int) -> NoReturn:
+    status = 0
+    try:
+        _report(connection, outcome, limit)
+    except BaseException:
+        status = EXIT_BROKEN
+    os._exit(status)
+
+
+def _report(
+    connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int, log_end: bytes = b""
+) -> bool:
+    """Send what came of the task; whether it could be sent as it is."""
+    data, fits = _encode_outcome(outcome, limit)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if log_end and fits:
+        with contextlib.suppress(OSError):
+            os.write(_LOG, log_end)
+    connection.sendall(data)
+    return fits
+
+
+def _encode_outcome(outcome: frames.Done | frames.Failed, limit: int) -> tuple[bytes, bool]:
+    try:
+        data = frames.encode(outcome)
+        problem = f"the result has {len(data)} bytes; the limit is {limit}" if len(data) > limit else None
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        problem = f"the result cannot be written as JSON: {error}"
+    if problem is not None:
+        return frames.encode(frames.Failed(Failure(code="operator.result_invalid", message=problem))), False
+    return data, True
+
+
+class EventStream:
+    """Events of an always-on source: sent at once, acknowledged by the platform."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._next = 0
+        self._acknowledged = -1
+
+    def push(self, events: list[Event], wait: bool) -> None:
+        batch, self._next = self._next, self._next + 1
+        self._connection.sendall(frames.encode(frames.Events(batch, as_events(events))))
+        self._take_answers(until=batch if wait else None)
+
+    def _take_answers(self, until: int | None) -> None:
+        """Read answers until that batch's; without one, those that have already arrived."""
+        while until is None or self._acknowledged < until:
+            if until is None and not self._answer_waits():
+                return
+            body, _ = frames.receive(self._connection)
+            answer = _answers.decode(body)
+            self._acknowledged = answer.batch
+            if isinstance(answer, frames.Refused):
+                raise EmitRefused(answer.code, f"{answer.code}: {answer.message}")
+
+    def _answer_waits(self) -> bool:
+        try:
+            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False

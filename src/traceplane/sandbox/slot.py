@@ -1,0 +1,498 @@
+"""The wrapper's side of one slot, of the child waiting in it, and of the child's log.
+
+A slot tells the wrapper when a child is ready and when it has ended. Both sides may vanish at any
+time: a slot that goes away ends its child with `None` in place of an `Exited`. A slot is in use from
+`take` until `release`, and offers no child in between, not even a new one: the files of its last task
+must be out of reach first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+import msgspec
+
+from traceplane.adapters.locked_folder import remove_tree
+from traceplane.sandbox import frames
+from traceplane.sandbox.frames import Exited, FromChild, Inspect, Inspected, Kill, Ready, SlotReport
+from traceplane.sandbox.staging import TempFolder
+
+OnLog = Callable[[str], None]
+
+_CONTROL_TIMEOUT_SECONDS = 5.0
+_END_TIMEOUT_SECONDS = 5.0
+_READ_SIZE = 65_536
+_LONGEST_LINE = 8_192
+_TAIL_BYTES = 16_384
+_READS_AT_THE_END = 32
+"""Far more than a pipe holds; whoever fills it faster is still writing."""
+_READS_AT_ONCE = 128
+_BEGIN_SECONDS = 0.01
+_PAUSE_SECONDS = 0.005
+"""Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
+
+
+class Child:
+    """A process that waits for, or runs, a task."""
+
+    def __init__(
+        self, pid: int, channel: socket.socket, log_fd: int, handle: int | None, temp: TempFolder
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.pid = pid
+        self.temp = temp
+        self.job: Hashable = None
+        """What it was confined for, once it has run a task and may run others of the same."""
+        self.areas: dict[str, Path] = {}
+        """Where it writes its outputs, if it has the wrapper's own uid; by their names."""
+        self.standing: Inspected | None = None
+        """How it was found when it was last looked at."""
+        self._looked_at = 0.0
+        self.tasks = 0
+        self.batches = 0
+        self.seconds_per_task: float | None = None
+        """Of its latest tasks."""
+        self.cpu_seconds = 0.0
+        """Used by its earlier tasks."""
+        self.exited: asyncio.Future[Exited | None] = self._loop.create_future()
+        self._born = self._loop.time()
+        self._channel = channel
+        self._channel.setblocking(False)
+        self._received = bytearray()
+        self._logged = bytearray()
+        """What was read of its log and belongs to nobody yet."""
+        self._log_fd = log_fd
+        os.set_blocking(log_fd, False)
+        self._handle = handle
+        self._frozen = False
+
+    def note(self, standing: Inspected) -> None:
+        self.standing, self._looked_at = standing, self._loop.time()
+
+    def was_looked_at(self, seconds: float) -> bool:
+        """Whether that is not longer ago."""
+        return self.standing is not None and self._loop.time() - self._looked_at < seconds
+
+    def is_young(self, oldest_seconds: float) -> bool:
+        return self._loop.time() - self._born < oldest_seconds
+
+    def is_fit(self, oldest_seconds: float) -> bool:
+        """Whether it has waited as it should: not for too long, in silence, and leaving no files."""
+        return (
+            self.is_young(oldest_seconds)
+            and not self._received
+            and not self._logged
+            and self._peek() is None
+            and self._log_is_silent()
+            and self.temp.is_empty()
+        )
+
+    def freeze(self) -> None:
+        """Let nothing of it run while it waits."""
+        if not self._frozen:
+            self._frozen = True
+            self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def has_more_to_say(self) -> bool:
+        """Whether something has arrived beyond the frames taken so far."""
+        return bool(self._received or self._peek())
+
+    def _peek(self) -> bytes | None:
+        """What has arrived in the channel; nothing at its end, None if there is only silence."""
+        try:
+            return self._channel.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def is_silent(self) -> bool:
+        """Whether it has nothing more to say, now that what it wrote to its log beyond its tasks is forgotten."""
+        for _ in range(_READS_AT_THE_END):
+            try:
+                if not os.read(self._log_fd, _READ_SIZE):
+                    return False
+            except BlockingIOError:
+                self._logged.clear()
+                return not self.has_more_to_say()
+        return False
+
+    def _log_is_silent(self) -> bool:
+        try:
+            os.read(self._log_fd, 1)
+        except BlockingIOError:
+            return True
+        return False
+
+    async def send(self, frame: bytes) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is short as a rule, and somebody waits for it
+            frame = frame[self._channel.send(frame) :]
+        if frame:
+            await self._loop.sock_sendall(self._channel, frame)
+
+    def send_at_once(self, frames: bytes) -> bool:
+        """Whether all of it could be sent without waiting. A child that does not read could be waited for for ever."""
+        try:
+            return self._channel.send(frames) == len(frames)
+        except OSError:
+            return False
+
+    async def next_frame(self, limit: int) -> FromChild | None:
+        """The next message, or None at the end. Raises FrameInvalid."""
+        header = await self._receive(4)
+        if not header:
+            return None
+        body = await self._receive(frames.frame_length(header, limit)) if len(header) == 4 else b""
+        return frames.decode_from_child(body)
+
+    async def _receive(self, count: int) -> bytes:
+        """`count` bytes; nothing if the stream ended before the first, FrameInvalid if in between."""
+        while (missing := count - len(self._received)) > 0:
+            try:
+                part = await self._loop.sock_recv(self._channel, _READ_SIZE)
+            except ConnectionError:
+                part = b""
+            if not part:
+                if self._received:
+                    raise frames.FrameInvalid(f"a frame ends {missing} bytes early")
+                return b""
+            self._received += part
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
+
+    def watch(self, on_readable: Callable[[], None]) -> None:
+        self._loop.add_reader(self._channel, on_readable)
+
+    def unwatch(self) -> None:
+        self._loop.remove_reader(self._channel)
+
+    def hear(self) -> bool:
+        """Receive what has arrived; whether there may be more to come."""
+        for _ in range(_READS_AT_ONCE):
+            try:
+                part = self._channel.recv(_READ_SIZE)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not part:
+                return False
+            self._received += part
+        return True
+
+    def heard(self, limit: int) -> FromChild | None:
+        """The next message, if all of it was heard; it stays the next until `forget_heard`. Raises FrameInvalid."""
+        received = self._received
+        if len(received) < 4 or len(received) < 4 + (length := frames.frame_length(received[:4], limit)):
+            return None
+        return frames.decode_from_child(bytes(received[4 : 4 + length]))
+
+    def forget_heard(self) -> None:
+        del self._received[: 4 + frames.frame_length(self._received[:4], len(self._received))]
+
+    def log_up_to(self, end: bytes) -> bytes:
+        """What it wrote before that, or all that it wrote if that is missing."""
+        for _ in range(_READS_AT_THE_END):
+            if (at := self._logged.find(end)) >= 0:
+                break
+            try:
+                data = os.read(self._log_fd, _READ_SIZE)
+            except BlockingIOError:
+                data = b""
+            if not data:
+                at = len(self._logged)
+                break
+            self._logged += data
+        else:
+            at = len(self._logged)
+        text = bytes(self._logged[:at])
+        del self._logged[: at + len(end)]
+        return text
+
+    def read_log(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> LogReader:
+        reader = LogReader(self._log_fd, on_log, limit, end)
+        reader.take(bytes(self._logged))
+        self._logged.clear()
+        return reader
+
+    def remove_areas(self) -> None:
+        for folder in self.areas.values():
+            remove_tree(folder)
+
+    def close(self) -> None:
+        self._channel.close()
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class LogLines:
+    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail."""
+
+    def __init__(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> None:
+        self._on_log = on_log
+        self._left = limit
+        self._end_mark = end.rstrip(b"\n")
+        self._dropped = self._cut = 0
+        self._partial = b""
+        self._tail: deque[str] = deque()
+        self._tail_bytes = 0
+
+    @property
+    def tail(self) -> str:
+        note = f"[{self._dropped} bytes of log were not forwarded]\n" if self._dropped else ""
+        if self._cut:
+            note += f"[{self._cut} earlier lines were not kept]\n"
+        return note + "\n".join(self._tail)
+
+    def take(self, data: bytes) -> None:
+        lines = (self._partial + data).split(b"\n")
+        self._partial = lines.pop()
+        if len(self._partial) > _LONGEST_LINE:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            self._hand_on(line)
+
+    def take_rest(self) -> None:
+        """There is nothing more: what is left is a line too."""
+        if self._partial:
+            self._hand_on(self._partial)
+            self._partial = b""
+
+    def _hand_on(self, raw: bytes) -> None:
+        if self._end_mark and raw.endswith(self._end_mark):
+            raw = raw[: -len(self._end_mark)]
+            if not raw:
+                return
+        line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
+        self._tail.append(line)
+        self._tail_bytes += len(line) + 1
+        while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:
+            self._tail_bytes -= len(self._tail.popleft()) + 1
+            self._cut += 1
+        if self._left <= 0:
+            self._dropped += len(raw) + 1
+            return
+        self._left -= len(raw) + 1
+        if self._on_log is not None:
+            with contextlib.suppress(Exception):  # a consumer of logs must not be able to fail a task
+                self._on_log(line)
+
+
+class LogReader(LogLines):
+    """The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
+    since most tasks are over by then and what they wrote is read at once, by `drain`.
+    """
+
+    def __init__(self, fd: int, on_log: OnLog | None, limit: int, end: bytes) -> None:
+        super().__init__(on_log, limit, end)
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._ended = asyncio.Event()
+        self._stopped = False
+        self._beginning = self._loop.call_later(_BEGIN_SECONDS, self._resume)
+
+    async def wait_ended(self) -> None:
+        self._beginning.cancel()
+        self._resume()
+        await self._ended.wait()
+
+    def drain(self) -> bool:
+        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
+        for _ in range(_READS_AT_THE_END):
+            if not self._read():
+                self.take_rest()
+                return not self._ended.is_set()
+        return False
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        if data:
+            self.take(data)
+        else:
+            self._end()
+        return bool(data)
+
+    def _on_readable(self) -> None:
+        if self._read() and self._left <= 0:
+            self._loop.remove_reader(self._fd)
+            self._loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if not self._stopped:
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def _end(self) -> None:
+        self.take_rest()
+        self._ended.set()
+        self.stop()
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._beginning.cancel()
+            self._loop.remove_reader(self._fd)
+
+
+class Slot:
+    """A place for one task at a time. `on_ready` is told whenever a child waits in it."""
+
+    def __init__(
+        self,
+        index: int,
+        uid: int | None,
+        control: socket.socket,
+        *,
+        make_temp: Callable[[], TempFolder],
+        on_ready: Callable[[Slot], None],
+        on_lost: Callable[[Slot], None],
+    ) -> None:
+        self.index = index
+        self.uid = uid
+        self._control = control
+        self._control.settimeout(_CONTROL_TIMEOUT_SECONDS)
+        self._make_temp = make_temp
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self.waiting: Child | None = None
+        self._current: Child | None = None
+        self._in_use = False
+        self._inspection: asyncio.Future[Inspected | None] | None = None
+        self._reports: msgspec.json.Decoder[SlotReport] = msgspec.json.Decoder(SlotReport)
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(control.fileno(), self._on_report)
+
+    def take(self) -> None:
+        """The waiting child is the caller's from now on."""
+        if self.waiting is not None:
+            self.waiting.thaw()
+        self.waiting, self._in_use = None, True
+
+    def release(self) -> None:
+        """The last task has left nothing within reach; the slot may be used again."""
+        self._in_use = False
+        if self.waiting is not None:
+            self._on_ready(self)
+
+    def keep(self, child: Child) -> None:
+        """Have a child wait for another task, if it still lives."""
+        if child.exited.done():
+            self._drop(child)
+        else:
+            self.waiting = child
+
+    def end_waiting(self) -> None:
+        if self.waiting is not None:
+            self.kill(self.waiting, 0.0)
+
+    async def inspect(self, child: Child) -> Inspected | None:
+        """How a child stands that says it has finished; None if it has ended."""
+        if child.exited.done():
+            return None
+        self._inspection = self._loop.create_future()
+        try:
+            with contextlib.suppress(OSError):  # a lost slot has ended the child itself
+                frames.send(self._control, Inspect(child.pid))
+            return await self._inspection
+        finally:
+            self._inspection = None
+
+    def kill(self, child: Child, grace_seconds: float) -> None:
+        if not child.exited.done():
+            with contextlib.suppress(OSError):  # a lost slot has ended the child itself
+                frames.send(self._control, Kill(child.pid, grace_seconds))
+
+    async def end(self) -> None:
+        """Have the slot end its task and itself, and wait until it has."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT_SECONDS):
+                await self._gone.wait()
+        self.close()
+
+    def give_up(self) -> None:
+        """It does not answer; without a wrapper it ends itself as soon as it can."""
+        self.close()
+        self._on_lost(self)
+
+    def close(self) -> None:
+        """Let go; the slot then ends its task and itself."""
+        self._gone.set()
+        if self._control.fileno() < 0:
+            return
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        if self.waiting is not None:
+            self.waiting.close()
+            self.waiting.remove_areas()
+            self.waiting = None
+        if self._current is not None and not self._current.exited.done():
+            self._current.exited.set_result(None)
+        self._end_inspection(None)
+
+    def _on_report(self) -> None:
+        try:
+            body, descriptors = frames.receive(self._control)
+        except (EOFError, OSError):
+            self.give_up()
+            return
+        match self._reports.decode(body):
+            case Ready(pid):
+                channel, log_fd = socket.socket(fileno=descriptors[0]), descriptors[1]
+                handle = descriptors[2] if len(descriptors) > 2 else None
+                self._current = self.waiting = Child(pid, channel, log_fd, handle, self._make_temp())
+                if not self._in_use:
+                    self._on_ready(self)
+            case Inspected() as report:
+                if self._current is not None and self._current.pid == report.pid:
+                    self._end_inspection(report)
+            case Exited() as report:
+                self._end_child(report)
+
+    def _end_child(self, report: Exited) -> None:
+        child = self._current
+        if child is None or child.pid != report.pid:
+            return
+        if self.waiting is child:  # it was ended while it waited; another one follows
+            self._drop(child)
+        if not child.exited.done():
+            child.exited.set_result(report)
+        self._end_inspection(None)
+
+    def _drop(self, child: Child) -> None:
+        if self.waiting is child:
+            self.waiting = None
+        child.close()
+        child.temp.remove()
+        child.remove_areas()
+
+    def _end_inspection(self, report: Inspected | None) -> None:
+        if self._inspection is not None and not self._inspection.done():
+            self._inspection.set_result(report)

@@ -1,0 +1,188 @@
+"""Spark's classes as Java has them in memory, in a file that each start maps instead of loading 20,000 of them anew.
+
+    python -m traceplane.spark.classes
+
+makes the file, once for a Java and a Spark, beside the packages that it is made of: `make setup` does it, or else the
+first worker that starts Spark, with the time that others leave. It comes of a Java that runs nothing but what stands
+here. Servers run users' code and can read the file, not write it. Java checks that it fits, and does without it if not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from traceplane.dataplane.java import Java, find_java
+from traceplane.linux import kernel
+from traceplane.spark.command import POOLS, SparkSettings, environment, java_command, spark_home
+from traceplane.spark.frames import PORT_MARK, TEMP_MARK
+
+_FOLDER = Path(sys.prefix) / "share" / "traceplane"
+_MAKE = {17: "-XX:ArchiveClassesAtExit", 21: "-XX:ArchiveClassesAtExit", 25: "-XX:AOTCacheOutput"}
+_USE = {17: "-XX:SharedArchiveFile", 21: "-XX:SharedArchiveFile", 25: "-XX:AOTCache"}
+# Mapped where it was made for, so that servers share its pages and the machine can drop them. If it does not fit, Java
+# would say so at each start.
+_USE_AS_IT_IS = (
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0"),
+    *("-Xlog:disable", "-Xlog:all=error"),
+)
+_SECONDS = 300.0
+
+
+def options(java: Java) -> list[str]:
+    """For a server's command."""
+    file = _file(java)
+    return [f"{_USE[java.version]}={file}", *_USE_AS_IT_IS] if file.exists() else []
+
+
+async def make_beside(java: Java, stop: asyncio.Event) -> None:
+    """With the time that others leave, if there is none and there can be one, until `stop`."""
+    if not _is_wanted(java):
+        return
+    making = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__),
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+    stopping = asyncio.ensure_future(stop.wait())
+    ended = asyncio.ensure_future(making.wait())
+    try:
+        await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            making.kill()
+        await ended
+
+
+def _is_wanted(java: Java) -> bool:
+    return not _file(java).exists() and os.access(sys.prefix, os.W_OK)
+
+
+def _file(java: Java) -> Path:
+    """Another Java or another Spark in the same place has another name, as has what is made in another way."""
+    parts = [java.home / "lib" / "modules", spark_home() / "jars", Path(__file__)]
+    made_of = [(str(part), part.stat().st_mtime_ns) for part in parts if part.exists()]
+    name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    return _FOLDER / f"spark-classes-{java.version}-{name}"
+
+
+def make(java: Java) -> Path | None:
+    """None if somebody else is at it."""
+    file = _file(java)
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "spark-classes.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        for old in _FOLDER.glob(f"spark-classes-{java.version}-*"):
+            old.unlink()
+        fresh = _FOLDER / f"spark-classes-{java.version}-{secrets.token_hex(8)}.new"
+        try:
+            with _server(java, f"{_MAKE[java.version]}={fresh}") as remote:
+                _use(remote)
+            fresh.chmod(0o644)
+            fresh.replace(file)
+        finally:
+            for left in _FOLDER.glob(f"{fresh.name}*"):
+                left.unlink()
+    return file
+
+
+@contextlib.contextmanager
+def _server(java: Java, option: str) -> Iterator[str]:
+    """Where it listens. At its end, when it has written the file, it has ended."""
+    with tempfile.TemporaryDirectory(prefix="traceplane-classes-") as folder, socket.socket() as taken:
+        place = Path(folder)
+        pools = place / "pools.xml"
+        pools.write_text(POOLS)
+        settings = SparkSettings(folder=place, object_store=place)
+        token = secrets.token_urlsafe(32)
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        taken.close()
+        marks = {TEMP_MARK: folder, PORT_MARK: str(port)}
+        process = subprocess.Popen(
+            [_filled(word, marks) for word in java_command(settings, java, pools, [option])],
+            env={name: _filled(text, marks) for name, text in environment(settings, java, token).items()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            _wait_for(port, process)
+            yield f"sc://127.0.0.1:{port}/;authorization=Bearer%20{token}"
+            process.terminate()
+            process.wait(_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _filled(text: str, marks: dict[str, str]) -> str:
+    for mark, value in marks.items():
+        text = text.replace(mark, value)
+    return text
+
+
+def _end_with_parent() -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+    raise OSError(f"Spark did not start to make its classes' file: exit code {process.returncode}")
+
+
+def _use(remote: str) -> None:
+    """What the first tasks of a server do: query, write, read, return through Arrow."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.remote(remote).getOrCreate()
+    try:
+        with tempfile.TemporaryDirectory(prefix="traceplane-classes-") as folder:
+            session.sql(
+                "select id % 3 as key, cast(id as decimal(38, 0)) as amount, cast(id as string) as name,"
+                " timestamp_seconds(id) as at from range(100)"
+            ).write.parquet(f"{folder}/rows")
+            rows = session.read.parquet(f"{folder}/rows")
+            rows.createOrReplaceTempView("rows")
+            grouped = session.sql(
+                "select a.key, sum(a.amount) as total, count(distinct a.name) as names, max(b.at) as latest,"
+                " row_number() over (order by a.key) as place from rows a join rows b on a.name = b.name"
+                " where a.at >= timestamp_seconds(1) group by a.key order by a.key"
+            )
+            grouped.write.parquet(f"{folder}/grouped")
+            grouped.toArrow()
+    finally:
+        session.stop()
+
+
+def main() -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    java = find_java()
+    if _is_wanted(java):
+        make(java)
+
+
+if __name__ == "__main__":
+    main()

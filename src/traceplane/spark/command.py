@@ -1,0 +1,172 @@
+"""How Spark's Java is called: its settings, options and environment.
+
+Where a path depends on how the server is confined, a mark stands for it, which `launcher` fills in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from traceplane.dataplane.java import Java
+from traceplane.linux.operator_ids import UID_RANGE
+from traceplane.spark.frames import PORT_MARK, TEMP_MARK
+
+_PYTHON_MEMORY_MB = 4096
+"""Address space of a Python process that runs user functions for a local Spark; libraries alone take 1.3 GB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkSettings:
+    folder: Path
+    """Below it, each server has a folder of its own."""
+    object_store: Path
+    """Where tasks write, and read unless their inputs are elsewhere."""
+    inputs: Path | None = None
+    code_paths: tuple[Path, ...] = ()
+    master: str = "local[*]"
+    memory_mb: int = 1024
+    quick: bool = False
+    """Starts sooner and computes slower: the compiler's last level, which pays off over minutes, is left out."""
+    conf: tuple[tuple[str, str], ...] = ()
+    allow_weak: bool = False
+    private_network: tuple[int, ...] = ()
+    """Descriptors of the network namespace it is to be in."""
+    disk_bytes: int | None = None
+    """Of its temporary files: what it shuffles and spills, and whatever its functions leave there."""
+    uid_range: tuple[int, int] = UID_RANGE
+    disabled_layers: frozenset[str] = frozenset()
+
+
+POOLS = """<?xml version="1.0"?>
+<allocations><pool name="default">
+<schedulingMode>FAIR</schedulingMode><minShare>0</minShare><weight>1</weight>
+</pool></allocations>
+"""
+"""All work is in the default pool, which by itself does it in the order it came: a long job before all short ones."""
+
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "WARN",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    # Tasks of several jobs at once: each gets its share of the cores.
+    "spark.scheduler.mode": "FAIR",
+    # A client that is gone does not come back: stop what it asked for. It is missed when a stream to it ends, not
+    # before, so streams are short; clients that live take them up again.
+    "spark.connect.execute.reattachable.senderMaxStreamDuration": "5s",
+    "spark.connect.execute.manager.detachedTimeout": "10s",
+    "spark.connect.execute.manager.maintenanceInterval": "1s",
+    "spark.connect.session.manager.defaultSessionTimeout": "30m",
+    "spark.connect.progress.reportInterval": "500ms",
+    # Small tasks: few partitions, no listing in parallel, no metadata that nobody reads.
+    "spark.sql.shuffle.partitions": "4",
+    "spark.default.parallelism": "4",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    "spark.sql.adaptive.coalescePartitions.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+# A JVM that ran out of memory may have lost any of its threads: it ends, and is started again. Checking the bytecode
+# of Spark's own classes, which were installed by their hashes, is a quarter of what a start and a first task take.
+_JAVA_OPTIONS = (
+    "-XX:+UseSerialGC -Xms64m -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
+    " -XX:+ExitOnOutOfMemoryError -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+# The driver serves its files and blocks at ports of their own, and decodes whatever objects are sent there: only to
+# whom knows a secret, which Spark makes itself. A cluster has one of its own.
+_LOCAL_OPTIONS = ("-Dspark.authenticate=true",)
+# With only that compiler, Java has room for 48 MB of its code, and compiles over and over what it had to drop.
+_QUICK_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=128m")
+_OPENED = (
+    "java.base/java.lang",
+    "java.base/java.lang.invoke",
+    "java.base/java.lang.reflect",
+    "java.base/java.io",
+    "java.base/java.net",
+    "java.base/java.nio",
+    "java.base/java.util",
+    "java.base/java.util.concurrent",
+    "java.base/java.util.concurrent.atomic",
+    "java.base/jdk.internal.ref",
+    "java.base/sun.nio.ch",
+    "java.base/sun.nio.cs",
+    "java.base/sun.security.action",
+    "java.base/sun.util.calendar",
+)
+
+
+def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequence[str]) -> list[str]:
+    """`classes`: options that say where Java finds those of Spark, or writes them, see `classes`."""
+    conf = {
+        **_CONF,
+        "spark.scheduler.allocation.file": f"file://{pools}",
+        "spark.connect.grpc.binding.port": PORT_MARK,
+        # What is collected is held in the heap: more than a part of it is refused, with a message.
+        "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
+        # Executors of a cluster find user code under the same paths, as they find the object store.
+        "spark.executorEnv.PYTHONPATH": _search_path(settings.code_paths),
+        "spark.local.dir": TEMP_MARK,
+        "spark.sql.warehouse.dir": f"{TEMP_MARK}/warehouse",
+        "spark.sql.artifact.isolation.enabled": "false",
+        **dict(settings.conf),
+    }
+    if settings.master.startswith("local"):  # a cluster has limits of its own
+        conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
+    jars = spark_home() / "jars" / "*"
+    options = _JAVA_OPTIONS.format(temp=TEMP_MARK).split()
+    opens = [word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")]
+    return [
+        str(java.executable),
+        *classes,
+        f"-Xmx{settings.memory_mb}m",
+        *java.options,
+        *options,
+        *(_QUICK_OPTIONS if settings.quick else ()),
+        *opens,
+        f"-Dspark.master={settings.master}",
+        *(_LOCAL_OPTIONS if settings.master.startswith("local") else ()),
+        *(f"-D{key}={value}" for key, value in conf.items()),
+        "-cp",
+        str(jars),
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
+
+
+def environment(settings: SparkSettings, java: Java, token: str) -> dict[str, str]:
+    return {
+        "JAVA_HOME": str(java.home),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": _search_path(settings.code_paths),
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": TEMP_MARK,
+        "TMPDIR": TEMP_MARK,
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+    }
+
+
+def _search_path(folders: tuple[Path, ...]) -> str:
+    return os.pathsep.join(str(folder.resolve()) for folder in folders)
+
+
+def spark_home() -> Path:
+    """Found, not imported: only user code's processes need the library."""
+    found = find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent

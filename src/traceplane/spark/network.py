@@ -1,0 +1,60 @@
+"""The network that a worker's Spark servers and their tasks share, and nobody else is in.
+
+    python -I -m traceplane.spark.network CONTROL
+
+Made once by a process that ends at once; it lives as long as the worker holds its descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from dataclasses import dataclass
+
+from traceplane.linux import network_namespace
+from traceplane.sandbox import confinement
+
+
+@dataclass
+class PrivateNetwork:
+    descriptors: tuple[int, ...]
+    """None: there is no such network here, for that reason, and tasks reach Spark over this machine's own."""
+    missing: str | None = None
+
+    @classmethod
+    async def make(cls) -> PrivateNetwork:
+        ours, theirs = socket.socketpair()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-m", "traceplane.spark.network", str(theirs.fileno())),
+            env={},
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        theirs.close()
+        with ours:
+            await process.wait()
+            message, descriptors, _, _ = socket.recv_fds(ours, 1000, 2)
+        return cls(tuple(descriptors), None if descriptors else message.decode() or "it could not be made")
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = ()
+
+
+def main(control_descriptor: int) -> None:
+    control = socket.socket(fileno=control_descriptor)
+    try:
+        descriptors = network_namespace.make(confinement.enter_user_namespace)
+    except OSError as error:
+        control.sendall(str(error).encode()[:900])
+        return
+    socket.send_fds(control, [b"."], descriptors)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

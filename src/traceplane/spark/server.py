@@ -1,0 +1,540 @@
+"""The Spark Connect server of a worker: one JVM, confined, started again when it dies.
+
+User code reaches Spark over Connect and can make it do whatever a JVM can, so the server is trusted as little as the
+code that it runs. `launcher` confines it. Here, on the trusted side:
+
+- A task is shown to the server while it runs (`granting`): the generations it reads, and its output folders, which are
+  taken away before the outputs are looked at. What lies in the server's own folder is never opened; its log comes by
+  a pipe.
+- Whoever connects needs the server's token, and where the machine has namespaces, has to be in the worker's private
+  network, which leads nowhere else. Token and port are new at each start, and tasks get them when the server listens
+  there, it and nobody else. When it ends, its tasks are ended before anybody else can have the port.
+
+Tasks that use one server are not kept apart by it. With `spark_isolation = "job"` (`SparkServers`)
+they are tasks of one job.
+
+An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some
+twenty seconds by the server itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import secrets
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.adapters.locked_folder import LockedFolder, remove_tree
+from traceplane.dataplane.java import Java, find_java
+from traceplane.errors import PlatformError
+from traceplane.sandbox import frames
+from traceplane.sandbox.assignment import UsedSpark
+from traceplane.sandbox.confinement import NAMESPACES, UID_SLOTS
+from traceplane.sandbox.private_root import outermost
+from traceplane.sandbox.staging import bytes_below, make_private
+from traceplane.sandbox.uid_lease import UidLease
+from traceplane.spark import classes as spark_classes
+from traceplane.spark.command import POOLS, SparkSettings, environment, java_command
+from traceplane.spark.frames import (
+    Answered,
+    Confined,
+    Ended,
+    Grant,
+    Launch,
+    Listening,
+    Revoke,
+    SparkReport,
+    SparkRequest,
+    TooWeak,
+)
+
+_START_SECONDS = 180.0
+_STOP_SECONDS = 10.0
+_TASKS_END_SECONDS = 30.0
+_DISK_CHECK_SECONDS = 2.0
+_DEFAULT_PORT = 15002
+_LONGEST_REPORT = 1 << 20
+_LONGEST_LOG = 16 << 20
+_LOGS_KEPT = 20
+_reports: msgspec.json.Decoder[SparkReport] = msgspec.json.Decoder(SparkReport)
+
+
+_EXIT_OUT_OF_MEMORY = 3
+
+
+class SparkGrant:
+    """What a server is shown of one task, from `__aenter__` on."""
+
+    def __init__(
+        self, server: SparkServer | None, readable: Iterable[Path], writable: Iterable[Path]
+    ) -> None:
+        self._server = server
+        self.frame = Grant(
+            outermost(str(folder) for folder in readable), [str(folder) for folder in writable]
+        )
+        self.start = server.starts if server is not None else 0
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the server that the task was told of is no more."""
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    async def __aenter__(self) -> SparkGrant:
+        if self._server is not None:
+            await self._server.show(self)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.end(sealed=False)
+
+    @contextlib.contextmanager
+    def using(self, on_lost: Callable[[object], None]) -> Iterator[None]:
+        """While a process of the task runs, which is to end when it has lost its server."""
+        self._unused.clear()
+        self.lost.add_done_callback(on_lost)
+        try:
+            yield
+        finally:
+            self.lost.remove_done_callback(on_lost)
+            self._unused.set()
+
+    def lose(self) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    @property
+    def is_used(self) -> bool:
+        return not self._unused.is_set()
+
+    async def until_unused(self) -> None:
+        await self._unused.wait()
+
+    async def end(self, *, sealed: bool) -> bool:
+        """Take it all away; with `sealed`, whether nobody can change any more what was written."""
+        server, self._server = self._server, None
+        return server is None or await server.hide(self, sealed=sealed)
+
+
+@dataclass(frozen=True)
+class RemoteSpark:
+    """A Spark Connect server that somebody else runs; it must reach the object store under the same paths."""
+
+    remote: str
+
+    @property
+    def used(self) -> UsedSpark:
+        """Where the worker is root, the server has to be so too: it writes to folders of the worker's group."""
+        return UsedSpark(urlsplit(self.remote).port or _DEFAULT_PORT, 0 if os.geteuid() == 0 else None)
+
+    @property
+    def last_end(self) -> str | None:
+        return None
+
+    def granting(self, readable: Iterable[Path], writable: Iterable[Path]) -> SparkGrant:
+        return SparkGrant(None, (), ())
+
+
+class SparkServer:
+    """Made by `start`; `remote` is where clients connect, and with what."""
+
+    def __init__(self, settings: SparkSettings, java: Java) -> None:
+        self._settings = settings
+        self._java = java
+        self._token = ""
+        self._port = 0
+        has_uid = os.geteuid() == 0 and UID_SLOTS not in settings.disabled_layers
+        self._lease = UidLease(*settings.uid_range, 1) if has_uid else None
+        self._folder = LockedFolder(settings.folder, "server-", ())
+        self.starts = 0
+        """How often it was started; each time it has another port and token."""
+        self._up = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._launcher: _LauncherConnection | None = None
+        self._log = _Log(settings.folder / "logs")
+        self._grants: dict[int, SparkGrant] = {}
+        self._closed = False
+        self._given_up: Exception | None = None
+        self.pid = 0
+        self.layers: tuple[str, ...] = ()
+        self.last_end: str | None = None
+        """Why the server that ran before this one ended, for people."""
+
+    @property
+    def remote(self) -> str:
+        return f"sc://127.0.0.1:{self._port}/;authorization={quote(f'Bearer {self._token}')}"
+
+    @property
+    def used(self) -> UsedSpark:
+        return UsedSpark(self._port, self._uid)
+
+    @property
+    def _uid(self) -> int | None:
+        return self._lease.uids[0] if self._lease is not None else None
+
+    @classmethod
+    async def start(cls, settings: SparkSettings, java: Java | None = None) -> SparkServer:
+        settings.object_store.mkdir(parents=True, exist_ok=True)
+        if java is None:
+            java = await asyncio.to_thread(find_java)
+        if java.skipped is not None:
+            telemetry.emit("spark.java_skipped", "warning", skipped=java.skipped, uses=java.source)
+        server = cls(settings, java)
+        try:
+            await server._launch()
+            await asyncio.to_thread(server._folder.remove_abandoned)
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    async def until_up(self) -> None:
+        """Waits while it is being started again: until then nobody knows where it will be."""
+        await self._up.wait()
+        if self._given_up is not None:
+            raise PlatformError(
+                "spark.not_started", "the Spark server could not be started again", value=self._given_up
+            )
+
+    async def keep_running(self, stop: asyncio.Event) -> None:
+        """Starts it again when it dies, or takes too much of the disk; tasks that were running on it fail and are
+        retried."""
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                assert self._launcher is not None
+                ended = self._launcher.ended
+                too_much = await self._until_ended(ended, stopping)
+                if stop.is_set():
+                    return
+                self._up.clear()
+                code = ended.result() if ended.done() else None
+                self.last_end = too_much or self._why_ended(code)
+                telemetry.emit("spark.died", "error", code=code, why=self.last_end)
+                await self._end_tasks()
+                await self._end_process()
+                await self._launch()
+        except Exception as error:
+            self._given_up = error
+            self._up.set()
+            raise
+        finally:
+            stopping.cancel()
+
+    async def _until_ended(
+        self, ended: asyncio.Future[int | None], stopping: asyncio.Future[Any]
+    ) -> str | None:
+        """Why it has to be ended, if it has not ended by itself."""
+        limit = self._settings.disk_bytes
+        while not ended.done() and not stopping.done():
+            await asyncio.wait(
+                (ended, stopping),
+                timeout=None if limit is None else _DISK_CHECK_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if limit is None or ended.done() or stopping.done():
+                continue
+            used = await asyncio.to_thread(bytes_below, str(self._temp))
+            if used > limit:
+                return f"its temporary files took {used} bytes; the limit is {limit}, see the setting spark_disk_mb"
+        return None
+
+    async def _end_tasks(self) -> None:
+        """Those that use it: they wait for an answer that others must not give. The launcher keeps the port so long."""
+        used = [grant for grant in self._grants.values() if grant.start == self.starts]
+        for grant in used:
+            grant.lose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TASKS_END_SECONDS):
+                await asyncio.gather(*(grant.until_unused() for grant in used))
+
+    def _why_ended(self, code: int | None) -> str:
+        if code == _EXIT_OUT_OF_MEMORY:
+            return (
+                f"out of memory: its heap has {self._settings.memory_mb} MB, see the setting spark_memory_mb"
+            )
+        if code is None:
+            return f"its launcher was killed, see {self._log.path}"
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"it ended with {ended}, see {self._log.path}"
+
+    # What tasks it may see -------------------------------------------------------------------------
+
+    def granting(self, readable: Iterable[Path], writable: Iterable[Path]) -> SparkGrant:
+        """Each writable folder lies in one of the readable ones."""
+        return SparkGrant(self, readable, writable)
+
+    @property
+    def uses(self) -> int:
+        """How many tasks run on it."""
+        return sum(grant.is_used for grant in self._grants.values())
+
+    async def show(self, grant: SparkGrant) -> None:
+        self._grants[id(grant)] = grant
+        if grant.start != self.starts or not self._up.is_set():
+            grant.lose()  # the task was told of one that ended meanwhile
+        try:
+            await self._ask(grant.frame)
+        except BaseException:
+            self._grants.pop(id(grant), None)
+            raise
+
+    async def hide(self, grant: SparkGrant, *, sealed: bool) -> bool:
+        if self._grants.pop(id(grant), None) is None:
+            return True
+        return (await self._ask(Revoke(grant.frame, sealed))).quiet
+
+    async def _ask(self, request: SparkRequest) -> Answered:
+        """A launcher that has gone, or has not come yet, is told of all grants when it comes."""
+        launcher = self._launcher
+        answer = await launcher.ask(request) if launcher is not None else Answered()
+        if answer.problem is not None:
+            raise PlatformError(
+                "spark.not_shown",
+                "a task's folders cannot be shown to the Spark server",
+                value=answer.problem,
+            )
+        return answer
+
+    # Its process -----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._end_process()
+        self._log.close()
+        await asyncio.to_thread(self._folder.remove)
+        if self._lease is not None:
+            self._lease.release()
+
+    async def _end_process(self) -> None:
+        """When its control socket closes, the launcher ends all that the server started; or else it is killed."""
+        launcher, self._launcher = self._launcher, None
+        process, self._process = self._process, None
+        if launcher is not None:
+            launcher.close()
+        if process is not None:
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        await asyncio.to_thread(remove_tree, self._temp)
+
+    @property
+    def _temp(self) -> Path:
+        return self._folder.path / f"temp-{self.starts}"
+
+    async def _launch(self) -> None:
+        self.starts += 1
+        self._token = secrets.token_urlsafe(32)
+        make_private(self._temp, self._uid)
+        launch = self._make_launch()
+        ours, theirs = socket.socketpair()
+        output, writer = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-m", "traceplane.spark.launcher", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={},
+                cwd="/",
+            )
+        finally:
+            os.close(writer)
+            theirs.close()
+        await self._log.follow(output)
+        frames.send(ours, launch, self._settings.private_network)
+        launcher = await _LauncherConnection.open(ours)
+        # In one go: a grant that ends meanwhile is revoked after it was shown, and one that begins is not missed.
+        self._launcher = launcher
+        await asyncio.gather(*[launcher.put(grant.frame) for grant in self._grants.values()])
+        await self._wait_until_ready(launcher)
+        self._port = launcher.listening.result()
+        self._up.set()
+        telemetry.emit(
+            "spark.ready",
+            pid=self.pid,
+            master=self._settings.master,
+            java=self._java.version,
+            isolation=list(self.layers),
+        )
+
+    async def _wait_until_ready(self, launcher: _LauncherConnection) -> None:
+        waiting: tuple[asyncio.Future[Any], ...] = (launcher.listening, launcher.ended)
+        await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if launcher.weakness is not None:
+            raise PlatformError(
+                "sandbox.too_weak",
+                f"user code on Spark cannot be isolated well enough here: {launcher.weakness}",
+                next_step="see docs/concepts/sandbox.md; allow_weak_sandbox is for where all operator code is trusted",
+            )
+        if not launcher.listening.done():
+            await self._end_process()
+            raise PlatformError(
+                "spark.not_started",
+                "the Spark server did not start",
+                value=self._log.last_problem(),
+                next_step=_next_step(launcher.confined) or f"read {self._log.path}",
+            )
+        assert launcher.confined is not None
+        self.layers = tuple(launcher.confined.layers)
+        self.pid = self._process.pid if self._process is not None else 0
+
+    def _make_launch(self) -> Launch:
+        settings = self._settings
+        conf = self._folder.path / "conf"
+        if not conf.exists():
+            conf.mkdir(mode=0o755)
+            (conf / "pools.xml").write_text(POOLS)
+        readable = [*settings.code_paths, conf, self._java.home, self._java.home.resolve()]
+        stores = {settings.object_store, *((settings.inputs,) if settings.inputs is not None else ())}
+        return Launch(
+            command=java_command(settings, self._java, conf / "pools.xml", spark_classes.options(self._java)),
+            environment=environment(settings, self._java, self._token),
+            folder=str(self._folder.path),
+            temp=str(self._temp),
+            readable=[str(path.resolve()) for path in readable if path.exists()],
+            stores=sorted(str(path.resolve()) for path in stores),
+            uid=self._uid,
+            disabled=sorted(settings.disabled_layers),
+            allow_weak=settings.allow_weak,
+        )
+
+
+def _next_step(confined: Confined | None) -> str | None:
+    """Java's login fails for a user without a name, which only a private root can give it."""
+    if confined is None or NAMESPACES in confined.layers:
+        return None
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return (
+            f"Spark needs a user with a name, and /etc/passwd has none for the user id {os.geteuid()}: add it"
+        )
+    return None
+
+
+class _LauncherConnection:
+    """The worker's end of the control socket of a `launcher`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        self._reader = reader
+        self._writer = writer
+        self._asked: deque[asyncio.Future[Answered]] = deque()
+        self.confined: Confined | None = None
+        self.weakness: str | None = None
+        self.listening: asyncio.Future[int] = loop.create_future()
+        """On which port."""
+        self.ended: asyncio.Future[int | None] = loop.create_future()
+        """The server's exit code; None: nobody knows."""
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(cls, control: socket.socket) -> _LauncherConnection:
+        return cls(*await asyncio.open_connection(sock=control))
+
+    async def ask(self, request: SparkRequest) -> Answered:
+        return await asyncio.shield(self.put(request))
+
+    def put(self, request: SparkRequest) -> asyncio.Future[Answered]:
+        """Its answer; requests are carried out in the order in which they are put."""
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        if self.ended.done():
+            answer.set_result(Answered())
+        else:
+            self._asked.append(answer)
+            self._writer.write(frames.encode(request))
+        return answer
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                header = await self._reader.readexactly(4)
+                body = await self._reader.readexactly(frames.frame_length(header, _LONGEST_REPORT))
+                report = _reports.decode(body)
+                match report:
+                    case Confined():
+                        self.confined = report
+                    case TooWeak(reason):
+                        self.weakness = reason
+                    case Listening(port):
+                        self.listening.set_result(port)
+                    case Answered():
+                        answer = self._asked.popleft() if self._asked else None
+                        if answer is not None and not answer.done():
+                            answer.set_result(report)
+                    case Ended():
+                        self._on_ended(report.code)
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self._on_ended(None)
+
+    def _on_ended(self, code: int | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_result(Answered())  # with the server, all that it had open is gone
+        self._asked.clear()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Log:
+    """What the server says, read from a pipe and kept in a file of bounded size."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_LOGS_KEPT]:
+            old.unlink(missing_ok=True)
+        self.path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.log"
+        self._file = os.open(
+            self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        self._written = 0
+        self._following: asyncio.Task[None] | None = None
+        self._tail: deque[str] = deque(maxlen=200)
+
+    async def follow(self, output: int) -> None:
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(output, "rb", 0)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        self._following = asyncio.create_task(self._copy(reader))
+
+    async def _copy(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(1 << 16):
+            self._tail.extend(data.decode(errors="replace").splitlines())
+            if self._written > _LONGEST_LOG:
+                os.ftruncate(self._file, 0)
+                self._written = 0
+            self._written += os.write(self._file, data)
+
+    def last_problem(self) -> str:
+        problems = [line for line in self._tail if "Exception" in line or "Error" in line]
+        lines = problems or [line for line in self._tail if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"
+
+    def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+        os.close(self._file)
