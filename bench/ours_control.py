@@ -36,7 +36,11 @@ import asyncpg
 from bench.peers import measure
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
-from traceplane.control_api import (
+from traceplane.errors import PlatformError
+from traceplane.http_service.client import Caller
+from traceplane.postgres.database import SCHEMA, Database
+from traceplane.postgres.migrate import migrate
+from traceplane.wire.control import (
     DeployRequest,
     DeployResponse,
     EmitRequest,
@@ -44,10 +48,7 @@ from traceplane.control_api import (
     ManualEvent,
     StatusResponse,
 )
-from traceplane.errors import PlatformError
-from traceplane.postgres.database import SCHEMA, Database
-from traceplane.postgres.migrate import migrate
-from traceplane.task_api import Caller, Scope
+from traceplane.wire.scalars import Scope
 
 BATCH = 500
 

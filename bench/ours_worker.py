@@ -14,7 +14,8 @@ import uvloop
 
 from bench.peers import measure
 from traceplane.errors import PlatformError
-from traceplane.task_api import Completion, DispatcherClient, TakeRequest
+from traceplane.wire.tasks import Completion, TakeRequest
+from traceplane.worker.dispatcher_client import DispatcherClient
 
 LOOPS = 4
 BATCH = 250

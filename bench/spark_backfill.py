@@ -17,7 +17,7 @@ from bench.peers import measure
 from traceplane.chain.extract import fetch_range
 from traceplane.chain.rpc import RpcClient, RpcSettings
 from traceplane.chain.simulated.server import serve_in_process_of_its_own
-from traceplane.control_api import BackfillRequest, BackfillResponse
+from traceplane.wire.control import BackfillRequest, BackfillResponse
 
 BLOCKS = 6000
 TRANSACTIONS_PER_BLOCK = 10

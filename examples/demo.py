@@ -28,11 +28,11 @@ from traceplane.chain.rpc import RpcClient, RpcSettings
 from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.cli import profile, supervisor
 from traceplane.client import Client
-from traceplane.control_api import DeployRequest, DeployResponse, StatusResponse
 from traceplane.errors import PlatformError
+from traceplane.http_service.client import Caller
 from traceplane.postgres.database import Database
 from traceplane.settings import Settings, load
-from traceplane.task_api import Caller
+from traceplane.wire.control import DeployRequest, DeployResponse, StatusResponse
 
 HERE = Path(__file__).parent
 DAG = HERE / "chain/dag.yaml"

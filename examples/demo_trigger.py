@@ -11,16 +11,16 @@ from typing import Any
 
 from examples.demo_failures import Processes
 from traceplane.adapters.signal_source_folder import publish
-from traceplane.control_api import (
+from traceplane.http_service.client import Caller
+from traceplane.postgres.database import Database
+from traceplane.settings import Settings
+from traceplane.wire.control import (
     DeployRequest,
     DeployResponse,
     PipelineConfig,
     PipelineRequest,
     PipelineView,
 )
-from traceplane.postgres.database import Database
-from traceplane.settings import Settings
-from traceplane.task_api import Caller
 
 DESK = """
 version: 1

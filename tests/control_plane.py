@@ -21,7 +21,23 @@ from uuid import UUID
 
 from traceplane.adapters.wake_queue import Depth, Message
 from traceplane.auth.opaque import Role
-from traceplane.control_api import (
+from traceplane.decoding.decoders import Decoders
+from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.in_process import InProcess
+from traceplane.dispatcher.leasing import Claim, Leasing, completion_call, emission_call, heartbeat_call
+from traceplane.dispatcher.loops.backpressure import Backpressure
+from traceplane.dispatcher.loops.builds import Builds
+from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
+from traceplane.dispatcher.loops.reaper import Reaper
+from traceplane.dispatcher.loops.reconciler import Reconciler
+from traceplane.dispatcher.loops.valve import Valve
+from traceplane.errors import QueueUnavailable
+from traceplane.gateway.api import PublicApi
+from traceplane.http_service.routes import Call
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime
+from traceplane.postgres.database import Database
+from traceplane.settings import Settings
+from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
     CutoverRequest,
@@ -41,23 +57,8 @@ from traceplane.control_api import (
     VersionQuery,
     VersionView,
 )
-from traceplane.decoding.decoders import Decoders
-from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.in_process import InProcess
-from traceplane.dispatcher.leasing import Claim, Leasing, completion_call, emission_call, heartbeat_call
-from traceplane.dispatcher.loops.backpressure import Backpressure
-from traceplane.dispatcher.loops.builds import Builds
-from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
-from traceplane.dispatcher.loops.reaper import Reaper
-from traceplane.dispatcher.loops.reconciler import Reconciler
-from traceplane.dispatcher.loops.valve import Valve
-from traceplane.errors import QueueUnavailable
-from traceplane.gateway.api import PublicApi
-from traceplane.http_service import Call
-from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime
-from traceplane.postgres.database import Database
-from traceplane.settings import Settings
-from traceplane.task_api import (
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import (
     ClaimedTask,
     Completion,
     Emission,
@@ -66,7 +67,6 @@ from traceplane.task_api import (
     HeartbeatOutcome,
     JobPayload,
     OutputManifest,
-    Scope,
     StagedFile,
     TaskError,
 )

@@ -13,7 +13,7 @@ import aiohttp
 from tests.control_plane import ControlPlane
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
-from traceplane.http_service import serve
+from traceplane.http_service.server import serve
 
 Answer = tuple[int, str]
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 from tests.control_plane import ControlPlane, Held
 from traceplane.dispatcher.leasing import granted
 from traceplane.sdk import schema_hash
-from traceplane.task_api import (
+from traceplane.wire.tasks import (
     ColumnSchema,
     Completion,
     Fence,

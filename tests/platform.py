@@ -28,10 +28,12 @@ import asyncpg
 
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
-from traceplane.control_api import DeployRequest, DeployResponse, EmitRequest, EmitResponse, ManualEvent
 from traceplane.errors import PlatformError
+from traceplane.http_service.client import Caller
 from traceplane.postgres.database import SCHEMA, Database
-from traceplane.task_api import Caller, DispatcherClient, Scope
+from traceplane.wire.control import DeployRequest, DeployResponse, EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.scalars import Scope
+from traceplane.worker.dispatcher_client import DispatcherClient
 
 OPERATORS = Path(__file__).parent / "operators"
 """Folder with the operator code that tests deploy."""

@@ -25,13 +25,13 @@ from bench import ours_control, results, spark_backfill, spark_memory
 from bench.peers import measure
 from bench.postgres_server import running_postgres
 from bench.spark_operators import busy, small
-from traceplane.control_api import BackfillRequest, BackfillResponse
 from traceplane.dataplane import datasets
 from traceplane.dataplane.session import session
 from traceplane.sandbox import confinement
 from traceplane.sdk import OperatorInput
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.server import SparkServer
+from traceplane.wire.control import BackfillRequest, BackfillResponse
 
 SUITE = "spark"
 SEEDED = 80

@@ -14,7 +14,10 @@ from typing import Any
 from traceplane import telemetry
 from traceplane.cli import profile, supervisor
 from traceplane.client import Client
-from traceplane.control_api import (
+from traceplane.errors import PlatformError
+from traceplane.http_service.client import Caller
+from traceplane.settings import Settings, load
+from traceplane.wire.control import (
     DeployRequest,
     DeployResponse,
     EmitRequest,
@@ -27,9 +30,7 @@ from traceplane.control_api import (
     StatusResponse,
     Subscription,
 )
-from traceplane.errors import PlatformError
-from traceplane.settings import Settings, load
-from traceplane.task_api import Caller, Scope
+from traceplane.wire.scalars import Scope
 
 HERE = Path(__file__).parent
 PAST, LIVE = 240, 12

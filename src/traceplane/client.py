@@ -25,7 +25,10 @@ from uuid import UUID
 
 import msgspec
 
-from traceplane.control_api import (
+from traceplane.errors import Conflict, PlatformError
+from traceplane.http_service.client import as_error
+from traceplane.settings import Settings, load, user_token
+from traceplane.wire.control import (
     DeployRequest,
     DeployResponse,
     EmitRequest,
@@ -42,9 +45,7 @@ from traceplane.control_api import (
     VersionsResponse,
     VersionView,
 )
-from traceplane.errors import Conflict, PlatformError
-from traceplane.settings import Settings, load, user_token
-from traceplane.task_api import MAX_BATCH, Scope, as_error
+from traceplane.wire.scalars import MAX_BATCH, Scope
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@
         └── QueueUnavailable
 
 Each error is one sentence with a stable dotted code, the offending value where there is one,
-and the next step. A stale fence is not an error: it is an outcome of the call (see task_api).
+and the next step. A stale fence is not an error: it is an outcome of the call (see `wire.tasks`).
 """
 
 from __future__ import annotations

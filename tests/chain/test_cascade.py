@@ -29,7 +29,8 @@ from traceplane.chain.extract import ALL_TABLES, fetch_range
 from traceplane.chain.operators.words import Word
 from traceplane.chain.rpc import RpcClient
 from traceplane.chain.simulated.server import Simulator, serve
-from traceplane.control_api import (
+from traceplane.errors import UserError
+from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
     DagName,
@@ -38,7 +39,6 @@ from traceplane.control_api import (
     MovedResponse,
     RollbackRequest,
 )
-from traceplane.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "tests/chain/dag.yaml").read_text()

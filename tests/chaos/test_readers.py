@@ -13,8 +13,8 @@ import pytest
 
 from tests.platform import Platform, until
 from traceplane.client import Client
-from traceplane.control_api import MovedResponse, RollbackRequest
 from traceplane.errors import UserError
+from traceplane.wire.control import MovedResponse, RollbackRequest
 
 ROWS = 12
 BOUNDARIES = (

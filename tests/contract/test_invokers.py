@@ -23,7 +23,7 @@ from aiohttp import web
 
 from traceplane.adapters.invokers import HttpInvoker, InvocationFailed, Invoker, LambdaInvoker, ProcessInvoker
 from traceplane.dispatcher.invocations import Answer, read_answer
-from traceplane.task_api import Completion, Fence
+from traceplane.wire.tasks import Completion, Fence
 
 REGION = "eu-central-1"
 PAYLOAD = b'{"task": {}}'

@@ -22,7 +22,7 @@ from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token, load_keyring, read_master_key, revoke_tokens
 from traceplane.postgres.database import Database
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
-from traceplane.task_api import ClaimedTask, ClaimRequest, OutputRef
+from traceplane.wire.tasks import ClaimedTask, ClaimRequest, OutputRef
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

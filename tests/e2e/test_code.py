@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.platform import Platform
-from traceplane.control_api import DeployRequest, PlanResponse
 from traceplane.errors import InvalidInput, TooLarge
+from traceplane.wire.control import DeployRequest, PlanResponse
 
 OPERATORS = """
 import helper

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.platform import Platform
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
-from traceplane.task_api import ClaimRequest
+from traceplane.wire.tasks import ClaimRequest
 
 DAG = """
 version: 1

@@ -16,7 +16,10 @@ from tests.control_plane import ControlPlane
 from tests.platform import Platform, until
 from traceplane.cli.main import cli
 from traceplane.client import Client
-from traceplane.control_api import (
+from traceplane.dispatcher.loops.execution_status import ExecutionStatus
+from traceplane.dispatcher.loops.periodic import PeriodicPipelines
+from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.wire.control import (
     ExecutionChange,
     ExecutionsResponse,
     ExecutionView,
@@ -32,9 +35,6 @@ from traceplane.control_api import (
     TaskChanges,
     TaskSelection,
 )
-from traceplane.dispatcher.loops.execution_status import ExecutionStatus
-from traceplane.dispatcher.loops.periodic import PeriodicPipelines
-from traceplane.errors import Conflict, InvalidInput, NotFound
 
 DAG = """
 version: 1

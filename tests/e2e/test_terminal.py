@@ -17,7 +17,7 @@ import pytest
 from tests.operators.hostile_text import HOSTILE
 from tests.platform import Platform
 from traceplane.cli.main import cli
-from traceplane.control_api import PipelineView, TasksResponse
+from traceplane.wire.control import PipelineView, TasksResponse
 
 CLI = Path(__file__).parents[2] / "src/traceplane/cli"
 DAG = """

@@ -11,7 +11,7 @@ import pytest
 from tests.control_plane import ControlPlane
 from traceplane import telemetry
 from traceplane.errors import ConcurrentChange
-from traceplane.task_api import Scope
+from traceplane.wire.scalars import Scope
 
 SOURCE = """
 version: 1

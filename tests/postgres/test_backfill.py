@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.control_plane import ControlPlane, completed
-from traceplane.control_api import BackfillRequest, BackfillResponse
 from traceplane.errors import TraceplaneError
-from traceplane.task_api import EventOut, Scope
+from traceplane.wire.control import BackfillRequest, BackfillResponse
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import EventOut
 
 DAG = """
 version: 1

@@ -13,7 +13,8 @@ from tests.control_plane import ControlPlane, Held, completed
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.postgres import commits, pinned, versions
 from traceplane.postgres.tasks import Fence
-from traceplane.task_api import ColumnSchema, ColumnStatistics, EventOut, Scope, StagedFile
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import ColumnSchema, ColumnStatistics, EventOut, StagedFile
 
 SOURCE = """
 version: 1

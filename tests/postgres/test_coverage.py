@@ -10,7 +10,7 @@ from tests.control_plane import ControlPlane, completed
 from tests.postgres.test_commits import job, span
 from tests.postgres.test_versions import SOURCE, active, build, chain, filled, made_by, pointers, served
 from traceplane.errors import Conflict
-from traceplane.task_api import Scope
+from traceplane.wire.scalars import Scope
 
 
 @pytest.fixture

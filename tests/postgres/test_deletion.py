@@ -12,9 +12,9 @@ from tests.control_plane import ControlPlane
 from tests.postgres.test_commits import SOURCE, job
 from tests.postgres.test_versions import build
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.control_api import DeletedResponse, DeleteRequest
 from traceplane.errors import Conflict, NotFound, TraceplaneError
 from traceplane.registry.garbage import collect
+from traceplane.wire.control import DeletedResponse, DeleteRequest
 
 DAG = SOURCE + job("copy", "in", "mid")
 READER = "version: 1\ndag: other\njobs:\n" + job("read", "mid", "far")

@@ -11,8 +11,8 @@ import pytest
 from tests.control_plane import ControlPlane, completed, failed
 from tests.postgres.test_commits import SOURCE, job
 from tests.postgres.test_versions import build, chain
-from traceplane.control_api import StatusResponse, TaskQuery, TaskSelection, TaskView
-from traceplane.task_api import TaskError
+from traceplane.wire.control import StatusResponse, TaskQuery, TaskSelection, TaskView
+from traceplane.wire.tasks import TaskError
 
 DAG = SOURCE + job("copy", "in", "mid", "max_attempts: 1") + job("after", "mid", "end", "max_attempts: 1")
 NO_OUTPUTS = DAG.replace("  outputs: [{dataset: end}]\n", "")

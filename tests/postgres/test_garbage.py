@@ -13,7 +13,7 @@ from tests.control_plane import ControlPlane, Held, completed
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import PlatformError
 from traceplane.registry.garbage import Collected, collect
-from traceplane.task_api import Scope
+from traceplane.wire.scalars import Scope
 
 DAG = """
 version: 1

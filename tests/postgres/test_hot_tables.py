@@ -22,7 +22,8 @@ from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.dispatcher import hot_reads, hot_writes
 from traceplane.errors import Forbidden, InvalidInput, TooLarge
 from traceplane.registry.garbage import collect
-from traceplane.task_api import HotRead, Scope
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import HotRead
 
 COLUMNS = "[{name: block, type: bigint}, {name: n, type: int}, {name: name, type: string}]"
 DAG = f"""

@@ -18,7 +18,8 @@ from tests.control_plane import ControlPlane, Held, completed, failed
 from tests.platform import until
 from traceplane.dispatcher.leasing import Claim
 from traceplane.postgres.database import SCHEMA
-from traceplane.task_api import EventOut, Scope
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import EventOut
 
 DAG = """
 version: 1

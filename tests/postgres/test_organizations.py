@@ -18,7 +18,7 @@ import pytest_asyncio
 from tests.control_plane import ControlPlane, failed
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.opaque import Role
-from traceplane.task_api import TaskError
+from traceplane.wire.tasks import TaskError
 
 MARK = "only-of-the-first"
 DAG = """

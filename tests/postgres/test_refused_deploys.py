@@ -9,7 +9,7 @@ import pytest
 from tests.control_plane import ControlPlane
 from tests.postgres.test_commits import SOURCE, job
 from traceplane.errors import InvalidInput
-from traceplane.task_api import ColumnSchema
+from traceplane.wire.tasks import ColumnSchema
 
 CRON = SOURCE.replace("kind: manual", "kind: cron, schedule: '*/5 * * * *'")
 DECLARED = "datasets: {mid: {columns: [{name: amount, type: int}, {name: tags, type: array<string>}]}}\n"

@@ -9,11 +9,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.control_plane import ControlPlane, completed
-from traceplane.control_api import ManualEvent
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.postgres import events
 from traceplane.postgres.events import NewEvent
-from traceplane.task_api import EventOut, Scope
+from traceplane.wire.control import ManualEvent
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import EventOut
 
 SOURCE = """
 version: 1

@@ -15,9 +15,9 @@ import pytest
 from tests.control_plane import ControlPlane
 from tests.postgres.test_commits import job, span
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.control_api import DeployRequest, VersionQuery
 from traceplane.errors import Conflict, NotFound
 from traceplane.registry.garbage import Collected, collect
+from traceplane.wire.control import DeployRequest, VersionQuery
 
 SOURCE = """
 version: 1

@@ -26,9 +26,9 @@ from tests.trigger.signals import TOPIC
 from tests.trigger.signals import signal as signal_of
 from traceplane import crash_points
 from traceplane.adapters import signal_source_folder
-from traceplane.control_api import PipelineConfig, PipelineRequest, PipelineView
 from traceplane.errors import PlatformError
 from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.wire.control import PipelineConfig, PipelineRequest, PipelineView
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

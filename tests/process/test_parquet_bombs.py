@@ -38,15 +38,8 @@ from traceplane.decoding.messages import (
 from traceplane.linux import forking
 from traceplane.model.hot_table import HotColumn, HotTable
 from traceplane.settings import Settings
-from traceplane.task_api import (
-    ClaimedTask,
-    Completion,
-    DispatcherClient,
-    JobPayload,
-    OutputManifest,
-    StagedFile,
-    TakeRequest,
-)
+from traceplane.wire.tasks import ClaimedTask, Completion, JobPayload, OutputManifest, StagedFile, TakeRequest
+from traceplane.worker.dispatcher_client import DispatcherClient
 
 MOST_MB = 400
 

@@ -25,7 +25,14 @@ import pytest_asyncio
 
 from tests.platform import Platform, Process, free_port, until
 from tests.process.effects import settle, stored_rows, watched
-from traceplane.control_api import (
+from traceplane.errors import PlatformError
+from traceplane.http_service.client import Caller
+from traceplane.postgres import events
+from traceplane.postgres.database import SCHEMA, Database
+from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.events import NewEvent
+from traceplane.postgres.migrate import migrate
+from traceplane.wire.control import (
     EmitRequest,
     EmitResponse,
     ManualEvent,
@@ -33,26 +40,19 @@ from traceplane.control_api import (
     TaskSelection,
     TasksResponse,
 )
-from traceplane.errors import PlatformError
-from traceplane.postgres import events
-from traceplane.postgres.database import SCHEMA, Database
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
-from traceplane.postgres.events import NewEvent
-from traceplane.postgres.migrate import migrate
-from traceplane.task_api import (
-    Caller,
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import (
     ClaimedTask,
     ClaimRequest,
     Completion,
-    DispatcherClient,
     Emission,
     EventOut,
     Heartbeat,
     JobPayload,
     OutputManifest,
-    Scope,
     TakeRequest,
 )
+from traceplane.worker.dispatcher_client import DispatcherClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

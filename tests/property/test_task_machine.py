@@ -35,7 +35,8 @@ from tests.control_plane import (
     failed,
     returned,
 )
-from traceplane.task_api import Completion, EventOut, Scope
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import Completion, EventOut
 
 LEASE_SECONDS = 30.0
 RETRY_SECONDS = (2.0, 60.0)  # half of the shortest pause, and the longest

@@ -24,8 +24,8 @@ from tests.query.test_virtual import INJECTED
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
-from traceplane.control_api import QueryTask, QueryTaskRequest
 from traceplane.errors import PlatformError, TooLarge, UserError
+from traceplane.wire.control import QueryTask, QueryTaskRequest
 
 SLOW = "select count(*) from range(10000000000000) a, range(1000000) b"
 

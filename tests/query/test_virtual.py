@@ -14,12 +14,12 @@ from tests.postgres.test_versions import build
 from tests.query.published import DAG, SECRET, Shop, queries
 from tests.query.test_queries import ADMIN, NOW, READER, Asked, AsOf
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.control_api import DatasetDetail, QueryTask, QueryTaskRequest
 from traceplane.errors import SpecInvalid, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
 from traceplane.registry import spec
 from traceplane.registry.garbage import collect
+from traceplane.wire.control import DatasetDetail, QueryTask, QueryTaskRequest
 
 VIRTUAL = """
   shop.large: {storage: virtual, sql: "select id, customer as who, amount, email from shop.orders where amount > 10"}

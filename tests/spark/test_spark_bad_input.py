@@ -17,7 +17,7 @@ from tests.operators import spark_jobs
 from tests.platform import until
 from tests.spark.conftest import SparkPlatform
 from tests.spark.test_spark_jobs import dag, job
-from traceplane.control_api import BackfillRequest, BackfillResponse
+from traceplane.wire.control import BackfillRequest, BackfillResponse
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

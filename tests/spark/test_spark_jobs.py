@@ -17,7 +17,9 @@ from tests.spark import signal_reference as reference
 from tests.spark.conftest import SparkPlatform
 from tests.unit.test_docs import blocks
 from traceplane.client import Client
-from traceplane.control_api import (
+from traceplane.errors import InvalidInput
+from traceplane.trigger import messages
+from traceplane.wire.control import (
     EmitRequest,
     EmitResponse,
     ManualEvent,
@@ -30,9 +32,7 @@ from traceplane.control_api import (
     TaskChanges,
     TaskSelection,
 )
-from traceplane.errors import InvalidInput
-from traceplane.task_api import Scope
-from traceplane.trigger import messages
+from traceplane.wire.scalars import Scope
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

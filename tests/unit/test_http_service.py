@@ -24,7 +24,10 @@ from yarl import URL
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, DatabaseUnavailable, Unauthenticated
-from traceplane.http_service import PUBLIC, App, Call, Push, Reply, Route, Stream, openapi, serve
+from traceplane.http_service.app import App
+from traceplane.http_service.openapi import openapi
+from traceplane.http_service.routes import PUBLIC, Call, Push, Reply, Route, Stream
+from traceplane.http_service.server import serve
 
 
 class Fence(msgspec.Struct):

@@ -21,7 +21,11 @@ from traceplane.cli.failures import forgivable, logged, problems, shortened
 from traceplane.cli.output import ask, say, say_again, say_json, say_lines
 from traceplane.cli.whereabouts import explained, with_user_token
 from traceplane.client import deploy_request
-from traceplane.control_api import (
+from traceplane.errors import InvalidInput
+from traceplane.http_service.client import Caller
+from traceplane.model.positions import written
+from traceplane.settings import Settings
+from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
     CutoverRequest,
@@ -47,10 +51,7 @@ from traceplane.control_api import (
     VersionsResponse,
     VersionView,
 )
-from traceplane.errors import InvalidInput
-from traceplane.model.positions import written
-from traceplane.settings import Settings
-from traceplane.task_api import MAX_BATCH, Caller, Scope, Wire
+from traceplane.wire.scalars import MAX_BATCH, Scope, Wire
 
 Answer = TypeVar("Answer", bound=Wire)
 MANY_EVENTS = 100_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traceplane.cli.output import say
-from traceplane.control_api import CoverageView, ScopeExplanation
 from traceplane.model.positions import written
+from traceplane.wire.control import CoverageView, ScopeExplanation
 
 _GAPS_SHOWN = 3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from traceplane.control_api import AttemptLog, ExplainResponse, FailureView, StatusResponse, TaskLogs
 from traceplane.model.printable import one_line
+from traceplane.wire.control import AttemptLog, ExplainResponse, FailureView, StatusResponse, TaskLogs
 
 _LONGEST_MESSAGE = 160
 _LINES_OF_OUTPUT = 20

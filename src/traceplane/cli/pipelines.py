@@ -11,7 +11,9 @@ import msgspec
 
 from traceplane.cli.control import as_json, call
 from traceplane.cli.output import say, say_json
-from traceplane.control_api import (
+from traceplane.errors import InvalidInput
+from traceplane.settings import Settings
+from traceplane.wire.control import (
     ExecutionsResponse,
     ExecutionView,
     PipelineChange,
@@ -26,8 +28,6 @@ from traceplane.control_api import (
     UserLimitRequest,
     UserLimitsResponse,
 )
-from traceplane.errors import InvalidInput
-from traceplane.settings import Settings
 
 _PIPELINES, _LISTS, _EXECUTIONS = "/api/v1/pipelines", "/api/v1/scanner-lists", "/api/v1/executions"
 

@@ -14,10 +14,10 @@ import click
 from traceplane.cli.control import as_json, call
 from traceplane.cli.output import hand_on, is_terminal, say, say_json, say_lines
 from traceplane.cli.whereabouts import explained, with_user_token
-from traceplane.control_api import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest, TaskDetail
 from traceplane.errors import InvalidInput
 from traceplane.model.printable import one_line
 from traceplane.settings import Settings
+from traceplane.wire.control import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest, TaskDetail
 
 _WIDEST = 40
 _SHOWN_ROWS = 1000

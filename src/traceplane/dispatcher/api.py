@@ -22,11 +22,12 @@ from traceplane.dispatcher.leasing import (
     heartbeat_call,
 )
 from traceplane.errors import InvalidInput, NotFound, UserError
-from traceplane.http_service import FROM_BODY, PUBLIC, App, Authenticate, Call, Push, Route, Stream
+from traceplane.http_service.app import App
+from traceplane.http_service.routes import FROM_BODY, PUBLIC, Authenticate, Call, Push, Route, Stream
 from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
 from traceplane.runtime.group_commit import GroupCommit
-from traceplane.task_api import (
+from traceplane.wire.tasks import (
     ClaimRequest,
     ClaimResponse,
     CodeQuery,

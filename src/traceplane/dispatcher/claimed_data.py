@@ -24,11 +24,7 @@ from traceplane.postgres import commits, events, executions, generation_schemas
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
-from traceplane.task_api import (
-    ColumnSchema,
-    HotInput,
-    PipelineRun,
-)
+from traceplane.wire.tasks import ColumnSchema, HotInput, PipelineRun
 
 _RESUMED_CURSORS = 2048
 

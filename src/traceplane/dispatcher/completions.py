@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from traceplane.dispatcher.leasing import CompletionCall, Leasing
 from traceplane.runtime.group_commit import GroupCommit
-from traceplane.task_api import CompletionOutcome
+from traceplane.wire.tasks import CompletionOutcome
 
 _HOT_AT_ONCE = 100
 

@@ -17,7 +17,7 @@ from traceplane.model.hot_table import HeldCommit, HotTable, moved_rows, parts, 
 from traceplane.postgres import hot_tables
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
-from traceplane.task_api import HotInput, MovedFile, RowsRequest
+from traceplane.wire.tasks import HotInput, MovedFile, RowsRequest
 
 _ROWS_PER_PART = 100_000
 

@@ -47,7 +47,8 @@ from traceplane.model.runtimes import Runtime
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.runtime.process import Outcome, describe, run_loop
 from traceplane.settings import Settings
-from traceplane.task_api import (
+from traceplane.wire.scalars import Wire
+from traceplane.wire.tasks import (
     ClaimedTask,
     Completion,
     EventOut,
@@ -56,7 +57,6 @@ from traceplane.task_api import (
     JobPayload,
     OutputManifest,
     TaskError,
-    Wire,
 )
 
 # Calls under way at a time, per runtime; a child process weighs more than a connection.

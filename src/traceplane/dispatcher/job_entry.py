@@ -12,14 +12,7 @@ import msgspec
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
 from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow
 from traceplane.model.runtimes import READS_HISTORY
-from traceplane.task_api import (
-    ColumnSchema,
-    GivenInput,
-    InputRef,
-    JobPayload,
-    OutputRef,
-    ViewRef,
-)
+from traceplane.wire.tasks import ColumnSchema, GivenInput, InputRef, JobPayload, OutputRef, ViewRef
 
 _MOST_HISTORY = 1_000_000
 

@@ -51,7 +51,8 @@ from traceplane.postgres import commits, coverage, events, hot_tables, registry,
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, again_if_concurrent
 from traceplane.postgres.events import NewEvent
-from traceplane.task_api import (
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import (
     ClaimedTask,
     ClaimResponse,
     Completion,
@@ -68,7 +69,6 @@ from traceplane.task_api import (
     OutputManifest,
     Refusal,
     RowsRequest,
-    Scope,
 )
 
 _SHORTEST_TOKEN_SECONDS = 3600.0

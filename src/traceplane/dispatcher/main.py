@@ -6,7 +6,6 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 
-from traceplane import http_service
 from traceplane.adapters.object_stores import object_store_for
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue import WakeQueue
@@ -31,6 +30,7 @@ from traceplane.dispatcher.loops.signal_publisher import SignalJobs
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.loops.table_statistics import Statistics
 from traceplane.dispatcher.loops.valve import Metered, Valve
+from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
@@ -135,13 +135,13 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     try:
         await task_group(
             stop,
-            api=http_service.serve(
+            api=serve(
                 api.app(max_body_bytes=settings.max_body_bytes),
                 host=settings.host,
                 port=settings.dispatcher_port,
                 stop=stop,
                 bound=bound,
-                limits=http_service.connection_limits(settings),
+                limits=connection_limits(settings),
             ),
             authority=run_loop("authority", authority.refresh, interval=2.0, stop=stop),
             relay=loop("relay", relay.run_once, interval=1.0, kick=relay_work),

@@ -21,7 +21,30 @@ from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.control_api import (
+from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
+from traceplane.gateway import coverage, datasets, query_tasks
+from traceplane.gateway.backfill import backfill
+from traceplane.gateway.pipelines import PipelineApi
+from traceplane.gateway.plan_steps import plan_steps
+from traceplane.gateway.tasks import TaskApi, standing
+from traceplane.http_service.app import App
+from traceplane.http_service.routes import Call, ClientGone, Push, Route, Stream
+from traceplane.model.dag import Dag
+from traceplane.model.positions import written
+from traceplane.model.runtimes import Runtime
+from traceplane.postgres import commits, events, outbox, registry, tokens, versions
+from traceplane.postgres.coverage import of_datasets as positions_held
+from traceplane.postgres.database import Database, Transaction, again_if_concurrent
+from traceplane.postgres.events import NewEvent
+from traceplane.postgres.versions import Missing
+from traceplane.query.engines import Engines
+from traceplane.query.service import AsOf, Caller, Limits, Queries, Result
+from traceplane.registry import apply, code_identity, cutover, deletion, job_checks, spec
+from traceplane.registry.code_identity import DeployedCode
+from traceplane.runtime.group_commit import GroupCommit
+from traceplane.runtime.process import Outcome
+from traceplane.settings import Settings
+from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
     BuildView,
@@ -54,28 +77,6 @@ from traceplane.control_api import (
     VersionsResponse,
     VersionView,
 )
-from traceplane.errors import Conflict, InvalidInput, NotFound, TraceplaneError
-from traceplane.gateway import coverage, datasets, query_tasks
-from traceplane.gateway.backfill import backfill
-from traceplane.gateway.pipelines import PipelineApi
-from traceplane.gateway.plan_steps import plan_steps
-from traceplane.gateway.tasks import TaskApi, standing
-from traceplane.http_service import App, Call, ClientGone, Push, Route, Stream
-from traceplane.model.dag import Dag
-from traceplane.model.positions import written
-from traceplane.model.runtimes import Runtime
-from traceplane.postgres import commits, events, outbox, registry, tokens, versions
-from traceplane.postgres.coverage import of_datasets as positions_held
-from traceplane.postgres.database import Database, Transaction, again_if_concurrent
-from traceplane.postgres.events import NewEvent
-from traceplane.postgres.versions import Missing
-from traceplane.query.engines import Engines
-from traceplane.query.service import AsOf, Caller, Limits, Queries, Result
-from traceplane.registry import apply, code_identity, cutover, deletion, job_checks, spec
-from traceplane.registry.code_identity import DeployedCode
-from traceplane.runtime.group_commit import GroupCommit
-from traceplane.runtime.process import Outcome
-from traceplane.settings import Settings
 
 READER, WRITER, ADMIN = "reader", "writer", "admin"
 

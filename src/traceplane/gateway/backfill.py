@@ -10,12 +10,12 @@ from collections import Counter
 from typing import Any
 
 from traceplane import telemetry
-from traceplane.control_api import BackfillRequest, BackfillResponse, LackingView
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.model import backfill as model
 from traceplane.model.scope import Scope
 from traceplane.postgres import events, registry, tasks
 from traceplane.postgres.database import Database, again_if_concurrent
+from traceplane.wire.control import BackfillRequest, BackfillResponse, LackingView
 
 _SCOPES_AT_ONCE = 5_000
 _GAPS_TOLD = 20

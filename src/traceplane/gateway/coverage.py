@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from traceplane.control_api import CoverageView, ReasonView, ScopeExplanation
 from traceplane.errors import NotFound
 from traceplane.model.positions import Range, written
 from traceplane.postgres import coverage
 from traceplane.postgres.database import Transaction
+from traceplane.wire.control import CoverageView, ReasonView, ScopeExplanation
 
 _TASKS_TOLD = 3
 _RANGES_FOLLOWED = 3

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any
 from uuid import UUID
 
-from traceplane.control_api import CatalogEntry, CatalogResponse, ColumnView, DatasetDetail
 from traceplane.errors import NotFound, UserError
 from traceplane.gateway.coverage import view
 from traceplane.postgres import coverage, pinned
@@ -17,6 +16,7 @@ from traceplane.query.lineage import column_lineage, virtual_lineage
 from traceplane.query.service import NOW, Caller, Found, Queries, key, visible_columns
 from traceplane.sql.gate import Relation
 from traceplane.sql.virtual import expand
+from traceplane.wire.control import CatalogEntry, CatalogResponse, ColumnView, DatasetDetail
 
 _NOTHING = (0, 0, 0)
 

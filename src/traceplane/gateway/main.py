@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from traceplane import http_service
 from traceplane.gateway.api import PublicApi
+from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
@@ -19,13 +19,13 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     try:
         await task_group(
             stop,
-            api=http_service.serve(
+            api=serve(
                 api.app(),
                 host=settings.host,
                 port=settings.gateway_port,
                 stop=stop,
                 bound=bound,
-                limits=http_service.connection_limits(settings),
+                limits=connection_limits(settings),
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
         )

@@ -12,7 +12,16 @@ import msgspec
 from traceplane import telemetry
 from traceplane.auth.access import may_see_parameters
 from traceplane.auth.opaque import TokenRecord
-from traceplane.control_api import (
+from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.gateway.hidden_values import hidden_from
+from traceplane.http_service.routes import Call, Route
+from traceplane.model import cron
+from traceplane.model.hidden_values import HiddenValues
+from traceplane.model.pipeline_rules import parse_rules
+from traceplane.postgres import executions, pipelines
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.pipelines import Pipeline
+from traceplane.wire.control import (
     ExecutionChange,
     ExecutionQuery,
     ExecutionsResponse,
@@ -30,15 +39,6 @@ from traceplane.control_api import (
     UserLimitRequest,
     UserLimitsResponse,
 )
-from traceplane.errors import Conflict, InvalidInput, NotFound
-from traceplane.gateway.hidden_values import hidden_from
-from traceplane.http_service import Call, Route
-from traceplane.model import cron
-from traceplane.model.hidden_values import HiddenValues
-from traceplane.model.pipeline_rules import parse_rules
-from traceplane.postgres import executions, pipelines
-from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.pipelines import Pipeline
 
 READER, WRITER, ADMIN = "reader", "writer", "admin"
 _LIMITS = "/api/v1/user-limits"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from traceplane.control_api import (
+from traceplane.model.dag import Job
+from traceplane.registry.apply import Consequences
+from traceplane.registry.plan import FieldChange, Plan
+from traceplane.wire.control import (
     ConcernedView,
     DatasetChangeView,
     FieldChangeView,
@@ -12,9 +15,6 @@ from traceplane.control_api import (
     PlanSteps,
     WeightView,
 )
-from traceplane.model.dag import Job
-from traceplane.registry.apply import Consequences
-from traceplane.registry.plan import FieldChange, Plan
 
 
 def plan_steps(plan: Plan, consequences: Consequences) -> PlanSteps:

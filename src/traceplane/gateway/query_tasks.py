@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from uuid import UUID, uuid4
 
-from traceplane.control_api import QueryTask, QueryTaskRequest
 from traceplane.errors import Conflict
 from traceplane.model.dag import (
     Activation,
@@ -28,6 +27,7 @@ from traceplane.postgres.database import Database, again_if_concurrent
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.query.service import Caller, JobQuery, as_job
 from traceplane.registry import cutover, spec
+from traceplane.wire.control import QueryTask, QueryTaskRequest
 
 _ATTEMPTS = 3
 

@@ -13,7 +13,16 @@ from typing import Any
 from uuid import UUID
 
 from traceplane.auth.opaque import TokenRecord
-from traceplane.control_api import (
+from traceplane.errors import InvalidInput, NotFound
+from traceplane.gateway.hidden_values import hidden_from
+from traceplane.http_service.routes import Call, Route
+from traceplane.model.advice import Advice, advice
+from traceplane.model.explain import explain
+from traceplane.model.stuck import stuck
+from traceplane.postgres import events, task_logs, tasks
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.tasks import Chosen
+from traceplane.wire.control import (
     AttemptLog,
     ExplainResponse,
     FailureView,
@@ -28,15 +37,6 @@ from traceplane.control_api import (
     TasksResponse,
     TaskView,
 )
-from traceplane.errors import InvalidInput, NotFound
-from traceplane.gateway.hidden_values import hidden_from
-from traceplane.http_service import Call, Route
-from traceplane.model.advice import Advice, advice
-from traceplane.model.explain import explain
-from traceplane.model.stuck import stuck
-from traceplane.postgres import events, task_logs, tasks
-from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.tasks import Chosen
 
 READER, WRITER = "reader", "writer"
 _CHANGED_AT_ONCE = 2_000

@@ -7,9 +7,11 @@ import gc
 
 from starlette.datastructures import Headers
 
-from traceplane import __version__, http_service, telemetry
+from traceplane import __version__, telemetry
 from traceplane.adapters.signal_source import Offsets, SignalSource
 from traceplane.errors import InvalidInput, Unauthenticated
+from traceplane.http_service.app import App
+from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import run_loop, task_group
@@ -40,7 +42,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         batch_timeout=batching.timeout_seconds,
         custom=custom_rules(settings.trigger_rules),
     )
-    app = http_service.App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
+    app = App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
     try:
         await cache.refresh()  # a signal that came before the pipelines would match none
         # A batch is tens of thousands of objects that live for a moment and refer to nobody: there are no cycles
@@ -49,13 +51,13 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         gc.set_threshold(100_000, 20, 100)
         await task_group(
             stop,
-            api=http_service.serve(
+            api=serve(
                 app,
                 host=settings.host,
                 port=settings.trigger_port,
                 stop=stop,
                 bound=bound,
-                limits=http_service.connection_limits(settings),
+                limits=connection_limits(settings),
             ),
             cache=run_loop(
                 "cache", cache.refresh, interval=batching.cache_refresh_seconds, kick=changed, stop=stop

@@ -1,10 +1,11 @@
 """The worker: a trusted wrapper around untrusted operator code.
 
-    code_cache  the code that jobs were deployed with, as folders of this worker
-    hot_inputs  hot inputs as files, fetched from the dispatcher in pieces
-    intake      how a worker comes by its tasks: from the dispatcher in one call, or woken by SQS
-    main        the worker process, wired by hand
-    wrapper     from wake-up to completion, for as many tasks at once as there are slots; holds the worker token
+    code_cache         the code that jobs were deployed with, as folders of this worker
+    dispatcher_client  the internal API, as a worker calls it
+    hot_inputs         hot inputs as files, fetched from the dispatcher in pieces
+    intake             how a worker comes by its tasks: from the dispatcher in one call, or woken by SQS
+    main               the worker process, wired by hand
+    wrapper            from wake-up to completion, for as many tasks at once as there are slots; holds the worker token
 
 The wrapper heartbeats for all its tasks from its own event loop, so an operator that burns the CPU, blocks
 or hangs never loses its lease; the timeout ends it instead. If the worker dies, its leases run out and the

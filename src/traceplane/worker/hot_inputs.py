@@ -23,10 +23,9 @@ from traceplane.decoding.decoders import Decoders
 from traceplane.decoding.messages import KeptColumn, KeptRowsWork, Limits, Misfit, Unreadable
 from traceplane.decoding.messages import TooLarge as DecodingTooLarge
 from traceplane.errors import Conflict, PlatformError, TooLarge
-from traceplane.task_api import (
+from traceplane.wire.tasks import (
     ClaimedTask,
     ColumnSchema,
-    DispatcherClient,
     Fence,
     HotInput,
     HotRead,
@@ -35,6 +34,7 @@ from traceplane.task_api import (
     MovedFile,
     RowsRequest,
 )
+from traceplane.worker.dispatcher_client import DispatcherClient
 
 if TYPE_CHECKING:
     import pyarrow as pa

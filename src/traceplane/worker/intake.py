@@ -13,7 +13,8 @@ from traceplane.adapters.wake_queue import WakeQueue
 from traceplane.crash_points import crash_point
 from traceplane.errors import TraceplaneError
 from traceplane.runtime.group_commit import GroupCommit
-from traceplane.task_api import ClaimRequest, ClaimResponse, DispatcherClient, TakeRequest
+from traceplane.wire.tasks import ClaimRequest, ClaimResponse, TakeRequest
+from traceplane.worker.dispatcher_client import DispatcherClient
 
 _LONG_POLL_SECONDS = 20.0
 _VISIBILITY_SECONDS = 60.0

@@ -22,8 +22,8 @@ from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.servers import OneRemoteSpark, SparkServers
-from traceplane.task_api import DispatcherClient
 from traceplane.worker.code_cache import CodeCache
+from traceplane.worker.dispatcher_client import DispatcherClient
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
 from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently
 

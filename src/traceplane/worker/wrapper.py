@@ -27,7 +27,7 @@ from traceplane.sandbox.frames import Limits
 from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.spark.server import SparkGrant
 from traceplane.spark.servers import OneRemoteSpark, Spark, SparkServers
-from traceplane.task_api import (
+from traceplane.wire.tasks import (
     LONGEST_LOG,
     ClaimedTask,
     ClaimResponse,
@@ -35,7 +35,6 @@ from traceplane.task_api import (
     ColumnStatistics,
     Completion,
     CompletionOutcome,
-    DispatcherClient,
     Emission,
     EventOut,
     Heartbeat,
@@ -46,6 +45,7 @@ from traceplane.task_api import (
     TaskError,
 )
 from traceplane.worker.code_cache import CodeCache
+from traceplane.worker.dispatcher_client import DispatcherClient
 from traceplane.worker.hot_inputs import LocalInputs, fetched
 from traceplane.worker.intake import Intake
 

@@ -1,76 +1,35 @@
-"""The wire contract between the dispatcher and its workers, and the client that speaks it.
+"""The wire contract between the dispatcher and its workers.
 
 All calls are batches; the dispatcher also groups concurrent calls into one transaction. A worker proves
 itself with the worker token (claim and wake calls) and, for everything about a task it holds, with that
 task's capability token and fence: (task_id, attempt, lease_token). A stale caller is answered "stale" and
-has changed nothing.
-"""
+has changed nothing."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 
-from traceplane.errors import (
-    Conflict,
-    Forbidden,
-    InvalidInput,
-    NotFound,
-    PlatformError,
-    TooLarge,
-    TraceplaneError,
-    Unauthenticated,
+if TYPE_CHECKING:
+    pass
+from traceplane.wire.scalars import (
+    MAX_BATCH,
+    AttemptNumber,
+    ColumnName,
+    Count,
+    Position,
+    Scalar,
+    Scope,
+    Text,
+    Traceparent,
+    Wire,
 )
 
-if TYPE_CHECKING:
-    import aiohttp
-
-MAX_BATCH = 1000
 LONGEST_LOG = 20_000
 """Characters of what one attempt wrote that are kept."""
-
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=43_200)]
-Traceparent = Annotated[str, msgspec.Meta(pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 _Batch = msgspec.Meta(min_length=1, max_length=MAX_BATCH)
-Scalar = Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None
-ColumnName = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-
-
-class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
-
-
-class Scope(Wire, frozen=True):
-    """A cursor, or a partition with its inclusive ends."""
-
-    cursor: Position | None = None
-    partition_key: Text | None = None
-    start: Position | None = None
-    end: Position | None = None
-
-    def __post_init__(self) -> None:
-        if (self.cursor is None) == (self.partition_key is None):
-            raise ValueError("a scope is either a cursor or a partition_key with start and end")
-        if self.cursor is not None:
-            if self.start is not None or self.end is not None:
-                raise ValueError("a cursor has neither start nor end")
-        elif self.start is None or self.end is None or self.end < self.start:
-            raise ValueError("a partition needs start and end, and start must not lie after end")
-
-    @property
-    def first(self) -> int:
-        return self.cursor if self.cursor is not None else self.start  # type: ignore[return-value]
-
-    @property
-    def last(self) -> int:
-        return self.cursor if self.cursor is not None else self.end  # type: ignore[return-value]
 
 
 class Fence(Wire, frozen=True):
@@ -440,157 +399,3 @@ class CodeResponse(Wire, frozen=True):
 
 class Jwks(Wire, frozen=True):
     keys: list[dict[str, str]]
-
-
-Response = TypeVar("Response", bound=Wire)
-
-_ERRORS: dict[int, type[TraceplaneError]] = {
-    400: InvalidInput,
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    413: TooLarge,
-}
-
-
-class Caller:
-    """Typed JSON calls over one keep-alive HTTP session.
-
-    The HTTP client is imported by the first call: a process that is only called starts in half the time without it.
-    """
-
-    def __init__(self, base_url: str, token: str | None = None, *, timeout_seconds: float = 90.0) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._headers = {"content-type": "application/json"}
-        if token:
-            self._headers["authorization"] = f"Bearer {token}"
-        self._timeout_seconds = timeout_seconds
-        self._session: aiohttp.ClientSession | None = None
-        self._encoder = msgspec.json.Encoder()
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    async def stream(self, path: str, body: object) -> AsyncIterator[bytes]:
-        """The answer to a POST, piece by piece; raises if it is not complete."""
-        import aiohttp
-
-        try:
-            async with self._opened().post(
-                self._base_url + path, data=self._encoder.encode(body), headers=self._headers
-            ) as answer:
-                if answer.status >= 400:
-                    raise as_error(answer.status, await answer.read())
-                async for piece in answer.content.iter_any():
-                    yield piece
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        response: type[Response],
-        body: object = None,
-        query: dict[str, str] | None = None,
-    ) -> Response:
-        import aiohttp
-
-        data = self._encoder.encode(body) if body is not None else None
-        try:
-            async with self._opened().request(
-                method, self._base_url + path, data=data, params=query, headers=self._headers
-            ) as answer:
-                raw = await answer.read()
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
-        if answer.status >= 400:
-            raise as_error(answer.status, raw)
-        try:
-            return msgspec.json.decode(raw, type=response)
-        except msgspec.DecodeError as error:
-            raise PlatformError(
-                "service.bad_answer", f"the service answered with something unexpected: {error}", value=path
-            ) from error
-
-    def _opened(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_seconds, connect=5),
-            )
-        return self._session
-
-    def _unreachable(self, path: str, error: BaseException) -> PlatformError:
-        return PlatformError(
-            "service.unreachable",
-            "the service did not answer",
-            value=f"{self._base_url}{path}: {type(error).__name__} {error}",
-            next_step="check that it runs; the call may be repeated",
-        )
-
-
-def as_error(status: int, raw: bytes) -> TraceplaneError:
-    """The error that a service answered with."""
-    try:
-        body = msgspec.json.decode(raw)["error"]
-        kind = _ERRORS.get(status, PlatformError)
-        return kind(body["code"], body["message"], value=body.get("value"), next_step=body.get("next_step"))
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return PlatformError(
-            "service.bad_answer", "the service answered with something unexpected", value=raw[:200]
-        )
-
-
-class DispatcherClient:
-    """The internal API, as a worker calls it."""
-
-    def __init__(self, base_url: str, worker_token: str) -> None:
-        self._caller = Caller(base_url, worker_token)
-
-    async def close(self) -> None:
-        await self._caller.close()
-
-    async def claim(self, request: ClaimRequest) -> ClaimResponse:
-        return await self._caller.call("POST", "/internal/task-claim", ClaimResponse, request)
-
-    async def take(self, request: TakeRequest) -> ClaimResponse:
-        return await self._caller.call("POST", "/internal/task-take", ClaimResponse, request)
-
-    async def leave(self, worker_id: str) -> LeaveResponse:
-        return await self._caller.call(
-            "POST", "/internal/worker-leave", LeaveResponse, LeaveRequest(worker_id)
-        )
-
-    async def heartbeat(self, tokens: list[str], beats: list[Heartbeat]) -> list[HeartbeatOutcome]:
-        request = HeartbeatRequest(tokens, beats)
-        return (await self._caller.call("POST", "/internal/heartbeat", HeartbeatResponse, request)).outcomes
-
-    async def events(self, tokens: list[str], emissions: list[Emission]) -> list[EmissionOutcome]:
-        request = EventsRequest(tokens, emissions)
-        return (await self._caller.call("POST", "/internal/events", EventsResponse, request)).outcomes
-
-    async def complete(self, tokens: list[str], completions: list[Completion]) -> list[CompletionOutcome]:
-        request = CompleteRequest(tokens, completions)
-        return (
-            await self._caller.call("POST", "/internal/task-complete", CompleteResponse, request)
-        ).outcomes
-
-    def rows(self, request: RowsRequest) -> AsyncIterator[bytes]:
-        return self._caller.stream("/internal/input-rows", request)
-
-    async def fetch(self, fence: Fence) -> FetchResponse:
-        query = {
-            "task_id": str(fence.task_id),
-            "attempt": str(fence.attempt),
-            "lease_token": str(fence.lease_token),
-        }
-        return await self._caller.call("GET", "/internal/task-fetch", FetchResponse, query=query)
-
-    async def code(self, bundle: str) -> str:
-        query = {"bundle": bundle}
-        return (await self._caller.call("GET", "/internal/code", CodeResponse, query=query)).content

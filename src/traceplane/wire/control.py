@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.model.code_bundle import MODULE_PATH
-from traceplane.task_api import MAX_BATCH, Position, Scope, Text, Wire
+from traceplane.wire.scalars import MAX_BATCH, Position, Scope, Text, Wire
 
 ModulePath = Annotated[str, msgspec.Meta(max_length=512, pattern=MODULE_PATH)]
 

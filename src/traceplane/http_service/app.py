@@ -1,0 +1,384 @@
+"""Routes become a plain ASGI application: find, authenticate, read, decode, run, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+from starlette.datastructures import Headers
+
+from traceplane import telemetry
+from traceplane.errors import (
+    InvalidInput,
+    NotFound,
+    PlatformError,
+    TooLarge,
+    TraceplaneError,
+    Unauthenticated,
+    UserError,
+)
+from traceplane.http_service.openapi import openapi
+from traceplane.http_service.routes import (
+    FROM_BODY,
+    JSON,
+    KNOWN_CALLER,
+    PUBLIC,
+    Authenticate,
+    Call,
+    ClientGone,
+    Health,
+    MethodNotAllowed,
+    Receive,
+    Reply,
+    Route,
+    Scope,
+    Send,
+    Stream,
+    UnsupportedMediaType,
+)
+from traceplane.runtime.process import describe
+
+
+class App:
+    """One service as an ASGI application: its routes, and /healthz, /readyz, /metrics and /openapi.json.
+
+    `ready` raises, best a PlatformError, while the service cannot do its work.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        authenticate: Authenticate,
+        title: str,
+        version: str,
+        ready: Callable[[], Awaitable[None]] | None = None,
+        max_body_bytes: int = 4 * 1024 * 1024,
+        metrics: bool = True,
+    ) -> None:
+        self._authenticate = authenticate
+        self._exact: dict[bytes, dict[str, _Endpoint]] = {}
+        self._patterns: dict[int, dict[re.Pattern[bytes], dict[str, _Endpoint]]] = {}
+        described = [*routes, *_service_routes(ready, metrics)]
+        document = _encoder.encode(openapi(described, title, version))
+        for route in [*described, _document_route(document)]:
+            self._add(_Endpoint(route, route.max_body_bytes or max_body_bytes))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        label = "unmatched"
+        try:
+            endpoint, path_params = self._find(scope["method"], scope["raw_path"])
+            label = endpoint.label
+            reply = await self._answer(endpoint, path_params, scope, receive)
+        except ClientGone:
+            telemetry.count("http_requests_total", route=label, status=499)
+            return
+        except Exception as error:
+            reply = _failure(error, label)
+        status = (
+            await _send_stream(reply, label, receive, send)
+            if isinstance(reply, Stream)
+            else await _send(reply, send)
+        )
+        telemetry.count("http_requests_total", route=label, status=status)
+        telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
+
+    async def _answer(
+        self, endpoint: _Endpoint, path_params: dict[str, str], scope: Scope, receive: Receive
+    ) -> Reply | Stream:
+        principal = None
+        if endpoint.auth != PUBLIC:
+            principal = self._authenticate(endpoint.auth, Headers(raw=scope["headers"]))
+            if isinstance(principal, Awaitable):
+                principal = await principal
+            if principal is None:
+                raise Unauthenticated(
+                    "auth.required", "this call needs a token", next_step="send a bearer token"
+                )
+            if principal is not FROM_BODY:
+                scope[KNOWN_CALLER] = True
+        query = None if endpoint.query is None else endpoint.decode_query(scope["query_string"])
+        headers = dict(scope["headers"])
+        raw = b""
+        if endpoint.reads_body:
+            endpoint.check_content_type(headers.get(b"content-type"))
+            raw = await _read_body(receive, headers.get(b"content-length"), endpoint.max_body_bytes)
+        body = raw if endpoint.decoder is None else endpoint.decode_body(raw)
+        try:
+            result = await endpoint.handler(Call(body, path_params, query, principal, headers, receive))
+        except RecursionError:
+            if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked
+                raise _too_deep() from None
+            raise
+        if isinstance(result, Reply | Stream):
+            return result
+        return Reply(b"" if endpoint.status == 204 else _encoder.encode(result), status=endpoint.status)
+
+    def _add(self, endpoint: _Endpoint) -> None:
+        path = endpoint.path.encode()
+        if b"{" in path:
+            pattern = re.compile(re.sub(rb"\\\{(\w+)\\\}", rb"(?P<\1>[^/]+)", re.escape(path)))
+            methods = self._patterns.setdefault(path.count(b"/"), {}).setdefault(pattern, {})
+        else:
+            methods = self._exact.setdefault(path, {})
+        if endpoint.method in methods:
+            raise ValueError(f"two routes for {endpoint.label}")
+        methods[endpoint.method] = endpoint
+
+    def _find(self, method: str, path: bytes) -> tuple[_Endpoint, dict[str, str]]:
+        if method == "HEAD":
+            method = "GET"
+        methods = self._exact.get(path, {})
+        if method in methods:
+            return methods[method], {}
+        allowed = set(methods)
+        for pattern, methods in self._patterns.get(path.count(b"/"), {}).items():
+            if (found := pattern.fullmatch(path)) is not None:
+                if method in methods:
+                    return methods[method], _path_params(found.groupdict())
+                allowed.update(methods)
+        if allowed:
+            raise MethodNotAllowed(method, allowed)
+        raise NotFound("request.unknown_path", "there is nothing at this path", value=path.decode("latin-1"))
+
+
+async def _send(reply: Reply, send: Send) -> int:
+    headers = [*reply.headers]
+    if reply.status != 204:
+        headers.append((b"content-type", reply.content_type.encode()))
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+    return reply.status
+
+
+async def _send_stream(stream: Stream, label: str, receive: Receive, send: Send) -> int:
+    """Sends the pieces; the status that came of it."""
+    begun = False
+
+    async def push(piece: bytes) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            headers = [*stream.headers, (b"content-type", stream.content_type.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def pump() -> None:
+        await stream.write(push)
+        await push(b"")
+        await send({"type": "http.response.body", "body": b""})
+
+    async def hung_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    pumping, leaving = asyncio.create_task(pump()), asyncio.create_task(hung_up())
+    try:
+        await asyncio.wait((pumping, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not pumping.done():
+            return 499
+        error = pumping.exception()
+    finally:
+        for task in (pumping, leaving):
+            task.cancel()
+        await asyncio.gather(pumping, leaving, return_exceptions=True)
+    if error is None:
+        return 200
+    if not begun and isinstance(error, Exception):
+        return await _send(_failure(error, label), send)
+    # The server closes a connection whose answer is not complete, so nobody takes it for a whole one.
+    telemetry.emit("http.stream_broken", "warning", route=label, **describe(error))
+    return 500
+
+
+class _Endpoint:
+    """A route with everything prepared that does not depend on the call."""
+
+    def __init__(self, route: Route, max_body_bytes: int) -> None:
+        self.method, self.path, self.auth, self.handler = route.method, route.path, route.auth, route.handler
+        self.label = f"{route.method} {route.path}"
+        self.status = 204 if route.response is None else route.status
+        self.max_body_bytes = max_body_bytes
+        self.reads_body = route.request is not None
+        self.decoder = None if route.request in (None, bytes) else msgspec.json.Decoder(route.request)
+        self.query = route.query
+        self.query_lists = _list_fields(route.query)
+
+    def check_content_type(self, given: bytes | None) -> None:
+        if given == b"application/json" or self.decoder is None:
+            return
+        text = (given or b"").decode("latin-1")
+        kind = text.partition(";")[0].strip().lower()
+        if kind != JSON and not kind.endswith("+json"):
+            raise UnsupportedMediaType(
+                "request.unsupported_media_type",
+                "the body must be JSON",
+                value=text or None,
+                next_step=f"send content-type: {JSON}",
+            )
+
+    def decode_body(self, raw: bytes) -> Any:
+        assert self.decoder is not None
+        try:
+            if not raw.isascii():
+                raw.decode()
+            body = self.decoder.decode(raw)
+            # Both signs of a value that cannot be stored are rare, and quick to look for in the raw bytes.
+            if b"\\u0000" in raw or _NINETEEN_DIGITS in raw.translate(_DIGITS_TO_ZERO):
+                _refuse_unstorable(msgspec.json.decode(raw))
+        except msgspec.ValidationError as error:
+            raise InvalidInput("request.invalid", f"the body is not valid: {error}") from None
+        except msgspec.DecodeError as error:
+            raise InvalidInput("request.malformed_json", f"the body is not JSON: {error}") from None
+        except UnicodeDecodeError as error:
+            message = f"the body is not UTF-8: {error.reason} at byte {error.start}"
+            raise InvalidInput("request.malformed_json", message) from None
+        except RecursionError:
+            raise _too_deep() from None
+        return body
+
+    def decode_query(self, raw: bytes) -> Any:
+        assert self.query is not None
+        try:
+            given = parse_qs(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=200)
+            values: dict[str, Any] = {}
+            for name, texts in given.items():
+                if name not in self.query_lists and len(texts) > 1:
+                    raise InvalidInput("request.invalid", f"the query parameter `{name}` is given twice")
+                values[name] = texts if name in self.query_lists else texts[0]
+            query = msgspec.convert(values, self.query, strict=False)
+            _refuse_unstorable(msgspec.to_builtins(query))
+        except ValueError as error:  # msgspec's and UnicodeDecodeError are ValueErrors too
+            raise InvalidInput("request.invalid", f"the query is not valid: {error}") from None
+        return query
+
+
+_encoder = msgspec.json.Encoder()
+
+_DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_NINETEEN_DIGITS = b"0" * 19  # the length from which an integer may pass 64 bits
+
+
+async def _read_body(receive: Receive, declared: bytes | None, limit: int) -> bytes:
+    size = 0 if declared is None else int(declared)
+    parts: list[bytes] = []
+    more = True
+    while more and size <= limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message["body"])
+        more = message["more_body"]
+        if declared is None:
+            size += len(message["body"])
+    if size > limit:
+        raise TooLarge(
+            "request.too_large", f"the body is longer than {limit} bytes", next_step="send less at once"
+        )
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _refuse_unstorable(value: object) -> None:
+    """Find what Postgres cannot hold, and name its place: `$.tasks[3].name`."""
+    waiting: list[tuple[str, object]] = [("$", value)]
+    while waiting:
+        path, value = waiting.pop()
+        match value:
+            case str() if "\0" in value:
+                raise InvalidInput("request.invalid", f"text cannot contain the NUL character - at `{path}`")
+            case int() if not -(2**63) <= value < 2**63:
+                raise InvalidInput("request.invalid", f"the integer does not fit 64 bits - at `{path}`")
+            case dict():
+                waiting.extend((f"{path} (a key)", key) for key in value)
+                waiting.extend((f"{path}.{key}", item) for key, item in value.items())
+            case list():
+                waiting.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput("request.invalid", "the body is nested too deeply")
+
+
+def _path_params(found: Mapping[str, bytes]) -> dict[str, str]:
+    params = {name: unquote(value.decode("latin-1")) for name, value in found.items()}
+    for name, value in params.items():
+        if "\0" in value:
+            raise InvalidInput("request.invalid", f"the path's `{name}` cannot contain the NUL character")
+    return params
+
+
+def _list_fields(query: type[msgspec.Struct] | None) -> frozenset[str]:
+    if query is None:
+        return frozenset()
+    info = msgspec.inspect.type_info(query)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return frozenset(
+        field.encode_name
+        for field in info.fields
+        if isinstance(
+            field.type, msgspec.inspect.ListType | msgspec.inspect.VarTupleType | msgspec.inspect.SetType
+        )
+    )
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+def _failure(error: Exception, route: str) -> Reply:
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    match error:
+        case PlatformError():
+            headers = ((b"retry-after", b"1"),)
+            telemetry.emit("http.unavailable", "warning", route=route, **describe(error))
+        case Unauthenticated():
+            headers = ((b"www-authenticate", b"Bearer"),)
+        case MethodNotAllowed():
+            headers = ((b"allow", error.allow.encode()),)
+        case UserError():
+            pass
+        case _:
+            reference = os.urandom(8).hex()
+            telemetry.emit("http.error", "error", route=route, reference=reference, **describe(error))
+            error = TraceplaneError(
+                "internal.unexpected",
+                "something went wrong on our side",
+                value=reference,
+                next_step="try again; if it stays, report the reference above",
+            )
+    return Reply(_encoder.encode({"error": error.as_dict()}), status=error.status, headers=headers)
+
+
+# --- what every service answers ---------------------------------------------------------------------
+
+
+def _service_routes(ready: Callable[[], Awaitable[None]] | None, metrics: bool) -> Iterator[Route]:
+    async def healthz(_: Call[None]) -> Health:
+        return Health()
+
+    async def readyz(_: Call[None]) -> Health:
+        if ready is not None:
+            await ready()
+        return Health()
+
+    async def render(_: Call[None]) -> Reply:
+        return Reply(telemetry.render_metrics(), telemetry.METRICS_CONTENT_TYPE)
+
+    yield Route("GET", "/healthz", None, Health, healthz, PUBLIC, "The process is alive.")
+    yield Route("GET", "/readyz", None, Health, readyz, PUBLIC, "The service can do its work.")
+    if metrics:
+        yield Route("GET", "/metrics", None, Reply, render, PUBLIC, "Metrics in Prometheus's text format.")
+
+
+def _document_route(document: bytes) -> Route:
+    async def serve_document(_: Call[None]) -> Reply:
+        return Reply(document)
+
+    return Route("GET", "/openapi.json", None, Reply, serve_document, PUBLIC, "This API, described.")

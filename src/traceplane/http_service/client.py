@@ -1,0 +1,126 @@
+"""Typed JSON calls to a service, over one keep-alive session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from traceplane.errors import (
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    PlatformError,
+    TooLarge,
+    TraceplaneError,
+    Unauthenticated,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+from traceplane.wire.scalars import Wire
+
+Response = TypeVar("Response", bound=Wire)
+
+_ERRORS: dict[int, type[TraceplaneError]] = {
+    400: InvalidInput,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+}
+
+
+class Caller:
+    """Typed JSON calls over one keep-alive HTTP session.
+
+    The HTTP client is imported by the first call: a process that is only called starts in half the time without it.
+    """
+
+    def __init__(self, base_url: str, token: str | None = None, *, timeout_seconds: float = 90.0) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"content-type": "application/json"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._encoder = msgspec.json.Encoder()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def stream(self, path: str, body: object) -> AsyncIterator[bytes]:
+        """The answer to a POST, piece by piece; raises if it is not complete."""
+        import aiohttp
+
+        try:
+            async with self._opened().post(
+                self._base_url + path, data=self._encoder.encode(body), headers=self._headers
+            ) as answer:
+                if answer.status >= 400:
+                    raise as_error(answer.status, await answer.read())
+                async for piece in answer.content.iter_any():
+                    yield piece
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        response: type[Response],
+        body: object = None,
+        query: dict[str, str] | None = None,
+    ) -> Response:
+        import aiohttp
+
+        data = self._encoder.encode(body) if body is not None else None
+        try:
+            async with self._opened().request(
+                method, self._base_url + path, data=data, params=query, headers=self._headers
+            ) as answer:
+                raw = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+        if answer.status >= 400:
+            raise as_error(answer.status, raw)
+        try:
+            return msgspec.json.decode(raw, type=response)
+        except msgspec.DecodeError as error:
+            raise PlatformError(
+                "service.bad_answer", f"the service answered with something unexpected: {error}", value=path
+            ) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_seconds, connect=5),
+            )
+        return self._session
+
+    def _unreachable(self, path: str, error: BaseException) -> PlatformError:
+        return PlatformError(
+            "service.unreachable",
+            "the service did not answer",
+            value=f"{self._base_url}{path}: {type(error).__name__} {error}",
+            next_step="check that it runs; the call may be repeated",
+        )
+
+
+def as_error(status: int, raw: bytes) -> TraceplaneError:
+    """The error that a service answered with."""
+    try:
+        body = msgspec.json.decode(raw)["error"]
+        kind = _ERRORS.get(status, PlatformError)
+        return kind(body["code"], body["message"], value=body.get("value"), next_step=body.get("next_step"))
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return PlatformError(
+            "service.bad_answer", "the service answered with something unexpected", value=raw[:200]
+        )

@@ -1,0 +1,134 @@
+"""What a service is made of, as data: routes, calls, replies, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+
+from traceplane.errors import (
+    UserError,
+)
+
+PUBLIC = "public"
+JSON = "application/json"
+FROM_BODY = object()
+"""What `Authenticate` returns if the headers do not say who calls, and the handler will find it in the body."""
+
+Body = TypeVar("Body")
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Authenticate = Callable[[str, Headers], Awaitable[object] | object]
+
+
+class MethodNotAllowed(UserError):
+    status = 405
+
+    def __init__(self, method: str, allowed: set[str]) -> None:
+        self.allow = ", ".join(sorted(allowed))
+        super().__init__(
+            "request.method_not_allowed",
+            "this path does not answer this method",
+            value=method,
+            next_step=f"use {self.allow}",
+        )
+
+
+class UnsupportedMediaType(UserError):
+    status = 415
+
+
+class TooSlow(UserError):
+    status = 408
+
+
+class Call(msgspec.Struct, Generic[Body], frozen=True):
+    """One request, as its handler sees it."""
+
+    body: Body
+    path_params: dict[str, str]
+    query: Any
+    principal: Any
+    raw_headers: Mapping[bytes, bytes]
+    receive: Receive
+
+    async def hung_up(self) -> None:
+        """Returns when the caller is gone; for a handler that waits and should not wait for nobody."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def header(self, name: str) -> str | None:
+        value = self.raw_headers.get(name.lower().encode("latin-1"))
+        return None if value is None else value.decode("latin-1")
+
+
+Push = Callable[[bytes], Awaitable[None]]
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """An answer in pieces, each sent as it comes.
+
+    What `write` raises before its first piece is answered as an error; later, the connection is cut, and the caller
+    sees that the answer is not complete. When the caller hangs up, `write` is canceled.
+    """
+
+    write: Callable[[Push], Awaitable[None]]
+    content_type: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An answer that is not the JSON of a struct: a page, a file, a status of its own."""
+
+    body: bytes
+    content_type: str = JSON
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint.
+
+    `request` is None for no body, `bytes` for the raw one. `response` is None for an empty 204, or `Reply` or `Stream`
+    where the handler makes its own. `auth` names the principal that may call: the service's `authenticate`
+    gets it, and `PUBLIC` needs none. A path parameter is a whole segment, `/dags/{name}`.
+    """
+
+    method: str
+    path: str
+    request: Any
+    response: Any
+    handler: Callable[[Call[Any]], Awaitable[object]]
+    auth: str
+    summary: str
+    query: type[msgspec.Struct] | None = None
+    status: int = 200
+    max_body_bytes: int | None = None
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str = "ok"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    code: str
+    message: str
+    value: str | int | float | bool | None = None
+    next_step: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ClientGone(Exception):
+    """The caller hung up; nobody is left to answer."""
+
+
+KNOWN_CALLER = "traceplane.known_caller"
+"""In the scope of a call whose headers have shown a token."""

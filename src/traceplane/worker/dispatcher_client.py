@@ -1,0 +1,83 @@
+"""The internal API, as a worker calls it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+from traceplane.http_service.client import Caller
+from traceplane.wire.tasks import (
+    ClaimRequest,
+    ClaimResponse,
+    CodeResponse,
+    CompleteRequest,
+    CompleteResponse,
+    Completion,
+    CompletionOutcome,
+    Emission,
+    EmissionOutcome,
+    EventsRequest,
+    EventsResponse,
+    Fence,
+    FetchResponse,
+    Heartbeat,
+    HeartbeatOutcome,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LeaveRequest,
+    LeaveResponse,
+    RowsRequest,
+    TakeRequest,
+)
+
+
+class DispatcherClient:
+    """The internal API, as a worker calls it."""
+
+    def __init__(self, base_url: str, worker_token: str) -> None:
+        self._caller = Caller(base_url, worker_token)
+
+    async def close(self) -> None:
+        await self._caller.close()
+
+    async def claim(self, request: ClaimRequest) -> ClaimResponse:
+        return await self._caller.call("POST", "/internal/task-claim", ClaimResponse, request)
+
+    async def take(self, request: TakeRequest) -> ClaimResponse:
+        return await self._caller.call("POST", "/internal/task-take", ClaimResponse, request)
+
+    async def leave(self, worker_id: str) -> LeaveResponse:
+        return await self._caller.call(
+            "POST", "/internal/worker-leave", LeaveResponse, LeaveRequest(worker_id)
+        )
+
+    async def heartbeat(self, tokens: list[str], beats: list[Heartbeat]) -> list[HeartbeatOutcome]:
+        request = HeartbeatRequest(tokens, beats)
+        return (await self._caller.call("POST", "/internal/heartbeat", HeartbeatResponse, request)).outcomes
+
+    async def events(self, tokens: list[str], emissions: list[Emission]) -> list[EmissionOutcome]:
+        request = EventsRequest(tokens, emissions)
+        return (await self._caller.call("POST", "/internal/events", EventsResponse, request)).outcomes
+
+    async def complete(self, tokens: list[str], completions: list[Completion]) -> list[CompletionOutcome]:
+        request = CompleteRequest(tokens, completions)
+        return (
+            await self._caller.call("POST", "/internal/task-complete", CompleteResponse, request)
+        ).outcomes
+
+    def rows(self, request: RowsRequest) -> AsyncIterator[bytes]:
+        return self._caller.stream("/internal/input-rows", request)
+
+    async def fetch(self, fence: Fence) -> FetchResponse:
+        query = {
+            "task_id": str(fence.task_id),
+            "attempt": str(fence.attempt),
+            "lease_token": str(fence.lease_token),
+        }
+        return await self._caller.call("GET", "/internal/task-fetch", FetchResponse, query=query)
+
+    async def code(self, bundle: str) -> str:
+        query = {"bundle": bundle}
+        return (await self._caller.call("GET", "/internal/code", CodeResponse, query=query)).content
