@@ -149,7 +149,12 @@ class Held:
 
 
 def completed(held: Held, *events: EventOut, **changes: Any) -> Completion:
-    body: dict[str, Any] = {"status": "completed", "outputs": held.outputs(), "events": list(events)}
+    body: dict[str, Any] = {
+        "status": "completed",
+        "outputs": held.outputs(),
+        "events": list(events),
+        "seen_commit": held.task.seen_commit,
+    }
     return Completion(**{**held.fence, **body, **changes})
 
 

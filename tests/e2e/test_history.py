@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 from tests.e2e.test_first_path import CHAIN
-from tests.platform import Platform
+from tests.platform import Platform, until
+from tests.process.effects import settle
+from traceplane.client import Client
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.scalars import Scope
 
 
 async def traceplane(platform: Platform, *arguments: str) -> tuple[int, str, str]:
@@ -73,3 +77,52 @@ async def test_a_range_is_computed_then_computed_again_and_what_was_replaced_is_
             code, _, err = await traceplane(platform, *wrong)
             assert (code, err.partition(":")[0]) == (2, told)
             assert err.count("\n") == 1
+
+
+ADDED = """
+version: 1
+dag: added
+jobs:
+- {name: days, activation: source, source: {kind: manual}, outputs: [{dataset: added.days}]}
+- name: rows
+  runtime: python
+  operator: python
+  update_strategy: append
+  unique_key: [day]
+  inputs: [{from: {job: days}}]
+  outputs: [{dataset: added.rows}]
+  config: {entrypoint: "added:days", seconds: SECONDS}
+"""
+
+
+async def test_rows_that_are_added_by_overlapping_scopes_are_there_once(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Whether the scopes run one after the other, or all at once, as in a rebuild."""
+    async with Platform.start(database_url, tmp_path) as platform:
+        client = Client(platform.gateway_url, platform.user_token)
+
+        async def days() -> dict[str, list[int]]:
+            assert set(await settle(platform, seconds=180)) == {"completed"}
+            answer = await asyncio.to_thread(
+                client.query, "select day, count(*) as n from added.rows group by all order by 1"
+            )
+            return answer.to_pydict()
+
+        once = {"day": list(range(1, 7)), "n": [1] * 6}
+        await platform.deploy(ADDED.replace("SECONDS", "0.3"))
+        wide = [Scope(partition_key=f"{a}-{b}", start=a, end=b) for a, b in ((1, 3), (2, 5), (4, 6))]
+        scopes = [*wide, *(Scope(cursor=day) for day in range(1, 7))]
+        request = EmitRequest([ManualEvent("added.days", scope) for scope in scopes])
+        await platform.api.call("POST", "/v1/events", EmitResponse, request)
+        assert await days() == once
+        await platform.deploy(ADDED.replace("SECONDS", "0.2"))
+        await until(lambda: serves(platform, 2), seconds=180)
+        assert await days() == once
+
+
+async def serves(platform: Platform, version: int) -> bool:
+    return version == await platform.value(
+        "select v.number from dags d join dag_versions v on v.dag_version_id = d.active_version_id"
+        " where d.name = 'added'"
+    )

@@ -89,6 +89,35 @@ async def live(plane: ControlPlane, dataset: str = "mid") -> list[str]:
     return [row["scope_key"] for row in rows]
 
 
+# Append ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_scopes_that_overlap_add_their_rows_in_turns(plane: ControlPlane, together: bool) -> None:
+    """Each drops duplicates by what it was told of at its claim: of two that knew nothing of each other, one runs
+    again, and knows."""
+    await plane.deploy(APPEND)
+    wide, narrow, apart = await held_for(plane, span(1, 3), 2, 9)
+    assert wide.task.output_files == [[]]
+    calls = [(held, completed(held)) for held in (wide, narrow, apart)]
+    outcomes = (
+        await plane.report(*calls) if together else [o for call in calls for o in await plane.report(call)]
+    )
+    assert sorted(outcomes) == ["committed", "committed", "retrying"]
+    assert outcomes[2] == "committed"
+    (again,) = await plane.claim(await plane.tasks("copy", "queued")) or await claimed_again(plane)
+    assert again.task.attempt == 2
+    assert len(again.task.output_files[0]) == 1
+    assert await plane.complete(again) == ["committed"]
+    assert len(await live(plane)) == 3
+
+
+async def claimed_again(plane: ControlPlane) -> list[Held]:
+    await plane.meter()
+    mine = set(await plane.tasks("copy"))
+    return await plane.claim([task_id for task_id in await plane.send() if task_id in mine])
+
+
 # Replace --------------------------------------------------------------------------------------------
 
 

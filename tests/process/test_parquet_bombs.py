@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGXCPU
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from tests.platform import Platform
 from traceplane.adapters.signal_tail import signal_tail
 from traceplane.decoding import decoder
-from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.decoders import Budget, Decoders
 from traceplane.decoding.messages import (
     HotRowsWork,
     KeptColumn,
@@ -167,7 +167,7 @@ def good(tmp_path: Path) -> Path:
 
 def read(decoders: Decoders, path: Path) -> bytes:
     sink = io.BytesIO()
-    assert decoders.decode(path, WORKS[0], LIMITS, sink) == 1
+    assert decoders.decode(path, WORKS[0], LIMITS, sink).rows == 1
     return sink.getvalue()
 
 
@@ -226,6 +226,42 @@ def test_what_takes_no_memory_and_no_end_is_refused_by_its_time(decoders: Decode
         decoders.decode(tmp_path / "long", SignalsWork([(1, 1)]), Limits(1000, cpu_seconds=1.0), io.BytesIO())
 
 
+def test_a_decoder_that_hears_nothing_while_arrow_reads_is_ended_by_the_kernel(
+    decoders: Decoders, tmp_path: Path
+) -> None:
+    """Python's own timer waits until Arrow returns."""
+    rows = pa.table({"position": [1] * 400_000, "signal_id": [f"signal-{n}" for n in range(400_000)]})
+    parquet.write_table(rows, tmp_path / "large")
+
+    class Sink(io.BytesIO):
+        limit = ""
+
+        def write(self, data: Any) -> int:
+            if not self.limit:
+                (_, forked) = processes_of(os.getpid())
+                limits = Path(f"/proc/{forked}/limits").read_text().splitlines()
+                self.limit = next(line for line in limits if line.startswith("Max cpu time"))
+                time.sleep(2.0)  # as if it had read so long
+                os.kill(forked, SIGXCPU)
+            return super().write(data)
+
+    sink = Sink()
+    with pytest.raises(TooLarge, match="too long"):
+        decoders.decode(tmp_path / "large", WORKS[0], Limits(1 << 30, cpu_seconds=2.0), sink)
+    assert int(sink.limit.split()[3]) < 30
+    assert sink.getvalue() == b""
+
+
+def test_files_share_what_they_may_take(decoders: Decoders, good: Path) -> None:
+    sink, budget = io.BytesIO(), Budget(1000, cpu_seconds=5.0)
+    while budget._cpu_seconds == 5.0:  # a clock may be coarse
+        assert budget.decode(decoders, good, WORKS[0], sink) == 1
+        sink.seek(0)
+    budget._cpu_seconds = 0.0
+    with pytest.raises(TooLarge, match="too long"):
+        budget.decode(decoders, good, WORKS[0], sink)
+
+
 def test_decoders_that_are_killed_cost_nothing(decoders: Decoders, good: Path) -> None:
     for ended in ("idle", "server", "both"):
         read(decoders, good)
@@ -253,7 +289,7 @@ def test_a_decoder_that_is_killed_in_the_middle_costs_nothing(
             return super().write(data)
 
     sink = Sink()
-    assert decoders.decode(tmp_path / "large", WORKS[0], LIMITS, sink) == 400_000
+    assert decoders.decode(tmp_path / "large", WORKS[0], LIMITS, sink).rows == 400_000
     assert sink.killed
     assert sink.getvalue() == b"".join(b'1,"signal-%d"\n' % n for n in range(400_000))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import math
 import os
 import resource
 import signal
@@ -126,6 +127,12 @@ def _answer(request: Request, descriptor: int, target: socket.socket) -> bool:
     # The owner ends it before; this is for a process whose owner cannot.
     signal.setitimer(signal.ITIMER_REAL, request.limits.seconds + _GRACE_SECONDS)
     signal.setitimer(signal.ITIMER_PROF, request.limits.cpu_seconds)
+    # Python hears of the timer when Arrow returns, which it may not do for minutes; this ends the process anyhow.
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    began = used.ru_utime + used.ru_stime
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (math.ceil(began + request.limits.cpu_seconds) + 1, resource.RLIM_INFINITY)
+    )
     try:
         with os.fdopen(descriptor, "rb") as file:
             sink = _Frames(target, request.limits.most_bytes)
@@ -140,7 +147,8 @@ def _answer(request: Request, descriptor: int, target: socket.socket) -> bool:
     else:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(target, b"F", msgspec.json.encode(Done(rows)))
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _send(target, b"F", msgspec.json.encode(Done(rows, used.ru_utime + used.ru_stime - began)))
         return True
     signal.setitimer(signal.ITIMER_PROF, 0)
     _send(target, b"E", msgspec.json.encode(refusal))

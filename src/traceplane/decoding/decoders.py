@@ -45,8 +45,8 @@ class Decoders:
         self._idle: list[_Decoder] = []
         self._closed = False
 
-    def decode(self, path: Path, work: Work, limits: Limits, sink: IO[bytes]) -> int:
-        """Writes what is made of the file to the sink, and returns how many rows that is.
+    def decode(self, path: Path, work: Work, limits: Limits, sink: IO[bytes]) -> Done:
+        """Writes what is made of the file to the sink, and returns how many rows that is and what it took.
 
         Raises Misfit, TooLarge or Unreadable, and then leaves nothing of it in the sink.
         """
@@ -105,6 +105,22 @@ class Decoders:
         return _Decoder(self._server, str(next(self._names)))
 
 
+class Budget:
+    """What several files may take together, however many there are."""
+
+    def __init__(self, most_bytes: int, cpu_seconds: float = 10.0) -> None:
+        self._most_bytes, self._cpu_seconds = most_bytes, cpu_seconds
+
+    def decode(self, decoders: Decoders, path: Path, work: Work, sink: IO[bytes]) -> int:
+        """How many rows the next one makes; the sink has what the others made. Raises as `Decoders.decode` does."""
+        if self._cpu_seconds <= 0:
+            raise TooLarge("its files take too long to read")
+        limits = Limits(self._most_bytes - sink.tell(), cpu_seconds=self._cpu_seconds)
+        done = decoders.decode(path, work, limits, sink)
+        self._cpu_seconds -= done.cpu_seconds
+        return done.rows
+
+
 class _Ended(Exception):
     """A decoder that is gone in the middle, or whose memory may be full of what earlier files left."""
 
@@ -128,8 +144,9 @@ class _Decoder:
         self._socket.close()
         self._server.kill(self._name)
 
-    def ask(self, request: bytes, descriptor: int, limits: Limits, sink: IO[bytes]) -> int:
-        deadline = time.monotonic() + limits.seconds
+    def ask(self, request: bytes, descriptor: int, limits: Limits, sink: IO[bytes]) -> Done:
+        began = time.monotonic()
+        deadline = began + limits.seconds
         self._socket.settimeout(limits.seconds)
         try:
             socket.send_fds(self._socket, [REQUEST_HEAD.pack(len(request))], [descriptor])
@@ -149,11 +166,13 @@ class _Decoder:
         except TimeoutError:
             raise Unreadable(f"it was not read within {limits.seconds:g} seconds") from None
         except ConnectionError:
+            if time.monotonic() - began >= limits.cpu_seconds:
+                raise TooLarge("it takes too long to read it") from None
             raise _Ended from None
         try:
             if kind == b"F":
                 self._files += 1
-                return msgspec.json.decode(body, type=Done).rows
+                return msgspec.json.decode(body, type=Done)
             refusal = msgspec.json.decode(body, type=Refusal)
         except msgspec.MsgspecError:
             raise Unreadable("the process that reads it does not answer as agreed") from None

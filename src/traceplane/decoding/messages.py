@@ -58,6 +58,8 @@ class Request(msgspec.Struct, frozen=True):
 
 class Done(msgspec.Struct, frozen=True):
     rows: int
+    cpu_seconds: float
+    """That it took."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

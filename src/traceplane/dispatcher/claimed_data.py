@@ -41,6 +41,7 @@ class ClaimedData:
     input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
     hot_inputs: dict[UUID, list[HotInput | None]] = field(default_factory=dict)
     output_files: dict[UUID, list[Files]] = field(default_factory=dict)
+    seen_commits: dict[UUID, int] = field(default_factory=dict)
     emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
     executions: dict[UUID, PipelineRun] = field(default_factory=dict)
@@ -56,7 +57,8 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
     if hot := [c for c in reading if jobs[c.job_id].reads_hot and c.range_start is not None]:
         await _hot_inputs(tx, hot, jobs, data)
     if appending := [c for c in claimed if jobs[c.job_id].appends]:
-        found = await commits.output_files(tx, [c.task_id for c in appending])
+        found, newest = await commits.output_files(tx, [c.task_id for c in appending])
+        data.seen_commits.update(newest)
         for c in appending:
             outputs = jobs[c.job_id].payload.outputs
             data.output_files[c.task_id] = [

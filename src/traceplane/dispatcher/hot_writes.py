@@ -17,8 +17,8 @@ from typing import IO, Any
 from uuid import UUID
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
-from traceplane.decoding.decoders import Decoders
-from traceplane.decoding.messages import HotRowsWork, Limits, Misfit, TooLarge, Unreadable
+from traceplane.decoding.decoders import Budget, Decoders
+from traceplane.decoding.messages import HotRowsWork, Misfit, TooLarge, Unreadable
 from traceplane.errors import PlatformError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotTable
@@ -77,6 +77,7 @@ class HotWrites:
         self._opened: ObjectStore | None = None
         self._known: dict[UUID, HotTable | None] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns_of_tables: dict[UUID, asyncio.Lock] = {}
 
     async def close(self) -> None:
         if self._opened is not None:
@@ -95,7 +96,9 @@ class HotWrites:
 
     async def prepare(self, table: HotTable, output: OutputCommit) -> HotRows:
         """Raises Unfit."""
-        async with self._turns, self._at_hand(output.files) as paths:
+        # One of a table at a time: whoever has much to be read waits for itself first.
+        own_turn = self._turns_of_tables.setdefault(output.generation_id, asyncio.Lock())
+        async with own_turn, self._turns, self._at_hand(output.files) as paths:
             return await asyncio.to_thread(_encoded, self._decoders, table, paths, output.start, output.end)
 
     @contextlib.asynccontextmanager
@@ -136,12 +139,12 @@ async def apply(tx: Transaction, rows: Sequence[HotRows]) -> None:
 
 def _encoded(decoders: Decoders, table: HotTable, paths: Sequence[Path], start: int, end: int) -> HotRows:
     work = HotRowsWork(table, start, end)
-    count = 0
+    count, budget = 0, Budget(MOST_BYTES)
     with contextlib.ExitStack() as undo:
         sink = undo.enter_context(tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY))
         for path in paths:
             try:
-                count += decoders.decode(path, work, Limits(MOST_BYTES - sink.tell()), sink)
+                count += budget.decode(decoders, path, work, sink)
             except Misfit as misfit:
                 raise Unfit(
                     "commit.rows_unfit", str(misfit), misfit.next_step or "", value=misfit.column

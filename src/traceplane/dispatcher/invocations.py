@@ -166,6 +166,7 @@ class _Held:
             events=answer.events,
             error=answer.error,
             traceparent=t.traceparent,
+            seen_commit=t.seen_commit,
         )
         return completion_call(completion, [self.capability])
 

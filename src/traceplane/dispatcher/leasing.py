@@ -112,6 +112,8 @@ class CompletionCall:
     events: tuple[NewEvent, ...] = ()
     """Those that the operator named itself."""
     hot_reads: tuple[HotRead, ...] = ()
+    seen_commit: int | None = None
+    """Of an `append` job: the newest commit that it dropped duplicates by."""
     rows: tuple[HotRows, ...] = ()
     """What its outputs put into hot tables."""
     log: str = ""
@@ -405,7 +407,7 @@ class Leasing:
 
         for accepted in await again_if_concurrent(once):
             self._after_acceptance(accepted)
-        if any(call.report is Report.RETURNED for call in calls):
+        if any(outcome.outcome == "retrying" for outcome in outcomes.values()):
             self._work_created()
         self._slot_freed()  # and a scope
         return [outcomes[i] for i in range(len(calls))]
@@ -430,6 +432,7 @@ class Leasing:
         ]
         judged = await self._without_misfits(tx, list(zip(calls, verdicts, strict=True)), locked)
         judged, moves = await self._moves(tx, judged, locked)
+        judged = await self._without_repetitions(tx, judged, locked)
         completed = [c for c, v in judged if v is ReportVerdict.COMPLETE]
         if completed:
             await tasks.mark_completed(tx, [c.fence.task_id for c in completed])
@@ -488,6 +491,41 @@ class Leasing:
             },
         )
         return _failed(judged, misfits, locked, retryable=False)
+
+    async def _without_repetitions(
+        self,
+        tx: Transaction,
+        judged: list[tuple[CompletionCall, ReportVerdict]],
+        locked: dict[UUID, tasks.LockedTask],
+    ) -> list[tuple[CompletionCall, ReportVerdict]]:
+        """Tasks of `append` jobs that could not see rows which others added to their scope meanwhile run again: they
+        may have the same ones."""
+        additions = [
+            (output, call.seen_commit)
+            for call, verdict in judged
+            if verdict is ReportVerdict.COMPLETE
+            and call.seen_commit is not None
+            and not locked[call.fence.task_id].replaces
+            for output in call.outputs
+            if output.files
+        ]
+        if not additions:
+            return judged
+        unseen = {output.task_id for output in await commits.added_since(tx, additions)}
+        reached: dict[UUID, OutputCommit] = {}  # of each generation, the one that reaches furthest
+        for output, _ in sorted(additions, key=lambda one: (one[0].generation_id, one[0].start)):
+            other = reached.get(output.generation_id)
+            if other is not None and other.task_id != output.task_id and output.start <= other.end:
+                unseen.add(output.task_id)
+            elif output.task_id not in unseen and (other is None or output.end > other.end):
+                reached[output.generation_id] = output
+
+        def again(call: CompletionCall) -> tuple[CompletionCall, ReportVerdict]:
+            fence, facts = call.fence, locked[call.fence.task_id].facts
+            verdict = judge_report(facts, fence.attempt, fence.lease_token, Report.RETURNED, retryable=True)
+            return CompletionCall(fence, Report.RETURNED, log=call.log), verdict
+
+        return [again(c) if c.fence.task_id in unseen else (c, v) for c, v in judged]
 
     async def _record(
         self, tx: Transaction, completed: Sequence[CompletionCall], outputs: Sequence[OutputCommit]
@@ -679,6 +717,7 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
         implied=implied,
         events=named,
         hot_reads=reads,
+        seen_commit=completion.seen_commit,
         log=completion.log,
     )
 
@@ -843,6 +882,7 @@ def _claimed_task(claimed: tasks.Claimed, entry: JobEntry, data: ClaimedData, to
         input_schemas=data.input_schemas.get(c.task_id, []),
         hot_inputs=data.hot_inputs.get(c.task_id, []),
         output_files=data.output_files.get(c.task_id, []),
+        seen_commit=data.seen_commits.get(c.task_id),
         emission=data.emissions.get(c.task_id, ""),
         resume=data.resume.get(c.task_id, []),
         execution=data.executions.get(c.task_id),

@@ -111,12 +111,30 @@ async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[
 
 async def output_files(
     tx: Transaction, task_ids: Sequence[UUID]
-) -> dict[tuple[UUID, int], list[dict[str, Any]]]:
-    """Per task and output, the live files that overlap the task's scope."""
+) -> tuple[dict[tuple[UUID, int], list[dict[str, Any]]], dict[UUID, int]]:
+    """Per task and output, the live files that overlap the task's scope; per task, the newest commit of them."""
     files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
+    newest = dict.fromkeys(task_ids, 0)
     for row in await tx.rows(_SQL["own_files"], task_ids):
         files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])
-    return files
+        newest[row["task_id"]] = max(newest[row["task_id"]], row["commit_id"])
+    return files, newest
+
+
+async def added_since(tx: Transaction, additions: Sequence[tuple[OutputCommit, int]]) -> list[OutputCommit]:
+    """Of outputs that are added to what is there, each with the commit that its task had seen: those whose scope has
+    rows that the task had not seen. From here on nobody else adds to their generations."""
+    generations = sorted({output.generation_id for output, _ in additions})
+    await tx.rows(_SQL["lock_appends"], generations)
+    rows = await tx.rows(
+        _SQL["added_since"],
+        [o.task_id for o, _ in additions],
+        [o.generation_id for o, _ in additions],
+        [o.start for o, _ in additions],
+        [o.end for o, _ in additions],
+        [seen for _, seen in additions],
+    )
+    return [additions[r["ord"] - 1][0] for r in rows]
 
 
 async def superseded(

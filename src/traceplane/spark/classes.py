@@ -2,9 +2,10 @@
 
     python -m traceplane.spark.classes
 
-makes the file, once for a Java and a Spark, beside the packages that it is made of: `make setup` does it, or else the
+makes the file, once for a Java and a Spark, beside the packages that it is made of: `make test` does it, or else the
 first worker that starts Spark, with the time that others leave. It comes of a Java that runs nothing but what stands
-here. Servers run users' code and can read the file, not write it. Java checks that it fits, and does without it if not.
+here, in a network of its own where the machine has such. Servers run users' code and can read the file, not write it.
+Java checks that it fits, and does without it if not.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import hashlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from traceplane.adapters.locked_folder import remove_tree
 from traceplane.dataplane.java import Java, find_java
-from traceplane.linux import kernel
+from traceplane.linux import kernel, network_namespace
+from traceplane.sandbox import confinement
 from traceplane.spark.command import POOLS, SparkSettings, environment, java_command, spark_home
 from traceplane.spark.frames import PORT_MARK, TEMP_MARK
+from traceplane.spark.served_port import ServedPort
 
 _FOLDER = Path(sys.prefix) / "share" / "traceplane"
 _MAKE = {17: "-XX:ArchiveClassesAtExit", 21: "-XX:ArchiveClassesAtExit", 25: "-XX:AOTCacheOutput"}
@@ -91,47 +93,44 @@ def make(java: Java) -> Path | None:
             return None
         for old in _FOLDER.glob(f"spark-classes-{java.version}-*"):
             old.unlink()
-        fresh = _FOLDER / f"spark-classes-{java.version}-{secrets.token_hex(8)}.new"
+        place = _FOLDER / "spark-classes-making"
+        remove_tree(place)  # of one that was killed
+        place.mkdir(mode=0o700)
         try:
-            with _server(java, f"{_MAKE[java.version]}={fresh}") as remote:
-                _use(remote)
+            fresh = place / "made"
+            with _server(java, f"{_MAKE[java.version]}={fresh}", place) as remote:
+                _use(remote, place)
             fresh.chmod(0o644)
             fresh.replace(file)
         finally:
-            for left in _FOLDER.glob(f"{fresh.name}*"):
-                left.unlink()
+            remove_tree(place)
     return file
 
 
 @contextlib.contextmanager
-def _server(java: Java, option: str) -> Iterator[str]:
+def _server(java: Java, option: str, place: Path) -> Iterator[str]:
     """Where it listens. At its end, when it has written the file, it has ended."""
-    with tempfile.TemporaryDirectory(prefix="traceplane-classes-") as folder, socket.socket() as taken:
-        place = Path(folder)
-        pools = place / "pools.xml"
-        pools.write_text(POOLS)
-        settings = SparkSettings(folder=place, object_store=place)
-        token = secrets.token_urlsafe(32)
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        taken.close()
-        marks = {TEMP_MARK: folder, PORT_MARK: str(port)}
-        process = subprocess.Popen(
-            [_filled(word, marks) for word in java_command(settings, java, pools, [option])],
-            env={name: _filled(text, marks) for name, text in environment(settings, java, token).items()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=_end_with_parent,
-        )
-        try:
-            _wait_for(port, process)
-            yield f"sc://127.0.0.1:{port}/;authorization=Bearer%20{token}"
-            process.terminate()
-            process.wait(_SECONDS)
-        finally:
-            process.kill()
-            process.wait()
+    pools = place / "pools.xml"
+    pools.write_text(POOLS)
+    settings = SparkSettings(folder=place, object_store=place)
+    token, port = secrets.token_urlsafe(32), ServedPort()
+    marks = {TEMP_MARK: str(place), PORT_MARK: str(port.number)}
+    process = subprocess.Popen(
+        [_filled(word, marks) for word in java_command(settings, java, pools, [option])],
+        env={name: _filled(text, marks) for name, text in environment(settings, java, token).items()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        _wait_for(port, process)
+        yield f"sc://127.0.0.1:{port.number}/;authorization=Bearer%20{token}"
+        process.terminate()
+        process.wait(_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _filled(text: str, marks: dict[str, str]) -> str:
@@ -144,40 +143,44 @@ def _end_with_parent() -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(port: ServedPort, process: subprocess.Popen[bytes]) -> None:
+    """Until it listens, it and nobody else: whoever is sent the token can have anything done."""
     until = time.monotonic() + _SECONDS
     while process.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        if port.is_served_by(process.pid, None):
             return
         time.sleep(0.05)
     raise OSError(f"Spark did not start to make its classes' file: exit code {process.returncode}")
 
 
-def _use(remote: str) -> None:
+def _use(remote: str, place: Path) -> None:
     """What the first tasks of a server do: query, write, read, return through Arrow."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.remote(remote).getOrCreate()
     try:
-        with tempfile.TemporaryDirectory(prefix="traceplane-classes-") as folder:
-            session.sql(
-                "select id % 3 as key, cast(id as decimal(38, 0)) as amount, cast(id as string) as name,"
-                " timestamp_seconds(id) as at from range(100)"
-            ).write.parquet(f"{folder}/rows")
-            rows = session.read.parquet(f"{folder}/rows")
-            rows.createOrReplaceTempView("rows")
-            grouped = session.sql(
-                "select a.key, sum(a.amount) as total, count(distinct a.name) as names, max(b.at) as latest,"
-                " row_number() over (order by a.key) as place from rows a join rows b on a.name = b.name"
-                " where a.at >= timestamp_seconds(1) group by a.key order by a.key"
-            )
-            grouped.write.parquet(f"{folder}/grouped")
-            grouped.toArrow()
+        session.sql(
+            "select id % 3 as key, cast(id as decimal(38, 0)) as amount, cast(id as string) as name,"
+            " timestamp_seconds(id) as at from range(100)"
+        ).write.parquet(f"{place}/rows")
+        rows = session.read.parquet(f"{place}/rows")
+        rows.createOrReplaceTempView("rows")
+        grouped = session.sql(
+            "select a.key, sum(a.amount) as total, count(distinct a.name) as names, max(b.at) as latest,"
+            " row_number() over (order by a.key) as place from rows a join rows b on a.name = b.name"
+            " where a.at >= timestamp_seconds(1) group by a.key order by a.key"
+        )
+        grouped.write.parquet(f"{place}/grouped")
+        grouped.toArrow()
     finally:
         session.stop()
 
 
 def main() -> None:
+    signal.alarm(int(2 * _SECONDS))  # whatever it waits for; Java ends with it
+    with contextlib.suppress(OSError):  # where there are no namespaces, the token alone keeps others out
+        for descriptor in network_namespace.make(confinement.enter_user_namespace):
+            os.close(descriptor)
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     java = find_java()
     if _is_wanted(java):

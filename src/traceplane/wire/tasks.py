@@ -213,6 +213,8 @@ class ClaimedTask(Wire, frozen=True):
     """Per input, where the rows of a hot one are; none if no input is hot."""
     output_files: list[list[dict[str, Any]]] = []
     """Of an `append` job, per output: the live files of the task's scope, to drop duplicates by."""
+    seen_commit: Count | None = None
+    """Of an `append` job: the newest commit among those files; the report repeats it."""
     emission: str = ""
     """Of an operator that asks for it: the emission of the event that the task is for."""
     resume: list[tuple[int, str, str]] = []
@@ -342,6 +344,8 @@ class Completion(Fence, frozen=True, kw_only=True):
     error: TaskError | None = None
     hot_reads: Annotated[list[HotRead], msgspec.Meta(max_length=10_000)] = []
     """Of a job that moves rows out of a hot table."""
+    seen_commit: Count | None = None
+    """Of an `append` job, as it came with the claim: rows of a newer commit may be among those that are reported."""
     log: Annotated[str, msgspec.Meta(max_length=LONGEST_LOG)] = ""
     """The end of what the operator wrote."""
     traceparent: Traceparent | None = None

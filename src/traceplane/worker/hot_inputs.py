@@ -205,7 +205,7 @@ def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) ->
     try:
         limits = Limits(_KEPT_BYTES + 4 * source.stat().st_size, cpu_seconds=120.0, seconds=600.0)
         with target.open("w+b") as sink:
-            return decoders.decode(source, work, limits, sink)
+            return decoders.decode(source, work, limits, sink).rows
     except DecodingTooLarge as error:
         raise TooLarge(
             "operator.input_too_large",

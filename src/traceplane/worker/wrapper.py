@@ -491,7 +491,13 @@ class Wrapper:
     def _completion(self, held: _Held, status: Any, traceparent: str | None, **fields: Any) -> Completion:
         task = held.task
         return Completion(
-            task.task_id, task.attempt, task.lease_token, status=status, traceparent=traceparent, **fields
+            task.task_id,
+            task.attempt,
+            task.lease_token,
+            status=status,
+            traceparent=traceparent,
+            seen_commit=task.seen_commit,
+            **fields,
         )
 
     # Reporting -------------------------------------------------------------------------------------

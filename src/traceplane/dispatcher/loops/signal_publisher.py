@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,8 @@ from traceplane import telemetry
 from traceplane.adapters.in_parallel import in_parallel
 from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.adapters.signal_publisher import SignalPublisher
-from traceplane.decoding.decoders import Decoders
-from traceplane.decoding.messages import Limits, Misfit, Signal, SignalsWork, TooLarge, Unreadable
+from traceplane.decoding.decoders import Budget, Decoders
+from traceplane.decoding.messages import Misfit, Signal, SignalsWork, TooLarge, Unreadable
 from traceplane.model.positions import kept
 from traceplane.postgres import commits, tasks
 from traceplane.postgres.commits import LiveCommit
@@ -34,6 +35,10 @@ _BATCH = 100
 _TRANSFERS_AT_ONCE = 16
 _TASK_BYTES = 8 << 20
 """Of the signals of one task."""
+_TASK_SECONDS = 5.0
+"""Of the processor, to read them."""
+_PASS_SECONDS = 10.0
+"""Then other jobs have their turn."""
 PASS_BYTES = 16 << 20
 """Of the signals that are held at once; tasks behind them wait for the next pass."""
 
@@ -77,13 +82,20 @@ class SignalJobs:
         self._publisher: SignalPublisher | None = None
         self._open_store = object_store
         self._decoders = decoders
+        self._served: dict[UUID, float] = {}
+        """When each of the jobs that wait had its last turn."""
 
     async def run_once(self) -> Published:
         async with self._database.transaction() as tx:
             jobs = await tasks.waiting_publishers(tx)
             if not jobs:
                 return Published()
-            batch = await tasks.take_in_process(tx, jobs[0], _BATCH)
+            job = min(jobs, key=lambda job: self._served.get(job, 0.0))  # each in its turn
+            self._served = {
+                job: time.monotonic(),
+                **{j: t for j, t in self._served.items() if j in jobs and j != job},
+            }
+            batch = await tasks.take_in_process(tx, job, _BATCH)
             found = await commits.input_commits(tx, [t["task_id"] for t in batch])
             live = [(t, found.get((t["task_id"], 0), [])) for t in batch]
             fresh = [(t, c) for t, c in live if not t["backfill"]]
@@ -128,9 +140,9 @@ class SignalJobs:
 def _read(decoders: Decoders, found: _Found, copies: dict[str, Path]) -> _Signals:
     signals = _Signals()
     said: list[Signal] = []
-    held = 0
+    held, began = 0, time.monotonic()
     for task, live in found:
-        if held > PASS_BYTES:
+        if held > PASS_BYTES or time.monotonic() - began > _PASS_SECONDS:
             signals.left.add(task["task_id"])
             continue
         try:
@@ -152,9 +164,9 @@ def _read(decoders: Decoders, found: _Found, copies: dict[str, Path]) -> _Signal
 def _lines(
     decoders: Decoders, task: dict[str, Any], live: Sequence[LiveCommit], copies: dict[str, Path]
 ) -> list[Signal]:
-    sink = io.BytesIO()
+    sink, budget = io.BytesIO(), Budget(_TASK_BYTES, cpu_seconds=_TASK_SECONDS)
     for commit in live:
         work = SignalsWork(kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden))
         for file in commit.files:
-            decoders.decode(copies[file["path"]], work, Limits(_TASK_BYTES - sink.tell()), sink)
+            budget.decode(decoders, copies[file["path"]], work, sink)
     return _DECODER.decode_lines(sink.getvalue())

@@ -95,7 +95,7 @@ order by t.task_id, i.input_index, c.commit_id
 
 -- name: own_files
 -- The live files of each task's scope that its own job committed before.
-select t.task_id, o.output_index, c.files
+select t.task_id, o.output_index, c.commit_id, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_outputs o using (job_id) join generation_cursors k using (generation_id)
 cross join lateral (
@@ -106,6 +106,24 @@ cross join lateral (
   offset 0  -- a probe by index for each task
 ) c
 order by t.task_id, o.output_index, c.commit_id
+
+-- name: lock_appends
+-- What is added to a generation is added in turns: who sees a commit sees all that came before it.
+select pg_advisory_xact_lock(1635151214, hashtext(g::text)) from unnest($1::uuid[]) as g
+
+-- name: added_since
+-- Of rows to be added, those whose scope has had rows added since a commit; by their order.
+select n.ord::int as ord
+from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) with ordinality
+  as n (task_id, generation_id, range_start, range_end, commit_id, ord)
+join generation_cursors k using (generation_id)
+where exists (
+  select 1 from dataset_commits c
+  where c.generation_id = n.generation_id and c.commit_id > n.commit_id and c.superseded_by is null
+    and c.row_count > 0 and c.task_id <> n.task_id
+    and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= n.range_end and c.range_end >= n.range_start
+)
 
 -- name: superseded
 -- Commits that gave way to others longer ago than a while, a page of them, the longest ago first.
