@@ -121,7 +121,8 @@ async def test_a_rollback_catches_up_with_history_too(plane: ControlPlane) -> No
     await build(plane)
     await plane.backfill("b", 10, 12, allow_gaps=True)
     await plane.run_all()
-    await plane.rollback("main")
+    moved = await plane.rollback("main")
+    assert {(p.dataset, p.first, p.last) for p in moved.lacking} == {("b", 10, 12), ("c", 10, 12)}
     await build(plane)
     assert await served(plane, "c") == [f"c:{n}" for n in (*range(5), *range(10, 13))]
     assert await made_by(plane, "b") == {"basic:copy_1"}
@@ -226,6 +227,17 @@ async def test_a_gap_is_said_and_no_short_total_is_committed(plane: ControlPlane
     assert await served(plane, "weekly") == ["p:0-6", "p:7-13"]
     assert [r.code for r in (await plane.explain_scope("weekly", 0, 6)).reasons] == ["held"]
     assert (await plane.backfill("weekly", 14, 20, allow_gaps=True)).created == 1  # it was told to
+
+
+async def test_a_scope_that_was_canceled_is_explained_by_its_task(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(3))
+    (third,) = (await plane.tasks("a"))[-1:]
+    await plane.cancel(third)
+    await plane.run_all()
+    why = await plane.explain_scope("a", 2, 2)
+    assert [r.code for r in why.reasons] == ["task_canceled"]
+    assert str(third) in why.reasons[0].sentence
 
 
 async def test_a_dead_scope_is_no_part_of_what_is_there(plane: ControlPlane) -> None:

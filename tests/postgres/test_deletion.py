@@ -52,6 +52,8 @@ async def test_a_deleted_dag_is_gone_and_its_names_are_free(plane: ControlPlane)
         with pytest.raises(NotFound):
             await gone()
     assert (await plane.api.dags(plane._call(None))).dags == []
+    assert (await plane.api.datasets(plane._call(None))).datasets == []
+    assert (await plane.status()).datasets == []
     renamed = DAG.replace("dag: main", "dag: second")
     await plane.deploy(renamed)
     await build(plane)

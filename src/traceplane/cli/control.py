@@ -227,7 +227,9 @@ def _build_line(version: VersionView) -> str:
     dead = f", {version.dead} dead" if version.dead else ""
     lost = ", ".join(f"{p.dataset} {written((p.first, p.last))}" for p in version.lacking[:3])
     lost = f"; lacks {lost}{', …' if len(version.lacking) > 3 else ''}" if lost else ""
-    return f"version {version.version} is being built: {built} of {serving} scopes, {lacking}{dead}{lost}"
+    sources = "1 source has" if version.sources_behind == 1 else f"{version.sources_behind} sources have"
+    behind = f"; {sources} yet to emit what the serving one did" if version.sources_behind else ""
+    return f"version {version.version} is being built: {built} of {serving} scopes, {lacking}{dead}{lost}{behind}"
 
 
 @click.command()
@@ -322,6 +324,13 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
     else:
         before = f", in place of {answer.before}" if answer.before is not None else ""
         say(f"Version {answer.version} of {answer.dag} serves{before}.")
+        if answer.given_up is not None:
+            say(f"Version {answer.given_up}, which was being built, was given up.")
+        if answer.lacking:
+            lost = ", ".join(f"{p.dataset} {written((p.first, p.last))}" for p in answer.lacking[:5])
+            more = ", …" if len(answer.lacking) > 5 else ""
+            say(f"Readers have had more: it lacks {lost}{more}, and computes of that what it can.")
+            say("`traceplane explain DATASET SCOPE` says what keeps the rest.")
 
 
 @click.command()

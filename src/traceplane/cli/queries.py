@@ -69,8 +69,16 @@ def query(
             return
         pieces = iter([text.encode()])
     if output is not None:
-        with output.open("wb") as file:
-            file.writelines(pieces)
+        try:
+            with output.open("wb") as file:
+                file.writelines(pieces)
+        except OSError as error:
+            raise InvalidInput(
+                "cli.output_unwritable",
+                f"the result cannot be written there: {error.strerror}",
+                value=str(output),
+                next_step="give --output a file in a folder that is there and may be written to",
+            ) from error
         return
     if format_ in ("arrow", "parquet") and is_terminal():
         raise InvalidInput(

@@ -8,7 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -238,6 +238,7 @@ class PublicApi:
         )
         if isinstance(done, Missing):
             lost = "; ".join(f"{p.dataset_id} {written(p.positions)}" for p in done.positions[:5])
+            only_lost = lost and not replace(done, positions=()).anything
             raise Conflict(
                 "deploy.not_caught_up",
                 f"the new version lacks {done.unfinished} tasks, {done.dead} of its tasks are dead, "
@@ -245,7 +246,9 @@ class PublicApi:
                 + (f"; readers would lose {lost}" if lost else ""),
                 value=call.body.dag,
                 next_step="wait; retry dead tasks; give it up with `traceplane abort`"
-                + ("; or let it serve without them: `traceplane cutover --drop-missing`" if lost else ""),
+                + (
+                    "; or let it serve without them: `traceplane cutover --drop-missing`" if only_lost else ""
+                ),
             )
         telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)
         return MovedResponse(done.dag, done.version, done.before)
@@ -254,7 +257,13 @@ class PublicApi:
         body = call.body
         done = await cutover.roll_back(self._database, call.principal.org, body.dag, to=body.to)
         telemetry.emit("dag.rolled_back", dag=done.dag, version=done.version, before=done.before)
-        return MovedResponse(done.dag, done.version, done.before)
+        return MovedResponse(
+            done.dag,
+            done.version,
+            done.before,
+            tuple(LackingView(p.dataset_id, *p.positions) for p in done.lacking),
+            done.given_up,
+        )
 
     async def abort(self, call: Call[DagName]) -> MovedResponse:
         version = await cutover.abort(self._database, call.principal.org, call.body.dag)

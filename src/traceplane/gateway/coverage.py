@@ -91,6 +91,8 @@ class _Why:
                     "passes_on", f"{dataset} lacks {where}: {asked['dag']}/{job} has had no event about it."
                 )
             ]
+        if tasks := await coverage.canceled(self._tx, asked["job_id"], positions, _TASKS_TOLD):
+            return [_of_task(dataset, task) for task in tasks]
         first, last = positions
         return [
             ReasonView(

@@ -115,5 +115,9 @@ async def unfinished(tx: Transaction, job_id: UUID, positions: Range, limit: int
     return [dict(r) for r in await tx.rows(_SQL["unfinished"], job_id, *positions, limit)]
 
 
+async def canceled(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[dict[str, Any]]:
+    return [dict(r) for r in await tx.rows(_SQL["canceled"], job_id, *positions, limit)]
+
+
 async def forget(tx: Transaction, generation_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["forget"], list(generation_ids))

@@ -28,6 +28,10 @@ class Moved:
     version: int
     """The one that serves now."""
     before: int | None
+    lacking: tuple[coverage.Lacking, ...] = ()
+    """Of a rollback: the first of what readers had, and it does not hold yet."""
+    given_up: int | None = None
+    """Of a rollback: the version that was being built."""
 
 
 async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
@@ -95,9 +99,10 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -
                 )
             if found.building_id is not None:
                 await _give_up(tx, found.building_id)
+            lacking = await coverage.lacking(tx, target["dag_version_id"])
             await coverage.add_catch_ups(tx, target["dag_version_id"])
             await move(tx, found.dag_id, target["dag_version_id"])
-            return Moved(dag, target["number"], found.active)
+            return Moved(dag, target["number"], found.active, lacking, found.building)
 
     return await again_if_concurrent(once)
 

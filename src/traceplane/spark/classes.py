@@ -41,6 +41,8 @@ _USE_AS_IT_IS = (
     *("-Xlog:disable", "-Xlog:all=error"),
 )
 _SECONDS = 300.0
+_BESIDE = "--beside"
+"""With the time of the processor that nobody else wants."""
 
 
 def options(java: Java) -> list[str]:
@@ -54,7 +56,7 @@ async def make_beside(java: Java, stop: asyncio.Event) -> None:
     if not _is_wanted(java):
         return
     making = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__),
+        *(sys.executable, "-m", __name__, _BESIDE),
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=_end_with_parent,
@@ -176,16 +178,17 @@ def _use(remote: str, place: Path) -> None:
         session.stop()
 
 
-def main() -> None:
+def main(beside: bool) -> None:
     signal.alarm(int(2 * _SECONDS))  # whatever it waits for; Java ends with it
     with contextlib.suppress(OSError):  # where there are no namespaces, the token alone keeps others out
         for descriptor in network_namespace.make(confinement.enter_user_namespace):
             os.close(descriptor)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if beside:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     java = find_java()
     if _is_wanted(java):
         make(java)
 
 
 if __name__ == "__main__":
-    main()
+    main(_BESIDE in sys.argv[1:])

@@ -127,12 +127,22 @@ class RollbackRequest(Wire, frozen=True):
     """The version to go back to; unset: the one that served before."""
 
 
+class LackingView(Wire, frozen=True):
+    dataset: str
+    first: int
+    last: int
+
+
 class MovedResponse(Wire, frozen=True):
     dag: str
     version: int
     """The one that serves now, or was given up."""
     before: int | None = None
     """The one that served until now."""
+    lacking: tuple[LackingView, ...] = ()
+    """Of a rollback: the first of what readers had, and this version does not hold yet."""
+    given_up: int | None = None
+    """Of a rollback: the version that was being built."""
 
 
 class DeleteRequest(Wire, frozen=True):
@@ -160,12 +170,6 @@ class BuildView(Wire, frozen=True):
     """Scopes of the serving generation that the new one has too."""
     serving: int
     """Scopes that the serving one has."""
-
-
-class LackingView(Wire, frozen=True):
-    dataset: str
-    first: int
-    last: int
 
 
 class VersionView(Wire, frozen=True):

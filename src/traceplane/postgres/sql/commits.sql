@@ -170,5 +170,5 @@ select d.dataset_id, count(c.commit_id) as commits, least(coalesce(sum(c.row_cou
 from datasets d join orgs o using (org_id)
 left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
 left join generation_cursors gc on gc.generation_id = d.current_generation_id
-where o.slug = $1
+where o.slug = $1 and d.current_generation_id is not null
 group by d.dataset_id, gc.position order by d.dataset_id

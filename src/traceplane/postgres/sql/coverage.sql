@@ -154,6 +154,12 @@ select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as sco
 from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit $4
 
+-- name: canceled
+-- Tasks of a job that somebody canceled, of some positions. Asked when nothing else is known of them: no index has it.
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, null as code
+from tasks t where t.job_id = $1 and t.state = 'canceled' and t.range_start <= $3 and t.range_end >= $2
+order by t.task_id desc limit $4
+
 -- name: forget
 -- Of generations that are gone.
 delete from generation_coverage where generation_id = any($1::uuid[])

@@ -3,6 +3,7 @@
 -- name: datasets
 -- Datasets by their names, each with the generation that is asked for: of a version of its DAG ($3, $4), of a time ($5),
 -- or the current one; where its rows are, and what is declared of their columns, by the dataset that owns the rows too.
+-- Without names: all that are served or being built, and none that was deleted.
 with wanted as materialized (
   select d.dataset_uuid, d.dataset_id, d.dag_id, d.definition, d.current_generation_id, g.name as dag,
          case when n.number is not null
@@ -15,7 +16,9 @@ with wanted as materialized (
          n.number is not null or $5::timestamptz is not null as historic
   from datasets d join orgs o using (org_id) join dags g on g.dag_id = d.dag_id
   left join unnest($3::text[], $4::int[]) as n (dag, number) on n.dag = g.name
-  where o.slug = $1 and ($2::text[] is null or d.dataset_id = any($2::text[]))
+  where o.slug = $1 and (d.dataset_id = any($2::text[]) or $2 is null and (d.current_generation_id is not null or exists (
+    select 1 from dag_versions b join dag_version_datasets m using (dag_version_id)
+    where b.dag_id = d.dag_id and b.state = 'building' and m.dataset_uuid = d.dataset_uuid)))
 ), pinned as materialized (
   select w.*, v.number as version,
          case when w.historic then m.generation_id else w.current_generation_id end as generation_id,
