@@ -394,8 +394,8 @@ def test_an_answer_is_a_completion_without_its_fence() -> None:
         return {f.name: f.type for f in msgspec.structs.fields(struct)}
 
     completion, answer = types(Completion), types(Answer)
-    # Functions that are invoked read no hot tables, keep their own logs, and hand nothing back.
-    for name in (*types(Fence), "traceparent", "hot_reads", "log"):
+    # Functions that are invoked read no hot tables, keep their own logs, hand nothing back, and are claimed for.
+    for name in (*types(Fence), "traceparent", "hot_reads", "seen_commit", "log"):
         del completion[name]
     del answer["accepted"]
     assert answer.pop("status") == Literal["completed", "failed", "canceled"] | None

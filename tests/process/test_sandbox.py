@@ -560,7 +560,7 @@ def _holder_of_the_secret(protect: bool) -> Iterator[int]:
     script = f"""
 import os, time
 from traceplane.linux import kernel
-from traceplane.worker import confinement
+from traceplane.sandbox import confinement
 if os.geteuid() == 0:
     os.setresuid({OTHER_UID}, {OTHER_UID}, {OTHER_UID})
 kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

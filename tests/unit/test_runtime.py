@@ -260,7 +260,8 @@ class Process:
     """A Python process that runs `main` as written in the test."""
 
     def __init__(self, main: str, options: str = "") -> None:
-        code = "import asyncio\nfrom traceplane import runtime, telemetry\ntelemetry.configure('p')\n"
+        code = "import asyncio\nfrom traceplane import telemetry\n"
+        code += "from traceplane.runtime import process as runtime\ntelemetry.configure('p')\n"
         code += dedent(main) + f"\nruntime.run_process(main{options})\n"
         self.child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 

@@ -356,7 +356,7 @@ class Execution:
             name = f"signal {number}"
         limits = self._assign.limits
         hint = None
-        if number == signal.SIGXCPU or (limits.cpu_seconds and exited.cpu_seconds > limits.cpu_seconds * 0.8):
+        if number == signal.SIGXCPU or (limits.cpu_seconds and exited.cpu_seconds > limits.cpu_seconds * 0.6):
             hint = f"it used its {limits.cpu_seconds} seconds of processor time"
         elif limits.memory_bytes and exited.max_rss_bytes > limits.memory_bytes * _NEARLY_ALL_MEMORY:
             hint = f"out of memory: it had {exited.max_rss_bytes} bytes; the limit is {limits.memory_bytes}"
