@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 # What each start of Spark would otherwise load again; those who only look at the demo need not wait for it.
 $(VENV)/.classes: $(VENV)/.ready
 	@echo "preparing Spark's classes (once; about a minute)"
-	@$(BIN)/python -m traceplane.spark.classes
+	@-$(BIN)/python -m traceplane.spark.classes
 	@touch $@
 
 demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled

@@ -40,14 +40,8 @@ from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import SCHEMA, Database
 from traceplane.postgres.migrate import migrate
-from traceplane.wire.control import (
-    DeployRequest,
-    DeployResponse,
-    EmitRequest,
-    EmitResponse,
-    ManualEvent,
-    StatusResponse,
-)
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent, StatusResponse
+from traceplane.wire.deploys import DeployRequest, DeployResponse
 from traceplane.wire.scalars import Scope
 
 BATCH = 500
@@ -85,7 +79,7 @@ class Stand:
 
     async def send(self, first: int, last: int, dataset: str = "in") -> None:
         events = [ManualEvent(f"{self.dag}.{dataset}", Scope(cursor=n)) for n in range(first, last)]
-        await self.caller.call("POST", "/v1/events", EmitResponse, EmitRequest(events))
+        await self.caller.call("POST", "/api/v1/events", EmitResponse, EmitRequest(events))
 
     async def send_all(self, tasks: int) -> None:
         for first in range(0, tasks, BATCH):
@@ -134,7 +128,6 @@ async def stand(url: str, *, dag: str = DAG, user: str = "", **fields: object) -
         values = {
             "TRACEPLANE_HOME": home,
             "TRACEPLANE_STATE_URL": url,
-            "TRACEPLANE_DATA_URL": url,
             "TRACEPLANE_DISPATCHER_PORT": str(ports[0]),
             "TRACEPLANE_GATEWAY_PORT": str(ports[1]),
             "TRACEPLANE_WORKER_TOKEN": worker,
@@ -148,7 +141,7 @@ async def stand(url: str, *, dag: str = DAG, user: str = "", **fields: object) -
             with environment(values), measure.worker_processes(made.command("gateway")):
                 await answers(caller)
                 text = dag.format(name=name, **{"outputs": "", "entrypoint": "started", **fields})
-                await caller.call("POST", "/v1/deploy", DeployResponse, DeployRequest(text))
+                await caller.call("POST", "/api/v1/deploy", DeployResponse, DeployRequest(text))
                 yield made
         finally:
             await caller.close()
@@ -172,7 +165,7 @@ async def answers(caller: Caller) -> None:
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(PlatformError):
-                await caller.call("GET", "/v1/status", StatusResponse)
+                await caller.call("GET", "/api/v1/status", StatusResponse)
                 return
             await asyncio.sleep(0.05)
 
@@ -188,7 +181,7 @@ async def drain(arguments: measure.Arguments) -> dict[str, object]:
 
 
 async def worker(arguments: measure.Arguments) -> dict[str, object]:
-    fields: dict[str, object] = {"entrypoint": "nothing"}
+    fields = {"entrypoint": "nothing"}
     if arguments.rows:
         fields = {"entrypoint": "one_row", "outputs": "{name: rows, dataset: bench.rows}"}
     async with stand(arguments.url, user=arguments.user, **fields) as made:

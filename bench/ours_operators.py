@@ -10,6 +10,7 @@ from traceplane.sdk import OperatorTask
 def started(task: OperatorTask) -> None:
     """Says when its first line ran."""
     now = time.monotonic()
+    assert task.scope is not None
     task.emit("started", scope=task.scope, emission=repr(now))
 
 

@@ -26,6 +26,8 @@ async def work(client: DispatcherClient, starts: measure.Starts, name: str) -> N
         try:
             answer = await client.take(TakeRequest(name, "python", limit=BATCH, wait_seconds=5))
             for task in answer.tasks:
+                assert task.scope is not None
+                assert task.scope.cursor is not None
                 starts.mark(task.scope.cursor)
             done = [
                 Completion(t.task_id, t.attempt, t.lease_token, t.token, status="completed")

@@ -129,7 +129,7 @@ async def _ours(url: str, node: str) -> tuple[dict[str, int], float]:
 
 async def _backfill(made: Any, partition_size: int, *, last: int) -> None:
     request = BackfillRequest(f"{made.dag}.blocks", 0, last, only="all", partition_size=partition_size)
-    await made.caller.call("POST", "/v1/backfill", BackfillResponse, request)
+    await made.caller.call("POST", "/api/v1/backfill", BackfillResponse, request)
     async with asyncio.timeout(180):
         while await made.connection.fetchval(  # noqa: ASYNC110 - the database tells nobody
             "select exists (select 1 from tasks t join jobs j using (job_id) join dags d using (dag_id)"

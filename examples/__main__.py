@@ -1,4 +1,4 @@
-"""`make demo`: until all is imported, which takes a second, Ctrl-C ends it without a traceback."""
+"""`make demo`: during the imports, which take a second, Ctrl-C ends it without a traceback."""
 
 from __future__ import annotations
 

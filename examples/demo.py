@@ -1,5 +1,5 @@
-"""`make demo`: a chain is followed into Spark tables, with processes killed and the chain reorganized on the way; then
-signals launch pipelines."""
+"""`make demo`: follows a chain into Spark tables while processes are killed and the chain reorganizes; then signals
+launch pipelines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import Database
 from traceplane.settings import Settings, load
-from traceplane.wire.control import DeployRequest, DeployResponse, StatusResponse
+from traceplane.wire.control import StatusResponse
+from traceplane.wire.deploys import DeployRequest, DeployResponse
 
 HERE = Path(__file__).parent
 DAG = HERE / "chain/dag.yaml"
@@ -67,10 +68,8 @@ class Demo:
         await self.until(self.gateway_answers, "the gateway answers")
         say(f"1. Embedded Postgres, dispatcher, gateway, a Python and a Spark worker run ({self.seconds()}).")
         await self.deploy()
-        await self.until(self.settled, "all blocks are through")
-        say(
-            f"3. The chain's {self.head + 1} blocks are ingested, and Spark has been over them ({self.seconds()})."
-        )
+        await self.until(self.settled, "all blocks are processed")
+        say(f"3. Ingested the chain's {self.head + 1} blocks and processed them on Spark ({self.seconds()}).")
         await self.follow_through_crashes()
         exact = await self.reorganize()
         await self.show_top_tokens()
@@ -80,7 +79,7 @@ class Demo:
     async def deploy(self) -> None:
         yaml = DAG.read_text().replace("http://127.0.0.1:8545", self.node.url)
         request = DeployRequest(yaml, "dag.yaml")
-        deployed = await self.caller.call("POST", "/v1/deploy", DeployResponse, request)
+        deployed = await self.caller.call("POST", "/api/v1/deploy", DeployResponse, request)
         say(f"2. Deployed DAG {deployed.dag} version {deployed.version}:")
         for line in deployed.text.splitlines():
             if line.startswith("+ job"):
@@ -91,24 +90,24 @@ class Demo:
         running = await self.until(self.spark_tasks_running, "a Spark task runs")
         self.processes.kill("spark-1")
         say(
-            f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) while {running} of its tasks ran."
+            f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) with {running} of its tasks running."
         )
         self.processes.kill("dispatcher")
         self.node.ledger.mine(4)
-        say("5. Killed the dispatcher (SIGKILL); 4 more blocks while it was away.")
-        await self.until(self.settled, "all blocks are through")
-        say(f"   Both were started again, and all {self.head + 1} blocks are through ({self.seconds()}).")
+        say("5. Killed the dispatcher (SIGKILL); 4 more blocks while it was down.")
+        await self.until(self.settled, "all blocks are processed")
+        say(f"   Both were restarted, and all {self.head + 1} blocks are processed ({self.seconds()}).")
 
     async def reorganize(self) -> bool:
-        """Replaces the newest blocks by others, and tells whether exactly what depends on them was recomputed."""
+        """Replaces the newest blocks; returns whether exactly what depends on them was recomputed."""
         async with self.database.transaction() as tx:
             mark = await tx.value("select max(event_id) from events")
         old_head, depth = self.head, 3
         self.node.ledger.fork(depth, depth)
-        await self.until(self.settled, "all blocks are through")
+        await self.until(self.settled, "all blocks are processed")
         changed = range(old_head - depth + 1, self.head + 1)
         say(
-            f"6. The chain reorganized: blocks {changed[0]} to {changed[-1]} are others now. Recomputed, and no more:\n"
+            f"6. The chain reorganized: blocks {changed[0]} to {changed[-1]} were replaced. Recomputed only these:\n"
         )
         recomputed = await self.scopes_since(mark)
         for job in JOBS:
@@ -132,13 +131,13 @@ class Demo:
         desk = Desk(self.settings, self.database, self.caller, self.processes)
         held = await desk.run(self.until)
         say(
-            f"\n8. {PIPELINES} pipelines watched {SIGNALS} signals; the trigger was killed (SIGKILL) half way"
+            f"\n8. {PIPELINES} pipelines watched {SIGNALS} signals; the trigger was killed (SIGKILL) midway"
             f" ({self.seconds()})."
         )
         return held
 
     async def account(self, exact: bool, launches: dict[str, bool]) -> bool:
-        """Whether every promise held: each dataset against what the chain says now, without Spark and platform."""
+        """Whether every guarantee held: compares each dataset with the chain, without Spark or the platform."""
         async with RpcClient(RpcSettings(endpoints=(self.node.url,))) as client:
             expected = await fetch_range(client, 0, self.head, ALL_TABLES)
         order = ("block_number", "transaction_index", "log_index")
@@ -162,7 +161,7 @@ class Demo:
             )
         checks["no discrepancy between what is stored and the node"] = not await self.rows("discrepancies")
         checks["every task completed"] = counts[0]["unfinished"] == 0
-        checks[f"work was really interrupted: {counts[0]['interrupted']} needed a second attempt"] = (
+        checks[f"work was interrupted: {counts[0]['interrupted']} needed a second attempt"] = (
             counts[0]["interrupted"] > 0
         )
         checks["the reorg recomputed exactly what depends on the changed blocks"] = exact
@@ -199,8 +198,8 @@ class Demo:
         return scopes
 
     async def until(self, condition: Callable[[], Awaitable[Any]], what: str, seconds: float = 180.0) -> Any:
-        """Waits, and no longer than there is hope: a dead task, a process that does not start, or so many seconds in
-        which no task was done, is the end."""
+        """Waits until the condition holds. Fails on a dead task, on a process that does not start, or if no task
+        completes for this many seconds."""
         deadline, done = time.monotonic() + seconds, -1
         while True:
             value = await condition()
@@ -212,12 +211,12 @@ class Demo:
                 deadline, done = time.monotonic() + seconds, finished
             if time.monotonic() > deadline:
                 reasons = "; ".join((await waiting(self.database), *self.processes.troubles()))
-                raise DemoFailed(f"it waited {seconds:.0f} s until {what}, in vain: {reasons}")
+                raise DemoFailed(f"timed out after {seconds:.0f} s waiting until {what}: {reasons}")
             await asyncio.sleep(0.05)
 
     async def gateway_answers(self) -> bool:
         try:
-            await self.caller.call("GET", "/v1/status", StatusResponse)
+            await self.caller.call("GET", "/api/v1/status", StatusResponse)
         except PlatformError:
             return False
         return True
@@ -231,7 +230,7 @@ class Demo:
             )
 
     async def settled(self) -> bool:
-        """The last word on every block is the chain's own, and nothing is left to do but to follow."""
+        """The newest event of every block matches the chain, and no task except the follower is unfinished."""
         async with self.database.transaction() as tx:
             said = await tx.rows(
                 "select distinct on (range_start) range_start, emission from events join datasets using (dataset_uuid)"
@@ -322,12 +321,12 @@ async def main(folder: Path) -> bool:
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, processes: Processes) -> AsyncIterator[None]:
-    """The platform's processes, each with a log of its own."""
+    """The platform's processes, each with its own log."""
     stop = asyncio.Event()
     with contextlib.ExitStack() as logs:
         children = [
             replace(child, output=logs.enter_context(processes.log(child.name).open("w")).fileno())
-            for child in supervisor.children(settings, workers=1, trigger=True)
+            for child in supervisor.services(settings, workers=1, trigger=True)
         ]
         supervised = asyncio.create_task(supervisor.supervise(children, stop, started=processes.started))
         supervised.add_done_callback(processes.ended)
@@ -339,7 +338,7 @@ async def running(settings: Settings, processes: Processes) -> AsyncIterator[Non
 
 
 def run() -> int:
-    """The exit code. Whatever fails is one sentence, and the files that explain it are kept."""
+    """Returns the exit code. A failure is reported in one sentence, and the logs are kept."""
     say(
         "Traceplane: a chain's blocks become tables on Spark, while processes are killed and the chain reorganizes.\n"
     )
@@ -349,9 +348,9 @@ def run() -> int:
     try:
         good = asyncio.run(main(folder))
         say(
-            "\nNothing was lost, nothing was doubled."
+            "\nNothing was lost, nothing was duplicated."
             if good
-            else f"\nA promise was broken (logs: {folder})."
+            else f"\nA guarantee was broken (logs: {folder})."
         )
         code = 0 if good else 1
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from traceplane.errors import TraceplaneError
 from traceplane.postgres.database import Database
 
 DEATHS = 2
-"""So often may a process end by itself: it is started again, and a second try often works."""
+"""How often a process may exit by itself: it is restarted, and a second try often works."""
 _TEXT_LIMIT = 600
 
 
@@ -42,13 +42,13 @@ class Processes:
         self._starts[name] += 1
 
     def kill(self, name: str) -> None:
-        """The start that follows is expected, and no sign of a failure."""
+        """The next start of this process is expected, and not a failure."""
         self._kills[name] += 1
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[name], signal.SIGKILL)
 
     def ended(self, supervised: asyncio.Task[None]) -> None:
-        """All of them: somebody stopped them, or one refused to work."""
+        """All of them ended: they were stopped, or one refused to work."""
         error = None if supervised.cancelled() else supervised.exception()
         self._refused = str(error.value) if isinstance(error, TraceplaneError) else None
 
@@ -62,7 +62,7 @@ class Processes:
                 raise DemoFailed(f"the process {name} does not stay up: {last_error(self.log(name))}")
 
     def troubles(self) -> list[str]:
-        """Processes that ended by themselves, less often than makes the demo give up."""
+        """Processes that exited by themselves, but not so often that the demo gives up."""
         return [
             f"the process {name} was started again: {last_error(self.log(name))}"
             for name in self._starts
@@ -85,7 +85,7 @@ def last_error(log: Path) -> str:
 
 
 def _event(line: str) -> dict[str, Any]:
-    """A line of a log as JSON; what a crash printed beside is none."""
+    """The event of a log line; empty for other output, such as that of a crash."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -99,7 +99,7 @@ async def completed_tasks(database: Database) -> int:
 
 
 async def check_tasks(database: Database) -> None:
-    """Raises as soon as a task has used up its attempts: the demo cannot succeed any more."""
+    """Raises as soon as a task has used up its attempts: the demo can no longer succeed."""
     if dead := await dead_tasks(database):
         more = f"; {len(dead) - 1} more failed too" if len(dead) > 1 else ""
         raise DemoFailed(f"{dead[0]}{more}")
@@ -119,7 +119,7 @@ async def dead_tasks(database: Database) -> list[str]:
 
 
 async def waiting(database: Database) -> str:
-    """Which tasks are not finished, and the last error of each job that has some."""
+    """The unfinished tasks, and the last error of each job that has one."""
     async with database.transaction() as tx:
         rows = await tx.rows(
             "select j.name, t.state::text, count(*) as tasks,"
@@ -154,7 +154,7 @@ def sentence(error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """On one line, and without what a terminal would obey: operators wrote some of it."""
+    """On one line and without control characters, since operators wrote some of it."""
     line = "".join(c if c.isprintable() else " " for c in text)
     line = re.sub(r" {2,}", " ", line).strip()
     return line if len(line) <= _TEXT_LIMIT else line[: _TEXT_LIMIT - 1] + "…"

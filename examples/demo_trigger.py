@@ -1,4 +1,4 @@
-"""The demo's last part: signals from files launch pipelines, through a crash of the trigger. No broker is needed."""
+"""The demo's last part: signals from files launch pipelines, while the trigger crashes. No broker is needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from traceplane.adapters.signal_source_folder import publish
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import Database
 from traceplane.settings import Settings
-from traceplane.wire.control import (
-    DeployRequest,
-    DeployResponse,
-    PipelineConfig,
-    PipelineRequest,
-    PipelineView,
-)
+from traceplane.wire.deploys import DeployRequest, DeployResponse
+from traceplane.wire.pipelines import PipelineConfig, PipelineRequest, PipelineView
 
 DESK = """
 version: 1
@@ -50,8 +45,8 @@ class Desk:
     async def run(
         self, until: Callable[[Callable[[], Awaitable[Any]], str], Awaitable[Any]]
     ) -> dict[str, bool]:
-        """What was promised, and whether it held."""
-        await self.caller.call("POST", "/v1/deploy", DeployResponse, DeployRequest(DESK, "desk.yaml"))
+        """The guarantees, and whether each held."""
+        await self.caller.call("POST", "/api/v1/deploy", DeployResponse, DeployRequest(DESK, "desk.yaml"))
         for name, tickers in self.watched.items():
             request = PipelineRequest(name, PipelineConfig("desk", "trade"), scanner_tickers=tickers)
             await self.caller.call("POST", "/api/v1/pipelines", PipelineView, request)

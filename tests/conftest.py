@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from traceplane.postgres.database import Database
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import migrate
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ _numbers = itertools.count(1)
 
 # A shell starts what runs in its background with SIGINT ignored, and so would be whatever tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's affair.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Tests want neither durability nor a long checkpoint; process tests that need both start their own server.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
@@ -45,21 +51,33 @@ LONG_FIRST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        names = (item.path.parent.name, item.path.stem)
+        names = (*item.nodeid.partition("::")[0].split("/"), item.path.stem)
         return next((n for n, name in enumerate(LONG_FIRST) if name in names), len(LONG_FIRST))
 
     items.sort(key=rank)
 
 
+SHARED = {
+    "a Spark server": (
+        "tests/spark/test_spark_bad_input.py",
+        "tests/spark/test_spark_crashes.py",
+        "tests/spark/test_spark_jobs.py",
+        "tests/spark/test_spark_sql.py",
+    ),
+    "a sandbox": ("tests/process/sandbox/",),
+}
+"""What takes long to start and is used by several files."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """A file at a time, since its tests share processes; those of Spark all at once, since they share a server whose
-    start takes half a minute."""
+    """A file at a time, since its tests share processes; files that share some with each other one after the other."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByWhatIsShared(LoadFileScheduling):
+    class ByWhatIsShared(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+            shared = (what for what, users in SHARED.items() if nodeid.startswith(users))
+            return next(shared, nodeid.partition("::")[0])
 
     return ByWhatIsShared(config, log)
 

@@ -21,39 +21,41 @@ from uuid import UUID
 
 from traceplane.adapters.wake_queue import Depth, Message
 from traceplane.auth.opaque import Role
-from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.in_process import InProcess
-from traceplane.dispatcher.leasing import Claim, Leasing, completion_call, emission_call, heartbeat_call
-from traceplane.dispatcher.loops.backpressure import Backpressure
+from traceplane.dispatcher.leases.calls import Claim, completion_call, emission_call, heartbeat_call
+from traceplane.dispatcher.leases.service import Leases
 from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
-from traceplane.dispatcher.loops.valve import Valve
+from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.errors import QueueUnavailable
 from traceplane.gateway.api import PublicApi
 from traceplane.http_service.routes import Call
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime
 from traceplane.postgres.database import Database
+from traceplane.runtime.process import Activity
 from traceplane.settings import Settings
 from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
-    CutoverRequest,
-    DagName,
-    DeployRequest,
-    DeployResponse,
     EmitRequest,
     EmitResponse,
     ExplainResponse,
     ManualEvent,
-    MovedResponse,
-    RollbackRequest,
     ScopeExplanation,
     ScopeQuery,
     StatusResponse,
     TaskSelection,
+)
+from traceplane.wire.deploys import (
+    CutoverRequest,
+    DagName,
+    DeployRequest,
+    DeployResponse,
+    MovedResponse,
+    RollbackRequest,
     VersionQuery,
     VersionView,
 )
@@ -110,9 +112,8 @@ class WakeUps:
         return Depth(len(self.sent), 0, 0)
 
 
-class NoInvocations:
-    def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
-        raise AssertionError(f"nothing here is invoked: {runtime.name}")
+def _invoke_nothing(runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
+    raise AssertionError(f"nothing here is invoked: {runtime.name}")
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ class Held:
     @property
     def task_id(self) -> UUID:
         return self.task.task_id
+
+    @property
+    def scope(self) -> Scope:
+        assert self.task.scope is not None
+        return self.task.scope
 
     @property
     def fence(self) -> dict[str, Any]:
@@ -178,18 +184,19 @@ class ControlPlane:
         self.settings = settings
         self.authority = Authority(database, MASTER_KEY)
         self.decoders = Decoders()
-        self.leasing = Leasing(
+        self.scheduler = Scheduler(database, Activity())
+        self.leases = Leases(
             database,
             self.authority,
             decoders=self.decoders,
-            work_created=lambda: None,
-            slot_freed=lambda: None,
+            work_created=self.scheduler.work_created,
+            slot_freed=self.scheduler.slot_freed,
             staged=settings.object_store_root,
         )
-        self.relay = OutboxRelay(database, wake_ups, DEFAULT_RUNTIMES, NoInvocations())
-        self.valve = Valve(database)
-        self.in_process = InProcess(database, work_created=lambda: None)
-        self.backpressure = Backpressure(database)
+        self.relay = OutboxRelay(database, wake_ups, DEFAULT_RUNTIMES, _invoke_nothing)
+        self.valve = self.scheduler.valve
+        self.in_process = self.scheduler.in_process
+        self.backpressure = self.scheduler.backpressure
         self.builds = Builds(database)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
@@ -219,19 +226,19 @@ class ControlPlane:
     # What users do ---------------------------------------------------------------------------------
 
     async def deploy(self, yaml: str, **fields: Any) -> DeployResponse:
-        return await self.api.deploy(self._call(DeployRequest(yaml, **fields)))
+        return await self.api.deploys.deploy(self._call(DeployRequest(yaml, **fields)))
 
     async def rollback(self, dag: str, to: int | None = None) -> MovedResponse:
-        return await self.api.rollback(self._call(RollbackRequest(dag, to)))
+        return await self.api.deploys.rollback(self._call(RollbackRequest(dag, to)))
 
     async def cutover(self, dag: str, *, drop_missing: bool = False) -> MovedResponse:
-        return await self.api.cutover(self._call(CutoverRequest(dag, drop_missing)))
+        return await self.api.deploys.cutover(self._call(CutoverRequest(dag, drop_missing)))
 
     async def versions(self, dag: str) -> list[VersionView]:
         call: Call[Any] = Call(
             None, {}, VersionQuery(dag), _Admin(self.settings.org), {}, receive=_nothing_more
         )
-        return (await self.api.versions(call)).versions
+        return (await self.api.deploys.versions(call)).versions
 
     async def backfill(self, dataset: str, start: int, end: int, **fields: Any) -> BackfillResponse:
         return await self.api.backfill(self._call(BackfillRequest(dataset, start, end, **fields)))
@@ -245,7 +252,7 @@ class ControlPlane:
         return await self.api.explain_scope(call)
 
     async def abort(self, dag: str) -> MovedResponse:
-        return await self.api.abort(self._call(DagName(dag)))
+        return await self.api.deploys.abort(self._call(DagName(dag)))
 
     async def emit(self, dataset: str, scopes: Iterable[int | Scope], **fields: Any) -> EmitResponse:
         """Events of a manual source; a number stands for a cursor."""
@@ -283,7 +290,7 @@ class ControlPlane:
     ) -> tuple[list[Held], dict[UUID, str]]:
         """The leases that were given, and why the others were not."""
         claim = Claim(worker, runtime, tuple(dict.fromkeys(task_ids)))
-        (answer,) = await self.leasing.claim([claim])
+        (answer,) = await self.leases.claims.claim([claim])
         held = [Held(t, answer.jobs[str(t.job_id)], answer.tokens[t.token]) for t in answer.tasks]
         return held, {refusal.task_id: refusal.reason for refusal in answer.refused}
 
@@ -292,12 +299,12 @@ class ControlPlane:
 
     async def heartbeat_outcomes(self, *held: Held) -> list[HeartbeatOutcome]:
         calls = [heartbeat_call(Heartbeat(**h.fence), self._capabilities(h)) for h in held]
-        return await self.leasing.heartbeat(calls)
+        return await self.leases.heartbeats.extend(calls)
 
     async def emit_running(self, held: Held, *events: EventOut) -> tuple[str, int, int]:
         """Events of a task under way: outcome, accepted, duplicates."""
         emission = Emission(**held.fence, events=list(events))
-        (answer,) = await self.leasing.emit([emission_call(emission, self._capabilities(held))])
+        (answer,) = await self.leases.emissions.accept([emission_call(emission, self._capabilities(held))])
         return answer.outcome, answer.accepted, answer.duplicates
 
     async def complete(self, *held: Held) -> list[str]:
@@ -308,7 +315,7 @@ class ControlPlane:
 
     async def report(self, *reports: tuple[Held, Completion]) -> list[str]:
         calls = [completion_call(completion, self._capabilities(held)) for held, completion in reports]
-        return [answer.outcome for answer in await self.leasing.complete(calls)]
+        return [answer.outcome for answer in await self.leases.reports.complete(calls)]
 
     def _capabilities(self, held: Held) -> list[Any]:
         return self.authority.capabilities([held.capability_token])
@@ -316,10 +323,13 @@ class ControlPlane:
     # Steps -----------------------------------------------------------------------------------------
 
     async def meter(self) -> int:
-        """What the dispatcher's valve loop does in one pass: its own jobs, then the valve; tasks sent out."""
-        while (await self.in_process.run_once()).more:
-            pass
-        return (await self.valve.run_once()).dispatched
+        """Passes of the dispatcher's valve loop until none asks for another; how many tasks went out."""
+        dispatched = 0
+        self.scheduler.work.set()
+        while self.scheduler.work.is_set():
+            self.scheduler.work.clear()
+            dispatched += (await self.scheduler.meter()).dispatched
+        return dispatched
 
     async def send(self) -> list[UUID]:
         """The wake-ups that leave the outbox."""
@@ -341,11 +351,11 @@ class ControlPlane:
     # What tests look at ----------------------------------------------------------------------------
 
     async def sql(self, statement: str, *args: object) -> list[Any]:
-        async with self.database.glance() as tx:
+        async with self.database.autocommit() as tx:
             return await tx.rows(statement, *args)
 
     async def value(self, statement: str, *args: object) -> Any:
-        async with self.database.glance() as tx:
+        async with self.database.autocommit() as tx:
             return await tx.value(statement, *args)
 
     async def tasks(self, job: str, state: str | None = None) -> list[UUID]:

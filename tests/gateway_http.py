@@ -42,7 +42,7 @@ class GatewayHttp:
         return token
 
     async def routes(self) -> set[str]:
-        """All that the gateway answers, such as `GET /v1/tasks/{task_id}`."""
+        """All that the gateway answers, such as `GET /api/v1/tasks/{task_id}`."""
         async with self._session.get("/openapi.json") as answer:
             paths = (await answer.json())["paths"]
         return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from tests.control_plane import ControlPlane, Held
-from traceplane.dispatcher.leasing import granted
+from traceplane.dispatcher.leases.calls import granted
 from traceplane.sdk import schema_hash
 from traceplane.wire.tasks import (
     ColumnSchema,
@@ -42,14 +42,16 @@ class Client:
         async def push(piece: bytes) -> None:
             pieces.append(bytes(piece))
 
-        await self.plane.leasing.read_rows(self.plane.database, request, grants, push)
+        await self.plane.leases.claims.read_rows(self.plane.database, request, grants, push)
         for piece in pieces:
             yield piece
 
     async def fetch(self, fence: Fence) -> FetchResponse:
         from traceplane.postgres import tasks
 
-        return await self.plane.leasing.fetch(tasks.Fence(fence.task_id, fence.attempt, fence.lease_token))
+        return await self.plane.leases.claims.fetch(
+            tasks.LeaseFence(fence.task_id, fence.attempt, fence.lease_token)
+        )
 
 
 @dataclass

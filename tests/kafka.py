@@ -23,13 +23,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (
-    AdminClient,
-    NewTopic,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.cimpl import NewTopic
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -66,7 +62,7 @@ def installed() -> Path:
     try:
         (draft / "pom.xml").write_text(_POM)
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={draft}"]
-        done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, check=False, cwd=draft, capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             raise KafkaUnavailable(f"mvn could not fetch Kafka: {(done.stdout + done.stderr).strip()[:300]}")
         (draft / "complete").touch()
@@ -107,6 +103,7 @@ class KafkaBroker:
                 "-c",
                 str(folder / "server.properties"),
             ],
+            check=False,
             capture_output=True,
             text=True,
             timeout=120,

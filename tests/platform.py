@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from traceplane.auth.store import issue_token
 from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import SCHEMA, Database
-from traceplane.wire.control import DeployRequest, DeployResponse, EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.deploys import DeployRequest, DeployResponse
 from traceplane.wire.scalars import Scope
 from traceplane.worker.dispatcher_client import DispatcherClient
 
@@ -75,6 +77,7 @@ class Process:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     log: Path
+    python: str = sys.executable
     running: asyncio.subprocess.Process | None = None
 
     async def start(self, crash_at: str | None = None) -> None:
@@ -83,7 +86,7 @@ class Process:
             environment["TRACEPLANE_CRASH_AT"] = crash_at
         with self.log.open("ab") as log:
             self.running = await asyncio.create_subprocess_exec(
-                sys.executable,
+                self.python,
                 "-m",
                 "traceplane.cli.main",
                 *self.arguments,
@@ -98,11 +101,15 @@ class Process:
     def alive(self) -> bool:
         return self.running is not None and self.running.returncode is None
 
+    def send(self, number: signal.Signals) -> None:
+        assert self.running is not None
+        self.running.send_signal(number)
+
     async def kill(self) -> None:
         """SIGKILL: no cleanup runs."""
         if self.alive:
             assert self.running is not None
-            self.running.send_signal(signal.SIGKILL)
+            self.send(signal.SIGKILL)
             await self.running.wait()
 
     async def died(self, seconds: float = 240.0) -> int:
@@ -114,7 +121,7 @@ class Process:
     async def stop(self) -> int:
         if self.alive:
             assert self.running is not None
-            self.running.send_signal(signal.SIGTERM)
+            self.send(signal.SIGTERM)
             try:
                 async with asyncio.timeout(30):
                     await self.running.wait()
@@ -197,7 +204,7 @@ class Platform:
         if arguments[0] == "worker":
             environment["TRACEPLANE_WORKER_TOKEN"] = self.worker_token
         else:
-            environment |= {"TRACEPLANE_STATE_URL": self.url, "TRACEPLANE_DATA_URL": self.url}
+            environment["TRACEPLANE_STATE_URL"] = self.url
         process = Process(name, arguments, environment, self.folder / f"{name}.log")
         self.processes[name] = process
         return process
@@ -216,13 +223,10 @@ class Platform:
         """Waits until dispatchers and gateway answer (workers need no waiting: work waits for them)."""
         for name in names or tuple(self.processes):
             process = self.processes[name]
-            port = process.environment.get(
-                "TRACEPLANE_GATEWAY_PORT"
-                if process.arguments[0] == "gateway"
-                else "TRACEPLANE_DISPATCHER_PORT"
-            )
-            if process.arguments[0] in ("gateway", "dispatcher"):
-                await until(lambda port=port, p=process: self._answers(port, p), what=f"{name} answers")
+            kind = process.arguments[0]
+            if kind in ("gateway", "dispatcher"):
+                port = process.environment[f"TRACEPLANE_{kind.upper()}_PORT"]
+                await until(partial(self._answers, port, process), what=f"{name} answers")
 
     async def _answers(self, port: str, process: Process) -> bool:
         if not process.alive:
@@ -253,8 +257,11 @@ class Platform:
         """A client of the internal API with the worker token; close it."""
         return DispatcherClient(self.dispatcher_url, self.worker_token)
 
-    async def deploy(self, yaml: str, code: dict[str, str] | None = None) -> DeployResponse:
-        return await self.api.call("POST", "/v1/deploy", DeployResponse, DeployRequest(yaml, code=code))
+    async def deploy(
+        self, yaml: str, code: dict[str, str] | None = None, *, drop_missing: bool = False
+    ) -> DeployResponse:
+        request = DeployRequest(yaml, code=code, drop_missing=drop_missing)
+        return await self.api.call("POST", "/api/v1/deploy", DeployResponse, request)
 
     async def emit(
         self, dataset: str, cursors: Iterable[int], *, patient: bool = False, **fields: Any
@@ -263,7 +270,7 @@ class Platform:
         request = EmitRequest([ManualEvent(dataset, Scope(cursor=c), **fields) for c in cursors])
         while True:
             try:
-                return await self.api.call("POST", "/v1/events", EmitResponse, request)
+                return await self.api.call("POST", "/api/v1/events", EmitResponse, request)
             except PlatformError:
                 if not patient:
                     raise

@@ -47,6 +47,7 @@ class Terminal:
     def run(self, script: str) -> str:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
+            check=False,
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -56,16 +57,24 @@ class Terminal:
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}\n{self.log()}"
         return done.stdout
 
-    def until(self, script: str, *expected: str, seconds: float = 180.0) -> str:
+    def until(self, script: str, *expected: str, seconds: float = 360.0) -> str:
+        """Asks again until the answer is there, with pauses, since each question is a process that costs the others
+        time."""
         deadline = time.monotonic() + seconds
         while True:
+            asked = time.monotonic()
             done = subprocess.run(
-                ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True
+                ["bash", "-c", script],
+                check=False,
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
             )
             if done.returncode == 0 and all(text in done.stdout for text in expected):
                 return done.stdout
             assert time.monotonic() < deadline, f"{script}\n{done.stdout}{done.stderr}\n{self.log()}"
-            time.sleep(0.2)
+            time.sleep(3 * (time.monotonic() - asked))
 
     def log(self) -> str:
         return (self.folder / "up.log").read_text()[-4000:]

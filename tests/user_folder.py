@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.platform import die_with_parent, free_port
-from traceplane.postgres.embedded import EmbeddedPostgres
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 
 class Folder:
@@ -59,6 +59,7 @@ class Folder:
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self.command, *words],
+            check=False,
             cwd=self.path,
             env={**self.environment, **environment},
             capture_output=True,
@@ -67,13 +68,18 @@ class Folder:
         )
 
     def until(self, *words: str, shows: str = "", seconds: float = 360.0) -> str:
+        """Asks again until the answer is there, with pauses, since each question is a process that costs the others
+        time."""
         deadline = time.monotonic() + seconds
-        while (done := self.run(*words)).returncode != 0 or shows not in done.stdout:
+        while True:
+            asked = time.monotonic()
+            done = self.run(*words)
+            if done.returncode == 0 and shows in done.stdout:
+                return done.stdout
             assert self.process is not None
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, f"{done.stdout}{done.stderr}\n{self.said()}"
-            time.sleep(0.1)
-        return done.stdout
+            time.sleep(3 * (time.monotonic() - asked))
 
     def until_said(self, text: str, seconds: float = 360.0) -> None:
         deadline = time.monotonic() + seconds

@@ -37,7 +37,7 @@ async def drain(url: str, brokers: str, topic: str, signals: int) -> dict[str, f
         started = started or time.perf_counter()
         matches: dict[object, str] = {}
         for message in messages:
-            signal = json.loads(message.value())
+            signal = json.loads(message.value() or b"")
             tickers = {word["ticker"]: word for word in signal["tickers"]}
             for pipeline_id, (watched, wanted) in cache.items():
                 common = tickers.keys() & watched

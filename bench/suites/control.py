@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bench import contender, environments, results
 from bench.postgres_server import PostgresServer, running_postgres
@@ -72,7 +73,7 @@ DBOS = Contender("dbos", "bench.peers.dbos_peer", 1_000, peer="dbos")
 PEERS = (CELERY, PROCRASTINATE, PGQUEUER, DBOS, FLOOR_100, FLOOR_1000)
 CONTENDERS = (OURS, *PEERS)
 
-WORKERS: dict[str, dict[str, object]] = {
+WORKERS: dict[str, dict[str, Any]] = {
     "worker, no-op": {"rows": 0},
     "worker, one row each": {"rows": 1},
 }
@@ -213,7 +214,7 @@ def rows(measurements: Measurements) -> list[results.Row]:
             flow(peer=f"{each.label}, drain", theirs=theirs, bar=10.0, note=note(each, "flow", "drain"))
         )
 
-    for title, target in (("worker, no-op", 1_500), ("worker, one row each", 1_000)):
+    for title, target in (("worker, no-op", 1_500.0), ("worker, one row each", 1_000.0)):
         ours = figure(OURS, title, "per_second")
         real = partial(higher, name=f"real {title}", unit="tasks/s", ours=ours)
         listed.append(real(peer="target", theirs=target, bar=1.0, note=note(OURS, title)))

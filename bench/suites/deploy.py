@@ -18,7 +18,8 @@ from traceplane.model.runtimes import DEFAULT_RUNTIMES
 from traceplane.postgres import commits, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.migrate import migrate
-from traceplane.registry import apply, cutover, spec
+from traceplane.registry import apply, cutover, preparation
+from traceplane.registry.spec.dag_file import parse
 
 SUITE = "deploy"
 DATASETS = 200
@@ -91,8 +92,8 @@ def dag(version: int, datasets: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def _deploy(database: Database, text: str) -> apply.Done:
-    parsed = spec.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+async def _deploy(database: Database, text: str) -> apply.DeployOutcome:
+    parsed = parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
     return await apply.deploy(database, "default", parsed, runtimes=DEFAULT_RUNTIMES, window=WINDOW)
 
 
@@ -122,7 +123,7 @@ async def _fill(database: Database, scopes: int, datasets: str, events_of: str |
         await tx.rows(CURSORS, scopes, datasets)
         if events_of is not None:
             await tx.rows(EVENTS, scopes, events_of)
-    async with database.glance() as tx:
+    async with database.autocommit() as tx:
         await tx.rows("analyze")
 
 
@@ -158,11 +159,11 @@ async def _metadata(url: str, partitions: int) -> dict[str, float]:
         await _deploy(database, dag(1, 2))
         await _fill(database, partitions, "d%", events_of="d0")
         changed = dag(1, 1) + dag(2, 2).splitlines()[-1].replace("version: 0", "version: 7") + "\n"
-        parsed = spec.parse(changed, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+        parsed = parse(changed, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
 
         async def plan() -> Any:
             async with database.transaction() as tx:
-                return await apply.prepare(tx, "default", parsed, DEFAULT_RUNTIMES)
+                return await preparation.prepare(tx, "default", parsed, DEFAULT_RUNTIMES)
 
         async def status() -> Any:
             async with database.transaction() as tx:
@@ -171,8 +172,8 @@ async def _metadata(url: str, partitions: int) -> dict[str, float]:
         async def progress() -> Any:
             async with database.transaction() as tx:
                 (building,) = await versions.building(tx)
-                await versions.missing(tx, building["dag_version_id"])
-                return await versions.progress(tx, building["dag_version_id"])
+                await versions.missing(tx, building.dag_version_id)
+                return await versions.progress(tx, building.dag_version_id)
 
         timings = {"plan": await _timed(plan), "deploy": await _timed(lambda: _deploy(database, changed))}
         return {**timings, "status": await _timed(status), "versions": await _timed(progress)}

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,8 +31,10 @@ from traceplane.client import Client
 from traceplane.columnar import parquet_facts
 from traceplane.errors import UserError
 from traceplane.postgres.database import Database
-from traceplane.query.engines import Engines
-from traceplane.query.service import Caller, Limits, Queries
+from traceplane.query.datasets import QueryCaller
+from traceplane.query.engine_pool import EnginePool
+from traceplane.query.service import Queries
+from traceplane.query.wire import QueryLimits
 
 SUITE = "query"
 COPIES, ROWS = 16, 1_500_000
@@ -122,6 +125,10 @@ class Bench:
         self.bare.execute(f"copy ({LINEITEM}) to '{first}' (format parquet, compression zstd)")
         for number in range(1, COPIES):
             shutil.copy(first, folder / f"{number}.parquet")
+
+        def bare_table(sql: str) -> object:
+            return self.bare.execute(sql).to_arrow_table()
+
         paths = [str(folder / f"{n}.parquet") for n in range(COPIES)]
         await self._commit("lineitem", [(n, n, Path(p), ROWS) for n, p in enumerate(paths)], first)
         self.progress(f"{COPIES * ROWS:,} rows in {COPIES} files")
@@ -133,16 +140,8 @@ class Bench:
         ):
             ours, theirs = [], []
             for number in range(2 * ROUNDS + 1):
-                theirs.append(
-                    _timed(
-                        lambda sql=sql: self.bare.execute(
-                            sql.format(f"read_parquet({paths})")
-                        ).to_arrow_table()
-                    )
-                )
-                ours.append(
-                    _timed(lambda sql=sql: self.client.query(sql.format(f"{self.made.dag}.lineitem")))
-                )
+                theirs.append(_timed(partial(bare_table, sql.format(f"read_parquet({paths})"))))
+                ours.append(_timed(partial(self.client.query, sql.format(f"{self.made.dag}.lineitem"))))
                 self.progress(f"{name}, round {number}: ours {ours[-1]:.3f} s, bare {theirs[-1]:.3f} s")
             # One right after the other, a pair has the machine alike; over a minute it changes by more than the bar.
             usual = median(theirs[1:])
@@ -240,14 +239,14 @@ class Bench:
 
     async def _metadata(self) -> dict[str, float]:
         """Gate, pointers, file list and choice of files, as the gateway does it before it starts the engine."""
-        limits = Limits(60, 1, 1, 1, 1, 1)
+        limits = QueryLimits(60, 1, 1, 1, 1, 1)
         service = Queries(
             self.database,
-            Engines(spill_root=self.objects, concurrency=1),
+            EnginePool(spill_root=self.objects, concurrency=1),
             object_root=self.objects,
             limits=limits,
         )
-        caller = Caller("default", "bench", "admin", sees_pii=True)
+        caller = QueryCaller("default", "bench", "admin", sees_pii=True)
         name = f"{self.made.dag}.partitions"
         _, generation = await self._dataset("partitions")
 
@@ -277,7 +276,7 @@ class Bench:
         import urllib.request
 
         request = urllib.request.Request(
-            f"{self.client._url.geturl()}/v1/datasets/{name}",
+            f"{self.client._url.geturl()}/api/v1/datasets/{name}",
             headers={"authorization": f"Bearer {self.client._token}"},
         )
         with urllib.request.urlopen(request) as answer:

@@ -228,7 +228,6 @@ class Bench:
             environment = os.environ | {
                 "TRACEPLANE_HOME": folder,
                 "TRACEPLANE_STATE_URL": url,
-                "TRACEPLANE_DATA_URL": url,
                 "TRACEPLANE_TRIGGER_PORT": str(port),
                 "TRACEPLANE_TRIGGER_PRESET": preset,
                 "KAFKA_BOOTSTRAP_SERVERS": self.brokers,

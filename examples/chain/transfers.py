@@ -1,4 +1,4 @@
-"""Token transfers from logs, in PySpark; called by the platform and by a plain unit test alike."""
+"""Token transfers from logs, in PySpark; called both by the platform and by a plain unit test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def transfers(logs: DataFrame) -> DataFrame:
 
 
 def address(topic: str) -> Column:
-    """The last twenty bytes of the 32 that a topic has."""
+    """The last 20 of a topic's 32 bytes."""
     return F.lower(F.concat(F.lit("0x"), F.substring(topic, -40, 40)))
 
 
@@ -43,5 +43,5 @@ def decimal_text(words: pa.Array) -> pa.Array:
 
 
 def fitting(text: str) -> Column:
-    """The number itself where a decimal can hold it, which 38 digits can."""
+    """The number itself if it fits into a decimal, which has 38 digits."""
     return F.when(F.length(text) <= 38, F.col(text).cast("decimal(38,0)"))

@@ -17,24 +17,20 @@ from traceplane.client import Client
 from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings, load
-from traceplane.wire.control import (
-    DeployRequest,
-    DeployResponse,
-    EmitRequest,
-    EmitResponse,
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent, StatusResponse
+from traceplane.wire.deploys import DeployRequest, DeployResponse
+from traceplane.wire.pipelines import (
     ExecutionsResponse,
-    ManualEvent,
     PipelineConfig,
     PipelineRequest,
     PipelineView,
-    StatusResponse,
     Subscription,
 )
 from traceplane.wire.scalars import Scope
 
 HERE = Path(__file__).parent
 PAST, LIVE = 240, 12
-"""Minutes that are there at the start, and minutes that come one by one."""
+"""Minutes that exist at the start, and minutes that arrive one by one."""
 PIPELINES = {
     "crosses": (Subscription("golden_cross"), Subscription("death_cross")),
     "sure bulls": (Subscription(direction="BULLISH", min_confidence=70.0),),
@@ -45,7 +41,7 @@ PIPELINES = {
 async def run(settings: Settings, caller: Caller) -> None:
     await until(lambda: answers(caller))
     yaml = (HERE / "dag.yaml").read_text()
-    await caller.call("POST", "/v1/deploy", DeployResponse, DeployRequest(yaml, "dag.yaml"))
+    await caller.call("POST", "/api/v1/deploy", DeployResponse, DeployRequest(yaml, "dag.yaml"))
     for name, wanted in PIPELINES.items():
         request = PipelineRequest(
             name,
@@ -58,11 +54,11 @@ async def run(settings: Settings, caller: Caller) -> None:
     past = Scope(partition_key=f"0-{PAST - 1}", start=0, end=PAST - 1)
     await emit(caller, past)
     await until(lambda: settled(caller))
-    print(f"2. {PAST} minutes of bars went through Spark.")
+    print(f"2. {PAST} minutes of bars were processed on Spark.")
     for minute in range(PAST, PAST + LIVE):
         await emit(caller, Scope(cursor=minute))
         await until(lambda: settled(caller))
-    print(f"3. {LIVE} more came one by one; each task read the bars that it needs of those before.")
+    print(f"3. {LIVE} more arrived one by one; each task read the earlier bars that it needs.")
     client = Client(settings.gateway_address, str(settings.user_token))
 
     async def all_seen() -> bool:
@@ -83,26 +79,26 @@ async def run(settings: Settings, caller: Caller) -> None:
 
 async def emit(caller: Caller, scope: Scope) -> None:
     request = EmitRequest([ManualEvent("market.minutes", scope)])
-    await caller.call("POST", "/v1/events", EmitResponse, request)
+    await caller.call("POST", "/api/v1/events", EmitResponse, request)
 
 
 async def answers(caller: Caller) -> bool:
     try:
-        await caller.call("GET", "/v1/status", StatusResponse)
+        await caller.call("GET", "/api/v1/status", StatusResponse)
     except PlatformError:
         return False
     return True
 
 
 async def settled(caller: Caller) -> bool:
-    return not (await caller.call("GET", "/v1/status", StatusResponse)).counts
+    return not (await caller.call("GET", "/api/v1/status", StatusResponse)).counts
 
 
 async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
         if time.monotonic() > deadline:
-            raise SystemExit("it waited in vain; see processes.log in the folder of the run")
+            raise SystemExit("timed out; see processes.log in the folder of the run")
         await asyncio.sleep(0.1)
 
 
@@ -133,7 +129,7 @@ async def main(folder: Path) -> None:
     logs = (folder / "processes.log").open("w")
     children = [
         replace(child, output=logs.fileno())
-        for child in supervisor.children(prepared, workers=1, trigger=True)
+        for child in supervisor.services(prepared, workers=1, trigger=True)
     ]
     running = asyncio.create_task(supervisor.supervise(children, stop))
     try:

@@ -19,7 +19,7 @@ def bars(task: OperatorTask) -> list[dict[str, Any]]:
 
 
 def bar(ticker: str, minute: int) -> dict[str, Any]:
-    """Known for each minute by itself: a wave that every ticker is at another place of, and some noise."""
+    """A function of the minute alone: a wave with a different phase per ticker, plus noise."""
     noise = int.from_bytes(hashlib.sha256(f"{ticker} {minute}".encode()).digest()[:4], "big") / 2**32
     wave = math.sin(2 * math.pi * (minute / 120 + TICKERS.index(ticker) / len(TICKERS)))
     return {
@@ -32,7 +32,7 @@ def bar(ticker: str, minute: int) -> dict[str, Any]:
 
 
 def trade(task: OperatorTask) -> list[dict[str, Any]]:
-    """What an execution of a pipeline does: here, a note of what it would buy or sell."""
+    """What a pipeline execution does: here, it records what it would buy or sell."""
     run = task.execution
     assert run is not None
     assert run.signal is not None

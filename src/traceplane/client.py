@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import operator
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,33 +26,32 @@ from uuid import UUID
 
 import msgspec
 
-from traceplane.errors import Conflict, PlatformError
+from traceplane.errors import Conflict, InvalidInput, PlatformError
 from traceplane.http_service.client import as_error
+from traceplane.model.scope import Cursor, Partition
+from traceplane.runtime.retrying import pauses
 from traceplane.settings import Settings, load, user_token
 from traceplane.wire.control import (
-    DeployRequest,
-    DeployResponse,
     EmitRequest,
     EmitResponse,
-    ExecutionChange,
-    ExecutionView,
     ExplainResponse,
     ManualEvent,
-    QueryRequest,
     StatusResponse,
     TaskLogs,
     TasksResponse,
     TaskView,
-    VersionsResponse,
-    VersionView,
 )
-from traceplane.wire.scalars import MAX_BATCH, Scope
+from traceplane.wire.deploys import DeployRequest, DeployResponse, VersionsResponse, VersionView
+from traceplane.wire.pipelines import ExecutionChange, ExecutionView
+from traceplane.wire.queries import QueryRequest
+from traceplane.wire.scalars import MAX_BATCH, Position, Scope
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Answer = TypeVar("Answer")
 Format = Literal["json", "csv", "arrow", "parquet"]
+OneScope = int | tuple[int, int] | Cursor | Partition | Scope
 _PIECE_BYTES = 1 << 20
 _REPORT_PATIENCE_SECONDS = 600.0
 
@@ -87,6 +87,7 @@ class Client:
         code: Sequence[str | Path] = (),
         expect_version: int | None = None,
         manual_cutover: bool = False,
+        drop_missing: bool = False,
         no_rematerialize: bool = False,
     ) -> DeployResponse:
         """Deploys the DAG in a file, with the modules that its jobs run: those of `code`, or of `./code`."""
@@ -94,34 +95,35 @@ class Client:
             deploy_request(self._settings, Path(file), tuple(map(Path, code))),
             expect_version=expect_version,
             manual_cutover=manual_cutover,
+            drop_missing=drop_missing,
             no_rematerialize=no_rematerialize,
         )
-        return self._ask("POST", "/v1/deploy", DeployResponse, request)
+        return self._ask("POST", "/api/v1/deploy", DeployResponse, request)
 
     def versions(self, dag: str, *, limit: int = 20) -> list[VersionView]:
         """Versions of a DAG, newest first, and how far one is that is being built."""
-        return self._ask("GET", "/v1/versions", VersionsResponse, dag=dag, limit=limit).versions
+        return self._ask("GET", "/api/v1/versions", VersionsResponse, dag=dag, limit=limit).versions
 
     def emit(
         self,
         dataset: str,
-        scopes: Iterable[int | tuple[int, int]],
+        scopes: OneScope | Iterable[OneScope],
         *,
         kind: Literal["data", "invalidation"] = "data",
         emission: str = "",
     ) -> EmitResponse:
-        """Emits events of a source dataset, some thousand in a call: a number is a cursor, and a pair of numbers the
-        partition from the first to the last."""
-        events = (ManualEvent(dataset, _scope(scope), kind, emission) for scope in scopes)
+        """Emits events of a source dataset, a thousand in a call. A number is a cursor, and a pair of numbers the
+        partition from the first to the last; a list, a range or another iterable has one scope for each event."""
+        events = (ManualEvent(dataset, scope, kind, emission) for scope in _scopes(scopes))
         accepted = duplicates = 0
         while batch := list(itertools.islice(events, MAX_BATCH)):
-            answer = self._ask("POST", "/v1/events", EmitResponse, EmitRequest(batch))
+            answer = self._ask("POST", "/api/v1/events", EmitResponse, EmitRequest(batch))
             accepted, duplicates = accepted + answer.accepted, duplicates + answer.duplicates
         return EmitResponse(accepted, duplicates)
 
     def status(self) -> StatusResponse:
         """What failed, what is stuck, unfinished tasks, and what each dataset holds."""
-        return self._ask("GET", "/v1/status", StatusResponse)
+        return self._ask("GET", "/api/v1/status", StatusResponse)
 
     def tasks(
         self,
@@ -136,7 +138,7 @@ class Client:
         """Tasks, newest first. `before`: the last one of the page before."""
         return self._ask(
             "GET",
-            "/v1/tasks",
+            "/api/v1/tasks",
             TasksResponse,
             dag=dag,
             job=job,
@@ -148,11 +150,11 @@ class Client:
 
     def explain(self, task_id: UUID | str) -> ExplainResponse:
         """Why a task waits or failed, with its error, its output and the next step."""
-        return self._ask("GET", f"/v1/tasks/{task_id}/explain", ExplainResponse)
+        return self._ask("GET", f"/api/v1/tasks/{task_id}/explain", ExplainResponse)
 
     def logs(self, task_id: UUID | str) -> TaskLogs:
         """What the attempts of a task wrote, the newest first."""
-        return self._ask("GET", f"/v1/tasks/{task_id}/logs", TaskLogs)
+        return self._ask("GET", f"/api/v1/tasks/{task_id}/logs", TaskLogs)
 
     def query(
         self,
@@ -183,7 +185,7 @@ class Client:
     ) -> Iterator[bytes]:
         """The result as it comes, in any format."""
         request = QueryRequest(sql, format, dict(as_of_version or {}), as_of_time, max_rows)
-        return self._call("POST", "/v1/query", request)
+        return self._call("POST", "/api/v1/query", request)
 
     @contextlib.contextmanager
     def execution(self, execution_id: str) -> Iterator[ExecutionView | None]:
@@ -208,7 +210,7 @@ class Client:
 
     def _patiently_move(self, path: str, change: ExecutionChange) -> None:
         """Repeats the report while the gateway is away: it changes nothing the second time."""
-        deadline, pause = time.monotonic() + _REPORT_PATIENCE_SECONDS, 0.1
+        tries = pauses(0.1, 5.0, seconds=_REPORT_PATIENCE_SECONDS)
         while True:
             try:
                 self._move(path, change)
@@ -216,10 +218,9 @@ class Client:
             except Conflict:
                 return  # it was given up for lost meanwhile
             except PlatformError:
-                if time.monotonic() > deadline:
+                if (pause := next(tries, None)) is None:
                     raise
                 time.sleep(pause)
-                pause = min(pause * 2, 5.0)
 
     def _ask(
         self, method: str, path: str, kind: type[Answer], body: msgspec.Struct | None = None, **query: object
@@ -262,18 +263,20 @@ def deploy_request(
     `code_on_workers`: modules that are in no folder here are there; whether they are is not checked.
     """
     # With a parser of SQL, which no other call needs.
-    from traceplane.registry import code_identity, job_checks, spec
+    from traceplane.registry import code_identity, code_project, job_checks
+    from traceplane.registry.spec import dag_file
 
-    dag, text = spec.load(file, known_runtimes=frozenset(settings.runtimes)), file.read_text()
+    dag, text = dag_file.load(file, known_runtimes=frozenset(settings.runtimes)), file.read_text()
     folders = tuple(code) or tuple(path for path in settings.worker_code_paths if path.is_dir())
     job_checks.refuse(
         dag,
         settings.runtimes,
-        code_identity.project_in(folders),
+        code_project.project_in(folders),
         text,
         str(file),
         is_elsewhere=lambda package: code_on_workers or _is_installed(package),
         no_folder=None if folders else ", ".join(map(str, settings.worker_code_paths)),
+        knows_packages=False,
     )
     modules = code_identity.collect(
         dag, settings.runtimes, folders, is_installed=_is_installed, all_are_there=not code_on_workers
@@ -287,11 +290,63 @@ def _is_installed(package: str) -> bool:
     return PathFinder.find_spec(package, elsewhere) is not None
 
 
-def _scope(scope: int | tuple[int, int]) -> Scope:
-    if isinstance(scope, int):
-        return Scope(cursor=scope)
-    first, last = scope
-    return Scope(partition_key=f"{first}-{last}", start=first, end=last)
+def _scopes(scopes: OneScope | Iterable[OneScope]) -> Iterator[Scope]:
+    if isinstance(scopes, int | str | bytes | Cursor | Partition | Scope) or _is_pair(scopes):
+        return iter([_scope(scopes)])
+    try:
+        return map(_scope, iter(scopes))
+    except TypeError:  # a number of another library, or nothing that could be a scope
+        return iter([_scope(scopes)])
+
+
+def _is_pair(scopes: object) -> bool:
+    """A tuple of two numbers is one partition; two cursors are a list."""
+    return isinstance(scopes, tuple) and len(scopes) == 2 and all(hasattr(end, "__index__") for end in scopes)
+
+
+def _scope(scope: object) -> Scope:
+    try:
+        match scope:
+            case Scope():
+                return scope
+            case Cursor(position):
+                return _cursor(position)
+            case Partition(name, start, end):
+                return _partition(name, start, end)
+            case (first, last):
+                return _partition(f"{first}-{last}", first, last)
+            case _:
+                return _cursor(scope)
+    except (TypeError, ValueError):
+        raise InvalidInput(
+            "client.bad_scope",
+            "a scope must be a whole number of 64 bits, or a pair (first, last) of them",
+            value=repr(scope),
+            next_step="for example 30, (40, 46), range(14) or [30, (40, 46)]",
+        ) from None
+
+
+def _cursor(position: object) -> Scope:
+    return Scope(cursor=_position(position))
+
+
+def _partition(name: str, first: object, last: object) -> Scope:
+    start, end = _position(first), _position(last)
+    if start > end:
+        raise InvalidInput(
+            "client.empty_range",
+            "the partition ends before it starts",
+            value=f"({start}, {end})",
+            next_step=f"write the smaller position first: ({end}, {start})",
+        )
+    return Scope(partition_key=name, start=start, end=end)
+
+
+def _position(value: object) -> int:
+    """Raises TypeError or ValueError."""
+    if isinstance(value, bool):
+        raise TypeError("a truth value is no position")
+    return msgspec.convert(operator.index(value), Position)  # type: ignore[arg-type]
 
 
 class _Pieces:

@@ -1,7 +1,7 @@
-"""Named boundaries at which a process can be made to kill itself, for the tests of recovery.
+"""Named boundaries at which a process can be made to kill itself, for recovery tests.
 
-`arm` is called by a process's main with the setting `crash_at`; unarmed, a boundary costs a comparison. The
-kill is a SIGKILL: no cleanup runs, as when the machine dies.
+A process's main calls `arm` with the setting `crash_at`; an unarmed boundary costs one comparison. The kill is a
+SIGKILL: no cleanup runs, as if the machine had died.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TRANSACTIONS = (
     "cutover",
     "launch",
 )
-"""Labelled transactions; each has a boundary before its commit and one after it, before anybody is told. Only
-transactions that changed or locked something have them: the idle pass of a loop is no boundary."""
+"""Labelled transactions. Each has a boundary before its commit and one after it, before the result is reported. Only
+transactions that changed or locked rows have them: an idle pass of a loop is not a boundary."""
 
 STEPS = (
     "complete.after_fence",
@@ -51,9 +51,9 @@ _armed: str | None = None
 
 
 def arm(name: str | None) -> None:
-    global _armed
+    global _armed  # noqa: PLW0603 -- one boundary per process, set at its start
     if name is not None and name not in ALL:
-        raise ValueError(f"there is no boundary named {name}")
+        raise ValueError(f"unknown crash point {name}")
     _armed = name
 
 

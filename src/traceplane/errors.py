@@ -1,21 +1,21 @@
 """Every error a caller can meet, in one tree.
 
     TraceplaneError
-    ├── UserError            the caller can mend it: HTTP 4xx, CLI exit code 2
+    ├── UserError            the caller can fix it: HTTP 4xx, CLI exit code 2
     │   ├── InvalidInput     400  a value is malformed or out of range
     │   │   └── SpecInvalid       a DAG file is wrong; carries every problem with file:line:column
-    │   ├── Unauthenticated  401  no token, or one that cannot be trusted
-    │   ├── Forbidden        403  a good token that does not grant this
-    │   ├── NotFound         404  no such thing
-    │   ├── Conflict         409  the state of the world does not allow it now
+    │   ├── Unauthenticated  401  a missing or invalid token
+    │   ├── Forbidden        403  a valid token that does not grant this
+    │   ├── NotFound         404  it does not exist
+    │   ├── Conflict         409  the current state does not allow it
     │   └── TooLarge         413  more bytes or items than one call may carry
-    └── PlatformError        the platform's fault or its surroundings': HTTP 503, retry helps
+    └── PlatformError        a fault of the platform or its environment: HTTP 503, a retry helps
         ├── DatabaseUnavailable
-        ├── ConcurrentChange      another process changed the same rows at the same moment
+        ├── ConcurrentChange      another process changed the same rows at the same time
         └── QueueUnavailable
 
-Each error is one sentence with a stable dotted code, the offending value where there is one,
-and the next step. A stale fence is not an error: it is an outcome of the call (see `wire.tasks`).
+Each error is one sentence with a stable dotted code, the offending value if there is one, and the next step. A stale
+fence is not an error: it is an outcome of the call (see `wire.tasks`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 
 class TraceplaneError(Exception):
-    """Base of the tree: a sentence, a stable code, the value at fault, what to do next."""
+    """Base of the tree: a sentence, a stable code, the offending value, what to do next."""
 
     status: ClassVar[int] = 500
 
@@ -103,7 +103,7 @@ class QueueUnavailable(PlatformError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a DAG file, where it is, and how to mend it."""
+    """One problem in a DAG file, where it is, and how to fix it."""
 
     code: str
     message: str
@@ -119,7 +119,7 @@ class Problem:
 
 
 class SpecInvalid(InvalidInput):
-    """A DAG file with one or more problems; all of them are reported at once."""
+    """A DAG file with one or more problems, which are reported together."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         self.problems = problems

@@ -22,12 +22,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceplane.columnar import parquet_facts
+from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.scope import Cursor, Partition, Scope
+from traceplane.model.task_payload import Execution, OperatorInput, Ranges, TaskPayload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +37,6 @@ __all__ = ["Cursor", "EmitRefused", "Execution", "OperatorError", "OperatorTask"
 """What operators and their tests import; the rest is the platform's."""
 
 Content = bytes
-Ranges = tuple[tuple[int, int], ...]
-"""First and last positions, both included."""
 Event = dict[str, Any]
 Stream = Callable[[list[Event], bool], None]
 """Sends events while the operator runs; the flag asks to wait until the platform accepted them."""
@@ -62,38 +61,14 @@ class EmitRefused(OperatorError):
 
 
 @dataclass(frozen=True)
-class OperatorInput:
-    name: str
-    files: tuple[str, ...]
-    """The committed files of this input for the task's scope."""
-    where: Mapping[str, Any] = field(default_factory=dict)
-    """Column must equal value; `OperatorTask.read` applies it."""
-    columns: tuple[Mapping[str, Any], ...] = ()
-    """Name, Arrow type and nullability of each column of the dataset, as far as they are known."""
-    select: tuple[str, ...] = ()
-    """The columns that the job reads; none: all of them."""
-    position: str | None = None
-    """The column that says to which position a row belongs, if the dataset has one."""
-    kept: Mapping[str, Ranges] = field(default_factory=dict)
-    """Of files that hold more than is read of them: the first and last positions of what is."""
-
-    def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
-        """The files together with what is read of them, which is everything where no range is named."""
-        groups: dict[Ranges, list[str]] = {}
-        for file in self.files:
-            groups.setdefault(self.kept.get(file, ()), []).append(file)
-        return [(files, ranges) for ranges, files in groups.items()]
-
-
-@dataclass(frozen=True)
 class OperatorOutput:
     name: str
     index: int
     folder: Path
     existing: tuple[str, ...] = ()
     """Of an `append` job: the files that the task's scope has already."""
-    columns: tuple[Mapping[str, Any], ...] = ()
-    """Name and Arrow type of each declared column; none: the dataset declares none."""
+    columns: tuple[SchemaColumn, ...] = ()
+    """Those that the dataset declares, with Arrow's types; none: it declares none."""
 
 
 @dataclass(frozen=True)
@@ -104,23 +79,6 @@ class WrittenFile:
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
     content: Content | None = None
     """Of a small file that is handed over with the result, rather than left in the output's folder."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """One run of a pipeline."""
-
-    execution_id: str
-    pipeline_id: str
-    pipeline: str
-    """Its name."""
-    user_id: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    """`parameters` of the pipeline's config."""
-    signal: Mapping[str, Any] | None = None
-    """The signal that launched it: the first of those that matched."""
-    scheduled_for: datetime | None = None
-    """Of a periodic pipeline: the time that it was launched for."""
 
 
 @dataclass
@@ -140,7 +98,7 @@ class OperatorTask:
         *,
         task_id: str,
         attempt: int,
-        payload: Mapping[str, Any],
+        payload: TaskPayload,
         output_folders: Mapping[str, str],
         temp_dir: str,
         stream: Stream | None = None,
@@ -149,36 +107,24 @@ class OperatorTask:
     ) -> None:
         self.task_id = task_id
         self.attempt = attempt
-        self.scope: Scope | None = scope_from_dict(payload.get("scope"))
-        self.kind: str = payload.get("kind", "data")
-        self.emission: str = payload.get("emission", "")
-        """Of a built-in operator that asks for it: the emission of the event that the task is for."""
-        self.operator: str = payload.get("operator", "python")
-        self.config: dict[str, Any] = dict(payload.get("config") or {})
-        self.unique_key: tuple[str, ...] = tuple(payload.get("unique_key") or ())
-        """Of an `append` job: what tells its rows apart; a row that is there already is not written again."""
-        self.resume: tuple[tuple[int, str, str], ...] = tuple(
-            (cursor, emission, kind) for cursor, emission, kind in payload.get("resume") or ()
-        )
-        """Of a source: the last word on each of its newest cursors, the highest first: (cursor, emission, kind)."""
-        self.execution = _as_execution(payload.get("execution"))
+        self.scope = payload.scope
+        self.kind = payload.kind
+        self.emission = payload.emission
+        self.operator = payload.operator
+        self.config = payload.config
+        self.unique_key = payload.unique_key
+        self.resume = payload.resume
+        self.execution = payload.execution
         """Of a pipeline's job: what is run."""
-        self.platform: Mapping[str, Any] = payload.get("platform") or {}
-        """What the worker offers its operators, for example the address of its Spark."""
-        self.inputs = {entry["name"]: _as_input(entry) for entry in payload.get("inputs") or ()}
-        self.views: tuple[Mapping[str, Any], ...] = tuple(payload.get("views") or ())
-        """What virtual datasets make of the inputs: `{name, sql, reads}`; for the Spark runtime."""
-        self.given: tuple[Mapping[str, Any], ...] = tuple(payload.get("given") or ())
-        """Where there are views, the inputs that the operator is given: `{name, view, where, columns}`."""
+        self.spark = payload.spark
+        self.inputs = {declared.name: declared for declared in payload.inputs}
+        self.views = payload.views
+        self.given = payload.given
         self.outputs = {
-            entry["name"]: OperatorOutput(
-                entry["name"],
-                index,
-                Path(output_folders[entry["name"]]),
-                tuple(entry.get("existing") or ()),
-                tuple(entry.get("columns") or ()),
+            declared.name: OperatorOutput(
+                declared.name, index, Path(output_folders[declared.name]), declared.existing, declared.columns
             )
-            for index, entry in enumerate(payload.get("outputs") or ())
+            for index, declared in enumerate(payload.outputs)
         }
         self.temp_dir = Path(temp_dir)
         self._on_progress = on_progress
@@ -221,8 +167,9 @@ class OperatorTask:
         """
         from traceplane.columnar import arrow_types
 
-        table, output = as_table(rows), self._output(name)
+        output = self._output(name)
         with _fitting(name):
+            table = as_table(rows, output.columns)
             table = arrow_types.cast(table, arrow_types.as_declared(table.schema, output.columns))
         if self.unique_key:
             table = self._without_duplicates(name, table)
@@ -409,39 +356,18 @@ class OperatorTask:
 @contextlib.contextmanager
 def _fitting(output: str) -> Iterator[None]:
     from traceplane.columnar.arrow_types import DoesNotFit
+    from traceplane.columnar.plain_rows import NotRows
 
     try:
         yield
     except DoesNotFit as error:
-        raise OperatorError(
-            "operator.value_does_not_fit", f"output {output!r}, {error}, as the dataset declares it"
-        ) from None
+        raise OperatorError("operator.value_does_not_fit", f"output {output!r}, {error}") from None
+    except NotRows as error:
+        raise OperatorError("operator.result_invalid", f"output {output!r}: {error}") from None
 
 
 def _known(names: Mapping[str, object]) -> str:
     return f"the job declares {', '.join(sorted(names))}" if names else "the job declares none"
-
-
-def _as_input(entry: Mapping[str, Any]) -> OperatorInput:
-    files = tuple(file if isinstance(file, str) else file["path"] for file in entry.get("files") or ())
-    return OperatorInput(
-        entry["name"],
-        files,
-        dict(entry.get("where") or {}),
-        tuple(entry.get("columns") or ()),
-        tuple(entry.get("select") or ()),
-        entry.get("position"),
-        {file: tuple((a, b) for a, b in ranges) for file, ranges in (entry.get("kept") or {}).items()},
-    )
-
-
-def _as_execution(entry: Mapping[str, Any] | None) -> Execution | None:
-    if entry is None:
-        return None
-    given = dict(entry)
-    if (at := given.get("scheduled_for")) is not None:
-        given["scheduled_for"] = datetime.fromisoformat(at)
-    return Execution(**given)
 
 
 def load(entrypoint: str) -> Callable[..., Any]:
@@ -465,33 +391,27 @@ def load(entrypoint: str) -> Callable[..., Any]:
     return operator  # type: ignore[no-any-return]
 
 
-def as_table(rows: Any) -> pa.Table:
+def as_table(rows: Any, declared: Iterable[SchemaColumn] = ()) -> pa.Table:
     """An Arrow table from whatever an operator may hand over."""
     import pyarrow as pa
+
+    from traceplane.columnar.plain_rows import NotRows, table_of
 
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
-    if isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__"):
+    if hasattr(rows, "__arrow_c_stream__"):
         return pa.table(rows)
-    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
-        return pa.Table.from_pylist(list(rows))
-    raise OperatorError("operator.result_invalid", f"{type(rows).__name__} cannot be written as rows")
+    if isinstance(rows, Mapping | Sequence) and not isinstance(rows, str | bytes):
+        return table_of(rows, declared)
+    raise NotRows(f"{type(rows).__name__} cannot be written as rows")
 
 
 def schema_hash(schema: pa.Schema) -> str:
     """Sixteen hex digits over the names, types and nullability of the columns, in order."""
     columns = [[column.name, str(column.type), column.nullable] for column in schema]
     return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
-
-
-def scope_from_dict(value: Mapping[str, Any] | None) -> Scope | None:
-    if value is None:
-        return None
-    if value.get("cursor") is not None:
-        return Cursor(value["cursor"])
-    return Partition(value["partition_key"], value["start"], value["end"])
 
 
 def scope_as_dict(scope: Scope) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The only reader of environment and TOML. One frozen object per process, read once.
 
-Order of precedence: environment (`TRACEPLANE_…`), then `traceplane.toml`, then the defaults below. Unknown
-keys are refused, so that a misspelt setting is never silently ignored.
+Precedence: environment (`TRACEPLANE_…`), then `traceplane.toml`, then the defaults below. Unknown keys are
+refused, so that a misspelt setting is never silently ignored.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class Settings:
     """Folder of the local profile: embedded Postgres, object store, tokens."""
     state_url: str | None = None
     """Postgres of the control plane; unset: the embedded server."""
-    data_url: str | None = None
-    """Postgres for the sinks of buffered datasets, with credentials of its own; unset: the embedded server."""
     object_store: str | None = None
     """Where datasets live: a folder, or `s3://bucket/prefix`; unset: a folder under `home`."""
     s3_endpoint_url: str | None = None
@@ -54,9 +52,9 @@ class Settings:
     gateway_url: str | None = None
     """Where the command line finds the public API; unset: this machine."""
     worker_token: str | None = None
-    """What a worker proves itself with; unset: the file under `home`."""
+    """Token of a worker; unset: the file under `home`."""
     user_token: str | None = None
-    """What the command line proves itself with; unset: the file under `home`."""
+    """Token of the command line; unset: the file under `home`."""
     org: str = "default"
     wake_queue: str = "postgres"
     """postgres | sqs"""
@@ -65,34 +63,34 @@ class Settings:
     aws_region: str = "us-east-1"
     worker_concurrency: int = 8
     worker_drain_seconds: float = 20.0
-    """How long a worker that is to stop lets its tasks run on before it hands them back to be run by another one."""
+    """How long a stopping worker lets its tasks run before it hands them back for another worker."""
     worker_code_paths: tuple[Path, ...] = _DEFAULT_CODE_PATHS
     """Folders that operator code is imported from. Operators can read all of them, so `home` must not lie inside."""
     allow_weak_sandbox: bool = False
     operator_network_allow: tuple[str, ...] = ()
-    """What operators with the network may reach although it is on this machine or its link, or a part of the platform:
+    """Addresses on this machine or its link, or of the platform, that operators with the network may reach anyway:
     `127.0.0.1:8545`, `10.0.0.0/8`, `[::1]:80`; `*` is everything."""
     operator_network_deny: tuple[str, ...] = ()
-    """What they never reach, not even if it is allowed: the platform's parts that a worker does not know of."""
+    """Addresses that they never reach, even if allowed: the parts of the platform that a worker does not know of."""
     spark_master: str = "local[*]"
-    """What runs Spark jobs: this machine, or a cluster's `spark://host:port`, `yarn`, `k8s://...`."""
+    """Where Spark jobs run: this machine, or a cluster: `spark://host:port`, `yarn`, `k8s://...`."""
     spark_remote: str | None = None
-    """A Spark Connect server, `sc://host:port`, to use instead of one of the worker's own."""
+    """A Spark Connect server, `sc://host:port`, that a worker uses instead of starting its own."""
     spark_memory_mb: int = 1024
     """Heap of a worker's Spark server."""
     spark_disk_mb: int = 65536
-    """Disk that the temporary files of a worker's Spark server may take before it is started anew."""
+    """Disk that the temporary files of a worker's Spark server may use before it is restarted."""
     spark_compiler: str = "full"
-    """full | quick: quick starts with two thirds of the work, and lets long jobs take up to twice as long."""
+    """full | quick: with quick, a start costs two thirds of the CPU, and long jobs take up to twice as long."""
     spark_isolation: str = "shared"
     """shared | job: whether tasks of different jobs use one Spark server, or each job has one of its own."""
     spark_servers: int = 2
-    """How many servers a worker keeps at most where each job has its own; tasks of further jobs wait."""
+    """Most servers that a worker keeps if each job has its own; tasks of further jobs wait."""
     dispatch_window: int = 1000
     """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
     resend_after_seconds: float = 30.0
     reap_grace_seconds: float = 15.0
-    """How long after its start, or after losing Postgres, a dispatcher reaps nothing."""
+    """How long a dispatcher reaps nothing after its start or after losing Postgres."""
     token_overlap_seconds: float = 3600.0
     max_body_bytes: int = 16 * 1024 * 1024
     http_head_seconds: float = 10.0
@@ -100,18 +98,18 @@ class Settings:
     http_body_seconds: float = 60.0
     """How long a request may take to arrive, its body included."""
     http_idle_seconds: float = 300.0
-    """How long a connection may be without a request."""
+    """How long a connection may stay open without a request."""
     http_answer_seconds: float = 60.0
-    """How long a caller may take no byte of an answer that is there."""
+    """How long a caller may leave an answer unread, without taking a single byte."""
     http_max_connections: int = 2000
-    """Connections of one process at once; fewer where it may open few files."""
+    """Concurrent connections of one process; fewer if its limit of open files is low."""
     http_max_connections_per_address: int = 1000
-    """Connections of one process with one address at once; at most three quarters of all."""
+    """Concurrent connections of one process with one address; at most three quarters of all."""
     database_connections: int = 10
     query_concurrency: int = 4
-    """Queries that one gateway runs at once; others wait."""
+    """Queries that one gateway runs concurrently; others wait."""
     query_timeout_seconds: float = 60.0
-    """How long a query may take, the sending of its result included."""
+    """How long a query may take, including the sending of its result."""
     query_max_rows: int = 1_000_000
     query_max_bytes: int = 256 * 1024 * 1024
     """Size of a result, as it is sent."""
@@ -126,38 +124,38 @@ class Settings:
     kafka_signal_topic: str = "trading-signals"
     kafka_consumer_group: str = "trigger-dispatcher"
     kafka_auto_offset_reset: str = "latest"
-    """latest | earliest: where a group begins that has consumed nothing yet."""
+    """latest | earliest: where a group starts that has consumed nothing yet."""
     kafka_session_timeout_seconds: float = 10.0
-    """How long a trigger may be silent before its partitions are given to the others."""
+    """How long a trigger may be silent before its partitions move to the others."""
     kafka_dead_letter_topic: str | None = None
-    """Where signals go that cannot be understood; unset: the topic's name with `.dead-letter` behind it."""
+    """Topic for messages that are not valid signals; unset: the signal topic's name plus `.dead-letter`."""
     kafka_security_protocol: str | None = None
     kafka_sasl_mechanism: str | None = None
     kafka_sasl_username: str | None = None
     kafka_sasl_password: str | None = None
     kafka_ssl_ca_location: Path | None = None
     celery_broker_url: str | None = None
-    """Redis that Celery's workers hear from, for pipelines with the target celery."""
+    """Redis that Celery workers consume from, for pipelines with the target celery."""
     trigger_port: int = 7462
     """Where the trigger serves its metrics."""
     trigger_rules: str | None = None
     """A Python module whose functions pipelines may name as their custom rule."""
     trigger_preset: str = "balanced"
-    """low_latency | balanced | high_throughput: what the three settings below are unless they are set."""
+    """low_latency | balanced | high_throughput: default values of the next three settings."""
     batch_size: int | None = None
-    """A batch of signals is due when it has so many,"""
+    """Number of signals that completes a batch."""
     batch_timeout_seconds: float | None = None
-    """or after this long."""
+    """How long a batch waits for more signals before it is processed incomplete."""
     cache_refresh_interval_seconds: float | None = None
-    """How often the trigger asks for changed pipelines, besides being told of changes."""
+    """How often the trigger polls for changed pipelines, in addition to the notifications that it gets."""
     service_name: str | None = None
-    """What a process calls itself in logs and traces; unset: what it is, such as `dispatcher`."""
+    """Name of the process in logs and traces; unset: its role, such as `dispatcher`."""
     log_level: str = "info"
     log_format: str = "auto"
-    """`auto`: text where standard error is a terminal, JSON elsewhere."""
+    """`auto`: text if standard error is a terminal, otherwise JSON."""
     otlp_endpoint: str | None = None
     crash_at: str | None = None
-    """Kills the process at a named boundary (see crash_points); for tests of recovery only."""
+    """Kills the process at a named boundary (see crash_points); for recovery tests only."""
     runtimes: Mapping[str, Runtime] = field(default_factory=lambda: dict(DEFAULT_RUNTIMES))
 
     @property
@@ -190,7 +188,7 @@ class Settings:
 
     @property
     def signals_folder(self) -> Path:
-        """Where signals are without a broker."""
+        """Where signals are stored if there is no broker."""
         return self.home / "signals"
 
     @property
@@ -204,7 +202,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When a batch of signals is due, and how old the trigger's pipelines may be."""
+    """When a batch of signals is processed, and how old the trigger's copy of the pipelines may be."""
 
     size: int
     timeout_seconds: float
@@ -228,16 +226,19 @@ UNPREFIXED = {
     "BATCH_TIMEOUT_SECONDS": "batch_timeout_seconds",
     "CACHE_REFRESH_INTERVAL_SECONDS": "cache_refresh_interval_seconds",
 }
-"""Names that a trigger has in deployments older than this one; `with_unprefixed` reads them too."""
+"""Names that older deployments use for a trigger's settings; `with_unprefixed` reads them too."""
 
 CELERY_BROKER = "CELERY_BROKER_URL"
 """Celery's own variable; `with_celery_broker` reads it."""
 
 _POSTGRES = ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_HOST", "POSTGRES_PORT", "POSTGRES_DB")
 
-_KNOWN = {f.name: f for f in fields(Settings)}
+_NAMES = frozenset(f.name for f in fields(Settings))
+_REMOVED = frozenset({"data_url"})
+"""Settings of older versions, ignored because deployments may still set them."""
+
 LISTS = {"worker_code_paths": os.pathsep, "operator_network_allow": ",", "operator_network_deny": ","}
-"""Settings that are lists, and what stands between their parts in the environment."""
+"""Settings that are lists, with their separator in the environment."""
 
 _CHOICES = {
     "wake_queue": ("postgres", "sqs"),
@@ -268,18 +269,18 @@ _ABOVE_ZERO = (
 def load(
     file: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any
 ) -> Settings:
-    """Reads the settings once; `overrides` (command line) win over everything."""
+    """Reads the settings; `overrides` (from the command line) win over everything else."""
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
-    chosen = file or Path(environment.get(f"{PREFIX}CONFIG", "traceplane.toml"))
-    if chosen.exists():
-        values |= _from_toml(chosen) | {"config": chosen.resolve()}
+    path = file or Path(environment.get(f"{PREFIX}CONFIG", "traceplane.toml"))
+    if path.exists():
+        values |= _from_toml(path) | {"config": path.resolve()}
     elif file is not None:
-        raise InvalidInput("settings.no_file", "there is no such settings file", value=str(file))
+        raise InvalidInput("settings.no_file", "the settings file does not exist", value=str(file))
     for name, text in environment.items():
-        if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG":
-            key = name.removeprefix(PREFIX).lower()
-            separator = LISTS.get(_known(key, where=name))
+        key = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG" and key not in _REMOVED:
+            separator = LISTS.get(_checked_name(key, source=name))
             values[key] = text if separator is None else [part for part in text.split(separator) if part]
     values |= {k: v for k, v in overrides.items() if v is not None}
     try:
@@ -291,7 +292,7 @@ def load(
 
 
 def with_tokens(settings: Settings) -> Settings:
-    """Settings with the tokens of the home folder, where none are given."""
+    """The settings, with missing tokens read from the home folder."""
     return replace(
         settings,
         worker_token=settings.worker_token or _token(token_file(settings, "worker")),
@@ -311,19 +312,19 @@ def _token(file: Path) -> str | None:
     except PermissionError as error:
         raise InvalidInput(
             "home.unreadable",
-            "the tokens of this folder are another user's",
+            "the tokens of this folder belong to another user",
             value=file.absolute(),
             next_step="run as that user, or set TRACEPLANE_USER_TOKEN",
         ) from error
 
 
 def user_token(settings: Settings) -> str:
-    """The token that people call the gateway with."""
+    """The token for calls to the gateway."""
     if (token := with_tokens(settings).user_token) is not None:
         return token
     raise InvalidInput(
         "cli.no_token",
-        "there is no user token in this folder, so no platform was started here",
+        "this folder has no user token, so no platform was started here",
         value=token_file(settings, "user").absolute(),
         next_step="go to the folder where `traceplane up` runs, or run it here,"
         " or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
@@ -331,8 +332,8 @@ def user_token(settings: Settings) -> str:
 
 
 def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a trigger, which also go by names without the prefix. Other processes do not look at them:
-    a `LOG_LEVEL` or `BATCH_SIZE` may be meant for somebody else."""
+    """The settings of a trigger, which may also be set under names without the prefix. Other processes ignore those:
+    a `LOG_LEVEL` or `BATCH_SIZE` may be meant for another program."""
     environment = os.environ if environment is None else environment
     values = {
         key: environment[name]
@@ -344,19 +345,19 @@ def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = 
     if settings.state_url is None and environment.get("POSTGRES_HOST"):
         user, password, host, port, name = (quote(environment.get(n, ""), safe="") for n in _POSTGRES)
         url = f"postgresql://{user}{':' if password else ''}{password}@{host}:{port or 5432}/{name or user}"
-        values |= {"state_url": url, "data_url": url}
+        values["state_url"] = url
     try:
-        known = {f.name: getattr(settings, f.name) for f in fields(settings)}
-        chosen = msgspec.convert({**known, **values}, Settings, strict=False, dec_hook=_as_path)
+        prefixed = {name: getattr(settings, name) for name in _NAMES}
+        merged = msgspec.convert({**prefixed, **values}, Settings, strict=False, dec_hook=_as_path)
     except msgspec.ValidationError as error:
         raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
-    _check(chosen)
-    return with_celery_broker(chosen, environment)
+    _check(merged)
+    return with_celery_broker(merged, environment)
 
 
 def with_celery_broker(settings: Settings, environment: Mapping[str, str] | None = None) -> Settings:
-    """Where nothing of ours says so, the broker is that of Celery's own variable. Of use to the process that sends
-    the messages; nothing happens if no pipeline is for Celery."""
+    """The settings, with a missing broker taken from Celery's own variable. Only the process that sends the messages
+    needs it, and only if a pipeline uses Celery."""
     environment = os.environ if environment is None else environment
     url = environment.get(CELERY_BROKER)
     return (
@@ -365,27 +366,27 @@ def with_celery_broker(settings: Settings, environment: Mapping[str, str] | None
 
 
 def checked_code_paths(settings: Settings) -> tuple[Path, ...]:
-    """Where operators' code is. They can read it, so the platform's own folder must not be there.
+    """The folders with operator code. Operators can read them, so they must not contain the platform's own folder.
 
-    The folder that is looked for by itself may be missing: jobs bring the code that they were deployed with.
+    The default folder may be missing: jobs bring the code that they were deployed with.
     """
     home = settings.home.resolve()
     paths: list[Path] = []
-    for given in settings.worker_code_paths:
-        path = given.resolve()
-        if given in _DEFAULT_CODE_PATHS and not path.exists():
+    for code_path in settings.worker_code_paths:
+        path = code_path.resolve()
+        if code_path in _DEFAULT_CODE_PATHS and not path.exists():
             continue
         if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
             raise InvalidInput(
                 "worker.code_path_unusable",
-                "a folder for operators' code is missing, is no folder, or cannot be read",
+                "a folder for operator code is missing, not a folder, or not readable",
                 value=str(path),
-                next_step="make it, or name another one with `traceplane up --code` or worker_code_paths",
+                next_step="create it, or set another one with `traceplane up --code` or worker_code_paths",
             )
         if home.is_relative_to(path):
             raise InvalidInput(
                 "worker.home_in_code_path",
-                f"operators could read the platform's secrets: {home} lies inside of a code path",
+                f"operators could read the platform's secrets: {home} is inside a code path",
                 value=str(path),
                 next_step="keep operators in a folder of their own, for example `traceplane up --code code`",
             )
@@ -404,8 +405,9 @@ def _from_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput("settings.bad_toml", f"{path} is not valid TOML: {error}") from error
+    values = {key: value for key, value in values.items() if key not in _REMOVED}
     for key in values:
-        _known(key, where=str(path))
+        _checked_name(key, source=str(path))
     if "runtimes" in values:
         custom = {name: _runtime(name, entry) for name, entry in values["runtimes"].items()}
         values["runtimes"] = {**DEFAULT_RUNTIMES, **custom}
@@ -416,9 +418,7 @@ def _runtime(name: str, entry: Any) -> Runtime:
     try:
         runtime = msgspec.convert({"name": name, **entry}, Runtime, strict=False)
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidInput(
-            "settings.runtime_invalid", f"runtime {name!r} is not well formed: {error}"
-        ) from error
+        raise InvalidInput("settings.runtime_invalid", f"runtime {name!r} is invalid: {error}") from error
     unknown = set(entry) - {f.name for f in fields(Runtime)}
     if unknown:
         raise InvalidInput(
@@ -433,15 +433,15 @@ def _runtime(name: str, entry: Any) -> Runtime:
     return runtime
 
 
-def _known(key: str, *, where: str) -> str:
-    if key in _KNOWN:
+def _checked_name(key: str, *, source: str) -> str:
+    if key in _NAMES:
         return key
-    near = difflib.get_close_matches(key, _KNOWN, n=1)
+    matches = difflib.get_close_matches(key, sorted(_NAMES), n=1)
     raise InvalidInput(
         "settings.unknown_key",
-        f"{where} sets something that does not exist",
+        f"{source} sets an unknown setting",
         value=key,
-        next_step=f"did you mean {near[0]!r}?" if near else "see docs/reference/settings.md",
+        next_step=f"did you mean {matches[0]!r}?" if matches else "see docs/reference/settings.md",
     )
 
 
@@ -449,13 +449,15 @@ def _check(settings: Settings) -> None:
     for name, allowed in _CHOICES.items():
         if getattr(settings, name) not in allowed:
             raise InvalidInput(
-                "settings.invalid", f"{name} is one of {', '.join(allowed)}", value=getattr(settings, name)
+                "settings.invalid",
+                f"{name} must be one of {', '.join(allowed)}",
+                value=getattr(settings, name),
             )
     store = settings.object_store
     if store is not None and "://" in store and not _S3_URL.fullmatch(store):
         raise InvalidInput(
             "settings.invalid",
-            "object_store is a folder, or s3:// with the name of a bucket and a prefix",
+            "object_store must be a folder, or s3:// with a bucket name and a prefix",
             value=store,
             next_step="for example s3://my-bucket/traceplane",
         )
@@ -463,27 +465,25 @@ def _check(settings: Settings) -> None:
         for endpoint in getattr(settings, name):
             _check_endpoint(name, endpoint)
     if settings.spark_servers < 1:
-        raise InvalidInput("settings.invalid", "spark_servers is one or more", value=settings.spark_servers)
+        raise InvalidInput(
+            "settings.invalid", "spark_servers must be at least 1", value=settings.spark_servers
+        )
     if settings.object_cache_mb < 0:
         raise InvalidInput(
-            "settings.invalid", "object_cache_mb is zero or more", value=settings.object_cache_mb
+            "settings.invalid", "object_cache_mb must not be negative", value=settings.object_cache_mb
         )
     for name in _PORTS:
         if not 0 <= (port := getattr(settings, name)) <= 65_535:
-            raise InvalidInput("settings.invalid", f"{name} is a port, from 1 to 65535", value=port)
+            raise InvalidInput("settings.invalid", f"{name} must be a port from 1 to 65535", value=port)
     if settings.worker_drain_seconds < 0:
         raise InvalidInput(
-            "settings.invalid", "worker_drain_seconds is zero or more", value=settings.worker_drain_seconds
+            "settings.invalid",
+            "worker_drain_seconds must not be negative",
+            value=settings.worker_drain_seconds,
         )
     for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:
-            raise InvalidInput("settings.invalid", f"{name} is more than zero", value=value)
-    if (settings.state_url is None) != (settings.data_url is None):
-        raise InvalidInput(
-            "settings.invalid",
-            "state_url and data_url are given together or not at all",
-            next_step="set both, or neither for the embedded Postgres",
-        )
+            raise InvalidInput("settings.invalid", f"{name} must be greater than zero", value=value)
 
 
 def _check_endpoint(name: str, text: str) -> None:
@@ -494,7 +494,7 @@ def _check_endpoint(name: str, text: str) -> None:
     except ValueError:
         raise InvalidInput(
             "settings.invalid",
-            f"{name} holds addresses or networks, each with a port if need be",
+            f"{name} must list addresses or networks, each with an optional port",
             value=text,
             next_step="write it like 127.0.0.1:8545, 10.0.0.0/8 or [::1]:80",
         ) from None

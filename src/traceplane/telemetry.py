@@ -233,6 +233,11 @@ def configure(
         _state.tracer = _state.provider.get_tracer("traceplane")
 
 
+def writes_json() -> bool:
+    """Whether events are lines of JSON, which a program reads, rather than text for people."""
+    return _state.as_json
+
+
 def _on_a_terminal() -> bool:
     try:
         return sys.stderr.isatty()

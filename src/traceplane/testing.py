@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceplane.dataplane.java import Java, find_java
-from traceplane.sdk import Execution, OperatorTask, Scope, as_table, scope_as_dict
+from traceplane.model.task_payload import DeclaredOutput, OperatorInput, TaskPayload
+from traceplane.sdk import Cursor, Execution, OperatorTask, Partition, Scope, as_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,28 +64,28 @@ def operator_task(
     import pyarrow.parquet as parquet
 
     own = Path(tempfile.mkdtemp(dir=folder))
-    files: dict[str, list[str]] = {}
+    files: dict[str, tuple[str, ...]] = {}
     for number, (name, rows) in enumerate((inputs or {}).items()):
         table, path = as_table(rows), own / f"input-{number}.parquet"
-        files[name] = [str(path)] if table.num_columns else []
+        files[name] = (str(path),) if table.num_columns else ()
         parquet.write_table(table, path)
     folders = {name: own / f"output-{number}" for number, name in enumerate(outputs)}
     for path in (own / "temp", *folders.values()):
         path.mkdir()
-    task = OperatorTask(
+    return OperatorTask(
         task_id="test",
         attempt=1,
-        payload={
-            "scope": None if scope is None else scope_as_dict(scope),
-            "config": config,
-            "inputs": [{"name": name, "files": found} for name, found in files.items()],
-            "outputs": [{"name": name} for name in outputs],
-        },
+        payload=TaskPayload(
+            cursor=scope.position if isinstance(scope, Cursor) else None,
+            partition=scope if isinstance(scope, Partition) else None,
+            config=dict(config or {}),
+            execution=execution,
+            inputs=tuple(OperatorInput(name, paths) for name, paths in files.items()),
+            outputs=tuple(DeclaredOutput(name) for name in outputs),
+        ),
         output_folders={name: str(path) for name, path in folders.items()},
         temp_dir=str(own / "temp"),
     )
-    task.execution = execution
-    return task
 
 
 @contextlib.contextmanager

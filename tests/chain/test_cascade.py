@@ -26,19 +26,12 @@ from tests.chain.conftest import patient
 from tests.operators.chain import busiest, token_volumes
 from tests.platform import Platform, until
 from traceplane.chain.extract import ALL_TABLES, fetch_range
-from traceplane.chain.operators.words import Word
+from traceplane.chain.operators.announcements import Announcement
 from traceplane.chain.rpc import RpcClient
 from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.errors import UserError
-from traceplane.wire.control import (
-    BackfillRequest,
-    BackfillResponse,
-    DagName,
-    DeployRequest,
-    DeployResponse,
-    MovedResponse,
-    RollbackRequest,
-)
+from traceplane.wire.control import BackfillRequest, BackfillResponse
+from traceplane.wire.deploys import DagName, DeployRequest, DeployResponse, MovedResponse, RollbackRequest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "tests/chain/dag.yaml").read_text()
@@ -48,7 +41,7 @@ ORDER = ("block_number", "transaction_index", "log_index", "first_block", "token
 
 @dataclass
 class Chain:
-    """The example on one platform, its simulated chain, and what has to come out."""
+    """The example on one platform, its simulated chain, and the expected result."""
 
     platform: Platform
     node: Simulator
@@ -71,7 +64,7 @@ class Chain:
         if kind != "erc20":
             yaml = yaml.replace('chain:volumes"', f'chain:volumes", kind: {kind}')
         request = DeployRequest(yaml, manual_cutover=True)
-        assert (await self.platform.api.call("POST", "/v1/deploy", DeployResponse, request)).changed
+        assert (await self.platform.api.call("POST", "/api/v1/deploy", DeployResponse, request)).changed
 
     def mine(self, blocks: int) -> None:
         self.node.ledger.mine(blocks)
@@ -82,30 +75,30 @@ class Chain:
         self.highest = max(self.highest, self.node.ledger.head)
 
     def complete_last_batch(self) -> None:
-        """The chain grows past everything it ever was, to the end of a range, as from-scratch builds have it."""
+        """Extends the chain beyond its greatest height, to the end of a range, as builds from scratch require."""
         self.mine(self.highest - self.node.ledger.head + BATCH - self.highest % BATCH - 1)
 
     # What the platform made of it ------------------------------------------------------------------
 
     async def said(self) -> dict[int, str | None]:
-        """The follower's last word on each height: a hash, or None for a block that is gone."""
+        """The follower's latest announcement of each height: a hash, or None for an orphaned block."""
         rows = await self.platform.sql(
             "select distinct on (range_start) range_start, emission, kind::text from events"
             " join datasets using (dataset_uuid) where dataset_id = $1 order by range_start, event_id desc",
             f"{self.name}.head",
         )
-        return {r[0]: Word.read(*r).hash for r in rows}
+        return {r[0]: Announcement.read(*r).hash for r in rows}
 
     async def settled(self, seconds: float = 240) -> None:
-        """Waits until the last word on every height is true and nothing is left to do but to follow."""
+        """Waits until the latest announcement of every height is true and all tasks have finished."""
         ledger = self.node.ledger
 
-        async def told() -> bool:
+        async def announced() -> bool:
             canonical = {n: "0x" + ledger.hash(n).hex() for n in range(ledger.head + 1)}
             heights = await self.said()
             return {n: h for n, h in heights.items() if h is not None} == canonical
 
-        await until(told, seconds=seconds, what=f"{self.name}: every height is told")
+        await until(announced, seconds=seconds, what=f"{self.name}: every height is announced")
 
         async def done() -> bool:
             return not await self.platform.value(
@@ -125,10 +118,10 @@ class Chain:
             mark,
         )
         assert {r[3] for r in rows} <= {"completed"}
-        found: dict[str, Counter[tuple[int, int]]] = {}
+        by_job: dict[str, Counter[tuple[int, int]]] = {}
         for name, start, end, _ in rows:
-            found.setdefault(name, Counter())[start, end] += 1
-        return found
+            by_job.setdefault(name, Counter())[start, end] += 1
+        return by_job
 
     async def mark(self) -> int:
         return int(await self.platform.value("select coalesce(max(event_id), 0) from events"))
@@ -157,16 +150,18 @@ class Chain:
         sums = [token_volumes(within(transfers, *scope), *scope, kind) for scope in ranges]
         expected = {name: [table] for name, table in tables.items()}
         expected |= {"volumes": sums, "top_tokens": [busiest(table) for table in sums], "discrepancies": []}
-        for name, wanted in expected.items():
-            assert await self.rows_of(name) == in_order(wanted), f"{self.name}.{name}"
+        for name, rows in expected.items():
+            assert await self.rows_of(name) == in_order(rows), f"{self.name}.{name}"
 
 
 def without(table: pa.Table, hidden: list[asyncpg.Range]) -> pa.Table:
-    """A commit's rows, but for the blocks that newer commits have taken over."""
+    """A commit's rows, without the blocks that newer commits replaced."""
     if not hidden:
         return table
-    gone = {n for r in hidden for n in range(r.lower, r.upper)}
-    return table.filter(pa.array([number not in gone for number in table["block_number"].to_pylist()]))
+    hidden_blocks = {n for r in hidden for n in range(r.lower, r.upper)}
+    return table.filter(
+        pa.array([number not in hidden_blocks for number in table["block_number"].to_pylist()])
+    )
 
 
 def within(table: pa.Table, first: int, last: int) -> pa.Table:
@@ -183,7 +178,7 @@ def in_order(tables: list[pa.Table]) -> list[dict[str, Any]]:
 async def chains(
     url: str, folder: Path, *seeds: int, blocks: int = 14, **environment: str
 ) -> AsyncIterator[list[Chain]]:
-    """One platform, and on it the example for each seed, on a chain of its own."""
+    """One platform, and on it the example for each seed, each on its own chain."""
     settings = {
         "TRACEPLANE_WORKER_CODE_PATHS": str(ROOT),
         "TRACEPLANE_WORKER_CONCURRENCY": str(2 + 2 * len(seeds)),
@@ -196,10 +191,10 @@ async def chains(
             for seed in seeds
         ]
         platform = await stack.enter_async_context(Platform.start(url, folder, environment=settings))
-        found = [Chain(platform, node, f"chain{seed}") for seed, node in zip(seeds, nodes, strict=True)]
-        for chain in found:
+        all_chains = [Chain(platform, node, f"chain{seed}") for seed, node in zip(seeds, nodes, strict=True)]
+        for chain in all_chains:
             await chain.deploy()
-        yield found
+        yield all_chains
 
 
 def ranges_of(first: int, last: int) -> set[tuple[int, int]]:
@@ -225,7 +220,9 @@ async def test_a_reorg_recomputes_exactly_the_affected_scopes(database_url: str,
             await chain.assert_equals_a_build_from_scratch()
 
 
-async def test_a_shorter_chain_takes_back_what_it_does_not_reach(database_url: str, tmp_path: Path) -> None:
+async def test_a_shorter_chain_retracts_blocks_that_it_does_not_reach(
+    database_url: str, tmp_path: Path
+) -> None:
     async with chains(database_url, tmp_path, 2) as (chain,):
         await chain.settled()
         assert await chain.platform["worker-1"].stop() == 0  # its source does not keep it from stopping
@@ -257,12 +254,12 @@ async def test_reorgs_during_an_outage_of_the_worker_are_found(database_url: str
         await chain.assert_equals_a_build_from_scratch()
 
 
-async def test_a_reorg_within_ranges_that_were_backfilled(database_url: str, tmp_path: Path) -> None:
+async def test_a_reorg_within_backfilled_ranges(database_url: str, tmp_path: Path) -> None:
     """Blocks of a wider commit are rewritten one by one; readers get the newest of each."""
     async with chains(database_url, tmp_path, 4, blocks=19) as (chain,):
         await chain.settled()
         request = BackfillRequest(f"{chain.name}.blocks", 0, 19, only="all", partition_size=7)
-        started = await chain.platform.api.call("POST", "/v1/backfill", BackfillResponse, request)
+        started = await chain.platform.api.call("POST", "/api/v1/backfill", BackfillResponse, request)
         assert started.created == 3
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch()
@@ -271,7 +268,7 @@ async def test_a_reorg_within_ranges_that_were_backfilled(database_url: str, tmp
         await chain.assert_equals_a_build_from_scratch()
 
 
-async def test_a_changed_job_is_rebuilt_with_its_downstream_while_the_chain_goes_on(
+async def test_a_changed_job_is_rebuilt_with_its_downstream_while_the_chain_grows(
     database_url: str, tmp_path: Path
 ) -> None:
     async with chains(database_url, tmp_path, 5, blocks=29) as (chain,):
@@ -284,12 +281,12 @@ async def test_a_changed_job_is_rebuilt_with_its_downstream_while_the_chain_goes
 
         before = await ingested()
         await chain.deploy(kind="erc721")
-        await chain.assert_equals_a_build_from_scratch()  # the old data is served
+        await chain.assert_equals_a_build_from_scratch()  # serves the old data
         chain.fork(7, 17)
 
         async def cut_over() -> bool:
             try:
-                await chain.platform.api.call("POST", "/v1/cutover", MovedResponse, DagName(chain.name))
+                await chain.platform.api.call("POST", "/api/v1/cutover", MovedResponse, DagName(chain.name))
             except UserError as error:
                 if error.code != "deploy.not_caught_up":
                     raise
@@ -297,18 +294,18 @@ async def test_a_changed_job_is_rebuilt_with_its_downstream_while_the_chain_goes
             return True
 
         await chain.settled()
-        await chain.assert_equals_a_build_from_scratch()  # and still, though it went on
+        await chain.assert_equals_a_build_from_scratch()  # still does, though the chain grew
         await until(cut_over, seconds=120, what="the new version serves")
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch(kind="erc721")
-        assert await ingested() == before + 17  # what did not change was not computed again
-        await chain.platform.api.call("POST", "/v1/rollback", MovedResponse, RollbackRequest(chain.name))
+        assert await ingested() == before + 17  # unchanged blocks were not computed again
+        await chain.platform.api.call("POST", "/api/v1/rollback", MovedResponse, RollbackRequest(chain.name))
         await chain.settled()
 
-        async def told() -> bool:
+        async def caught_up() -> bool:
             return not await chain.platform.value("select count(*) from replays")
 
-        await until(told, what="everything missed is told")
+        await until(caught_up, what="all replays are done")
         await chain.settled()
         await chain.assert_equals_a_build_from_scratch()
 
@@ -337,15 +334,15 @@ async def kill_at_random(
 
 async def random_lives(url: str, folder: Path, seeds: range, *, steps: int, names: list[str]) -> None:
     draw = random.Random(seeds.start)
-    async with chains(url, folder, *seeds, blocks=9) as found:
+    async with chains(url, folder, *seeds, blocks=9) as all_chains:
         stop = asyncio.Event()
-        killer = asyncio.create_task(kill_at_random(found[0].platform, draw, stop, names))
-        await asyncio.gather(*(live(chain, random.Random(chain.name), steps) for chain in found))
+        killer = asyncio.create_task(kill_at_random(all_chains[0].platform, draw, stop, names))
+        await asyncio.gather(*(live(chain, random.Random(chain.name), steps) for chain in all_chains))
         stop.set()
         await killer
-        for chain in found:
+        for chain in all_chains:
             chain.complete_last_batch()
-        for chain in found:
+        for chain in all_chains:
             await chain.settled(seconds=600)
             await chain.assert_equals_a_build_from_scratch()
 
@@ -355,7 +352,7 @@ async def test_any_history_ends_equal_to_a_build_from_scratch(database_url: str,
 
 
 GROUP = 10
-"""Histories that share a platform: most of their time is waiting, for kills and for each other's blocks."""
+"""Histories that share a platform: they mostly wait, for kills and for each other's blocks."""
 SEEDS = int(os.environ.get("CHAIN_SEEDS", "200"))
 FIRST_SEED = int(os.environ.get("CHAIN_FIRST_SEED", "1000"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from traceplane.chain.extract import (
     stream_range,
     stream_range_sync,
 )
-from traceplane.chain.rpc import Call, RpcClient
+from traceplane.chain.rpc import RpcCall, RpcClient
 from traceplane.chain.simulated.faults import Fault
 from traceplane.chain.simulated.server import Simulator, serve, serve_in_process_of_its_own
 from traceplane.chain.tables import SCHEMAS
@@ -36,27 +37,29 @@ def expect(node: Simulator, first: int, last: int) -> dict[str, int]:
     }
 
 
-def counts(found: dict[str, pa.Table]) -> dict[str, int]:
-    return {name: table.num_rows for name, table in found.items() if name != "token_transfers"}
+def counts(fetched: dict[str, pa.Table]) -> dict[str, int]:
+    return {name: table.num_rows for name, table in fetched.items() if name != "token_transfers"}
 
 
 async def test_all_tables_of_a_range(node: Simulator) -> None:
     async with RpcClient(patient(node.url, batch_size=7)) as client:
-        found = await fetch_range(client, 0, 40)
-    assert counts(found) == expect(node, 0, 40)
-    assert found["blocks"]["block_hash"].to_pylist() == ["0x" + node.ledger.hash(n).hex() for n in range(41)]
-    assert 0 < found["token_transfers"].num_rows < found["logs"].num_rows
-    wide = found["token_transfers"].filter(pc.is_null(found["token_transfers"]["value"]))
+        fetched = await fetch_range(client, 0, 40)
+    assert counts(fetched) == expect(node, 0, 40)
+    assert fetched["blocks"]["block_hash"].to_pylist() == [
+        "0x" + node.ledger.hash(n).hex() for n in range(41)
+    ]
+    assert 0 < fetched["token_transfers"].num_rows < fetched["logs"].num_rows
+    wide = fetched["token_transfers"].filter(pc.is_null(fetched["token_transfers"]["value"]))
     assert wide.num_rows > 0
-    for name, table in found.items():
+    for name, table in fetched.items():
         assert table.schema == SCHEMAS[name]
         table.validate(full=True)
 
 
-async def test_only_what_the_tables_need_is_asked(node: Simulator) -> None:
+async def test_only_the_data_that_the_tables_need_is_fetched(node: Simulator) -> None:
     async with RpcClient(patient(node.url)) as client:
-        found = await fetch_range(client, 3, 9, ["blocks"])
-        assert list(found) == ["blocks"]
+        fetched = await fetch_range(client, 3, 9, ["blocks"])
+        assert list(fetched) == ["blocks"]
         assert "eth_getBlockReceipts" not in node.calls
         assert (await fetch_range(client, 3, 9, ["logs"]))["logs"].num_rows == expect(node, 3, 9)["logs"]
         assert "eth_getBlockReceipts" not in node.calls
@@ -65,16 +68,16 @@ async def test_only_what_the_tables_need_is_asked(node: Simulator) -> None:
 async def test_a_block_that_has_logs_is_not_believed_without_them(node: Simulator) -> None:
     async with RpcClient(patient(node.url)) as client:
         blocks = await client.batch(
-            [Call("eth_getBlockByNumber", (hex(number), False)) for number in range(41)], SlimBlock
+            [RpcCall("eth_getBlockByNumber", (hex(number), False)) for number in range(41)], SlimBlock
         )
         logs = await client.batch(
-            [Call("eth_getLogs", ({"blockHash": block.hash},)) for block in blocks], list[Log]
+            [RpcCall("eth_getLogs", ({"blockHash": block.hash},)) for block in blocks], list[Log]
         )
     assert any(logs)
-    for block, found in zip(blocks, logs, strict=True):
-        assert doubt_logs(block, found) is None
+    for block, fetched in zip(blocks, logs, strict=True):
+        assert doubt_logs(block, fetched) is None
         doubt = doubt_logs(block, [])
-        assert (doubt is not None) == bool(found)
+        assert (doubt is not None) == bool(fetched)
         assert doubt_logs(msgspec.structs.replace(block, logs_bloom=None), []) is None
 
 
@@ -101,7 +104,7 @@ LIES = ["missing_receipt", "foreign_receipt", "foreign_log", "missing_log", "wro
 
 
 @pytest.mark.parametrize("kind", LIES)
-async def test_a_lie_that_passes_changes_no_row(node: Simulator, kind: str) -> None:
+async def test_a_temporary_lie_changes_no_row(node: Simulator, kind: str) -> None:
     async with RpcClient(patient(node.url)) as client:
         expected = await fetch_range(client, 10, 20)
         method = "eth_getBlockReceipts" if kind in LIES[:4] else "eth_getBlockByNumber"
@@ -110,7 +113,7 @@ async def test_a_lie_that_passes_changes_no_row(node: Simulator, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", LIES)
-async def test_a_lie_that_lasts_gives_no_row(node: Simulator, kind: str) -> None:
+async def test_a_permanent_lie_gives_no_row(node: Simulator, kind: str) -> None:
     method = "eth_getBlockReceipts" if kind in LIES[:4] else "eth_getBlockByNumber"
     node.faults.arm(Fault(kind, methods=[method], requests=None))
     async with RpcClient(patient(node.url)) as client:
@@ -119,7 +122,7 @@ async def test_a_lie_that_lasts_gives_no_row(node: Simulator, kind: str) -> None
     assert caught.value.code == "chain.rpc_inconsistent"
 
 
-async def test_a_reorg_between_two_chunks_is_not_papered_over(node: Simulator) -> None:
+async def test_a_reorg_between_two_chunks_is_not_hidden(node: Simulator) -> None:
     async with RpcClient(patient(node.url)) as client:
         stream = stream_range(client, 1, 40, ["blocks"], chunk_blocks=10)
         assert (await anext(stream)).last == 10
@@ -129,7 +132,7 @@ async def test_a_reorg_between_two_chunks_is_not_papered_over(node: Simulator) -
         assert counts(await fetch_range(client, 1, 40, ["blocks"])) == {"blocks": 40}
 
 
-async def test_blocks_that_are_not_there_yet_are_said_so(node: Simulator) -> None:
+async def test_blocks_beyond_the_head_are_an_error(node: Simulator) -> None:
     async with RpcClient(patient(node.url)) as client:
         with pytest.raises(BeyondHead) as caught:
             await fetch_range(client, 30, 41)
@@ -143,7 +146,7 @@ async def test_a_null_below_the_head_is_not_an_empty_block(node: Simulator) -> N
             await fetch_range(client, 1, 2)
 
 
-async def test_cross_check_refuses_a_range_on_which_endpoints_differ(node: Simulator) -> None:
+async def test_cross_check_rejects_a_range_on_which_endpoints_differ(node: Simulator) -> None:
     async with serve(seed=3, blocks=40) as other, RpcClient(patient(node.url, other.url)) as client:
         await fetch_range(client, 1, 40, ["blocks"], cross_check=True)
         other.ledger.fork(10, 12)
@@ -152,7 +155,7 @@ async def test_cross_check_refuses_a_range_on_which_endpoints_differ(node: Simul
             await fetch_range(client, 1, 40, ["blocks"], cross_check=True)
 
 
-async def test_everything_at_once_by_chance_still_gives_right_rows_or_an_error() -> None:
+async def test_random_faults_together_give_the_right_rows_or_an_error() -> None:
     async with (
         serve(seed=11, blocks=60) as node,
         RpcClient(patient(node.url, attempts=12, batch_size=5)) as client,
@@ -179,7 +182,7 @@ async def test_everything_at_once_by_chance_still_gives_right_rows_or_an_error()
         ((1, 2, []), "chain.table_unknown"),
     ],
 )
-async def test_bad_requests_are_refused(node: Simulator, arguments: tuple[Any, ...], code: str) -> None:
+async def test_invalid_requests_are_rejected(node: Simulator, arguments: tuple[Any, ...], code: str) -> None:
     async with RpcClient(patient(node.url)) as client:
         with pytest.raises(InvalidInput) as caught:
             await fetch_range(client, *arguments)
@@ -193,6 +196,7 @@ def test_sync_callers_get_the_same_whole_or_in_chunks() -> None:
         chunks = list(stream_range_sync(patient(url), 1, 40, chunk_blocks=15))
         early = stream_range_sync(patient(url), 1, 40, chunk_blocks=15)
         assert next(early).last == 15
+        assert isinstance(early, Generator)
         early.close()
     assert [chunk.last for chunk in chunks] == [15, 30, 40]
     for name, table in whole.items():

@@ -66,7 +66,7 @@ class Archive:
 
     def check(self, step: Reorg, ledger: Ledger) -> None:
         truth = canonical(ledger)
-        changed = [number for number, known in self.hashes.items() if truth.get(number) != known]
+        changed = [number for number, recorded in self.hashes.items() if truth.get(number) != recorded]
         assert step == Reorg(min(changed), max(self.hashes), ledger.head)
 
 
@@ -80,7 +80,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(changes=changes, keep=st.integers(1, 8), most=st.integers(1, 7))
 def test_after_any_mines_forks_and_outages_the_record_is_the_canonical_chain(
     changes: Sequence[tuple[str, int, int]], keep: int, most: int
@@ -121,7 +121,7 @@ def test_older_hashes_from_the_lookup_find_the_ancestor_of_a_reorg_deeper_than_t
     assert look(ledger, record) == Reorg(501, 2000, 2100)
 
 
-def test_a_head_that_did_not_move_is_no_step() -> None:
+def test_an_unchanged_head_is_no_step() -> None:
     ledger = Ledger(WORLD, 10)
     assert look(ledger, Record(recorded(ledger, 0, 10))) == Idle("unchanged")
 
@@ -149,7 +149,7 @@ def test_a_fork_back_to_genesis_is_found() -> None:
     assert look(ledger, record) == Reorg(1, 10, 20)
 
 
-def test_another_chain_altogether_changes_everything_recorded() -> None:
+def test_a_different_chain_changes_everything_recorded() -> None:
     record = Record(recorded(Ledger(WORLD, 10), 0, 10))
     assert look(Ledger(World(6, transactions_per_block=2), 10), record) == Reorg(0, 10, 10)
 
@@ -187,37 +187,37 @@ def test_new_blocks_of_two_forks_are_never_one_step() -> None:
     assert isinstance(ended.value.value, Idle)
 
 
-def test_a_record_with_a_gap_is_refused() -> None:
+def test_a_record_with_a_gap_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="gap"):
         Record([Recorded(1, "0x1"), Recorded(3, "0x3")])
 
 
 async def test_follow_over_http_through_mining_forks_and_a_stale_node() -> None:
     async with serve(seed=5, blocks=10) as node, RpcClient(RpcSettings((node.url,))) as client:
-        seen: list[NewBlocks | Reorg] = []
+        steps_seen: list[NewBlocks | Reorg] = []
         steps = follow(client, start=8, interval_seconds=0.01, most=2)
         async with aclosing(steps):
-            seen.append(await anext(steps))
-            seen.append(await anext(steps))
+            steps_seen.append(await anext(steps))
+            steps_seen.append(await anext(steps))
             node.faults.arm(Fault("stale_head", requests=2))
             node.ledger.fork(2, 4)
-            seen.append(await anext(steps))
-            seen.append(await anext(steps))
-            seen.append(await anext(steps))
-        first = NewBlocks(8, 9, seen[0].hashes if isinstance(seen[0], NewBlocks) else ())
-        assert seen[0] == first
-        assert isinstance(seen[1], NewBlocks)
-        assert (seen[1].first, seen[1].last) == (10, 10)
-        assert seen[2] == Reorg(9, 10, 12)
-        assert seen[3] == NewBlocks(9, 10, tuple("0x" + node.ledger.hash(n).hex() for n in (9, 10)))
-        assert seen[4] == NewBlocks(11, 12, tuple("0x" + node.ledger.hash(n).hex() for n in (11, 12)))
+            steps_seen.append(await anext(steps))
+            steps_seen.append(await anext(steps))
+            steps_seen.append(await anext(steps))
+        first = NewBlocks(8, 9, steps_seen[0].hashes if isinstance(steps_seen[0], NewBlocks) else ())
+        assert steps_seen[0] == first
+        assert isinstance(steps_seen[1], NewBlocks)
+        assert (steps_seen[1].first, steps_seen[1].last) == (10, 10)
+        assert steps_seen[2] == Reorg(9, 10, 12)
+        assert steps_seen[3] == NewBlocks(9, 10, tuple("0x" + node.ledger.hash(n).hex() for n in (9, 10)))
+        assert steps_seen[4] == NewBlocks(11, 12, tuple("0x" + node.ledger.hash(n).hex() for n in (11, 12)))
 
 
-async def test_confirmations_hold_young_blocks_back() -> None:
+async def test_confirmations_hold_back_recent_blocks() -> None:
     async with serve(seed=5, blocks=10) as node, RpcClient(RpcSettings((node.url,))) as client:
         step = await poll(client, Record(), confirmations=4)
         assert isinstance(step, NewBlocks)
         assert step.last == 6
         assert await poll(client, Record(), confirmations=11) == Idle(
-            "the chain is shorter than the confirmations wanted"
+            "the chain is shorter than the required confirmations"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chain.conftest import patient
-from traceplane.chain.answers import Block, Receipt, doubt_block
+from traceplane.chain.answers import FullBlock, Receipt, doubt_block
 from traceplane.chain.errors import (
     EndpointsDisagree,
     RateLimited,
@@ -19,7 +19,7 @@ from traceplane.chain.errors import (
     RpcRefused,
     RpcUnavailable,
 )
-from traceplane.chain.rpc import Call, RpcClient, RpcSettings
+from traceplane.chain.rpc import RpcCall, RpcClient, RpcSettings
 from traceplane.chain.simulated.faults import Fault
 from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.errors import InvalidInput, PlatformError
@@ -27,20 +27,21 @@ from traceplane.errors import InvalidInput, PlatformError
 DEAD = "http://user:hunter2@127.0.0.1:9/v3/secretkey?token=topsecret"
 
 
-def block_calls(*numbers: int) -> list[Call[Any]]:
+def block_calls(*numbers: int) -> list[RpcCall[Any]]:
     return [
-        Call("eth_getBlockByNumber", (hex(number), True), partial(doubt_block, number)) for number in numbers
+        RpcCall("eth_getBlockByNumber", (hex(number), True), partial(doubt_block, number))
+        for number in numbers
     ]
 
 
 async def numbers_of(client: RpcClient, *numbers: int) -> list[int]:
-    return [int(block.number, 16) for block in await client.batch(block_calls(*numbers), Block)]
+    return [int(block.number, 16) for block in await client.batch(block_calls(*numbers), FullBlock)]
 
 
-async def test_many_calls_travel_in_few_requests_and_come_back_in_order(node: Simulator) -> None:
+async def test_many_calls_share_few_requests_and_are_answered_in_order(node: Simulator) -> None:
     async with RpcClient(patient(node.url, batch_size=10)) as client:
-        wanted = [*range(40, 0, -1)]
-        assert await numbers_of(client, *wanted) == wanted
+        numbers = [*range(40, 0, -1)]
+        assert await numbers_of(client, *numbers) == numbers
     assert node.requests == 4
 
 
@@ -68,7 +69,7 @@ PASSING = [
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.size}-{fault.code}")
-async def test_a_fault_that_passes_is_survived(node: Simulator, fault: Fault) -> None:
+async def test_a_temporary_fault_is_survived(node: Simulator, fault: Fault) -> None:
     node.faults.arm(Fault(**{name: getattr(fault, name) for name in fault.__struct_fields__}))
     async with RpcClient(patient(node.url)) as client:
         assert await numbers_of(client, 1, 2, 3, 4, 5, 6, 7) == [1, 2, 3, 4, 5, 6, 7]
@@ -100,37 +101,37 @@ LASTING = [
 
 
 @pytest.mark.parametrize(("fault", "kind", "code"), LASTING, ids=lambda one: getattr(one, "kind", None))
-async def test_a_fault_that_lasts_becomes_one_clear_error(
+async def test_a_permanent_fault_becomes_one_clear_error(
     node: Simulator, fault: Fault, kind: type[RpcError | RpcRefused], code: str
 ) -> None:
     changed = {name: getattr(fault, name) for name in fault.__struct_fields__}
     node.faults.arm(Fault(**{**changed, "requests": None}))
     async with RpcClient(patient(node.url)) as client:
         with pytest.raises(kind) as caught:
-            await client.batch(block_calls(3, 4), Block)
+            await client.batch(block_calls(3, 4), FullBlock)
     assert caught.value.code == code
     assert "eth_getBlockByNumber" in str(caught.value)
     assert node.url in str(caught.value)
     assert isinstance(caught.value, PlatformError) is issubclass(kind, RpcError)
 
 
-async def test_answers_that_never_come_are_an_error_but_the_others_are_kept(node: Simulator) -> None:
+async def test_missing_answers_are_an_error_but_the_others_are_kept(node: Simulator) -> None:
     node.faults.arm(Fault("drop_answer", requests=None))
     async with RpcClient(patient(node.url)) as client:
         with pytest.raises(RpcInvalid, match="malformed"):
-            await client.batch(block_calls(1, 2, 3), Block)
+            await client.batch(block_calls(1, 2, 3), FullBlock)
     # Every round but the last ones brought an answer: three calls, then two, then one.
     assert node.calls["eth_getBlockByNumber"] <= 3 + 2 + 3
 
 
-async def test_rounds_that_bring_some_answers_do_not_count_as_failed(node: Simulator) -> None:
+async def test_rounds_with_some_answers_do_not_count_as_failed(node: Simulator) -> None:
     node.faults.arm(Fault("answer_limit", requests=None))
     async with RpcClient(patient(node.url, attempts=2)) as client:
         assert await numbers_of(client, 1, 2, 3, 4, 5, 6) == [1, 2, 3, 4, 5, 6]
     assert node.requests == 6
 
 
-async def test_a_stalled_answer_is_given_up_and_asked_again(node: Simulator) -> None:
+async def test_a_stalled_answer_times_out_and_is_retried(node: Simulator) -> None:
     node.faults.arm(Fault("stall", seconds=5))
     async with RpcClient(patient(node.url, timeout_seconds=0.2)) as client:
         assert await numbers_of(client, 1, 2) == [1, 2]
@@ -147,7 +148,7 @@ async def test_retry_after_is_honoured(node: Simulator) -> None:
         assert time.monotonic() - began >= 0.3
 
 
-async def test_calls_per_second_are_bounded_on_this_side(node: Simulator) -> None:
+async def test_the_client_limits_calls_per_second(node: Simulator) -> None:
     async with RpcClient(patient(node.url, batch_size=5, calls_per_second=100)) as client:
         began = time.monotonic()
         await numbers_of(client, *range(30))
@@ -155,15 +156,15 @@ async def test_calls_per_second_are_bounded_on_this_side(node: Simulator) -> Non
         assert time.monotonic() - began >= 0.25
 
 
-async def test_an_answer_that_is_too_large_is_asked_in_smaller_batches(node: Simulator) -> None:
+async def test_too_large_an_answer_is_requested_in_smaller_batches(node: Simulator) -> None:
     async with RpcClient(patient(node.url, largest_answer_bytes=60_000)) as client:
         assert await numbers_of(client, *range(1, 30)) == [*range(1, 30)]
     async with RpcClient(patient(node.url, largest_answer_bytes=100)) as client:
         with pytest.raises(RpcInvalid, match="larger than 100 bytes"):
-            await client.batch(block_calls(1), Block)
+            await client.batch(block_calls(1), FullBlock)
 
 
-async def test_a_dead_endpoint_is_rested_and_the_next_one_answers(node: Simulator) -> None:
+async def test_a_dead_endpoint_rests_and_the_next_one_answers(node: Simulator) -> None:
     async with (
         serve(seed=3, blocks=40) as sick,
         RpcClient(patient(sick.url, node.url, rest_seconds=60)) as client,
@@ -175,7 +176,7 @@ async def test_a_dead_endpoint_is_rested_and_the_next_one_answers(node: Simulato
 
 
 @pytest.mark.parametrize("fault", [Fault("rate_limit", seconds=3600), Fault("stall", seconds=60)])
-async def test_an_endpoint_that_makes_us_wait_is_left_for_a_quick_one(node: Simulator, fault: Fault) -> None:
+async def test_a_slow_endpoint_is_left_for_a_fast_one(node: Simulator, fault: Fault) -> None:
     async with (
         serve(seed=3, blocks=40) as slow,
         RpcClient(patient(slow.url, node.url, rest_seconds=600, timeout_seconds=1.5)) as client,
@@ -219,7 +220,7 @@ async def test_credentials_that_a_node_repeats_reach_no_message(node: Simulator)
     assert "secretkey" not in str(caught.value)
 
 
-async def test_endpoints_on_different_forks_are_told_apart(node: Simulator) -> None:
+async def test_endpoints_on_different_forks_are_detected(node: Simulator) -> None:
     async with serve(seed=3, blocks=40) as other, RpcClient(patient(node.url, other.url)) as client:
         ours = "0x" + node.ledger.hash(40).hex()
         await client.confirm({40: ours})
@@ -235,13 +236,13 @@ async def test_one_failure_stops_the_other_batches(node: Simulator) -> None:
     node.faults.arm(Fault("method_missing"))
     async with RpcClient(patient(node.url, batch_size=1, concurrency=1)) as client:
         with pytest.raises(RpcRefused):
-            await client.batch(block_calls(*range(1, 30)), Block)
+            await client.batch(block_calls(*range(1, 30)), FullBlock)
     assert node.requests < 30
 
 
 async def test_receipts_are_decoded_with_only_the_fields_that_are_used(node: Simulator) -> None:
     async with RpcClient(patient(node.url)) as client:
-        [receipts] = await client.batch([Call("eth_getBlockReceipts", ("0x5",))], list[Receipt])
+        [receipts] = await client.batch([RpcCall("eth_getBlockReceipts", ("0x5",))], list[Receipt])
     assert len(receipts) == len(node.ledger.block(5).transactions)  # type: ignore[union-attr]
 
 
@@ -260,7 +261,7 @@ async def test_receipts_are_decoded_with_only_the_fields_that_are_used(node: Sim
         {"calls_per_second": 0},
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         RpcSettings(**{"endpoints": ("http://host",), **changes})
     assert caught.value.code == "chain.settings_invalid"

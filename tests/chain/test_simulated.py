@@ -28,7 +28,7 @@ async def ask(url: str, method: str, *params: object) -> Any:
 
 
 def rlp(item: Any) -> bytes:
-    """Written anew from the yellow paper, so that the simulator's encoding has a witness."""
+    """Written separately, from the yellow paper, to check the simulator's encoding."""
     if isinstance(item, list):
         payload = b"".join(map(rlp, item))
         return prefix(payload, 0xC0) + payload
@@ -138,17 +138,17 @@ async def test_receipts_by_transaction_are_those_of_the_block_in_any_order(node:
     for number in (30, 2, 31, 40):
         for receipt in await ask(node.url, "eth_getBlockReceipts", hex(number)):
             assert await ask(node.url, "eth_getTransactionReceipt", receipt["transactionHash"]) == receipt
-    gone = (await ask(node.url, "eth_getBlockReceipts", "latest"))[0]["transactionHash"]
+    abandoned = (await ask(node.url, "eth_getBlockReceipts", "latest"))[0]["transactionHash"]
     node.ledger.fork(1, 1)
-    assert await ask(node.url, "eth_getTransactionReceipt", gone) is None
+    assert await ask(node.url, "eth_getTransactionReceipt", abandoned) is None
     assert await ask(node.url, "eth_getTransactionReceipt", "0x" + "00" * 32) is None
 
 
 async def test_logs_are_filtered_by_range_address_topics_and_block(node: Simulator) -> None:
     every = await ask(node.url, "eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"})
     sample = every[len(every) // 2]
-    wanted = {"fromBlock": "0x0", "address": sample["address"], "topics": [None, [sample["topics"][1]]]}
-    assert await ask(node.url, "eth_getLogs", wanted) == [
+    query = {"fromBlock": "0x0", "address": sample["address"], "topics": [None, [sample["topics"][1]]]}
+    assert await ask(node.url, "eth_getLogs", query) == [
         log
         for log in every
         if log["address"] == sample["address"] and log["topics"][1] == sample["topics"][1]
@@ -196,7 +196,7 @@ async def test_a_body_that_is_not_json_is_answered_with_a_parse_error(node: Simu
         assert (await response.json())["error"]["code"] == -32700
 
 
-async def test_probable_faults_strike_by_the_seed_and_can_be_cleared() -> None:
+async def test_random_faults_follow_the_seed_and_can_be_cleared() -> None:
     async def nulls() -> list[bool]:
         async with serve(seed=9, blocks=3) as node:
             node.faults.arm(Fault("null_result", requests=None, probability=0.5))
@@ -216,7 +216,7 @@ def test_every_fault_says_what_it_does() -> None:
         Ledger(World(1), 3).fork(4, 1)
 
 
-async def test_as_a_process_of_its_own_it_prints_its_url_first() -> None:
+async def test_as_a_separate_process_it_prints_its_url_first() -> None:
     with serve_in_process_of_its_own(seed=3, blocks=40, transactions_per_block=2) as url:
         answers = await asyncio.gather(
             ask(url, "eth_blockNumber"), ask(url, "eth_getBlockByNumber", "0x5", True)
@@ -225,6 +225,6 @@ async def test_as_a_process_of_its_own_it_prints_its_url_first() -> None:
     assert answers[1]["number"] == "0x5"
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     command = [sys.executable, "-m", "traceplane.chain.simulated", "--port", "no"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2

@@ -11,7 +11,7 @@ import pytest
 
 from traceplane.chain import tables
 from traceplane.chain.answers import (
-    Block,
+    FullBlock,
     Log,
     Receipt,
     doubt_block,
@@ -47,7 +47,7 @@ def transaction(**changes: Any) -> dict[str, Any]:
     }
 
 
-def block(*transactions: dict[str, Any], **changes: Any) -> Block:
+def block(*transactions: dict[str, Any], **changes: Any) -> FullBlock:
     fields = {
         "number": "0x64",
         "hash": HASH,
@@ -66,7 +66,7 @@ def block(*transactions: dict[str, Any], **changes: Any) -> Block:
         "transactions": list(transactions),
         **changes,
     }
-    return msgspec.json.decode(msgspec.json.encode(fields), type=Block)
+    return msgspec.json.decode(msgspec.json.encode(fields), type=FullBlock)
 
 
 def log(*topics: str, data: str = "0x", **changes: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def logs_table(*logs: dict[str, Any]) -> pa.Table:
     return pa.Table.from_batches([tables.logs_batch([msgspec.convert(one, Log) for one in logs])])
 
 
-def test_a_block_becomes_a_row_and_what_old_or_new_nodes_omit_is_null() -> None:
+def test_a_block_becomes_a_row_and_fields_that_a_node_omits_are_null() -> None:
     [row] = tables.blocks_batch([block(transaction())]).to_pylist()
     assert row == {
         **dict.fromkeys(tables.BLOCKS.names),
@@ -178,7 +178,7 @@ def test_logs_have_a_column_for_each_of_four_topics() -> None:
     ]
 
 
-def test_both_token_standards_are_found_and_other_shapes_left_out() -> None:
+def test_both_token_standards_are_recognized_and_other_shapes_are_left_out() -> None:
     parties = (tables.TRANSFER_TOPIC, topic(ALICE), topic(BOB))
     amount = f"0x{5:064x}"
     moved = tables.token_transfers(
@@ -210,7 +210,7 @@ def test_both_token_standards_are_found_and_other_shapes_left_out() -> None:
     }
 
 
-def test_nothing_gives_empty_tables_of_the_right_schema() -> None:
+def test_no_answers_give_empty_tables_of_the_right_schema() -> None:
     assert tables.blocks_batch([]).schema == tables.BLOCKS
     assert tables.transactions_batch([]).schema == tables.TRANSACTIONS
     assert tables.receipts_batch([]).schema == tables.RECEIPTS
@@ -226,7 +226,7 @@ def test_every_table_has_the_block_first() -> None:
 @pytest.mark.parametrize(
     "changes", [{"nonce": "0xzz"}, {"nonce": ""}, {"value": "-0x1"}, {"gas": hex(2**63)}, {"gasPrice": "1.5"}]
 )
-def test_numbers_that_cannot_be_are_the_nodes_error(changes: dict[str, str]) -> None:
+def test_impossible_numbers_are_the_nodes_error(changes: dict[str, str]) -> None:
     with pytest.raises(RpcInvalid) as caught:
         tables.transactions_batch([block(transaction(**changes))])
     assert caught.value.code == "chain.rpc_invalid"
@@ -246,11 +246,11 @@ def test_believable_answers_raise_no_doubt() -> None:
         (block(number="0x65"), "got another"),
         (block(number="hundred"), "not hexadecimal"),
         (block(hash="0x11"), "32 bytes"),
-        (block(transaction(blockHash=PARENT)), "of another"),
+        (block(transaction(blockHash=PARENT)), "claims another block"),
         (block(transaction(transactionIndex="0x1")), "not in order"),
     ],
 )
-def test_doubts_about_blocks(answer: Block, reason: str) -> None:
+def test_doubts_about_blocks(answer: FullBlock, reason: str) -> None:
     doubt = doubt_block(100, answer)
     assert doubt is not None
     assert reason in doubt.reason
@@ -259,12 +259,12 @@ def test_doubts_about_blocks(answer: Block, reason: str) -> None:
 @pytest.mark.parametrize(
     ("receipts", "reason"),
     [
-        ([], "not as many receipts"),
-        ([receipt(), receipt()], "not as many receipts"),
-        ([receipt(blockHash=PARENT)], "of another block"),
+        ([], "different number of receipts"),
+        ([receipt(), receipt()], "different number of receipts"),
+        ([receipt(blockHash=PARENT)], "to another block"),
         ([receipt(transactionHash=PARENT)], "expected the receipt"),
-        ([receipt(log("0x1", transactionHash=PARENT))], "is of another"),
-        ([receipt(log("0x1", blockHash=PARENT))], "is of another block"),
+        ([receipt(log("0x1", transactionHash=PARENT))], "belongs to another"),
+        ([receipt(log("0x1", blockHash=PARENT))], "belongs to another block"),
         ([receipt(log("0x1", logIndex="0x1"))], "without a gap"),
         ([receipt(log(*["0x1"] * 5))], "four topics"),
     ],

@@ -13,42 +13,19 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.dags import dag, job, source
 from tests.platform import Platform, until
-from traceplane.postgres.embedded import EmbeddedPostgres
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import migrate
 
-DAG = """
-version: 1
-dag: chaos
-defaults: {lease: 2s, retry: {base: 100ms, max: 1s}, max_attempts: 50}
-jobs:
-- name: numbers
-  activation: source
-  source: {kind: manual}
-  outputs: [{dataset: in}]
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {job: numbers}}]
-  outputs: [{dataset: mid}]
-  scaling: {max_concurrency: 6}
-  config: {entrypoint: "basic:copy"}
-- name: add_one
-  runtime: python
-  operator: python
-  inputs: [{from: {job: copy}}]
-  outputs: [{dataset: out}]
-  max_queue_depth: 40
-  config: {entrypoint: "basic:add_one"}
-- name: sums
-  runtime: python
-  operator: python
-  inputs: [{from: {job: add_one}}]
-  outputs: [{dataset: sums}]
-  execution_strategy: Bulk
-  batch: {size: 10}
-  config: {entrypoint: "basic:sum_range"}
-"""
+DAG = dag(
+    "chaos",
+    source(),
+    job("copy", "in", "mid", "scaling: {max_concurrency: 6}"),
+    job("add_one", "mid", "out", "max_queue_depth: 40", entrypoint="basic:add_one"),
+    job("sums", "out", "sums", "execution_strategy: Bulk", "batch: {size: 10}", entrypoint="basic:sum_range"),
+    defaults="{lease: 2s, retry: {base: 100ms, max: 1s}, max_attempts: 50}",
+)
 
 
 @pytest.mark.chaos
@@ -129,8 +106,8 @@ async def account(platform: Platform, emitted: int, kills: Counter[str]) -> None
     print(f"events emitted: {emitted}; tasks: {states}; tasks that needed another attempt: {attempts}")
     ranges = emitted // 10
     expected = {"numbers": 0, "copy": emitted, "add_one": emitted, "sums__batch": emitted, "sums": ranges}
-    for job, count in expected.items():
-        assert (await platform.states(job)) == ({"completed": count} if count else {}), job
+    for name, count in expected.items():
+        assert (await platform.states(name)) == ({"completed": count} if count else {}), name
     assert await platform.value("select count(*) from events where kind = 'data'") == 3 * emitted + 2 * ranges
     twice = await platform.sql(
         "select generation_id, scope_key, count(*) from dataset_commits group by 1, 2 having count(*) > 1"

@@ -14,7 +14,7 @@ import pytest
 from tests.platform import Platform, until
 from traceplane.client import Client
 from traceplane.errors import UserError
-from traceplane.wire.control import MovedResponse, RollbackRequest
+from traceplane.wire.deploys import MovedResponse, RollbackRequest
 
 ROWS = 12
 BOUNDARIES = (
@@ -84,7 +84,7 @@ async def moves(platform: Platform, count: int) -> None:
         if move % 3 == 2:
             with_earlier = RollbackRequest("many", draw.choice([None, max(1, newest - 1)]))
             try:
-                await platform.api.call("POST", "/v1/rollback", MovedResponse, with_earlier)
+                await platform.api.call("POST", "/api/v1/rollback", MovedResponse, with_earlier)
             except UserError as error:
                 assert error.code == "version.active", error  # noqa: PT017
         else:

@@ -1,4 +1,4 @@
-"""A way to a server that can be shut and opened."""
+"""A gate in front of a server, which can be closed and opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Gate:
-    """A port in front of a server. Shut, it breaks what is connected and refuses the rest."""
+    """A port in front of a server. Closed, it breaks existing connections and refuses new ones."""
 
     def __init__(self, upstream: Callable[[], Awaitable[Streams]]) -> None:
         self._upstream = upstream

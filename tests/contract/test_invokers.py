@@ -1,4 +1,4 @@
-"""What every invoker promises, against a real server, a real child process and Lambda's own wire protocol."""
+"""The contract of every invoker, against a real server, a real child process and Lambda's own wire protocol."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_http_posts_the_payload_and_answers_with_the_body(http: HttpInvoke
     assert answer == b"application/json " + PAYLOAD
 
 
-async def test_http_a_large_payload_arrives_whole(http: HttpInvoker, function_url: str) -> None:
+async def test_http_a_large_payload_arrives_complete(http: HttpInvoker, function_url: str) -> None:
     payload = os.urandom(LIMIT - 100)
     assert (await http.invoke(f"{function_url}/echo", payload, 20)).endswith(payload)
 
@@ -126,11 +126,11 @@ async def test_http_failures_have_their_codes(
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1:1/", "http://nowhere.invalid/", "not a url", ""])
-async def test_http_a_target_that_is_not_there_is_refused(http: HttpInvoker, target: str) -> None:
+async def test_http_an_unreachable_target_is_an_error(http: HttpInvoker, target: str) -> None:
     assert (await failure(http, target)).code == "invoke.refused"
 
 
-async def test_http_a_canceled_call_hangs_up(http: HttpInvoker) -> None:
+async def test_http_a_canceled_call_closes_its_connection(http: HttpInvoker) -> None:
     requests: list[web.Request] = []
 
     async def function(request: web.Request) -> web.StreamResponse:
@@ -168,10 +168,10 @@ async def test_process_sees_nothing_of_our_environment(
     process: ProcessInvoker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACEPLANE_WORKER_TOKEN", "secret")
-    seen = json.loads(
+    environment = json.loads(
         await process.invoke(python("import os, json; print(json.dumps(dict(os.environ)))"), b"", 20)
     )
-    assert set(seen) <= {"PATH", "LANG", "LC_CTYPE"}
+    assert set(environment) <= {"PATH", "LANG", "LC_CTYPE"}
 
 
 async def test_process_that_fails_is_quoted_from_its_end(process: ProcessInvoker) -> None:
@@ -185,7 +185,7 @@ async def test_process_that_fails_is_quoted_from_its_end(process: ProcessInvoker
     assert len(str(error.value)) < 5000
 
 
-async def test_process_that_is_killed_says_by_which_signal(process: ProcessInvoker) -> None:
+async def test_process_that_is_killed_reports_the_signal(process: ProcessInvoker) -> None:
     error = await failure(process, python("import os; os.kill(os.getpid(), 9)"))
     assert (error.code, error.value) == ("invoke.function_error", "signal 9: ")
 
@@ -200,7 +200,7 @@ async def test_process_that_writes_without_end_is_stopped(process: ProcessInvoke
 
 
 @pytest.mark.parametrize("target", ["/no/such/command", "", "unclosed 'quote", "/"])
-async def test_process_a_command_that_is_not_there_is_refused(process: ProcessInvoker, target: str) -> None:
+async def test_process_a_missing_command_is_an_error(process: ProcessInvoker, target: str) -> None:
     assert (await failure(process, target)).code == "invoke.refused"
 
 
@@ -214,7 +214,7 @@ os.rename({path!r} + ".new", {path!r})
 """
 
 
-async def test_process_that_takes_too_long_is_killed_with_its_children(
+async def test_process_that_times_out_is_killed_with_its_children(
     process: ProcessInvoker, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
@@ -247,14 +247,13 @@ async def test_process_leaves_no_children_behind_when_it_ends(
     await all_gone(pids)
 
 
-async def test_process_whose_child_escapes_the_group_does_not_hold_us(process: ProcessInvoker) -> None:
+async def test_process_whose_child_leaves_the_group_does_not_block(process: ProcessInvoker) -> None:
     code = (
-        "import subprocess, sys; subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(8)'],"
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(60)'],"
         " start_new_session=True)"
     )
-    started = time.monotonic()
-    assert (await failure(process, python(code), timeout=2)).code == "invoke.timeout"
-    assert time.monotonic() - started < 6
+    async with asyncio.timeout(50):
+        assert (await failure(process, python(code), timeout=2)).code == "invoke.timeout"
 
 
 async def all_gone(pids: Path) -> None:
@@ -262,7 +261,7 @@ async def all_gone(pids: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """A zombie is dead: in a container nobody may be there to reap an orphan."""
+    """A zombie counts as dead: a container may have no process that reaps orphans."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -282,11 +281,11 @@ async def lambda_at(endpoint: str, session: AioSession) -> AsyncIterator[LambdaI
 
 
 async def test_lambda_invokes_a_function_of_the_service(aws_endpoint: str, aws_session: AioSession) -> None:
-    """moto's simple Lambda runs no code: it answers with what it was told to, or with the payload."""
+    """moto's simple Lambda runs no code: it returns a prepared answer, or the payload."""
     async with aiohttp.ClientSession() as moto:
         await moto.post(f"{aws_endpoint}/moto-api/config", json={"lambda": {"use_docker": False}})
-        told = {"results": ['{"accepted": true}'], "region": REGION}
-        await moto.post(f"{aws_endpoint}/moto-api/static/lambda-simple/response", json=told)
+        prepared = {"results": ['{"accepted": true}'], "region": REGION}
+        await moto.post(f"{aws_endpoint}/moto-api/static/lambda-simple/response", json=prepared)
     await create_function(aws_endpoint, aws_session, "doubler")
     async with lambda_at(aws_endpoint, aws_session) as invoker:
         assert read_answer(await invoker.invoke("doubler", PAYLOAD, 20)).accepted
@@ -343,18 +342,18 @@ class LambdaService:
 
 @pytest.fixture
 async def service() -> AsyncIterator[tuple[LambdaService, str]]:
-    made = LambdaService()
-    async with serving(made.answer) as url:
-        yield made, url
+    server = LambdaService()
+    async with serving(server.answer) as url:
+        yield server, url
 
 
 async def test_lambda_is_called_synchronously_with_the_payload(
     service: tuple[LambdaService, str], aws_session: AioSession
 ) -> None:
-    made, url = service
+    server, url = service
     async with lambda_at(url, aws_session) as invoker:
         assert await invoker.invoke("echo", PAYLOAD, 20) == PAYLOAD
-    (call,) = made.calls
+    (call,) = server.calls
     assert (call.method, call.path) == ("POST", "/2015-03-31/functions/echo/invocations")
     assert call.headers["X-Amz-Invocation-Type"] == "RequestResponse"
 
@@ -370,18 +369,18 @@ async def test_lambda_is_called_synchronously_with_the_payload(
         ("missing", "invoke.refused", "ResourceNotFoundException"),
     ],
 )
-async def test_lambda_failures_have_their_codes_and_are_not_tried_again(
+async def test_lambda_failures_have_their_codes_and_are_not_retried(
     service: tuple[LambdaService, str], aws_session: AioSession, function: str, code: str, says: str
 ) -> None:
-    made, url = service
+    server, url = service
     async with lambda_at(url, aws_session) as invoker:
         error = await failure(invoker, function, timeout=3 if function == "slow" else 120)
     assert error.code == code
     assert says in str(error.value)
-    assert len(made.calls) == 1
+    assert len(server.calls) == 1
 
 
-async def test_lambda_that_is_not_reached_is_refused(aws_session: AioSession) -> None:
+async def test_lambda_that_is_unreachable_is_an_error(aws_session: AioSession) -> None:
     async with lambda_at("http://127.0.0.1:1", aws_session) as invoker:
         assert (await failure(invoker, "any")).code == "invoke.refused"
 
@@ -403,7 +402,7 @@ def test_an_answer_is_a_completion_without_its_fence() -> None:
     assert answer == completion
 
 
-def test_an_answer_says_how_the_task_ended_or_that_it_will_be_reported() -> None:
+def test_an_answer_reports_the_end_of_the_task_or_that_a_report_will_follow() -> None:
     assert read_answer(b'{"accepted": true}').accepted
     assert read_answer(b'{"status": "completed"}').status == "completed"
     failed = read_answer(
@@ -433,7 +432,7 @@ def test_an_answer_says_how_the_task_ended_or_that_it_will_be_reported() -> None
         b"[" * 100_000,
     ],
 )
-def test_any_other_answer_is_a_bad_one(raw: bytes) -> None:
+def test_any_other_answer_is_invalid(raw: bytes) -> None:
     with pytest.raises(InvocationFailed) as raised:
         read_answer(raw)
     assert raised.value.code == "invoke.bad_answer"

@@ -1,4 +1,4 @@
-"""What every object store promises, on a folder and over S3's protocol alike; then the worker's cache before it."""
+"""The contract of every object store, on a folder and over S3's protocol; then the worker's cache in front of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATASET, GENERATION = uuid4(), uuid4()
 
 @dataclass
 class Bucket:
-    """A bucket of its own, looked at from outside, with a gate before the server."""
+    """A separate bucket, inspected from outside, with a gate in front of the server."""
 
     name: str
     gate: Gate
@@ -90,8 +90,8 @@ async def put(store: ObjectStore, folder: Path, path: str, content: bytes) -> St
 
 
 async def prefixes(store: ObjectStore) -> list[StagingPrefix]:
-    found = [prefix async for batch in store.staging_prefixes() for prefix in batch]
-    return sorted(found, key=lambda p: (p.task_id, p.attempt))
+    everything = [prefix async for batch in store.staging_prefixes() for prefix in batch]
+    return sorted(everything, key=lambda p: (p.task_id, p.attempt))
 
 
 async def refused(call: Awaitable[object]) -> str:
@@ -100,7 +100,7 @@ async def refused(call: Awaitable[object]) -> str:
     return raised.value.code
 
 
-def test_the_setting_names_the_store_and_a_wrong_one_is_refused() -> None:
+def test_the_setting_selects_the_store_and_an_invalid_one_is_rejected() -> None:
     def chosen(store: str) -> ObjectStore:
         return object_store_for(load(environment={"TRACEPLANE_OBJECT_STORE": store}))
 
@@ -112,7 +112,7 @@ def test_the_setting_names_the_store_and_a_wrong_one_is_refused() -> None:
         assert (raised.value.code, raised.value.value) == ("settings.invalid", wrong)
 
 
-async def test_what_was_put_is_got_back_whole_or_refused(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_stored_file_is_read_back_completely_or_fails(store: ObjectStore, tmp_path: Path) -> None:
     large = os.urandom(1 << 16) * 260 + b"the last part is short"  # more than two parts of an upload
     for name, content in {"small": b"abc", "empty": b"", "large": large}.items():
         file = await put(store, tmp_path, prefix(uuid4()) + name, content)
@@ -126,7 +126,7 @@ async def test_what_was_put_is_got_back_whole_or_refused(store: ObjectStore, tmp
     assert await store.sizes([nothing.path]) == []
 
 
-async def test_a_path_that_leads_outside_is_refused(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_path_that_leads_outside_is_rejected(store: ObjectStore, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of somebody else")
     for path in ("../secret", "..", "/etc/passwd", f"{DATASET}/../../secret", "", "."):
@@ -146,32 +146,32 @@ async def test_attempts_and_their_files_are_listed_however_many(store: ObjectSto
     files = [prefix(*a) + f"part-{n}" for a in attempts for n in range(3)]
     odd = [f"{DATASET}/{GENERATION}/elsewhere/file", f"{DATASET}/{GENERATION}/staging/{tasks[0]}/x/file"]
     await asyncio.gather(*(put(store, tmp_path, path, b"x") for path in (*files, *odd)))
-    found = await prefixes(store)
-    assert [(p.path, p.task_id, p.attempt) for p in found] == [(prefix(*a), *a) for a in attempts]
-    for attempt in found:
+    staged = await prefixes(store)
+    assert [(p.path, p.task_id, p.attempt) for p in staged] == [(prefix(*a), *a) for a in attempts]
+    for attempt in staged:
         below = sorted(path for path in files if path.startswith(attempt.path))
         assert sorted(attempt.files, key=lambda f: f.path) == [StoredFile(path, 1) for path in below]
 
 
-async def test_deleting_removes_what_is_named_however_many_and_nothing_else(
+async def test_deleting_removes_any_number_of_files_and_nothing_else(
     store: ObjectStore, tmp_path: Path
 ) -> None:
-    gone, kept = uuid4(), uuid4()
-    files = [prefix(gone) + f"part-{n}" for n in range(5)]
+    deleted, kept = uuid4(), uuid4()
+    files = [prefix(deleted) + f"part-{n}" for n in range(5)]
     await asyncio.gather(*(put(store, tmp_path, path, b"x") for path in files))
-    other = await put(store, tmp_path, prefix(gone, 11) + "part-0", b"x")
+    other = await put(store, tmp_path, prefix(deleted, 11) + "part-0", b"x")
     another = await put(store, tmp_path, prefix(kept) + "part-0", b"x")
-    never = [prefix(gone) + f"never-{n}" for n in range(2100)]
+    never = [prefix(deleted) + f"never-{n}" for n in range(2100)]
     await store.delete([*never[:1050], *files, *never[1050:]])
     await store.delete([])
-    await store.delete_empty(prefix(gone))
+    await store.delete_empty(prefix(deleted))
     assert {f for p in await prefixes(store) for f in p.files} == {other, another}
 
 
 # S3's own -------------------------------------------------------------------------------------------
 
 
-async def test_s3_that_is_down_says_so_and_comes_back(
+async def test_s3_that_is_down_is_unavailable_until_it_returns(
     bucket: Bucket, s3: S3ObjectStore, tmp_path: Path
 ) -> None:
     file = await put(s3, tmp_path, prefix(uuid4()) + "file", b"before")
@@ -191,7 +191,7 @@ async def test_s3_that_is_down_says_so_and_comes_back(
     assert (tmp_path / "got").read_bytes() == b"before"
 
 
-async def test_s3_a_bucket_that_is_not_there_is_named(bucket: Bucket) -> None:
+async def test_s3_a_missing_bucket_is_named(bucket: Bucket) -> None:
     store = S3ObjectStore(
         "nobody-has-this",
         region=REGION,
@@ -204,17 +204,17 @@ async def test_s3_a_bucket_that_is_not_there_is_named(bucket: Bucket) -> None:
     await store.close()
 
 
-async def test_s3_uploads_that_were_broken_off_are_found_and_ended(bucket: Bucket, s3: S3ObjectStore) -> None:
-    left, going_on = prefix(uuid4()), prefix(uuid4())
-    for path in (left, going_on):
+async def test_s3_incomplete_uploads_are_listed_and_aborted(bucket: Bucket, s3: S3ObjectStore) -> None:
+    aborted, in_progress = prefix(uuid4()), prefix(uuid4())
+    for path in (aborted, in_progress):
         await bucket.client.create_multipart_upload(Bucket=bucket.name, Key=f"some/where/{path}part-0")
-    assert {p.path for p in await prefixes(s3)} == {left, going_on}
-    await s3.delete_empty(left)
-    assert [p.path for p in await prefixes(s3)] == [going_on]
+    assert {p.path for p in await prefixes(s3)} == {aborted, in_progress}
+    await s3.delete_empty(aborted)
+    assert [p.path for p in await prefixes(s3)] == [in_progress]
 
 
-async def test_s3_a_download_that_breaks_off_is_begun_again(bucket: Bucket, tmp_path: Path) -> None:
-    """moto never breaks off, so a server that does so answers here."""
+async def test_s3_an_interrupted_download_is_retried(bucket: Bucket, tmp_path: Path) -> None:
+    """moto never breaks off a download, so this server does."""
     calls = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -296,11 +296,12 @@ async def test_two_workers_that_fetch_one_file_share_it(
     first, second = await asyncio.gather(*(line(w, b"go\n") for w in workers))
     assert first == second, "one file, and both hold it"
     assert int(first.split()[1]) == file.bytes
-    workers[0].kill()  # SIGKILL: its lock goes with it, and its folder with the next worker
+    workers[0].kill()  # SIGKILL: the kernel drops its lock, and the next worker removes its folder
     await workers[0].wait()
     small = await ObjectCache.open(bucket.store(), tmp_path / "cache", limit_bytes=0)
     assert (small.files / file.path).exists(), "the other worker still holds it"
     assert sum(p.name.startswith("worker-") for p in (tmp_path / "cache").iterdir()) == 2
+    assert workers[1].stdin is not None
     workers[1].stdin.write(b"go\n")
     assert await workers[1].wait() == 0
     await small.close()
@@ -308,7 +309,7 @@ async def test_two_workers_that_fetch_one_file_share_it(
     assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == [tmp_path / "cache/evicting"]
 
 
-async def test_a_worker_notices_that_its_store_is_away_and_that_it_is_back(
+async def test_a_worker_notices_when_its_store_is_unavailable_and_when_it_returns(
     bucket: Bucket, s3: S3ObjectStore, tmp_path: Path
 ) -> None:
     files = [await put(s3, tmp_path, prefix(uuid4()) + "file", b"content") for _ in range(2)]
@@ -316,7 +317,7 @@ async def test_a_worker_notices_that_its_store_is_away_and_that_it_is_back(
     async with cache.holding(files[:1]):
         await bucket.gate.shut()
     async with cache.holding(files[:1]):
-        assert not cache.away, "what is here needs no store"
+        assert not cache.away, "a cached file needs no store"
     assert await refused(cache.holding(files).__aenter__()) == "object_store.unavailable"
     assert cache.away
     await bucket.gate.open()
@@ -327,7 +328,7 @@ async def test_a_worker_notices_that_its_store_is_away_and_that_it_is_back(
     await cache.close()
 
 
-async def test_a_cache_keeps_what_is_used_and_uploads_before_it_keeps(tmp_path: Path) -> None:
+async def test_a_cache_keeps_used_files_and_uploads_outputs_first(tmp_path: Path) -> None:
     store = FolderObjectStore(tmp_path / "objects")
     cache = await ObjectCache.open(store, tmp_path / "cache", limit_bytes=4000)
     files = [await put(store, tmp_path, prefix(uuid4()) + "file", os.urandom(1000)) for _ in range(3)]
@@ -344,13 +345,13 @@ async def test_a_cache_keeps_what_is_used_and_uploads_before_it_keeps(tmp_path: 
         await cache.upload([written])
         await cache.discard([os.path.dirname(written.path) + "/"])
         assert await store.sizes([written.path]) == [written]
-        # 5500 bytes of 4000: the file that nobody holds and was not used for longest goes, and the next.
+        # 5500 bytes of 4000: the unheld file that was unused for longest is removed, then the next.
         await until(lambda: _gone(cache.files / files[2].path), what="room is made")
         assert all((cache.files / file.path).exists() for file in files[:2])
-    gone = StoredFile(prefix(uuid4()) + "gone", 1)
-    assert await refused(cache.holding([gone]).__aenter__()) == "object_store.missing"
-    assert await refused(cache.upload([gone])) == "object_store.unavailable"
-    await cache.close()  # and nobody removes folders any more
+    missing = StoredFile(prefix(uuid4()) + "missing", 1)
+    assert await refused(cache.holding([missing]).__aenter__()) == "object_store.missing"
+    assert await refused(cache.upload([missing])) == "object_store.unavailable"
+    await cache.close()  # after that nothing removes folders
     assert not list((tmp_path / "cache").rglob("incoming/*"))
 
 
@@ -358,11 +359,13 @@ async def _gone(path: Path) -> bool:
     return not path.exists()
 
 
-async def test_what_a_child_of_several_tasks_left_is_found_with_its_first_attempt(tmp_path: Path) -> None:
+async def test_leftovers_of_a_child_of_several_tasks_are_listed_with_its_first_attempt(
+    tmp_path: Path,
+) -> None:
     store, task = FolderObjectStore(tmp_path / "objects"), uuid4()
     own = prefix(task, 2)
     shared = f"{own.removesuffix('/')}-0123456789abcdef/"
-    left = [await put(store, tmp_path, path + "part", b"abc") for path in (own, shared)]
-    found = await prefixes(store)
-    assert {(p.path, p.task_id, p.attempt) for p in found} == {(own, task, 2), (shared, task, 2)}
-    assert sorted(file.path for p in found for file in p.files) == sorted(file.path for file in left)
+    leftovers = [await put(store, tmp_path, path + "part", b"abc") for path in (own, shared)]
+    staged = await prefixes(store)
+    assert {(p.path, p.task_id, p.attempt) for p in staged} == {(own, task, 2), (shared, task, 2)}
+    assert sorted(file.path for p in staged for file in p.files) == sorted(file.path for file in leftovers)

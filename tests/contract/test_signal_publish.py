@@ -1,4 +1,4 @@
-"""Committed signals reach triggers, whichever store they are in; history that is computed again does not."""
+"""Committed signals reach triggers, whichever store they are in; recomputed history does not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ jobs:
 async def place(
     request: pytest.FixtureRequest, aws_endpoint: str, aws_session: AioSession, tmp_path: Path
 ) -> Callable[[], ObjectStore]:
-    """Opens the store, as often as it is wanted."""
+    """Opens the store, any number of times."""
     if request.param == "folder":
         return lambda: FolderObjectStore(tmp_path / "objects")
     name = f"bucket-{uuid4()}"
@@ -76,16 +76,16 @@ class Market:
         self.jobs = SignalJobs(plane.database, lambda: signal_publisher(self.settings), place, plane.decoders)
 
     async def work(self, held: Held, rows: list[dict[str, Any]] | bytes) -> None:
-        """Writes what a task made, and reports it."""
+        """Writes a task's output, and reports it."""
         file = self.folder / uuid4().hex
         if isinstance(rows, bytes):
             file.write_bytes(rows)
         else:
             parquet.write_table(pa.Table.from_pylist(rows), file)
         size, (output,) = file.stat().st_size, held.outputs()
-        made = replace(output.files[0], rows=len(rows), bytes=size)
-        await self.store.put(file, made.path)
-        output = replace(output, files=[made], row_count=len(rows), bytes=size)
+        written = replace(output.files[0], rows=len(rows), bytes=size)
+        await self.store.put(file, written.path)
+        output = replace(output, files=[written], row_count=len(rows), bytes=size)
         assert await self.plane.report((held, completed(held, outputs=[output]))) == ["committed"]
 
     async def make(self, *positions: int) -> None:
@@ -106,9 +106,9 @@ async def market(
 ) -> AsyncIterator[Market]:
     async with ControlPlane.open(database_url) as plane:
         await plane.deploy(DAG)
-        made = Market(plane, place, tmp_path)
-        yield made
-        await made.store.close()
+        market = Market(plane, place, tmp_path)
+        yield market
+        await market.store.close()
 
 
 async def test_committed_signals_are_published_from_either_store(market: Market) -> None:
@@ -117,9 +117,9 @@ async def test_committed_signals_are_published_from_either_store(market: Market)
     done = await market.jobs.run_once()
     assert (done.tasks, done.published, done.suppressed) == (3, 3, 0)
     assert await plane.states("publish") == {"completed": 3}
-    said = market.published()
-    assert [signal["signal_id"] for signal in said] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
-    assert said[0] == {
+    published = market.published()
+    assert [signal["signal_id"] for signal in published] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
+    assert published[0] == {
         "signal_id": "test-rsi-AAPL-1",
         "timestamp": 1001.0,
         "signal_type": "rsi",
@@ -153,7 +153,7 @@ async def test_history_that_a_deploy_computes_again_is_not_published(market: Mar
         [{**signal_row(1), "confidence": {"in": ["a", "struct"]}}],
     ],
 )
-async def test_whatever_an_operator_wrote_costs_only_its_own_tasks(
+async def test_an_invalid_file_fails_only_its_own_tasks(
     market: Market, written: list[dict[str, Any]] | bytes
 ) -> None:
     plane = market.plane
@@ -167,7 +167,7 @@ async def test_whatever_an_operator_wrote_costs_only_its_own_tasks(
     assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]
 
 
-async def test_signals_that_are_too_many_for_one_pass_are_published_by_the_next(
+async def test_signals_beyond_one_pass_are_published_by_the_next(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal_jobs, "PASS_BYTES", 1)
@@ -179,7 +179,7 @@ async def test_signals_that_are_too_many_for_one_pass_are_published_by_the_next(
     assert [signal["signal_id"] for signal in market.published()] == [f"test-rsi-AAPL-{n}" for n in (1, 2, 3)]
 
 
-async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(market: Market) -> None:
+async def test_invalid_signals_fail_only_their_own_tasks(market: Market) -> None:
     plane = market.plane
     await plane.emit("minutes", [1, 2])
     await plane.meter()
@@ -187,7 +187,7 @@ async def test_what_are_no_signals_fails_its_tasks_and_nobody_elses(market: Mark
     await market.work(wrong, [{"position": 1, "price": 2.0}])
     await market.work(right, [signal_row(2)])
     assert (await market.jobs.run_once()).published == 1
-    assert await plane.states("publish") == {"completed": 1, "queued": 1}  # tried again, later
+    assert await plane.states("publish") == {"completed": 1, "queued": 1}  # retried later
     for _ in range(4):
         await plane.pass_time(600)
         assert (await market.jobs.run_once()).published == 0

@@ -1,4 +1,4 @@
-"""What every wake queue promises, on Postgres and on SQS alike; then what is SQS's own."""
+"""The contract of every wake queue, on Postgres and on SQS; then SQS's own behaviour."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def new_tasks(count: int) -> list[UUID]:
     return sorted(uuid4() for _ in range(count))
 
 
-async def test_a_task_sent_is_received_and_gone_once_deleted(queue: WakeQueue) -> None:
+async def test_a_sent_task_is_received_until_it_is_deleted(queue: WakeQueue) -> None:
     sent = new_tasks(3)
     await queue.send(QUEUE, sent)
     assert await queue.depth(QUEUE) == Depth(visible=3, hidden=0, dead=0)
@@ -124,11 +124,11 @@ async def test_a_task_sent_is_received_and_gone_once_deleted(queue: WakeQueue) -
     assert await queue.depth(QUEUE) == Depth(visible=0, hidden=0, dead=0)
 
 
-async def test_an_empty_queue_gives_nothing_after_the_wait(queue: WakeQueue) -> None:
+async def test_an_empty_queue_returns_nothing_after_the_wait(queue: WakeQueue) -> None:
     await receive(queue)
     started = time.monotonic()
     assert await receive(queue, wait=1.0) == []
-    assert 0.9 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.9
 
 
 async def test_no_tasks_and_no_receipts_are_no_error(queue: WakeQueue) -> None:
@@ -148,12 +148,12 @@ async def test_queues_do_not_mix(queue: WakeQueue) -> None:
 async def test_a_waiting_receiver_gets_what_another_process_sends(broker: Broker) -> None:
     waiting, sending = await broker.connect(), await broker.connect()
     assert await receive(waiting) == []
-    waiter = asyncio.create_task(receive(waiting, wait=20))
+    waiter = asyncio.create_task(receive(waiting, wait=120))
     await asyncio.sleep(0.3)  # no condition says that the other side waits
     assert not waiter.done()
     (sent,) = new_tasks(1)
     await sending.send(QUEUE, [sent])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert tasks(await waiter) == [sent]
 
 
@@ -176,7 +176,7 @@ async def test_an_extended_message_stays_hidden(queue: WakeQueue) -> None:
     assert (await queue.depth(QUEUE)).hidden == 1
 
 
-async def test_a_released_message_is_there_at_once(queue: WakeQueue) -> None:
+async def test_a_released_message_is_visible_immediately(queue: WakeQueue) -> None:
     await queue.send(QUEUE, new_tasks(1))
     (message,) = await receive(queue, visibility=60)
     await queue.release(QUEUE, [message.receipt])
@@ -189,13 +189,13 @@ async def test_a_message_received_too_often_is_a_dead_letter(queue: WakeQueue) -
     for receives in range(1, MAX_RECEIVES + 1):
         (message,) = await receive(queue, limit=1, visibility=0, wait=5)
         assert message.receives == receives
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while (await queue.depth(QUEUE)).dead == 0:  # buried by whoever receives next, within a second
             assert await receive(queue) == []
     assert await queue.depth(QUEUE) == Depth(visible=0, hidden=0, dead=1)
 
 
-async def test_a_call_takes_more_than_a_batch_of_the_server(queue: WakeQueue) -> None:
+async def test_a_call_may_exceed_the_servers_batch_size(queue: WakeQueue) -> None:
     sent = new_tasks(37)
     await queue.send(QUEUE, sent)
     some = await receive(queue, limit=12)
@@ -229,7 +229,7 @@ async def test_two_receivers_share_the_messages(broker: Broker) -> None:
     assert sorted(set(received)) == sent
 
 
-async def test_a_receipt_that_means_nothing_is_ignored(queue: WakeQueue) -> None:
+async def test_an_invalid_receipt_is_ignored(queue: WakeQueue) -> None:
     await queue.send(QUEUE, new_tasks(2))
     gone, kept = await receive(queue)
     await queue.delete(QUEUE, [gone.receipt])
@@ -240,7 +240,7 @@ async def test_a_receipt_that_means_nothing_is_ignored(queue: WakeQueue) -> None
     assert await queue.depth(QUEUE) == Depth(visible=0, hidden=1, dead=0)
 
 
-async def test_a_queue_that_is_down_says_so_and_comes_back(broker: Broker) -> None:
+async def test_a_queue_that_is_down_is_unavailable_until_it_returns(broker: Broker) -> None:
     queue = await broker.connect()
     (before, after) = new_tasks(2)
     await queue.send(QUEUE, [before])
@@ -317,7 +317,7 @@ async def test_sqs_queues_are_created_with_their_dead_letters(sqs: Any, sqs_queu
     )
 
 
-async def test_sqs_messages_of_strangers_are_deleted_and_named_in_the_log(
+async def test_sqs_foreign_messages_are_deleted_and_logged(
     sqs: Any, sqs_queue: SqsWakeQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (sent,) = new_tasks(1)
@@ -330,7 +330,7 @@ async def test_sqs_messages_of_strangers_are_deleted_and_named_in_the_log(
     assert capsys.readouterr().err.count("wake.foreign_message") == 5
 
 
-async def test_sqs_a_queue_deleted_under_us_is_created_again(sqs: Any, sqs_queue: SqsWakeQueue) -> None:
+async def test_sqs_a_deleted_queue_is_created_again(sqs: Any, sqs_queue: SqsWakeQueue) -> None:
     (sent,) = new_tasks(1)
     await sqs_queue.send("deleted", new_tasks(1))
     await sqs.delete_queue(QueueUrl=await url_of(sqs, "-deleted"))
@@ -340,7 +340,7 @@ async def test_sqs_a_queue_deleted_under_us_is_created_again(sqs: Any, sqs_queue
     assert tasks(await receive(sqs_queue, name="deleted")) == [sent]
 
 
-async def test_sqs_what_fails_of_a_batch_is_sent_again(aws_session: AioSession) -> None:
+async def test_sqs_failed_entries_of_a_batch_are_sent_again(aws_session: AioSession) -> None:
     """moto never fails in part, so a server that does so answers here."""
     arrived: list[str] = []
     calls = 0

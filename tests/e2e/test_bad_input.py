@@ -15,37 +15,27 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from tests.dags import SOURCE, job
 from tests.platform import Platform
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant, mint
 from traceplane.auth.keyring import Keyring, generate
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token, load_keyring, read_master_key, revoke_tokens
 from traceplane.postgres.database import Database
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.wire.tasks import ClaimedTask, ClaimRequest, OutputRef
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DAG = """
-version: 1
-dag: main
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: in}}]
-  outputs: [{dataset: mid}]
-  config: {entrypoint: "basic:copy"}
-  lease: 1h
-"""
+DAG = SOURCE + job("copy", "in", "mid", "lease: 1h")
 JSON = "application/json"
 NUL = "\0"
-TASK = "/v1/tasks/{}"
+TASK = "/api/v1/tasks/{}"
 
 
 @dataclass
-class World:
+class AttackedPlatform:
     platform: Platform
     http: aiohttp.ClientSession
     tasks: list[ClaimedTask]
@@ -126,7 +116,7 @@ class World:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(
     postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
+) -> AsyncIterator[AttackedPlatform]:
     url = await asyncio.to_thread(create_database, postgres_server, "bad_input", template=template_database)
     folder = tmp_path_factory.mktemp("platform")
     # Nothing may change by itself while tests compare: lost wake-ups are not sent again.
@@ -144,7 +134,9 @@ async def world(
         await client.close()
         job = next(iter(claims[0].jobs.values()))
         tasks = [task for claim in claims for task in claim.tasks]
-        yield World(platform, http, tasks, job.outputs[0], claims[0].tokens[0], claims[1].tokens[0], tokens)
+        yield AttackedPlatform(
+            platform, http, tasks, job.outputs[0], claims[0].tokens[0], claims[1].tokens[0], tokens
+        )
     await asyncio.to_thread(drop_database, postgres_server, "bad_input")
 
 
@@ -179,13 +171,19 @@ NOT_JSON = [
     b'"\\ud800"',
 ]
 NOT_AN_OBJECT = [b"null", b"[]", b"1", b'"x"', b"true", b"[" * 50_000 + b"]" * 50_000]
-POSTS_TO_GATEWAY = ["/v1/events", "/v1/plan", "/v1/deploy", "/v1/tasks/retry", "/v1/tasks/cancel"]
+POSTS_TO_GATEWAY = [
+    "/api/v1/events",
+    "/api/v1/plan",
+    "/api/v1/deploy",
+    "/api/v1/tasks/retry",
+    "/api/v1/tasks/cancel",
+]
 POSTS_TO_DISPATCHER = [
     f"/internal/{name}" for name in ("task-claim", "heartbeat", "events", "task-complete", "task-take")
 ]
 
 
-async def test_what_is_not_json_is_refused_by_every_call(world: World) -> None:
+async def test_what_is_not_json_is_refused_by_every_call(world: AttackedPlatform) -> None:
     for raw in NOT_JSON:
         for path in POSTS_TO_GATEWAY:
             assert await world.gateway("POST", path, raw=raw) == (400, "request.malformed_json"), (path, raw)
@@ -193,7 +191,7 @@ async def test_what_is_not_json_is_refused_by_every_call(world: World) -> None:
             assert await world.dispatcher(path, raw=raw) == (400, "request.malformed_json"), (path, raw)
 
 
-async def test_what_is_no_object_is_refused_by_every_call(world: World) -> None:
+async def test_what_is_no_object_is_refused_by_every_call(world: AttackedPlatform) -> None:
     for raw in NOT_AN_OBJECT:
         for path in POSTS_TO_GATEWAY:
             assert await world.gateway("POST", path, raw=raw) == (400, "request.invalid"), (path, raw)
@@ -201,7 +199,7 @@ async def test_what_is_no_object_is_refused_by_every_call(world: World) -> None:
             assert await world.dispatcher(path, raw=raw) == (400, "request.invalid"), (path, raw)
 
 
-async def test_an_empty_object_misses_what_every_call_needs(world: World) -> None:
+async def test_an_empty_object_misses_what_every_call_needs(world: AttackedPlatform) -> None:
     for path in POSTS_TO_GATEWAY:
         assert await world.gateway("POST", path, {}) == (400, "request.invalid")
     for path in POSTS_TO_DISPATCHER:
@@ -209,18 +207,18 @@ async def test_an_empty_object_misses_what_every_call_needs(world: World) -> Non
 
 
 @pytest.mark.parametrize("service", ["gateway", "dispatcher"])
-async def test_an_oversized_body_is_refused(world: World, service: str) -> None:
+async def test_an_oversized_body_is_refused(world: AttackedPlatform, service: str) -> None:
     raw = b'{"text": "' + b"x" * (17 * 1024 * 1024) + b'"}'
     if service == "gateway":
-        refusal = await world.gateway("POST", "/v1/deploy", raw=raw)
+        refusal = await world.gateway("POST", "/api/v1/deploy", raw=raw)
     else:
         refusal = await world.dispatcher("/internal/task-claim", raw=raw)
     assert refusal == (413, "request.too_large")
 
 
-async def test_a_body_of_another_type_is_refused(world: World) -> None:
+async def test_a_body_of_another_type_is_refused(world: AttackedPlatform) -> None:
     for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        assert await world.gateway("POST", "/v1/events", raw=b"{}", content_type=content_type) == (
+        assert await world.gateway("POST", "/api/v1/events", raw=b"{}", content_type=content_type) == (
             415,
             "request.unsupported_media_type",
         )
@@ -233,7 +231,7 @@ def event(**changes: Any) -> dict[str, Any]:
     return {"dataset": "in", "scope": {"cursor": 1000}, **changes}
 
 
-BAD_EVENTS = [
+BAD_EVENTS: list[dict[str, Any]] = [
     {"dataset": 1},
     {"dataset": ""},
     {"dataset": None},
@@ -267,25 +265,27 @@ BAD_EVENTS = [
 ]
 
 
-async def test_an_event_that_cannot_be_is_refused_and_its_good_neighbours_with_it(world: World) -> None:
+async def test_an_event_that_cannot_be_is_refused_and_its_good_neighbours_with_it(
+    world: AttackedPlatform,
+) -> None:
     for change in BAD_EVENTS:
         body = {"events": [event(), event(**change)]}
-        assert await world.gateway("POST", "/v1/events", body) == (400, "request.invalid"), change
+        assert await world.gateway("POST", "/api/v1/events", body) == (400, "request.invalid"), change
 
 
-async def test_an_event_of_a_dataset_that_takes_none_is_refused(world: World) -> None:
+async def test_an_event_of_a_dataset_that_takes_none_is_refused(world: AttackedPlatform) -> None:
     unknown = {"events": [event(), event(dataset="nowhere")]}
-    assert await world.gateway("POST", "/v1/events", unknown) == (404, "dataset.unknown")
+    assert await world.gateway("POST", "/api/v1/events", unknown) == (404, "dataset.unknown")
     derived = {"events": [event(), event(dataset="mid")]}
-    assert await world.gateway("POST", "/v1/events", derived) == (400, "dataset.not_a_source")
+    assert await world.gateway("POST", "/api/v1/events", derived) == (400, "dataset.not_a_source")
 
 
-async def test_too_few_and_too_many_items_are_refused(world: World) -> None:
+async def test_too_few_and_too_many_items_are_refused(world: AttackedPlatform) -> None:
     for count in (0, 1001):
         body: dict[str, Any] = {"events": [event(scope={"cursor": 10_000 + n}) for n in range(count)]}
-        assert await world.gateway("POST", "/v1/events", body) == (400, "request.invalid")
+        assert await world.gateway("POST", "/api/v1/events", body) == (400, "request.invalid")
         ids = [str(uuid4()) for _ in range(count)]
-        for path in ("/v1/tasks/retry", "/v1/tasks/cancel"):
+        for path in ("/api/v1/tasks/retry", "/api/v1/tasks/cancel"):
             assert await world.gateway("POST", path, {"task_ids": ids}) == (400, "request.invalid")
         claim = {"worker_id": "w", "runtime": "python", "task_ids": ids}
         assert await world.dispatcher("/internal/task-claim", claim) == (400, "request.invalid")
@@ -294,7 +294,7 @@ async def test_too_few_and_too_many_items_are_refused(world: World) -> None:
 # Tasks and deploys ----------------------------------------------------------------------------------
 
 
-async def test_a_task_that_does_not_exist_is_not_found(world: World) -> None:
+async def test_a_task_that_does_not_exist_is_not_found(world: AttackedPlatform) -> None:
     for path in (TASK.format(uuid4()), TASK.format(uuid4()) + "/explain"):
         assert await world.gateway("GET", path) == (404, "task.unknown")
 
@@ -302,7 +302,7 @@ async def test_a_task_that_does_not_exist_is_not_found(world: World) -> None:
 @pytest.mark.parametrize(
     "text", ["x", "%00", "1", "..", "%2e%2e%2f", "{}", "0" * 5000, "'; drop table tasks; --"]
 )
-async def test_what_is_no_task_id_is_refused(world: World, text: str) -> None:
+async def test_what_is_no_task_id_is_refused(world: AttackedPlatform, text: str) -> None:
     for path in (TASK.format(text), TASK.format(text) + "/explain"):
         status, code = await world.gateway("GET", path)
         assert (status, code) in {
@@ -312,20 +312,21 @@ async def test_what_is_no_task_id_is_refused(world: World, text: str) -> None:
         }
 
 
-async def test_ids_that_are_none_are_refused(world: World) -> None:
+async def test_ids_that_are_none_are_refused(world: AttackedPlatform) -> None:
     for ids in (["x"], [1], [None], [str(uuid4()), "x"], "x", {"a": 1}):
-        for path in ("/v1/tasks/retry", "/v1/tasks/cancel"):
+        for path in ("/api/v1/tasks/retry", "/api/v1/tasks/cancel"):
             assert await world.gateway("POST", path, {"task_ids": ids}) == (400, "request.invalid"), ids
 
 
-async def test_unknown_tasks_change_nothing(world: World) -> None:
+async def test_unknown_tasks_change_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
-    for path in ("/v1/tasks/retry", "/v1/tasks/cancel"):
+    for path in ("/api/v1/tasks/retry", "/api/v1/tasks/cancel"):
         unknown = str(uuid4())
         body = json.dumps({"task_ids": [unknown]}).encode()
         url = world.platform.gateway_url + path
         status, answer = await world.send("POST", url, token=world.platform.user_token, raw=body)
-        assert (status, answer) == (200, {"changed": {}, "unchanged": [unknown]})
+        unchanged = {"unchanged": [unknown], "why_unchanged": {unknown: "unknown"}}
+        assert (status, answer) == (200, {"changed": {}, **unchanged})
     assert await world.contents() == before
 
 
@@ -346,8 +347,8 @@ async def test_unknown_tasks_change_nothing(world: World) -> None:
         "dag=%ff",
     ],
 )
-async def test_a_query_that_cannot_be_is_refused(world: World, query: str) -> None:
-    assert await world.gateway("GET", f"/v1/tasks?{query}") == (400, "request.invalid")
+async def test_a_query_that_cannot_be_is_refused(world: AttackedPlatform, query: str) -> None:
+    assert await world.gateway("GET", f"/api/v1/tasks?{query}") == (400, "request.invalid")
 
 
 @pytest.mark.parametrize(
@@ -377,30 +378,30 @@ async def test_a_query_that_cannot_be_is_refused(world: World, query: str) -> No
             {"text": DAG.replace("kind: manual", "kind: cron, schedule: '* * * * *'")},
             (400, "deploy.schedule_unserved"),
         ),
-        ({"text": DAG.replace("operator: python", "operator: cobol")}, (400, "deploy.unknown_operator")),
-        ({"text": DAG.replace("operator: python", "operator: range_ingest")}, (400, "deploy.config_invalid")),
+        ({"text": DAG.replace("operator: python", "operator: cobol")}, (400, "spec.invalid")),
+        ({"text": DAG.replace("operator: python", "operator: range_ingest")}, (400, "spec.invalid")),
     ],
 )
 async def test_a_deploy_that_cannot_be_is_refused(
-    world: World, body: dict[str, Any], expected: tuple[int, str]
+    world: AttackedPlatform, body: dict[str, Any], expected: tuple[int, str]
 ) -> None:
-    assert await world.gateway("POST", "/v1/deploy", body) == expected
+    assert await world.gateway("POST", "/api/v1/deploy", body) == expected
 
 
-async def test_a_plan_writes_nothing_even_when_it_is_fine(world: World) -> None:
+async def test_a_plan_writes_nothing_even_when_it_is_fine(world: AttackedPlatform) -> None:
     before = await world.contents()
     body = json.dumps(
         {"text": DAG.replace("dag: main", "dag: other").replace("in}", "in2}").replace("mid}", "mid2}")}
     )
-    url = f"{world.platform.gateway_url}/v1/plan"
+    url = f"{world.platform.gateway_url}/api/v1/plan"
     status, answer = await world.send("POST", url, token=world.platform.user_token, raw=body.encode())
     assert (status, answer["dag"]) == (200, "other")
     assert await world.contents() == before
 
 
-async def test_paths_and_methods_that_do_not_exist(world: World) -> None:
-    assert await world.gateway("GET", "/v1/nothing") == (404, "request.unknown_path")
-    assert await world.gateway("PUT", "/v1/events", raw=b"{}") == (405, "request.method_not_allowed")
+async def test_paths_and_methods_that_do_not_exist(world: AttackedPlatform) -> None:
+    assert await world.gateway("GET", "/api/v1/nothing") == (404, "request.unknown_path")
+    assert await world.gateway("PUT", "/api/v1/events", raw=b"{}") == (405, "request.method_not_allowed")
     assert await world.dispatcher("/internal/task-claim", method="GET") == (405, "request.method_not_allowed")
     for path in POSTS_TO_DISPATCHER:
         assert await world.gateway("POST", path, {}) == (404, "request.unknown_path"), (
@@ -411,20 +412,20 @@ async def test_paths_and_methods_that_do_not_exist(world: World) -> None:
 # Who may call ---------------------------------------------------------------------------------------
 
 
-async def test_no_call_of_the_gateway_is_open_to_nobody(world: World) -> None:
+async def test_no_call_of_the_gateway_is_open_to_nobody(world: AttackedPlatform) -> None:
     for path in POSTS_TO_GATEWAY:
         assert await world.gateway("POST", path, {}, token=None) == (401, "token.missing")
     for path in (
-        "/v1/dags",
-        "/v1/tasks",
-        "/v1/status",
+        "/api/v1/dags",
+        "/api/v1/tasks",
+        "/api/v1/status",
         TASK.format(uuid4()),
         TASK.format(uuid4()) + "/explain",
     ):
         assert await world.gateway("GET", path, token=None) == (401, "token.missing")
 
 
-async def test_a_user_token_that_is_not_good_is_refused_by_its_reason(world: World) -> None:
+async def test_a_user_token_that_is_not_good_is_refused_by_its_reason(world: AttackedPlatform) -> None:
     mistyped = world.platform.user_token[:-1] + ("a" if world.platform.user_token[-1] != "a" else "b")
     reasons = {
         "x": (401, "token.malformed"),
@@ -435,18 +436,18 @@ async def test_a_user_token_that_is_not_good_is_refused_by_its_reason(world: Wor
         world.token: (401, "token.malformed"),
     }
     for token, reason in reasons.items():
-        assert await world.gateway("POST", "/v1/events", {"events": [event()]}, token=token) == reason
+        assert await world.gateway("POST", "/api/v1/events", {"events": [event()]}, token=token) == reason
 
 
-async def test_a_role_grants_what_it_says_and_no_more(world: World) -> None:
+async def test_a_role_grants_what_it_says_and_no_more(world: AttackedPlatform) -> None:
     denied = (403, "access.role_required")
-    for path in ("/v1/events", "/v1/tasks/retry", "/v1/tasks/cancel", "/v1/deploy"):
+    for path in ("/api/v1/events", "/api/v1/tasks/retry", "/api/v1/tasks/cancel", "/api/v1/deploy"):
         assert await world.gateway("POST", path, {}, token=world.tokens["reader"]) == denied
-    for path in ("/v1/plan", "/v1/deploy"):
+    for path in ("/api/v1/plan", "/api/v1/deploy"):
         assert await world.gateway("POST", path, {"text": DAG}, token=world.tokens["writer"]) == denied
 
 
-async def test_worker_calls_are_for_workers(world: World) -> None:
+async def test_worker_calls_are_for_workers(world: AttackedPlatform) -> None:
     claim = {"worker_id": "w", "runtime": "python", "task_ids": [str(uuid4())]}
     for token, reason in {
         None: (401, "token.missing"),
@@ -464,7 +465,7 @@ async def test_worker_calls_are_for_workers(world: World) -> None:
 # Capability tokens ----------------------------------------------------------------------------------
 
 
-def speaking(world: World, capability_token: str, **changes: Any) -> dict[str, dict[str, Any]]:
+def speaking(world: AttackedPlatform, capability_token: str, **changes: Any) -> dict[str, dict[str, Any]]:
     """What a holder of this capability could say, call by call."""
     fence = {**world.fence, **changes}
     return {
@@ -480,13 +481,13 @@ def speaking(world: World, capability_token: str, **changes: Any) -> dict[str, d
     }
 
 
-async def test_the_token_of_a_user_or_worker_is_no_capability(world: World) -> None:
+async def test_the_token_of_a_user_or_worker_is_no_capability(world: AttackedPlatform) -> None:
     for token in (world.platform.user_token, world.platform.worker_token):
         for path, body in speaking(world, token).items():
             assert await world.dispatcher(path, body) == (401, "token.wrong_kind")
 
 
-async def test_a_capability_of_another_task_or_attempt_covers_nothing_else(world: World) -> None:
+async def test_a_capability_of_another_task_or_attempt_covers_nothing_else(world: AttackedPlatform) -> None:
     refusal = (403, "token.other_task")
     for path, body in speaking(world, world.other_token).items():
         assert await world.dispatcher(path, body) == refusal
@@ -501,13 +502,13 @@ async def test_a_capability_of_another_task_or_attempt_covers_nothing_else(world
         assert await world.dispatcher(path, body) == refusal
 
 
-def capability(world: World, expires_at: float) -> Capability:
+def capability(world: AttackedPlatform, expires_at: float) -> Capability:
     write = WriteGrant(0, str(world.output.dataset_uuid), str(world.output.dataset_version))
     task = TaskGrant(str(world.held.task_id), world.held.attempt, 0)
     return Capability("default", (task,), (JobGrants((), (write,)),), expires_at)
 
 
-async def test_a_forged_capability_is_refused(world: World) -> None:
+async def test_a_forged_capability_is_refused(world: AttackedPlatform) -> None:
     stranger = Keyring((generate(time.time() - 10),))
     foreign = mint(capability(world, time.time() + 3600), stranger, time.time())
     header, claims, signature = world.token.split(".")
@@ -529,7 +530,7 @@ async def test_a_forged_capability_is_refused(world: World) -> None:
             assert await world.dispatcher(path, body) == (401, code), token
 
 
-async def test_an_expired_capability_is_refused_though_it_is_ours(world: World) -> None:
+async def test_an_expired_capability_is_refused_though_it_is_ours(world: AttackedPlatform) -> None:
     database = await Database.connect(world.platform.url, connections=1)
     async with database.transaction() as tx:
         ring = await load_keyring(tx, read_master_key(world.platform.folder / "master.key"))
@@ -540,7 +541,7 @@ async def test_an_expired_capability_is_refused_though_it_is_ours(world: World) 
         assert await world.dispatcher(path, body) == (401, "token.expired")
 
 
-async def test_a_stale_fence_is_told_so_and_changes_nothing(world: World) -> None:
+async def test_a_stale_fence_is_told_so_and_changes_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
     for path, body in speaking(world, world.token, lease_token=str(uuid4())).items():
         url, raw = world.platform.dispatcher_url + path, json.dumps(body).encode()
@@ -560,7 +561,7 @@ def _unpack(part: str) -> bytes:
 # What a worker says ---------------------------------------------------------------------------------
 
 
-def completion(world: World, **changes: Any) -> dict[str, Any]:
+def completion(world: AttackedPlatform, **changes: Any) -> dict[str, Any]:
     return {"tokens": [world.token], "completions": [{**world.fence, "status": "completed", **changes}]}
 
 
@@ -568,7 +569,7 @@ def staged(path: str, **more: Any) -> dict[str, Any]:
     return {"path": path, "rows": 1, "bytes": 1, **more}
 
 
-async def test_files_outside_of_the_granted_place_are_refused(world: World) -> None:
+async def test_files_outside_of_the_granted_place_are_refused(world: AttackedPlatform) -> None:
     (prefix,) = world.held.write_prefixes
     other = world.tasks[1].write_prefixes[0]
     for path in [
@@ -595,7 +596,7 @@ async def test_files_outside_of_the_granted_place_are_refused(world: World) -> N
         )
 
 
-async def test_outputs_and_events_that_were_not_granted_are_refused(world: World) -> None:
+async def test_outputs_and_events_that_were_not_granted_are_refused(world: AttackedPlatform) -> None:
     for change in (
         {"outputs": [world.manifest(output_index=1)]},
         {"outputs": [world.manifest(output_index=10_000)]},
@@ -612,14 +613,14 @@ async def test_outputs_and_events_that_were_not_granted_are_refused(world: World
     assert await world.dispatcher("/internal/events", body) == (403, "task.output_not_granted")
 
 
-async def test_one_bad_completion_takes_its_whole_call_with_it(world: World) -> None:
+async def test_one_bad_completion_takes_its_whole_call_with_it(world: AttackedPlatform) -> None:
     good = {**world.fence, "status": "failed", "error": {"code": "x", "message": "x"}}
     bad = {**world.fence, "status": "completed", "outputs": [world.manifest(output_index=7)]}
     body = {"tokens": [world.token], "completions": [good, bad]}
     assert await world.dispatcher("/internal/task-complete", body) == (403, "task.output_not_granted")
 
 
-BAD_REPORTS: list[Callable[[World], dict[str, Any]]] = [
+BAD_REPORTS: list[Callable[[AttackedPlatform], dict[str, Any]]] = [
     lambda w: completion(w, status="done"),
     lambda w: completion(w, attempt=0),
     lambda w: completion(w, attempt=2**31),
@@ -662,7 +663,7 @@ BAD_REPORTS: list[Callable[[World], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_a_report_that_cannot_be_is_refused(world: World) -> None:
+async def test_a_report_that_cannot_be_is_refused(world: AttackedPlatform) -> None:
     for make in BAD_REPORTS:
         body = make(world)
         assert await world.dispatcher("/internal/task-complete", body) == (400, "request.invalid"), str(body)[
@@ -670,7 +671,7 @@ async def test_a_report_that_cannot_be_is_refused(world: World) -> None:
         ]
 
 
-async def test_other_worker_calls_that_cannot_be_are_refused(world: World) -> None:
+async def test_other_worker_calls_that_cannot_be_are_refused(world: AttackedPlatform) -> None:
     beat = {"tokens": [world.token], "beats": [{**world.fence, "progress": [1]}]}
     assert await world.dispatcher("/internal/heartbeat", beat) == (400, "request.invalid")
     beat = {"tokens": [world.token], "beats": [{**world.fence, "progress": {"note": NUL}}]}
@@ -697,12 +698,12 @@ async def test_other_worker_calls_that_cannot_be_are_refused(world: World) -> No
         {"more": "1"},
     ],
 )
-async def test_a_fetch_that_cannot_be_is_refused(world: World, change: dict[str, str]) -> None:
+async def test_a_fetch_that_cannot_be_is_refused(world: AttackedPlatform, change: dict[str, str]) -> None:
     query = "&".join(f"{key}={value}" for key, value in {**world.fence, **change}.items())
     assert await world.dispatcher(f"/internal/task-fetch?{query}", method="GET") == (400, "request.invalid")
 
 
-async def test_claiming_what_cannot_be_claimed_says_why_and_changes_nothing(world: World) -> None:
+async def test_claiming_what_cannot_be_claimed_says_why_and_changes_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
     client = world.platform.worker_client()
     unknown: UUID = uuid4()

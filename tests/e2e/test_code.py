@@ -12,7 +12,7 @@ import pytest
 
 from tests.platform import Platform
 from traceplane.errors import InvalidInput, TooLarge
-from traceplane.wire.control import DeployRequest, PlanResponse
+from traceplane.wire.deploys import DeployRequest, PlanResponse
 
 OPERATORS = """
 import helper
@@ -111,7 +111,7 @@ async def test_each_dag_runs_its_own_code_under_the_same_names(database_url: str
         reworded = {**deployed, "helper.py": "# the word\nWORD = (\n    'A'\n)\n"}
         assert not (await platform.deploy(dag("one"), code=reworded)).changed
         other = DeployRequest(dag("one"), code={**deployed, "helper.py": "WORD = 'C'\n"})
-        assert not (await platform.api.call("POST", "/v1/plan", PlanResponse, other)).noop
+        assert not (await platform.api.call("POST", "/api/v1/plan", PlanResponse, other)).noop
         assert await platform.value("select count(*) from code_bundles") == 2
 
         # So it is with queries, also when something else changes in between.
@@ -120,13 +120,13 @@ async def test_each_dag_runs_its_own_code_under_the_same_names(database_url: str
         assert (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
         assert not (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
         other = DeployRequest(sql("select n, 2 as one from numbers", "2m"))
-        assert not (await platform.api.call("POST", "/v1/plan", PlanResponse, other)).noop
+        assert not (await platform.api.call("POST", "/api/v1/plan", PlanResponse, other)).noop
 
         # What the API refuses.
         for bad, refusal in (({"../x.py": ""}, InvalidInput), ({"words.py": "#" * (1 << 21)}, TooLarge)):
             request = DeployRequest(dag("bad"), code=bad)
             with pytest.raises(refusal):
-                await platform.api.call("POST", "/v1/plan", PlanResponse, request)
+                await platform.api.call("POST", "/api/v1/plan", PlanResponse, request)
 
         # Each runs its own, though the worker's folder has nothing any more.
         for file in code.iterdir():

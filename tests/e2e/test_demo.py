@@ -87,7 +87,7 @@ def test_a_worker_that_cannot_start_spark_ends_it_with_the_workers_error(folder:
     home = installed(folder / "java", "11")
     said = failed(start(folder, "-m", "examples", JAVA_HOME=str(home)))
     assert said.startswith(
-        "the process spark-1 does not stay up: spark.java_unsupported: JAVA_HOME names Java 11"
+        "the process spark-1 does not stay up: spark.java_unsupported: JAVA_HOME is Java 11"
     )
 
 
@@ -198,12 +198,11 @@ jobs:
 
         world = demo.Demo.__new__(demo.Demo)
         world.database, world.processes = database, Processes(tmp_path)
-        began = time.monotonic()
         with pytest.raises(DemoFailed) as failure:
             await world.until(never, "pigs fly", seconds=0.2)
-        assert time.monotonic() - began < 10
         assert str(failure.value) == (
-            "it waited 0 s until pigs fly, in vain: 2 queued of the job never (last error: operator.raised: no luck)"
+            "timed out after 0 s waiting until pigs fly: "
+            "2 queued of the job never (last error: operator.raised: no luck)"
         )
         task = await platform.value("select task_id from tasks limit 1")
         await platform.sql(

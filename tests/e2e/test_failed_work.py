@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.e2e.test_terminal import on_a_terminal
+from tests.commands import Commands
 from tests.platform import Platform, until
 from traceplane.cli.main import cli
 from traceplane.client import Client
@@ -141,7 +141,8 @@ async def _found(shop: Shop) -> None:
 async def _read(shop: Shop) -> None:
     first = (await shop.ids("completed"))[0]
     assert await shop.out("logs", first) == "reading 0\ninfo: halfway rows=3\n"
-    seen = await on_a_terminal(shop.platform, "logs", first)
+    async with Commands.of(shop.platform) as commands:
+        seen = await commands.on_a_terminal("logs", first)
     assert "reading 0" in seen
 
 
@@ -187,7 +188,7 @@ async def _put_away(shop: Shop) -> None:
     code, _, err = await shop.run("dead", "--ack")
     assert (code, err.split(":")[0]) == (2, "cli.which_tasks")
     assert await shop.out("dead", "--ack", "--dag", "shop", "--job", "sales") == "1 acknowledged\n"
-    assert await shop.out("dead") == "no dead tasks that need somebody\n"
+    assert await shop.out("dead") == "no dead tasks that need action\n"
     assert "(acknowledged)" in await shop.out("dead", "--all")
     assert (await shop.out("status")).startswith("no unfinished tasks")
 

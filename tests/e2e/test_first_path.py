@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.dags import dag, job, source
 from tests.platform import Platform
 
-CHAIN = """
-version: 1
-dag: chain
-jobs:
-- name: numbers
-  activation: source
-  source: {kind: manual}
-  outputs: [{dataset: in}]
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {job: numbers}}]
-  outputs: [{dataset: mid}]
-  config: {entrypoint: "basic:copy"}
-- name: add_one
-  runtime: python
-  operator: python
-  inputs: [{from: {job: copy}}]
-  outputs: [{dataset: out}]
-  config: {entrypoint: "basic:add_one"}
-"""
+CHAIN = dag(
+    "chain", source(), job("copy", "in", "mid"), job("add_one", "mid", "out", entrypoint="basic:add_one")
+)
 
 
 async def test_an_event_cascades_to_the_end_and_every_output_is_committed(

@@ -144,7 +144,7 @@ def _jobs_run_for_each_event(terminal: Terminal) -> None:
     until_answered(terminal, "select day, net from books.net")
     terminal.run(refunds)
     until_answered(terminal, "select day, net from books.net", (1, 95))
-    assert "0 accepted, 1 had been accepted before" in terminal.run(sales)
+    assert "0 accepted, 1 already accepted before" in terminal.run(sales)
     assert terminal.run(done).strip() == "2"
     terminal.run(correction)
     terminal.until(done, "3")
@@ -162,6 +162,7 @@ def test_the_operators_of_the_page_on_tests_pass_their_tests(tmp_path: Path) -> 
     write_files(tmp_path, TESTING, {})
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
+        check=False,
         cwd=tmp_path,
         capture_output=True,
         text=True,

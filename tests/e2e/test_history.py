@@ -21,7 +21,6 @@ async def traceplane(platform: Platform, *arguments: str) -> tuple[int, str, str
         **platform.environment,
         "TRACEPLANE_USER_TOKEN": platform.user_token,
         "TRACEPLANE_STATE_URL": platform.url,
-        "TRACEPLANE_DATA_URL": platform.url,
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -114,7 +113,7 @@ async def test_rows_that_are_added_by_overlapping_scopes_are_there_once(
         wide = [Scope(partition_key=f"{a}-{b}", start=a, end=b) for a, b in ((1, 3), (2, 5), (4, 6))]
         scopes = [*wide, *(Scope(cursor=day) for day in range(1, 7))]
         request = EmitRequest([ManualEvent("added.days", scope) for scope in scopes])
-        await platform.api.call("POST", "/v1/events", EmitResponse, request)
+        await platform.api.call("POST", "/api/v1/events", EmitResponse, request)
         assert await days() == once
         await platform.deploy(ADDED.replace("SECONDS", "0.2"))
         await until(lambda: serves(platform, 2), seconds=180)

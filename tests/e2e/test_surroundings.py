@@ -116,7 +116,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
 @pytest.mark.timeout(900)
 def test_up_runs_python_and_spark_tasks_wherever_it_is(folder: Folder) -> None:
     folder.up()
-    folder.until_said("API ")
+    folder.until_said("up.ready")
     assert folder.run("deploy", "dag.yaml").returncode == 0
     folder.until("emit", "t.in", "1..2")
     folder.until("status", shows="t.spark: 2 commits")

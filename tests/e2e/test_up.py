@@ -3,12 +3,14 @@ what dies, and when it is told to stop, lets tasks finish or hands them back."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from tests.user_folder import Folder
 from traceplane.auth import opaque
 from traceplane.postgres.database import SCHEMA
-from traceplane.postgres.embedded import EmbeddedPostgres
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 DAG = """
 version: 1
@@ -50,20 +52,22 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 async def test_a_day_with_up(folder: Folder, tmp_path: Path) -> None:
     folder.up("--no-spark")
-    folder.until_said("API ")
+    folder.until_said("up.ready")
     assert folder.run("status").returncode == 0, "the API is there when it is said to be"
     postmaster = postmaster_of(folder)
 
     refusal = folder.refused("up", "--no-spark")
-    assert refusal.startswith("up.already_running: `traceplane up` runs already in this folder")
+    assert refusal.startswith("up.already_running: `traceplane up` is already running in this folder")
     assert str(folder.path / ".traceplane") in refusal
     assert postmaster_of(folder) == postmaster
 
-    ports = {name: value for name, value in folder.environment.items() if name.endswith("_PORT")}
+    ports: dict[str, Any] = {
+        name: value for name, value in folder.environment.items() if name.endswith("_PORT")
+    }
     other = Folder(tmp_path / "other", dag=DAG, operators=OPERATORS, **ports)
-    assert other.refused("up").startswith("service.port_in_use: another process listens on this port")
+    assert other.refused("up").startswith("service.port_in_use: another process is listening on this port")
     assert not (other.path / ".traceplane/postgres").exists()
-    assert other.refused("status").startswith("cli.no_token: there is no user token in this folder")
+    assert other.refused("status").startswith("cli.no_token: this folder has no user token")
     assert other.refused("token", "issue", "worker", "x").startswith(
         "cli.no_platform: no platform was set up"
     )
@@ -73,14 +77,14 @@ async def test_a_day_with_up(folder: Folder, tmp_path: Path) -> None:
     (other.path / ".traceplane/tokens/user").write_text(token)
     for words in (("status",), ("query", "select 1 as n")):
         refusal = other.refused(*words)
-        assert refusal.startswith("cli.other_platform: this is another platform than the one of ")
+        assert refusal.startswith("cli.other_platform: the platform at this address is not the one of ")
         assert str(other.path / ".traceplane") in refusal
-        assert "no platform runs in" in refusal
+        assert "no platform is running in" in refusal
 
     issued = folder.run("token", "issue", "user", "new", "--role", "reader").stdout.strip()
     assert folder.run("status", TRACEPLANE_USER_TOKEN=issued).returncode == 0, "a new token is good at once"
     assert folder.refused("emit", "t.in", "9..1").startswith(
-        "cli.empty_range: the range ends before it begins"
+        "cli.empty_range: the range ends before it starts"
     )
 
     os.kill(postmaster, signal.SIGKILL)
@@ -94,10 +98,37 @@ async def test_a_day_with_up(folder: Folder, tmp_path: Path) -> None:
     folder.until("tasks", "--state", "running", shows="t/work  100")
     assert folder.stop() == 0, folder.said()
     said = folder.said()
-    assert "Stopping. Tasks have 4 s to finish" in said
+    assert '"event":"up.stopping"' in said
+    for line in said.splitlines():
+        assert json.loads(line)["event"], "programs read what is not written to a terminal"
     stopped = re.findall(r'"event":"process.stopped","service":"(\w+)"', said)
     assert stopped[-2:] == ["dispatcher", "up"]
     assert await left_behind(folder) == [(99, "completed", 1), (100, "waits", 0)]
+
+
+async def test_a_second_ctrl_c_hands_tasks_back_at_once_and_still_stops_postgres(folder: Folder) -> None:
+    folder.environment["TRACEPLANE_WORKER_DRAIN_SECONDS"] = "3600"
+    folder.up("--no-spark")
+    folder.until("deploy", "dag.yaml")
+    folder.until("emit", "t.in", "100")
+    folder.until("tasks", "--state", "running", shows="t/work  100")
+    postmaster = postmaster_of(folder)
+    assert folder.process is not None
+    folder.process.send_signal(signal.SIGINT)
+    folder.until_said("up.stopping")
+    for _ in range(3):  # nobody presses it just once
+        folder.process.send_signal(signal.SIGINT)
+    assert folder.process.wait(120) == 0, folder.said()
+    assert not is_running(postmaster)
+    assert await left_behind(folder) == [(100, "waits", 0)]
+
+
+def is_running(pid: int) -> bool:
+    """A zombie, which nobody has waited for yet, has no command line."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text() != ""
+    except FileNotFoundError:
+        return False
 
 
 def postmaster_of(folder: Folder) -> int:
@@ -150,7 +181,6 @@ def test_a_process_alone_says_in_a_sentence_that_its_port_is_in_use(
             "gateway",
             TRACEPLANE_GATEWAY_PORT=str(taken.getsockname()[1]),
             TRACEPLANE_STATE_URL=database_url,
-            TRACEPLANE_DATA_URL=database_url,
         )
     assert done.returncode == 2
     assert "service.port_in_use" in done.stdout + done.stderr

@@ -9,38 +9,18 @@ from typing import Any
 import pytest
 
 from tests.control_plane import ControlPlane, completed
+from tests.dags import SOURCE, job
 from traceplane.errors import TraceplaneError
 from traceplane.wire.control import BackfillRequest, BackfillResponse
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import EventOut
 
-DAG = """
-version: 1
-dag: main
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: in}}]
-  outputs: [{dataset: mid}]
-  config: {entrypoint: "basic:copy"}
-  max_attempts: 1
-- name: daily
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: mid}}]
-  outputs: [{dataset: daily}]
-  config: {entrypoint: "basic:copy"}
-  execution_strategy: Bulk
-  batch: {size: 10}
-- name: report
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: daily}}]
-  outputs: [{dataset: report}]
-  config: {entrypoint: "basic:copy"}
-"""
+DAG = (
+    SOURCE
+    + job("copy", "in", "mid", "max_attempts: 1")
+    + job("daily", "mid", "daily", "execution_strategy: Bulk", "batch: {size: 10}")
+    + job("report", "daily", "report")
+)
 
 
 @pytest.fixture

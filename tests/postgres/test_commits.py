@@ -10,31 +10,13 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane, Held, completed
+from tests.dags import SOURCE, job
+from traceplane.cli.coverage import contents
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.postgres import commits, pinned, versions
-from traceplane.postgres.tasks import Fence
+from traceplane.postgres.tasks import LeaseFence
 from traceplane.wire.scalars import Scope
-from traceplane.wire.tasks import ColumnSchema, ColumnStatistics, EventOut, StagedFile
-
-SOURCE = """
-version: 1
-dag: main
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
-"""
-
-
-def job(name: str, reads: str, writes: str, more: str = "") -> str:
-    return f"""
-- name: {name}
-  runtime: python
-  operator: python
-  inputs: [{{from: {{dataset: {reads}}}}}]
-  outputs: [{{dataset: {writes}}}]
-  config: {{entrypoint: "basic:copy"}}
-  {more}
-"""
-
+from traceplane.wire.tasks import ColumnSchema, ColumnStatistics, EventOut, InputFile, StagedFile
 
 COPY = SOURCE + job("copy", "in", "mid") + job("after", "mid", "end")
 APPEND = COPY.replace(
@@ -262,6 +244,30 @@ async def test_status_counts_what_readers_see(plane: ControlPlane) -> None:
     assert {d.dataset: (d.commits, d.rows) for d in status.datasets}["mid"] == (1, 1)
 
 
+async def test_a_count_of_rows_that_are_partly_replaced_says_so(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, span(0, 9))
+    (before,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
+    assert not before.at_most
+    await commit(plane, 3)
+    (after,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
+    listed = {d.dataset: d for d in (await plane.api.datasets(plane._call(None))).datasets}
+    assert after.at_most
+    assert listed["mid"].at_most
+    assert "up to" in contents(after)
+
+
+async def test_a_source_is_shown_with_its_events(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await plane.emit("in", [1, 2, 5, span(10, 19)])
+    (view,) = [d for d in (await plane.status()).datasets if d.dataset == "in"]
+    listed = {d.dataset: d for d in (await plane.api.datasets(plane._call(None))).datasets}
+    assert (view.events, view.cursor) == (4, 19)
+    assert (listed["in"].events, listed["in"].cursor) == (4, 19)
+    assert contents(view) == "4 events, the last at 19"
+    assert listed["mid"].events is None
+
+
 async def test_a_repeated_report_replaces_nothing(plane: ControlPlane) -> None:
     await plane.deploy(COPY)
     (first,) = await held_for(plane, 5)
@@ -366,7 +372,7 @@ async def test_two_dispatchers_that_extend_a_schema_at_once_both_count(
                 plane.report(with_schema(one, **{f"one{turn}": "int64", "both": "int32"})),
                 other.report(with_schema(two, **{f"two{turn}": "int64", "both": "int64"})),
             )
-            assert answers == [["committed"], ["committed"]]
+            assert [*answers] == [["committed"], ["committed"]]
             await plane.run_all()
     names = {f"{side}{turn}" for side in ("one", "two") for turn in range(10)}
     assert await merged(plane) == {"both": "int64"} | dict.fromkeys(names, "int64")
@@ -389,7 +395,9 @@ async def test_a_task_is_handed_the_merged_schema_of_each_input(plane: ControlPl
     await plane.report(with_schema(third, a="int64!", b="string"))
     (later,) = await plane.claim(await plane.send())
     assert later.task.input_schemas == [[ColumnSchema("a", "int64", False), ColumnSchema("b", "string")]]
-    fetched = await plane.leasing.fetch(Fence(later.task_id, later.task.attempt, later.task.lease_token))
+    fetched = await plane.leases.claims.fetch(
+        LeaseFence(later.task_id, later.task.attempt, later.task.lease_token)
+    )
     assert fetched.task is not None
     assert fetched.task.input_schemas == later.task.input_schemas
 
@@ -426,8 +434,8 @@ async def test_files_that_cannot_hold_what_an_input_asks_for_are_left_out(plane:
     assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
     (reader,) = await plane.claim(await plane.send())
     handed = reader.task.input_files[0]
-    assert [f["path"].rpartition("/")[2] for f in handed] == ["1.parquet", "3.parquet"]
-    assert all(set(f) == {"path", "rows", "bytes"} for f in handed)
+    assert [f.path.rpartition("/")[2] for f in handed] == ["1.parquet", "3.parquet"]
+    assert all(set(msgspec.to_builtins(f)) == {"path", "rows", "bytes"} for f in handed)
 
 
 async def test_an_append_is_handed_what_its_output_holds_of_its_scope(plane: ControlPlane) -> None:
@@ -437,9 +445,7 @@ async def test_an_append_is_handed_what_its_output_holds_of_its_scope(plane: Con
     await plane.complete(first)
     await commit(plane, 7)
     again, wide = await held_for(plane, 5, span(0, 9), emission="again")
-    assert again.task.output_files == [
-        [{"path": f"{first.task.write_prefixes[0]}part-0.parquet", "rows": 1, "bytes": 10}]
-    ]
+    assert again.task.output_files == [[InputFile(f"{first.task.write_prefixes[0]}part-0.parquet", 1, 10)]]
     assert len(wide.task.output_files[0]) == 2
 
 
@@ -459,7 +465,7 @@ jobs:
 """
 
 
-async def test_a_source_that_starts_again_is_told_its_last_word_on_its_newest_cursors(
+async def test_a_restarted_source_gets_the_last_event_of_its_newest_cursors(
     plane: ControlPlane,
 ) -> None:
     await plane.deploy(FOLLOW)
@@ -488,14 +494,16 @@ async def test_a_source_that_starts_again_is_told_its_last_word_on_its_newest_cu
     ]
 
 
-async def test_a_source_is_told_of_so_many_cursors_and_no_more(plane: ControlPlane) -> None:
+async def test_a_source_gets_a_limited_number_of_cursors(plane: ControlPlane) -> None:
     await plane.deploy(FOLLOW)
     await SourceMonitor(plane.database).run_once()
     await plane.meter()
     (held,) = await plane.claim(await plane.send())
     for start in range(0, 3000, 1000):
         await plane.emit_running(held, *(EventOut(0, Scope(cursor=n)) for n in range(start, start + 1000)))
-    fetched = await plane.leasing.fetch(Fence(held.task_id, held.task.attempt, held.task.lease_token))
+    fetched = await plane.leases.claims.fetch(
+        LeaseFence(held.task_id, held.task.attempt, held.task.lease_token)
+    )
     assert fetched.task is not None
     assert [cursor for cursor, _, _ in fetched.task.resume] == list(range(2999, 2999 - 2048, -1))
 
@@ -514,7 +522,7 @@ async def test_row_counts_that_no_number_holds_together_keep_nobody_from_listing
         assert await plane.report((each, completed(each, outputs=[told]))) == ["committed"]
     generation = held[0].job.outputs[0].dataset_version
     async with plane.database.transaction() as tx:
-        summary = {row["dataset_id"]: row["rows"] for row in await commits.summary(tx, "default")}
+        summary = {row.dataset_id: row.rows for row in await commits.summary(tx, "default")}
         sizes = await pinned.sizes(tx, [generation])
         (weight,) = await versions.weight(tx, "default", ["mid"])
-    assert (summary["mid"], sizes[generation][:2], weight["rows"]) == (most, (2, most), most)
+    assert (summary["mid"], sizes[generation].rows, weight.rows) == (most, most, most)

@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.control_plane import ControlPlane, completed
-from tests.postgres.test_commits import job, span
-from tests.postgres.test_versions import SOURCE, active, build, chain, filled, made_by, pointers, served
+from tests.dags import SOURCE, job
+from tests.postgres.test_commits import span
+from tests.postgres.test_versions import active, build, chain, filled, made_by, pointers, served
+from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.errors import Conflict
+from traceplane.wire.deploys import DeployRequest
 from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import EventOut
 
 
 @pytest.fixture
@@ -44,8 +48,8 @@ def downstream(source: str) -> str:
 
 @pytest.mark.parametrize("how", ANOTHER_SOURCE)
 @pytest.mark.parametrize("said", [list(range(20)), [span(0, 9), span(10, 19)]], ids=["cursors", "partitions"])
-async def test_what_a_source_has_said_is_the_datasets(
-    plane: ControlPlane, how: str, said: list[object]
+async def test_a_new_source_keeps_what_the_old_one_emitted(
+    plane: ControlPlane, how: str, said: list[int | Scope]
 ) -> None:
     await plane.deploy(downstream(SOURCE))
     await plane.emit("in", said)
@@ -164,7 +168,7 @@ async def test_a_job_under_another_name_is_built_before_it_serves(plane: Control
     assert await served(plane, "c") == cursors(range(5))
 
 
-async def test_what_would_be_lost_is_named_and_dropped_only_when_told_to(plane: ControlPlane) -> None:
+async def test_what_would_be_lost_is_named_and_dropped_only_on_request(plane: ControlPlane) -> None:
     batched = job("b", "a", "b", "execution_strategy: Bulk\n  batch: {size: 5}")
     dag = SOURCE + job("a", "in", "a") + batched
     await plane.deploy(dag)
@@ -189,6 +193,79 @@ async def test_what_would_be_lost_is_named_and_dropped_only_when_told_to(plane: 
     assert await served(plane, "b") == ["p:0-6", "p:7-13"]
 
 
+async def test_a_dataset_whose_job_was_removed_is_dropped_only_on_request(plane: ControlPlane) -> None:
+    dag = SOURCE + job("a", "in", "a")
+    await plane.deploy(dag + job("b", "a", "b"))
+    await plane.deploy(dag)  # nothing is in it yet, so nobody loses anything
+    await plane.deploy(dag + job("b", "a", "b"))
+    await plane.emit("in", range(3))
+    await plane.run_all()
+    planned = await plane.api.deploys.plan(plane._call(DeployRequest(dag)))
+    assert "No longer served" in planned.text
+    assert planned.steps is not None
+    assert [(w.dataset, w.scopes) for w in planned.steps.dropped] == [("b", 3)]
+    with pytest.raises(Conflict, match=r"deploy\.drops_data.*b: 3 scopes.*--drop-missing"):
+        await plane.deploy(dag)
+    assert await served(plane, "b") == cursors(range(3))
+    version = (await plane.deploy(dag, drop_missing=True)).version
+    assert await active(plane) == version
+    assert (await pointers(plane))["b"] is None
+    await plane.rollback("main")
+    assert await served(plane, "b") == cursors(range(3))
+
+
+async def test_a_sources_dataset_with_events_is_renamed_only_when_told_to(plane: ControlPlane) -> None:
+    dag, renamed = (SOURCE.replace(": in}", f": {d}}}") + job("a", d, "a") for d in ("in", "numbers.in"))
+    await plane.deploy(renamed)
+    await plane.deploy(dag)  # no event was emitted yet
+    await build(plane)
+    await plane.emit("in", range(3))  # and no task has run
+    planned = await plane.api.deploys.plan(plane._call(DeployRequest(renamed)))
+    assert (
+        "No longer served, which a deploy does only with --drop-missing:\n      in: 3 events\n"
+        in planned.text
+    )
+    assert planned.steps is not None
+    assert [(w.dataset, w.scopes, w.events) for w in planned.steps.dropped] == [("in", 0, 3)]
+    with pytest.raises(
+        Conflict, match=r"deploy\.drops_data.*in: 3 events.*let the source emit to in as before"
+    ):
+        await plane.deploy(renamed)
+    await plane.run_all()
+    assert await served(plane, "a") == cursors(range(3))
+    with pytest.raises(Conflict, match=r"deploy\.drops_data.*a: 3 scopes.*in: 3 events.*put their jobs back"):
+        await plane.deploy(SOURCE.replace("numbers", "others").replace(": in}", ": others.in}"))
+    await plane.deploy(renamed, drop_missing=True)
+    await build(plane)
+    assert (await pointers(plane))["in"] is None
+
+
+async def test_a_source_that_emits_less_is_named_and_its_version_serves_only_when_told_to(
+    plane: ControlPlane,
+) -> None:
+    copies = job("a", "in", "a", "max_attempts: 1")
+    await plane.deploy(SOURCE + copies)
+    await plane.emit("in", range(5))
+    await plane.run_all()
+    operator = 'runtime: python, operator: python, config: {entrypoint: "basic:copy"}'
+    await plane.deploy(SOURCE.replace("{kind: manual}", f"{{kind: always_on}}, {operator}") + copies)
+    await SourceMonitor(plane.database).run_once()
+    await plane.meter()
+    (source,) = await plane.claim(await plane.send())
+    await plane.emit_running(source, *(EventOut(0, Scope(cursor=n)) for n in range(3)))
+    await plane.meter()
+    first, *others = await plane.claim(await plane.send())
+    await plane.fail(first, retryable=False)
+    await plane.complete(*others)
+    await plane.run_all()
+    (view,) = [v for v in await plane.versions("main") if v.state == "building"]
+    assert (view.unfinished, view.dead, view.sources_behind) == (0, 1, 1)
+    assert [(s.job, s.dataset, s.position) for s in view.behind] == [("numbers", "in", 3)]
+    with pytest.raises(Conflict, match=r"deploy\.not_caught_up.*--drop-missing"):
+        await plane.cutover("main")
+    assert (await plane.cutover("main", drop_missing=True)).version == 2
+
+
 async def test_a_scope_for_which_there_is_nothing_to_write_is_not_missing(plane: ControlPlane) -> None:
     await filled(plane)
     await plane.deploy(chain(2))
@@ -203,7 +280,7 @@ async def test_a_scope_for_which_there_is_nothing_to_write_is_not_missing(plane:
     assert await served(plane, "b") == ["c:4"]
 
 
-async def test_a_gap_is_said_and_no_short_total_is_committed(plane: ControlPlane) -> None:
+async def test_a_gap_is_reported_and_no_incomplete_total_is_committed(plane: ControlPlane) -> None:
     await plane.deploy(WEEKS)
     await plane.emit("in", [0, 1, 2, 4, 5, 6, *range(7, 14)])
     await plane.run_all()
@@ -264,7 +341,13 @@ async def test_a_dead_scope_is_no_part_of_what_is_there(plane: ControlPlane) -> 
 
 async def test_what_overlaps_many_buckets_is_one_set(plane: ControlPlane) -> None:
     await plane.deploy(chain(1))
-    wide = [span(0, 99_999), span(100_000, 299_999), 300_000, span(-70_000, -1), span(2**62, 2**63 - 1)]
+    wide: list[int | Scope] = [
+        span(0, 99_999),
+        span(100_000, 299_999),
+        300_000,
+        span(-70_000, -1),
+        span(2**62, 2**63 - 1),
+    ]
     await plane.emit("in", wide)
     await plane.run_all()
     held = await plane.value(

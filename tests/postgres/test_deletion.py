@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.control_plane import ControlPlane
-from tests.postgres.test_commits import SOURCE, job
+from tests.dags import SOURCE, dag, job
 from tests.postgres.test_versions import build
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound, TraceplaneError
 from traceplane.registry.garbage import collect
-from traceplane.wire.control import DeletedResponse, DeleteRequest
+from traceplane.wire.deploys import DeletedResponse, DeleteRequest
 
 DAG = SOURCE + job("copy", "in", "mid")
-READER = "version: 1\ndag: other\njobs:\n" + job("read", "mid", "far")
+READER = dag("other", job("read", "mid", "far"))
 VIEW = """
 version: 1
 dag: views
@@ -34,10 +34,10 @@ async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
 
 
 async def delete(plane: ControlPlane, dag: str, *, force: bool = False) -> DeletedResponse:
-    return await plane.api.delete(plane._call(DeleteRequest(dag, force)))
+    return await plane.api.deploys.delete(plane._call(DeleteRequest(dag, force)))
 
 
-async def test_a_deleted_dag_is_gone_and_its_names_are_free(plane: ControlPlane) -> None:
+async def test_a_deleted_dag_disappears_and_its_names_are_free(plane: ControlPlane) -> None:
     await plane.deploy(DAG)
     await plane.emit("in", range(3))
     await plane.run_all()
@@ -51,7 +51,7 @@ async def test_a_deleted_dag_is_gone_and_its_names_are_free(plane: ControlPlane)
     ):
         with pytest.raises(NotFound):
             await gone()
-    assert (await plane.api.dags(plane._call(None))).dags == []
+    assert (await plane.api.deploys.dags(plane._call(None))).dags == []
     assert (await plane.api.datasets(plane._call(None))).datasets == []
     assert (await plane.status()).datasets == []
     renamed = DAG.replace("dag: main", "dag: second")
@@ -64,7 +64,7 @@ async def test_a_deleted_dag_is_gone_and_its_names_are_free(plane: ControlPlane)
 
 
 @pytest.mark.parametrize(("reader", "named"), [(READER, "other/read reads mid"), (VIEW, "seen of views")])
-async def test_a_dag_that_others_read_is_not_deleted_unless_told_to(
+async def test_a_dag_that_others_read_is_deleted_only_on_request(
     plane: ControlPlane, reader: str, named: str
 ) -> None:
     await plane.deploy(DAG)
@@ -72,7 +72,7 @@ async def test_a_dag_that_others_read_is_not_deleted_unless_told_to(
     with pytest.raises(TraceplaneError, match=named) as refused:
         await delete(plane, "main")
     assert refused.value.code == "dag.in_use"
-    assert len((await plane.api.dags(plane._call(None))).dags) >= 1
+    assert len((await plane.api.deploys.dags(plane._call(None))).dags) >= 1
     assert named in (await delete(plane, "main", force=True)).readers[0]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane, completed, failed
-from tests.postgres.test_commits import SOURCE, job
+from tests.dags import SOURCE, job
 from tests.postgres.test_versions import build, chain
 from traceplane.wire.control import StatusResponse, TaskQuery, TaskSelection, TaskView
 from traceplane.wire.tasks import TaskError
@@ -120,6 +120,26 @@ async def test_an_acknowledged_task_is_spoken_of_no_more_until_it_dies_again(pla
     assert (await standings(plane))["0"] == "open"
 
 
+async def test_a_retry_says_why_a_task_is_unchanged(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(2))
+    await plane.meter()
+    first, second = await plane.claim(await plane.send())
+    await plane.report((first, completed(first)))
+    nobody = UUID(int=7)
+    asked = TaskSelection([first.task_id, second.task_id, nobody])
+    answer = await plane.api.tasks.retry(plane._call(asked))
+    assert answer.why_unchanged == {
+        str(first.task_id): "completed",
+        str(second.task_id): "running",
+        str(nobody): "unknown",
+    }
+    await plane.report((second, failed(second)))
+    await plane.deploy(SOURCE, drop_missing=True)
+    answer = await plane.api.tasks.retry(plane._call(TaskSelection([second.task_id])))
+    assert answer.why_unchanged == {str(second.task_id): "retired"}
+
+
 async def test_tasks_are_canceled_and_started_again_by_dag_job_and_range(plane: ControlPlane) -> None:
     await plane.deploy(DAG)
     await plane.emit("in", range(10))
@@ -145,7 +165,7 @@ async def test_more_tasks_than_one_call_changes_are_changed_by_several(
     first = await plane.api.tasks.cancel(plane._call(TaskSelection(dag="main")))
     assert (len(first.changed), first.after is not None) == (4, True)
     after: UUID | None = first.after
-    counts = []
+    counts: list[int] = []
     while after is not None:
         more = await plane.api.tasks.cancel(plane._call(TaskSelection(dag="main", after=after)))
         counts, after = [*counts, len(more.changed)], more.after

@@ -10,24 +10,13 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane, Held, completed
+from tests.dags import SOURCE, job
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import PlatformError
 from traceplane.registry.garbage import Collected, collect
 from traceplane.wire.scalars import Scope
 
-DAG = """
-version: 1
-dag: main
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: in}}]
-  outputs: [{dataset: mid}]
-  config: {entrypoint: "basic:copy"}
-  max_attempts: 2
-"""
+DAG = SOURCE + job("copy", "in", "mid", "max_attempts: 2")
 GRACE = timedelta(hours=24)
 HOUR = 3600.0
 

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.control_plane import ControlPlane, failed
+from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane import telemetry
 from traceplane.auth.opaque import Role
@@ -64,18 +65,7 @@ datasets:
   shop.mid: {{columns: [{{name: n, type: bigint}}, {{name: customer, type: string}}]}}
 """
 OTHER_CONFIGS = DAG.replace(SECRET, "another")
-NO_CONFIGS = """
-version: 1
-dag: shop
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: shop.in}]}
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: shop.in}}, {name: again, from: {dataset: shop.in}}]
-  outputs: [{dataset: shop.mid}]
-  config: {entrypoint: "basic:copy"}
-"""
+NO_CONFIGS = dag("shop", source("shop.in"), job("copy", ("shop.in", "shop.in"), "shop.mid"))
 ERROR = TaskError(
     "operator.failed",
     f"401 for https://rpc.example.com/v2/{SECRET}?x=1: no such key '{SECRET}'",
@@ -86,7 +76,7 @@ ERROR = TaskError(
 )
 
 
-class World:
+class ShopWithSecrets:
     def __init__(self, plane: ControlPlane, http: GatewayHttp) -> None:
         self.plane, self.http = plane, http
         self.tokens: dict[Role, str] = {}
@@ -96,10 +86,10 @@ class World:
 
     async def fill(self) -> None:
         self.tokens = {role: await self.http.token(role) for role in Role}
-        await self.send(Role.ADMIN, "POST", "/v1/deploy", {"text": DAG})
+        await self.send(Role.ADMIN, "POST", "/api/v1/deploy", {"text": DAG})
         event = {"dataset": "shop.in", "scope": {"cursor": 1}}
         more = {"dataset": "shop.in", "scope": {"cursor": 2}}
-        await self.send(Role.WRITER, "POST", "/v1/events", {"events": [event, more]})
+        await self.send(Role.WRITER, "POST", "/api/v1/events", {"events": [event, more]})
         held = await self.plane.claim(await self.plane.send())
         self.dead, self.queued = (h.task_id for h in held)
         log = f"connecting to https://rpc.example.com/v2/{SECRET}"
@@ -110,7 +100,7 @@ class World:
             "update tasks set progress = $2 where task_id = $1", self.queued, {f"at {SECRET}": [SECRET]}
         )
         asked = {"sql": f"select n, '{SECRET}' as label from shop.mid", "dataset": "shop.result"}
-        self.query_dag = (await self.send(Role.WRITER, "POST", "/v1/query-tasks", asked))["dag"]
+        self.query_dag = (await self.send(Role.WRITER, "POST", "/api/v1/query-tasks", asked))["dag"]
         for name, config in (("task", {"dag": "shop", "job": "run"}), ("celery", {"target": "celery"})):
             pipeline = {
                 "name": name,
@@ -144,25 +134,29 @@ class World:
     def reads(self) -> dict[str, list[tuple[str, Any]]]:
         """Everything that a reader may call."""
         return {
-            "GET /v1/versions": [
-                ("/v1/versions?dag=shop", None),
-                (f"/v1/versions?dag={self.query_dag}", None),
+            "GET /api/v1/versions": [
+                ("/api/v1/versions?dag=shop", None),
+                (f"/api/v1/versions?dag={self.query_dag}", None),
             ],
-            "GET /v1/dags": [("/v1/dags", None)],
-            "GET /v1/tasks": [("/v1/tasks", None)],
-            "GET /v1/tasks/{task_id}": [
-                (f"/v1/tasks/{t}", None) for t in (self.dead, self.queued, self.executions[0])
+            "GET /api/v1/dags": [("/api/v1/dags", None)],
+            "GET /api/v1/tasks": [("/api/v1/tasks", None)],
+            "GET /api/v1/tasks/{task_id}": [
+                (f"/api/v1/tasks/{t}", None) for t in (self.dead, self.queued, self.executions[0])
             ],
-            "GET /v1/tasks/{task_id}/logs": [(f"/v1/tasks/{t}/logs", None) for t in (self.dead, self.queued)],
-            "GET /v1/tasks/{task_id}/explain": [
-                (f"/v1/tasks/{t}/explain", None) for t in (self.dead, self.queued, self.executions[0])
+            "GET /api/v1/tasks/{task_id}/logs": [
+                (f"/api/v1/tasks/{t}/logs", None) for t in (self.dead, self.queued)
             ],
-            "GET /v1/datasets": [("/v1/datasets", None)],
-            "GET /v1/datasets/{dataset_id}": [
-                (f"/v1/datasets/shop.{name}", None) for name in ("in", "mid", "labels", "model", "result")
+            "GET /api/v1/tasks/{task_id}/explain": [
+                (f"/api/v1/tasks/{t}/explain", None) for t in (self.dead, self.queued, self.executions[0])
             ],
-            "GET /v1/datasets/{dataset_id}/explain": [("/v1/datasets/shop.mid/explain?first=0&last=9", None)],
-            "GET /v1/status": [("/v1/status", None)],
+            "GET /api/v1/datasets": [("/api/v1/datasets", None)],
+            "GET /api/v1/datasets/{dataset_id}": [
+                (f"/api/v1/datasets/shop.{name}", None) for name in ("in", "mid", "labels", "model", "result")
+            ],
+            "GET /api/v1/datasets/{dataset_id}/explain": [
+                ("/api/v1/datasets/shop.mid/explain?first=0&last=9", None)
+            ],
+            "GET /api/v1/status": [("/api/v1/status", None)],
             "GET /api/v1/pipelines": [("/api/v1/pipelines", None)],
             "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{self.pipeline}", None)],
             "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
@@ -171,7 +165,7 @@ class World:
             "GET /api/v1/executions/{execution_id}": [
                 (f"/api/v1/executions/{e}", None) for e in self.executions
             ],
-            "POST /v1/query": [("/v1/query", {"sql": "select label from shop.labels"})],
+            "POST /api/v1/query": [("/api/v1/query", {"sql": "select label from shop.labels"})],
             "GET /healthz": [("/healthz", None)],
             "GET /readyz": [("/readyz", None)],
             "GET /metrics": [("/metrics", None)],
@@ -179,19 +173,19 @@ class World:
 
 
 @pytest_asyncio.fixture
-async def world(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+async def world(database_url: str, tmp_path: Path) -> AsyncIterator[ShopWithSecrets]:
     telemetry.configure("test", log_level="debug")
     async with (
         ControlPlane.open(database_url, home=tmp_path) as plane,
         GatewayHttp.open(plane) as http,
     ):
-        made = World(plane, http)
+        made = ShopWithSecrets(plane, http)
         await made.fill()
         yield made
 
 
 async def test_no_value_of_a_config_reaches_a_reader_or_the_log(
-    capfd: pytest.CaptureFixture[str], world: World
+    capfd: pytest.CaptureFixture[str], world: ShopWithSecrets
 ) -> None:
     seen = {}
     for route, calls in world.reads().items():
@@ -204,7 +198,7 @@ async def test_no_value_of_a_config_reaches_a_reader_or_the_log(
     assert SECRET not in "".join(capfd.readouterr())
 
 
-async def test_the_calls_above_are_all_that_a_reader_may_make(world: World) -> None:
+async def test_the_calls_above_are_all_that_a_reader_may_make(world: ShopWithSecrets) -> None:
     for route in await world.http.routes() - set(world.reads()):
         method, path = route.split()
         path = path.format_map(dict.fromkeys(("name", "user_id"), "x") | _ids(world))
@@ -212,35 +206,35 @@ async def test_the_calls_above_are_all_that_a_reader_may_make(world: World) -> N
         assert (status, json.loads(text)["error"]["code"]) == (403, "access.role_required"), route
 
 
-def _ids(world: World) -> dict[str, str]:
+def _ids(world: ShopWithSecrets) -> dict[str, str]:
     return {"pipeline_id": str(world.pipeline), "execution_id": str(world.executions[0])}
 
 
 @pytest.mark.parametrize("role", [Role.READER, Role.WRITER])
-async def test_a_plan_confirms_no_guess_of_a_config(world: World, role: Role) -> None:
+async def test_a_plan_confirms_no_guess_of_a_config(world: ShopWithSecrets, role: Role) -> None:
     answers = {
-        await world.http.send(world.tokens[role], "POST", "/v1/plan", {"text": text})
+        await world.http.send(world.tokens[role], "POST", "/api/v1/plan", {"text": text})
         for text in (DAG, OTHER_CONFIGS, NO_CONFIGS)
     }
     ((status, text),) = answers
     assert (status, json.loads(text)["error"]["code"]) == (403, "access.role_required")
 
 
-async def test_who_may_deploy_sees_what_changes(world: World) -> None:
-    plan = await world.send(Role.ADMIN, "POST", "/v1/plan", {"text": NO_CONFIGS})
+async def test_who_may_deploy_sees_what_changes(world: ShopWithSecrets) -> None:
+    plan = await world.send(Role.ADMIN, "POST", "/api/v1/plan", {"text": NO_CONFIGS})
     assert f'config.api_key: "{SECRET}" → (unset)' in plan["text"]
-    detail = await world.send(Role.ADMIN, "GET", f"/v1/tasks/{world.dead}")
+    detail = await world.send(Role.ADMIN, "GET", f"/api/v1/tasks/{world.dead}")
     assert SECRET in detail["task"]["error"]["message"]
 
 
-async def test_an_error_stays_readable_without_the_values_in_it(world: World) -> None:
-    error = (await world.send(Role.READER, "GET", f"/v1/tasks/{world.dead}"))["task"]["error"]
+async def test_an_error_stays_readable_without_the_values_in_it(world: ShopWithSecrets) -> None:
+    error = (await world.send(Role.READER, "GET", f"/api/v1/tasks/{world.dead}"))["task"]["error"]
     assert error["code"] == "operator.failed"
     assert error["message"] == "401 for https://rpc.example.com/v2/***?x=1: no such key '***'"
     assert error["traceback"] == 'File "basic.py", line 3\n  copy(***)'
 
 
-async def test_parameters_of_pipelines_are_for_those_who_may_set_them(world: World) -> None:
+async def test_parameters_of_pipelines_are_for_those_who_may_set_them(world: ShopWithSecrets) -> None:
     for role, shown in ((Role.WRITER, True), (Role.READER, False)):
         pipeline = await world.send(role, "GET", f"/api/v1/pipelines/{world.pipeline}")
         execution = await world.send(role, "GET", f"/api/v1/executions/{world.executions[1]}")

@@ -17,46 +17,34 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.control_plane import ControlPlane, Held
+from tests.dags import SOURCE, job
 from tests.hot_worker import HotWorker, Rows
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.dispatcher import hot_reads, hot_writes
-from traceplane.errors import Forbidden, InvalidInput, TooLarge
+from traceplane.dispatcher.leases import hot_reads, hot_writes
+from traceplane.errors import Forbidden, InvalidInput, SpecInvalid, TooLarge
 from traceplane.registry.garbage import collect
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import HotRead
 
 COLUMNS = "[{name: block, type: bigint}, {name: n, type: int}, {name: name, type: string}]"
-DAG = f"""
-version: 1
-dag: main
+DATASETS = f"""
 datasets:
   hot: {{storage: postgres, write_mode: direct, position: block, columns: {COLUMNS}}}
   seen: {{position: block}}
-jobs:
-- {{name: numbers, activation: source, source: {{kind: manual}}, outputs: [{{dataset: in}}]}}
-- name: store
-  runtime: python
-  operator: python
-  inputs: [{{from: {{dataset: in}}}}]
-  outputs: [{{dataset: hot}}]
-  config: {{entrypoint: "basic:copy"}}
-- name: reader
-  runtime: python
-  operator: python
-  inputs: [{{from: {{dataset: hot}}}}]
-  outputs: [{{dataset: seen}}]
-  config: {{entrypoint: "basic:copy"}}
+"""
+COMPACT = """\
 - name: cold
   runtime: spark
   operator: compact
-  inputs: [{{from: {{dataset: hot}}}}]
-  outputs: [{{dataset: cold}}]
-  config: {{delete_after_commit: true}}
+  inputs: [{from: {dataset: hot}}]
+  outputs: [{dataset: cold}]
+  config: {delete_after_commit: true}
   execution_strategy: Bulk
-  batch: {{size: 5}}
+  batch: {size: 5}
   max_attempts: 100
-  retry: {{base: 1ms, max: 1ms}}
+  retry: {base: 1ms, max: 1ms}
 """
+DAG = SOURCE + job("store", "in", "hot") + job("reader", "hot", "seen") + COMPACT + DATASETS
 
 
 @pytest.fixture
@@ -126,13 +114,13 @@ async def test_rows_that_do_not_fit_fail_their_own_task_and_no_other(
     good = table((0, 1))
     wrong = {
         "an unknown column": good.append_column("more", pa.array([1])),
-        "outside of the task's scope": table((99, 1)),
+        "outside the task's scope": table((99, 1)),
         "is int and cannot hold": good.set_column(1, "n", pa.array(["one"])),
-        "cannot hold what was written": good.set_column(1, "n", pa.array([2**40])),
+        "cannot hold the written value": good.set_column(1, "n", pa.array([2**40])),
         "is null or missing": good.drop_columns(["block"]),
         "NUL": good.set_column(2, "name", pa.array(["a\0b"])),
         "MB that one commit": pa.concat_tables([good] * 500),
-        "cannot be read": None,
+        "cannot read a staged file": None,
     }
     await worker.plane.emit("in", range(len(wrong) + 1))
     held = await worker.take("store")
@@ -189,7 +177,7 @@ async def test_every_type_comes_back_as_it_went_in(worker: HotWorker) -> None:
             pa.timestamp("us", "UTC"),
             [datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)] * 2 + [None],
         ),
-        "local": ("timestamp_ntz", pa.timestamp("us"), [datetime(2024, 2, 29, 1, 2, 3, 4)] * 2 + [None]),
+        "local": ("timestamp_ntz", pa.timestamp("us"), [datetime(2024, 2, 29, 1, 2, 3, 4)] * 2 + [None]),  # noqa: DTZ001
     }
     columns = [
         {"name": "block", "type": "bigint"},
@@ -253,7 +241,7 @@ async def test_a_reader_gets_its_scope_its_columns_and_its_rows_in_pieces_of_one
 
 async def test_a_filter_that_the_column_cannot_have_is_the_users_error(worker: HotWorker) -> None:
     await worker.plane.deploy(
-        DAG.replace("from: {dataset: hot}", 'from: {dataset: hot}, where: {n: "one"}', 1)
+        DAG.replace("from: {dataset: hot}", "from: {dataset: hot}, where: {n: 99999999999}", 1)
     )
     await stored(worker, 1, (1, 1))
     [reader] = await worker.take("reader")
@@ -279,7 +267,8 @@ async def test_what_could_not_work_is_refused_at_deploy(
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
         await worker.plane.deploy(DAG.replace(old, new))
-    assert refused.value.code == code
+    codes = [p.code for p in refused.value.problems] if isinstance(refused.value, SpecInvalid) else []
+    assert code in (refused.value.code, *codes)
 
 
 # Compaction -----------------------------------------------------------------------------------------
@@ -308,7 +297,7 @@ async def test_what_is_compacted_leaves_the_table_and_is_read_all_the_same(worke
     await stored(worker, 3, (3, 300), emission="fork")
     assert pairs(await worker.table("hot")) == [(3, 300), (5, 5)]
     [again] = await worker.take("cold")
-    assert (again.task.kind, again.task.scope.partition_key) == ("invalidation", "0-4")
+    assert (again.task.kind, again.scope.partition_key) == ("invalidation", "0-4")
     assert await compacted(worker, again) == "committed"
     assert pairs(await worker.files("cold")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
     assert pairs(await worker.table("hot")) == [(5, 5)]
@@ -363,7 +352,9 @@ async def test_a_task_that_was_overtaken_moves_nothing_and_tries_again(worker: H
     [late, *_] = [h for h in await worker.take("reader") if h.task.scope == Scope(cursor=3)]
     assert pairs((await worker.read(late))[0].to_pylist()) == [(3, 300)]
     # Nor does a job that was not told to delete, whatever its report says.
-    reads = [HotRead(0, late.task.hot_inputs[0].state)]
+    [source, *_] = late.task.hot_inputs
+    assert source is not None
+    reads = [HotRead(0, source.state)]
     done = msgspec.structs.replace(worker.done(late, table()), hot_reads=reads)
     assert await worker.plane.report((late, done)) == ["committed"]
     assert pairs(await worker.table("hot")) == [(3, 300)]
@@ -375,11 +366,11 @@ async def test_two_dispatchers_that_write_and_move_at_once_leave_the_newest_word
     await worker.plane.deploy(DAG)
     async with ControlPlane.open(database_url, home=worker.objects.parent) as second:
         for number in range(12):
-            scopes = [span(0, 4), span(3, 6), 4, 2]
+            scopes: list[int | Scope] = [span(0, 4), span(3, 6), 4, 2]
             await worker.plane.emit("in", scopes, emission=f"w{number}")
             reports = []
             for own, held in enumerate(await worker.take("store")):
-                first, last = held.task.scope.first, held.task.scope.last
+                first, last = held.scope.first, held.scope.last
                 rows = [(p, number * 10 + own) for p in range(first, last + 1)]
                 reports.append((held, worker.done(held, table(*rows))))
             for held in await worker.take("cold"):
@@ -407,7 +398,7 @@ async def _read_everything(worker: HotWorker, expected: dict[int, int]) -> None:
     """What the readers see, whether it lies in the table or was moved."""
     for held in await worker.take("reader"):
         found, _ = await worker.read(held)
-        first, last = held.task.scope.first, held.task.scope.last
+        first, last = held.scope.first, held.scope.last
         assert pairs(found.to_pylist()) == [(p, n) for p, n in sorted(expected.items()) if first <= p <= last]
         await worker.store(held, found)
 
@@ -453,8 +444,8 @@ class _History:
         )
 
     async def claim(self) -> None:
-        for job in ("store", "reader", "cold"):
-            self.held[job] += [(held, None) for held in await self.worker.take(job)]
+        for name in ("store", "reader", "cold"):
+            self.held[name] += [(held, None) for held in await self.worker.take(name)]
 
     def some(self, job: str) -> tuple[Held, Any] | None:
         waiting = self.held[job]
@@ -464,7 +455,7 @@ class _History:
         """One or two commits in one call."""
         reports = []
         for held, _ in filter(None, [self.some("store") for _ in range(self.chance.choice([1, 2]))]):
-            scope = held.task.scope
+            scope = held.scope
             rows = [(p, self.chance.randrange(1000)) for p in range(scope.first, scope.last + 1)]
             rows = [row for row in rows for _ in range(self.chance.choice([0, 1, 2]))]
             reports.append((held, self.worker.done(held, table(*rows))))
@@ -482,7 +473,7 @@ class _History:
         if found := self.some("cold"):
             held, _ = found
             rows, local = await self.worker.read(held)
-            assert pairs(rows.to_pylist()) == self.expected(held.task.scope.first, held.task.scope.last)
+            assert pairs(rows.to_pylist()) == self.expected(held.scope.first, held.scope.last)
             self.held["reading"].append((held, (rows, local)))
 
     async def finish_compacting(self) -> None:
@@ -498,7 +489,7 @@ class _History:
         if found := self.some("reader"):
             held, _ = found
             rows, _ = await self.worker.read(held)
-            assert pairs(rows.to_pylist()) == self.expected(held.task.scope.first, held.task.scope.last)
+            assert pairs(rows.to_pylist()) == self.expected(held.scope.first, held.scope.last)
             await self.worker.store(held, rows)
 
     def expected(self, first: int, last: int) -> list[tuple[int, int]]:

@@ -15,42 +15,22 @@ import asyncpg
 import pytest
 
 from tests.control_plane import ControlPlane, Held, completed, failed
+from tests.dags import dag, job, source
 from tests.platform import until
-from traceplane.dispatcher.leasing import Claim
+from traceplane.dispatcher.leases.calls import Claim
 from traceplane.postgres.database import SCHEMA
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import EventOut
 
-DAG = """
-version: 1
-dag: main
-jobs:
-- {name: left, activation: source, source: {kind: manual}, outputs: [{dataset: left}]}
-- {name: right, activation: source, source: {kind: manual}, outputs: [{dataset: right}]}
-- name: one
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: left}}]
-  outputs: [{dataset: one.out}]
-  config: {entrypoint: "basic:copy"}
-  lease: 30s
-  max_attempts: 1000
-  retry: {base: 1ms, max: 1ms}
-- name: two
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: right}}]
-  outputs: [{dataset: two.out}]
-  config: {entrypoint: "basic:copy"}
-  max_attempts: 1000
-  retry: {base: 1ms, max: 1ms}
-- name: both
-  runtime: python
-  operator: python
-  inputs: [{name: one, from: {dataset: one.out}}, {name: two, from: {dataset: two.out}}]
-  config: {entrypoint: "basic:copy"}
-  outputs: [{dataset: end}]
-"""
+OFTEN = ("max_attempts: 1000", "retry: {base: 1ms, max: 1ms}")
+DAG = dag(
+    "main",
+    source("left", name="left"),
+    source("right", name="right"),
+    job("one", "left", "one.out", "lease: 30s", *OFTEN),
+    job("two", "right", "two.out", *OFTEN),
+    job("both", ("one.out", "two.out"), "end"),
+)
 TASKS = 40
 ROUNDS = 8
 
@@ -100,7 +80,9 @@ async def test_claims_of_the_same_tasks_in_opposite_order(planes: tuple[ControlP
 
         async def claim(plane: ControlPlane, *shares: list[UUID], given: list[UUID] = given) -> None:
             claims = [Claim(f"w{n}", "python", tuple(share)) for n, share in enumerate(shares)]
-            given.extend(t.task_id for answer in await plane.leasing.claim(claims) for t in answer.tasks)
+            given.extend(
+                t.task_id for answer in await plane.leases.claims.claim(claims) for t in answer.tasks
+            )
 
         half = len(ids) // 2
         await together(

@@ -16,22 +16,15 @@ import pytest
 import pytest_asyncio
 
 from tests.control_plane import ControlPlane, failed
+from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.opaque import Role
 from traceplane.wire.tasks import TaskError
 
 MARK = "only-of-the-first"
-DAG = """
-version: 1
-dag: shop
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: shop.in}]}
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: shop.in}}]
-  outputs: [{dataset: shop.mid}]
-  config: {entrypoint: "basic:copy"}
+DAG = (
+    dag("shop", source("shop.in"), job("copy", "shop.in", "shop.mid"))
+    + """\
 - name: run
   activation: source
   source: {kind: pipeline}
@@ -42,6 +35,7 @@ jobs:
 datasets:
   shop.mid: {columns: [{name: n, type: bigint}]}
 """
+)
 MARKED_DAG = f"""
 version: 1
 dag: {MARK}
@@ -84,8 +78,8 @@ class Two:
         self.second = await self.http.token(Role.ADMIN, org="other")
         self.reader = await self.http.token(Role.READER, org="other")
         for token in (self.first, self.second):
-            await self.expect(token, "POST", "/v1/deploy", {"text": DAG})
-        await self.expect(self.first, "POST", "/v1/deploy", {"text": MARKED_DAG})
+            await self.expect(token, "POST", "/api/v1/deploy", {"text": DAG})
+        await self.expect(self.first, "POST", "/api/v1/deploy", {"text": MARKED_DAG})
         await self.emit(self.first, "shop.in", 1, 2, 3)
         held = await self.plane.claim(await self.plane.send())
         error = TaskError("operator.failed", MARK, retryable=False)
@@ -111,7 +105,7 @@ class Two:
     async def emit(self, token: str, dataset: str, *cursors: int) -> dict[str, int]:
         events = [{"dataset": dataset, "scope": {"cursor": cursor}} for cursor in cursors]
         counts: dict[str, int] = json.loads(
-            await self.expect(token, "POST", "/v1/events", {"events": events})
+            await self.expect(token, "POST", "/api/v1/events", {"events": events})
         )
         return counts
 
@@ -137,22 +131,27 @@ async def two(database_url: str, tmp_path: Path) -> AsyncIterator[Two]:
 def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
     """Every call that only reads, with the first organization's names and ids wherever one can be given."""
     return {
-        "GET /v1/versions": [("/v1/versions?dag=shop", None), (f"/v1/versions?dag={MARK}", None)],
-        "GET /v1/dags": [("/v1/dags", None)],
-        "GET /v1/tasks": [
-            ("/v1/tasks", None),
-            ("/v1/tasks?dag=shop&job=copy&state=dead", None),
-            (f"/v1/tasks?before={UUID(int=2**128 - 1)}", None),
+        "GET /api/v1/versions": [("/api/v1/versions?dag=shop", None), (f"/api/v1/versions?dag={MARK}", None)],
+        "GET /api/v1/dags": [("/api/v1/dags", None)],
+        "GET /api/v1/tasks": [
+            ("/api/v1/tasks", None),
+            ("/api/v1/tasks?dag=shop&job=copy&state=dead", None),
+            (f"/api/v1/tasks?before={UUID(int=2**128 - 1)}", None),
         ],
-        "GET /v1/tasks/{task_id}": [(f"/v1/tasks/{t}", None) for t in (two.dead, two.done, two.waiting)],
-        "GET /v1/tasks/{task_id}/explain": [(f"/v1/tasks/{two.dead}/explain", None)],
-        "GET /v1/tasks/{task_id}/logs": [(f"/v1/tasks/{t}/logs", None) for t in (two.dead, two.done)],
-        "GET /v1/datasets": [("/v1/datasets", None)],
-        "GET /v1/datasets/{dataset_id}": [("/v1/datasets/shop.mid", None), (f"/v1/datasets/{MARK}.in", None)],
-        "GET /v1/datasets/{dataset_id}/explain": [
-            (f"/v1/datasets/{name}/explain?first=0&last=9", None) for name in ("shop.mid", f"{MARK}.in")
+        "GET /api/v1/tasks/{task_id}": [
+            (f"/api/v1/tasks/{t}", None) for t in (two.dead, two.done, two.waiting)
         ],
-        "GET /v1/status": [("/v1/status", None)],
+        "GET /api/v1/tasks/{task_id}/explain": [(f"/api/v1/tasks/{two.dead}/explain", None)],
+        "GET /api/v1/tasks/{task_id}/logs": [(f"/api/v1/tasks/{t}/logs", None) for t in (two.dead, two.done)],
+        "GET /api/v1/datasets": [("/api/v1/datasets", None)],
+        "GET /api/v1/datasets/{dataset_id}": [
+            ("/api/v1/datasets/shop.mid", None),
+            (f"/api/v1/datasets/{MARK}.in", None),
+        ],
+        "GET /api/v1/datasets/{dataset_id}/explain": [
+            (f"/api/v1/datasets/{name}/explain?first=0&last=9", None) for name in ("shop.mid", f"{MARK}.in")
+        ],
+        "GET /api/v1/status": [("/api/v1/status", None)],
         "GET /api/v1/pipelines": [("/api/v1/pipelines", None), (f"/api/v1/pipelines?user_id={MARK}", None)],
         "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
         "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
@@ -162,11 +161,11 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
             (f"/api/v1/executions?pipeline_id={two.pipeline}", None),
         ],
         "GET /api/v1/executions/{execution_id}": [(f"/api/v1/executions/{two.execution}", None)],
-        "POST /v1/plan": [("/v1/plan", {"text": DAG}), ("/v1/plan", {"text": MARKED_DAG})],
-        "POST /v1/query": [
-            ("/v1/query", {"sql": "select count(*) as n from shop.mid"}),
-            ("/v1/query", {"sql": f'select * from "{MARK}.in"'}),
-            ("/v1/query", {"sql": "select count(*) as n from shop.mid", "as_of_version": {MARK: 1}}),
+        "POST /api/v1/plan": [("/api/v1/plan", {"text": DAG}), ("/api/v1/plan", {"text": MARKED_DAG})],
+        "POST /api/v1/query": [
+            ("/api/v1/query", {"sql": "select count(*) as n from shop.mid"}),
+            ("/api/v1/query", {"sql": f'select * from "{MARK}.in"'}),
+            ("/api/v1/query", {"sql": "select count(*) as n from shop.mid", "as_of_version": {MARK: 1}}),
         ],
     }
 
@@ -176,23 +175,23 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
     tasks = [str(task) for task in (two.dead, two.done, two.waiting)]
     event = {"dataset": f"{MARK}.in", "scope": {"cursor": 9}}
     return {
-        "POST /v1/cutover": [("/v1/cutover", {"dag": MARK})],
-        "POST /v1/rollback": [("/v1/rollback", {"dag": MARK})],
-        "POST /v1/abort": [("/v1/abort", {"dag": MARK})],
-        "POST /v1/delete": [("/v1/delete", {"dag": MARK, "force": True})],
-        "POST /v1/events": [("/v1/events", {"events": [event]})],
-        "POST /v1/backfill": [("/v1/backfill", {"dataset": f"{MARK}.in", "start": 0, "end": 9})],
-        "POST /v1/tasks/retry": [("/v1/tasks/retry", {"task_ids": tasks})],
-        "POST /v1/tasks/cancel": [
-            ("/v1/tasks/cancel", {"task_ids": tasks}),
-            ("/v1/tasks/cancel", {"dag": MARK}),
+        "POST /api/v1/cutover": [("/api/v1/cutover", {"dag": MARK})],
+        "POST /api/v1/rollback": [("/api/v1/rollback", {"dag": MARK})],
+        "POST /api/v1/abort": [("/api/v1/abort", {"dag": MARK})],
+        "POST /api/v1/delete": [("/api/v1/delete", {"dag": MARK, "force": True})],
+        "POST /api/v1/events": [("/api/v1/events", {"events": [event]})],
+        "POST /api/v1/backfill": [("/api/v1/backfill", {"dataset": f"{MARK}.in", "start": 0, "end": 9})],
+        "POST /api/v1/tasks/retry": [("/api/v1/tasks/retry", {"task_ids": tasks})],
+        "POST /api/v1/tasks/cancel": [
+            ("/api/v1/tasks/cancel", {"task_ids": tasks}),
+            ("/api/v1/tasks/cancel", {"dag": MARK}),
         ],
-        "POST /v1/tasks/acknowledge": [
-            ("/v1/tasks/acknowledge", {"task_ids": tasks}),
-            ("/v1/tasks/acknowledge", {"dag": MARK}),
+        "POST /api/v1/tasks/acknowledge": [
+            ("/api/v1/tasks/acknowledge", {"task_ids": tasks}),
+            ("/api/v1/tasks/acknowledge", {"dag": MARK}),
         ],
-        "POST /v1/query-tasks": [
-            ("/v1/query-tasks", {"sql": f'select * from "{MARK}.in"', "dataset": "shop.result"})
+        "POST /api/v1/query-tasks": [
+            ("/api/v1/query-tasks", {"sql": f'select * from "{MARK}.in"', "dataset": "shop.result"})
         ],
         "PATCH /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", {"name": "mine"})],
         "DELETE /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
@@ -207,18 +206,18 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
     """Calls by which the second organization makes something under names that the first has too."""
     event = {"dataset": "shop.in", "scope": {"cursor": 1}}
     return {
-        "POST /v1/deploy": [("/v1/deploy", {"text": DAG + "description: theirs\n"})],
-        "POST /v1/events": [("/v1/events", {"events": [event]})],
-        "POST /v1/backfill": [
-            ("/v1/backfill", {"dataset": "shop.mid", "start": 1, "end": 5, "only": "all"}),
+        "POST /api/v1/deploy": [("/api/v1/deploy", {"text": DAG + "description: theirs\n"})],
+        "POST /api/v1/events": [("/api/v1/events", {"events": [event]})],
+        "POST /api/v1/backfill": [
+            ("/api/v1/backfill", {"dataset": "shop.mid", "start": 1, "end": 5, "only": "all"}),
         ],
-        "POST /v1/query-tasks": [
-            ("/v1/query-tasks", {"sql": "select n from shop.mid", "dataset": "shop.result"})
+        "POST /api/v1/query-tasks": [
+            ("/api/v1/query-tasks", {"sql": "select n from shop.mid", "dataset": "shop.result"})
         ],
         "POST /api/v1/pipelines": [("/api/v1/pipelines", PIPELINE)],
         "PUT /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", {"tickers": ["MSFT"]})],
         "PUT /api/v1/user-limits/{user_id}": [(f"/api/v1/user-limits/{MARK}", {"launches_per_hour": None})],
-        "POST /v1/rollback": [("/v1/rollback", {"dag": "shop"})],
+        "POST /api/v1/rollback": [("/api/v1/rollback", {"dag": "shop"})],
     }
 
 
@@ -236,27 +235,31 @@ async def test_nothing_of_another_organization_is_seen(two: Two) -> None:
         for path, body in calls:
             for token in (two.second, two.reader):
                 status, text = await two.http.send(token, route.split()[0], path, body)
-                refused = (403,) if token == two.reader and path == "/v1/plan" else (400, 404)
+                refused = (403,) if token == two.reader and path == "/api/v1/plan" else (400, 404)
                 assert status in (200, *refused), (path, text)
                 # A refusal may repeat what was asked for, which the caller knew.
                 shown = text if status == 200 and body is None else ""
                 assert not [secret for secret in asked if secret in shown], (path, text)
                 if any(secret in path for secret in asked) and "?" not in path:
                     assert status == 404, (path, text)
-    assert json.loads(await two.expect(two.second, "GET", "/v1/tasks")) == {"tasks": []}
-    assert json.loads(await two.expect(two.second, "GET", "/v1/status")) == {
+    assert json.loads(await two.expect(two.second, "GET", "/api/v1/tasks")) == {"tasks": []}
+    assert json.loads(await two.expect(two.second, "GET", "/api/v1/status")) == {
         "counts": {},
         "datasets": [
-            {"dataset": name, "commits": 0, "rows": 0, "bytes": 0}
+            {"dataset": name, "commits": 0, "rows": 0, "bytes": 0, "storage": "parquet"}
             for name in ("shop.in", "shop.mid", "shop.runs")
         ],
         "outbox_lag_seconds": 0.0,
     }
-    counted = await two.expect(two.second, "POST", "/v1/query", {"sql": "select count(*) as n from shop.mid"})
+    counted = await two.expect(
+        two.second, "POST", "/api/v1/query", {"sql": "select count(*) as n from shop.mid"}
+    )
     assert json.loads(counted)["rows"] == [[0]]
-    status, _ = await two.http.send(two.second, "POST", "/v1/query", {"sql": f'select * from "{MARK}.in"'})
+    status, _ = await two.http.send(
+        two.second, "POST", "/api/v1/query", {"sql": f'select * from "{MARK}.in"'}
+    )
     assert status == 404
-    plan = json.loads(await two.expect(two.second, "POST", "/v1/plan", {"text": MARKED_DAG}))
+    plan = json.loads(await two.expect(two.second, "POST", "/api/v1/plan", {"text": MARKED_DAG}))
     assert plan.get("deployed_version") is None
 
 
@@ -265,7 +268,7 @@ async def test_nothing_of_another_organization_is_changed(two: Two) -> None:
     for route, calls in changes(two).items():
         for path, body in calls:
             status, text = await two.http.send(two.second, route.split()[0], path, body)
-            if route.startswith("POST /v1/tasks/"):
+            if route.startswith("POST /api/v1/tasks/"):
                 assert json.loads(text)["changed"] == {}
             else:
                 assert status == 404, (path, text)
@@ -278,12 +281,12 @@ async def test_what_has_the_same_name_is_its_own(two: Two) -> None:
     for route, calls in own(two).items():
         for path, body in calls:
             status, text = await two.http.send(two.second, route.split()[0], path, body)
-            assert status == 200 or route == "POST /v1/rollback", (path, text)
+            assert status == 200 or route == "POST /api/v1/rollback", (path, text)
     assert await two.rows_of("default") == first
     theirs = await two.rows_of("other")
     assert len(theirs["events"]) == 1
     assert len(theirs["tasks"]) == 6  # of the event, of four further positions, and of the query
-    status = json.loads(await two.expect(two.second, "GET", "/v1/status"))
+    status = json.loads(await two.expect(two.second, "GET", "/api/v1/status"))
     assert sum(status["counts"]["shop/copy"].values()) == 5
 
 
@@ -303,19 +306,19 @@ async def test_events_that_are_committed_together_go_each_to_its_own_dataset(two
 
 async def test_a_token_works_for_tasks_of_its_own_organization(two: Two) -> None:
     changed = json.loads(
-        await two.expect(two.first, "POST", "/v1/tasks/retry", {"task_ids": [str(two.dead)]})
+        await two.expect(two.first, "POST", "/api/v1/tasks/retry", {"task_ids": [str(two.dead)]})
     )
     assert changed["changed"] == {str(two.dead): "queued"}
-    explained = await two.expect(two.first, "GET", f"/v1/tasks/{two.dead}/explain")
+    explained = await two.expect(two.first, "GET", f"/api/v1/tasks/{two.dead}/explain")
     assert str(two.dead) in explained
-    detail = json.loads(await two.expect(two.first, "GET", f"/v1/tasks/{two.done}"))
+    detail = json.loads(await two.expect(two.first, "GET", f"/api/v1/tasks/{two.done}"))
     assert [len(detail[side]) for side in ("inputs", "outputs")] == [1, 1]
 
 
 @pytest.mark.parametrize(
     "command", [["token", "issue", "user", "bob", "--role", "reader"], ["init"]], ids=lambda c: c[0]
 )
-async def test_an_organization_that_does_not_exist_is_told_as_such(
+async def test_an_unknown_organization_is_reported_as_such(
     database_url: str, tmp_path: Path, command: list[str]
 ) -> None:
     process = await asyncio.create_subprocess_exec(
@@ -325,13 +328,12 @@ async def test_an_organization_that_does_not_exist_is_told_as_such(
             "TRACEPLANE_HOME": str(tmp_path),
             "TRACEPLANE_ORG": "nobody",
             "TRACEPLANE_STATE_URL": database_url,
-            "TRACEPLANE_DATA_URL": database_url,
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     out, err = (text.decode() for text in await process.communicate())
     assert (process.returncode, out) == (2, "")
-    assert err.startswith("org.unknown: there is no such organization (value: 'nobody') → ")
+    assert err.startswith("org.unknown: the organization does not exist (value: 'nobody') → ")
     assert err.count("\n") == 1
     assert "default" in err

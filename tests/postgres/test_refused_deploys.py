@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.control_plane import ControlPlane
-from tests.postgres.test_commits import SOURCE, job
+from tests.dags import SOURCE, job
 from traceplane.errors import InvalidInput
 from traceplane.wire.tasks import ColumnSchema
 
@@ -46,7 +46,7 @@ async def test_a_source_whose_schedule_nothing_serves_is_refused_with_a_way_that
 
 async def test_a_plan_says_what_sets_off_a_webhook_source(plane: ControlPlane) -> None:
     deployed = await plane.deploy(SOURCE.replace("kind: manual", "kind: webhook"))
-    assert "! job numbers: it has no URL of its own; its events come by POST /v1/events" in deployed.text
+    assert "! job numbers: it has no URL of its own; its events come by POST /api/v1/events" in deployed.text
 
 
 async def test_a_query_over_another_dag_names_columns_that_are_declared_there(plane: ControlPlane) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.control_plane import ControlPlane, completed
+from tests.dags import SOURCE, dag, job
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.postgres import events
 from traceplane.postgres.events import NewEvent
@@ -16,36 +17,11 @@ from traceplane.wire.control import ManualEvent
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import EventOut
 
-SOURCE = """
-version: 1
-dag: main
-jobs:
-- name: numbers
-  activation: source
-  source: {kind: manual}
-  outputs: [{dataset: in}]
-"""
-COPY = """
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: in}}]
-  outputs: [{dataset: mid}]
-  config: {entrypoint: "basic:copy"}
-"""
+COPY = job("copy", "in", "mid")
 
 
 def reader(name: str, *datasets: str, more: str = "") -> str:
-    inputs = ", ".join(f"{{name: i{n}, from: {{dataset: {d}}}}}" for n, d in enumerate(datasets))
-    return f"""
-- name: {name}
-  runtime: python
-  operator: python
-  inputs: [{inputs}]
-  outputs: [{{dataset: out.{name}}}]
-  config: {{entrypoint: "basic:copy"}}
-  {more}
-"""
+    return job(name, datasets, f"out.{name}", more)
 
 
 @pytest.fixture
@@ -71,7 +47,7 @@ async def test_a_repeated_event_is_accepted_once(plane: ControlPlane) -> None:
     assert await plane.value("select count(*) from events") == 5
 
 
-async def test_a_second_word_on_a_scope_is_told_from_a_repetition_by_its_emission(
+async def test_a_second_event_of_a_scope_is_distinguished_from_a_duplicate_by_its_emission(
     plane: ControlPlane,
 ) -> None:
     await plane.deploy(SOURCE + COPY)
@@ -169,7 +145,7 @@ async def test_a_retired_job_gets_nothing_more_and_its_waiting_tasks_are_cancele
 
 async def test_a_job_of_another_dag_reads_along(plane: ControlPlane) -> None:
     await plane.deploy(SOURCE + COPY)
-    await plane.deploy("version: 1\ndag: other\njobs:" + reader("along", "in") + reader("behind", "mid"))
+    await plane.deploy(dag("other", reader("along", "in"), reader("behind", "mid")))
     await plane.emit("in", [7])
     assert await plane.states("along") == {"dispatched": 1}
     held = await plane.claim(await plane.tasks("copy"))
@@ -201,7 +177,7 @@ async def test_a_task_is_handed_the_files_of_all_that_overlaps_its_scope(plane: 
     found = {}
     for held in await plane.claim(await plane.send()):
         (files,) = held.task.input_files
-        found[str(held.task.scope.cursor or held.task.scope.partition_key)] = len(files)
+        found[str(held.scope.cursor or held.scope.partition_key)] = len(files)
     assert found == {
         "wide": 4,  # itself, 50, 97, and the tail that begins in it
         "tail": 3,
@@ -250,7 +226,7 @@ async def test_a_new_task_never_overtakes_one_that_waits(database_url: str) -> N
         order = []
         while await plane.meter():
             held = await plane.claim(await plane.send())
-            order += [h.task.scope.cursor for h in held]
+            order += [h.scope.cursor for h in held]
             await plane.complete(*held)
         assert order == [2, 3, 100]
 
@@ -262,7 +238,7 @@ async def test_a_batch_waits_in_the_order_in_which_it_was_emitted(plane: Control
     order = []
     while await plane.meter():
         (held,) = await plane.claim(await plane.send())
-        order.append(held.task.scope.cursor)
+        order.append(held.scope.cursor)
         await plane.complete(held)
     assert order == emitted
 
@@ -277,7 +253,7 @@ async def test_of_one_scope_one_task_is_out_at_a_time_in_the_order_of_its_events
     order = []
     for _ in range(3):
         held = await plane.claim(await plane.send())
-        order += [h.task_id for h in held if h.task.scope.cursor == 1]
+        order += [h.task_id for h in held if h.scope.cursor == 1]
         await plane.complete(*held)
         assert await plane.value("select count(*) from tasks where stage = 1") == 0
         await plane.meter()

@@ -14,7 +14,8 @@ import pytest
 from traceplane.errors import Conflict
 from traceplane.postgres import migrate as migrating
 from traceplane.postgres.database import SCHEMA
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import Migration, migrate, migrations
 
 _numbers = itertools.count(1)
@@ -171,6 +172,43 @@ async def test_versions_that_were_deployed_before_are_metered_as_they_said(
         1, 3, 64, None, timedelta(seconds=1.5), timedelta(seconds=60), timedelta(seconds=7), 2,
         timedelta(seconds=0.5), timedelta(seconds=9), False,
     )  # fmt: skip
+
+
+JOBS_BEFORE = """
+insert into dags (dag_id, org_id, name) select '00000000-0000-0000-0000-00000000000d', org_id, 'old' from orgs;
+insert into jobs (job_id, dag_id, name, fingerprint, activation, runtime, operator, definition, routed, priority,
+                  dispatch_window, timeout, lease, max_attempts, retry_base, retry_max)
+select gen_random_uuid(), '00000000-0000-0000-0000-00000000000d', name, 'f', 'reactive', 'python', operator,
+       jsonb_build_object('config', config::jsonb), true, 0, 64, '1h', '30s', 5, '2s', '5m'
+from (values ('a', 'range_ingest', '{}'), ('b', 'signal_generate', '{}'), ('c', 'signal_generate', '{"history": 300}'),
+             ('d', 'compact', '{"delete_after_commit": true}'), ('e', 'compact', '{}'), ('f', 'python', '{}'))
+     as j (name, operator, config);
+"""
+
+
+async def test_jobs_that_were_deployed_before_hand_their_tasks_what_they_did(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = migrations()
+    earlier = tuple(m for m in every if m.name < "0016")
+    monkeypatch.setattr(migrating, "migrations", lambda: earlier)
+    await migrate(empty_url)
+    await run_sql(empty_url, JOBS_BEFORE)
+    monkeypatch.setattr(migrating, "migrations", lambda: every)
+    await migrate(empty_url)
+    connection = await asyncpg.connect(empty_url, server_settings={"search_path": SCHEMA})
+    try:
+        rows = await connection.fetch("select (definition - 'config')::text as facts from jobs order by name")
+    finally:
+        await connection.close()
+    assert [row["facts"] for row in rows] == [
+        '{"needs_emission": true}',
+        '{"history": 250}',
+        '{"history": 300}',
+        '{"deletes_inputs": true}',
+        "{}",
+        "{}",
+    ]
 
 
 def test_migrations_are_numbered_without_a_gap_or_a_repetition() -> None:

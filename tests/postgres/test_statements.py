@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from importlib import resources
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _STATEMENTS = [(table, name) for table in _FILES for name in statements(table)]
 
 
 @pytest.fixture
-async def connection(database_url: str):
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
     opened = await asyncpg.connect(database_url, server_settings={"search_path": SCHEMA})
     yield opened
     await opened.close()
@@ -55,7 +56,7 @@ def _users() -> dict[tuple[str, str], list[str]]:
     for path in _FOLDER.glob("*.py"):
         tree = ast.parse(path.read_text())
         tables = {
-            node.targets[0].id: node.value.args[0].value
+            ast.unparse(node.targets[0]): ast.literal_eval(node.value.args[0])
             for node in tree.body
             if isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Call)
@@ -70,7 +71,8 @@ def _users() -> dict[tuple[str, str], list[str]]:
                         and isinstance(node.value, ast.Name)
                         and node.value.id in tables
                     ):
-                        users[tables[node.value.id], node.slice.value].append(f"{path.stem}.{function.name}")
+                        statement = ast.literal_eval(node.slice)
+                        users[tables[node.value.id], statement].append(f"{path.stem}.{function.name}")
     return users
 
 

@@ -7,29 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests import dags
 from tests.control_plane import ControlPlane
+from tests.dags import SOURCE
 from traceplane.postgres import events
 from traceplane.postgres.events import NewEvent
 
-SOURCE = """
-version: 1
-dag: main
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
-"""
-
 
 def job(name: str, reads: str, more: str = "") -> str:
-    return f"""
-- name: {name}
-  runtime: python
-  operator: python
-  inputs: [{{from: {{dataset: {reads}}}}}]
-  outputs: [{{dataset: {name}.out}}]
-  config: {{entrypoint: "basic:copy"}}
-  retry: {{base: 10s, max: 60s}}
-  {more}
-"""
+    return dags.job(name, reads, f"{name}.out", "retry: {base: 10s, max: 60s}", more)
 
 
 LINE = (

@@ -13,18 +13,12 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane
-from tests.postgres.test_commits import job, span
+from tests.dags import SOURCE, dag, job, source
+from tests.postgres.test_commits import span
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound
 from traceplane.registry.garbage import Collected, collect
-from traceplane.wire.control import DeployRequest, VersionQuery
-
-SOURCE = """
-version: 1
-dag: main
-jobs:
-- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: in}]}
-"""
+from traceplane.wire.deploys import DeployRequest, VersionQuery
 
 
 def chain(version: int, more: str = "") -> str:
@@ -130,7 +124,9 @@ async def test_a_rollback_serves_the_old_data_at_once_and_then_what_it_missed(pl
     assert await served(plane, "c") == [f"c:{n}" for n in range(7)]
 
 
-async def test_what_a_bad_version_left_queued_is_canceled_and_what_runs_is_told(plane: ControlPlane) -> None:
+async def test_queued_tasks_of_a_bad_version_are_canceled_and_running_ones_are_notified(
+    plane: ControlPlane,
+) -> None:
     await filled(plane)
     await plane.deploy(chain(2))
     await build(plane)
@@ -191,7 +187,7 @@ async def test_progress_counts_scopes_that_serve_and_are_built_too(plane: Contro
         await plane.complete(*(h for h in held if h.task.job_id in serving))
         query = VersionQuery("main")
         call = msgspec.structs.replace(plane._call(None), query=query)
-        newest = (await plane.api.versions(call)).versions[0]
+        newest = (await plane.api.deploys.versions(call)).versions[0]
         progress.append([(d.dataset, d.built, d.serving) for d in newest.datasets])
         if newest.state != "building":
             break
@@ -200,7 +196,9 @@ async def test_progress_counts_scopes_that_serve_and_are_built_too(plane: Contro
     assert {built for built, _ in counted} > {4}
 
 
-async def test_two_versions_are_not_built_at_once_and_a_moved_world_is_told(plane: ControlPlane) -> None:
+async def test_only_one_version_is_built_at_a_time_and_an_outdated_deploy_is_refused(
+    plane: ControlPlane,
+) -> None:
     await filled(plane)
     await plane.deploy(chain(2))
     with pytest.raises(Conflict, match=r"deploy\.building"):
@@ -241,8 +239,7 @@ async def test_a_dead_task_keeps_a_version_from_serving_until_it_is_retried(plan
 
 async def test_readers_in_other_dags_follow_and_compute_everything_anew(plane: ControlPlane) -> None:
     await filled(plane)
-    other = SOURCE.replace("dag: main", "dag: other").replace("dataset: in", "dataset: other.in")
-    await plane.deploy(other + job("mine", "c", "mine"))
+    await plane.deploy(dag("other", source("other.in"), job("mine", "c", "mine")))
     await build(plane)
     assert await served(plane, "mine") == [f"c:{n}" for n in range(5)]  # also of what was there before it
     answer = await plane.deploy(chain(2))
@@ -259,14 +256,14 @@ async def test_readers_in_other_dags_follow_and_compute_everything_anew(plane: C
     assert (await served(plane, "mine"))[-1] == "c:77"
 
 
-async def test_ranges_are_told_of_the_past_too(plane: ControlPlane) -> None:
+async def test_ranges_get_past_events_too(plane: ControlPlane) -> None:
     batched = job("b", "a", "b", "execution_strategy: Bulk\n  batch: {size: 5}")
-    dag = SOURCE + job("a", "in", "a") + batched + job("c", "b", "c")
-    await plane.deploy(dag)
+    batching = SOURCE + job("a", "in", "a") + batched + job("c", "b", "c")
+    await plane.deploy(batching)
     await plane.emit("in", range(13))
     await plane.run_all()
     assert await served(plane, "c") == ["p:0-4", "p:5-9"]
-    await plane.deploy(dag.replace("size: 5", "size: 4"))
+    await plane.deploy(batching.replace("size: 5", "size: 4"))
     await build(plane)
     assert await served(plane, "c") == ["p:0-3", "p:4-7", "p:8-11"]
     await plane.rollback("main")
@@ -275,7 +272,7 @@ async def test_ranges_are_told_of_the_past_too(plane: ControlPlane) -> None:
     assert await served(plane, "c") == ["p:0-4", "p:5-9", "p:10-14"]
 
 
-async def test_scopes_that_gave_way_are_not_told_again(plane: ControlPlane) -> None:
+async def test_superseded_scopes_are_not_replayed(plane: ControlPlane) -> None:
     await plane.deploy(chain(1))
     await plane.emit("in", [1, 2, span(0, 9), 12])
     await plane.run_all()
@@ -374,7 +371,7 @@ async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_da
     per_partition = chain(1).replace("- name: b", "- execution_strategy: PerPartition\n  name: b")
 
     async def steps(text: str, **fields: Any) -> Any:
-        return await plane.api.plan(plane._call(DeployRequest(text, **fields)))
+        return await plane.api.deploys.plan(plane._call(DeployRequest(text, **fields)))
 
     rebuilt = await steps(per_partition)
     assert [(r.job, r.downstream_of) for r in rebuilt.steps.rebuilt] == [("b", []), ("c", ["b"])]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.control_plane import ControlPlane, Held
-from tests.postgres.test_commits import SOURCE, job
+from tests.dags import SOURCE, job
 from tests.postgres.test_versions import served
 from traceplane.errors import TraceplaneError
 
@@ -164,3 +164,27 @@ async def test_what_cannot_be_a_virtual_dataset_or_its_reader_is_refused_and_not
     await spark_tasks(plane)
     assert await refusal(third.replace("from d", "from big")) == "deploy.virtual_loops_back"
     assert await active_of(plane, "main") == 2
+
+
+async def test_a_job_follows_when_another_dag_stores_a_dataset_that_was_virtual_and_back(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(MAIN)
+    await plane.deploy(OTHER)
+    await plane.emit("in", range(2))
+    await spark_tasks(plane)
+    virtual = '  big: {storage: virtual, sql: "select x.n from a x where n > 10"}\n'
+    assert virtual in MAIN
+    await plane.deploy(MAIN.replace(virtual, "") + job("big", "in", "big"))
+    handed = await spark_tasks(plane)
+    assert await active_of(plane, "main") == 2
+    stored = [h for h in handed if h.job.name == "copy"][-1]
+    assert inputs(stored) == {"b": 1, "big": 1}
+    assert not stored.job.views
+    assert not stored.job.given
+
+    await plane.rollback("main")
+    handed = await spark_tasks(plane)
+    virtual_again = [h for h in handed if h.job.name == "copy"][-1]
+    assert inputs(virtual_again) == {"a": 1, "b": 1}
+    assert [(g.name, g.view) for g in virtual_again.job.given] == [("copy_0", "tp_d0"), ("copy_1", None)]

@@ -460,7 +460,7 @@ def take_leases(task: OperatorTask) -> None:
 def change_attributes(task: OperatorTask) -> None:
     path = task.config["path"]
     folder = os.path.dirname(path)
-    outcomes = {}
+    outcomes: dict[str, object] = {}
     for target in (path, folder):
         outcomes[f"chmod {target}"] = attempt(lambda t=target: os.chmod(t, 0o666))
         outcomes[f"lchown {target}"] = attempt(lambda t=target: os.lchown(t, os.getuid(), os.getgid()))
@@ -523,7 +523,7 @@ def relentless_fork_bomb(task: OperatorTask) -> None:
 
 
 def hog_memory(task: OperatorTask) -> None:
-    hoard = []
+    hoard: list[object] = []
     while len(hoard) < 100_000:
         hoard.append(bytearray(16 << 20))
 
@@ -531,7 +531,7 @@ def hog_memory(task: OperatorTask) -> None:
 def hog_shared_memory(task: OperatorTask) -> None:
     import mmap
 
-    hoard = []
+    hoard: list[object] = []
     with contextlib.suppress(OSError):
         while len(hoard) < 4096:
             hoard.append(mmap.mmap(-1, 64 << 20))
@@ -643,7 +643,7 @@ def forge_result(task: OperatorTask) -> None:
             (folder / "unreported").write_bytes(b"12345")
             (folder / "unreported folder").mkdir()
     events = task.config.get("events", [])
-    body = json.dumps({"type": "Done", "events": events, "outputs": task.config["outputs"]}).encode()
+    body = json.dumps({"type": "Succeeded", "events": events, "outputs": task.config["outputs"]}).encode()
     frame = struct.pack(">I", len(body)) + body
     os.write(CHANNEL, frame * task.config.get("times", 1))
     os._exit(0)
@@ -656,7 +656,7 @@ def forge_failure(task: OperatorTask) -> None:
 
 
 def stall_after_result(task: OperatorTask) -> None:
-    body = json.dumps({"type": "Done", "events": [], "outputs": []}).encode()
+    body = json.dumps({"type": "Succeeded", "events": [], "outputs": []}).encode()
     os.write(CHANNEL, struct.pack(">I", len(body)) + body)
     time.sleep(1000)
 
@@ -667,6 +667,14 @@ def unencodable_result(task: OperatorTask) -> None:
 
 def returns_nonsense(task: OperatorTask) -> object:
     return object()
+
+
+def returns_a_number_as_a_column(task: OperatorTask) -> dict[str, int]:
+    return {"day": 1}
+
+
+def takes_nothing() -> None:
+    pass
 
 
 # --- dying ------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def open_the_way_to(paths: Iterable[Path]) -> None:
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     held = {path: os.open(path, os.O_PATH) for path in closed}
-    for ancestor in private_root.outermost(map(str, closed.values())):
-        kernel.mount("tmpfs", ancestor, "tmpfs", 0, "mode=755")
+    for covered in private_root.outermost(map(str, closed.values())):
+        kernel.mount("tmpfs", covered, "tmpfs", 0, "mode=755")
     umask = os.umask(0o022)
     for path, descriptor in held.items():
         path.mkdir(parents=True)

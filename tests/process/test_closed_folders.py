@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.platform import Platform
-from traceplane.adapters.locked_folder import closed_folder
 from traceplane.cli.profile import close_home
 from traceplane.linux import operator_ids
+from traceplane.runtime.locked_folder import closed_folder
 from traceplane.settings import load
 
 OTHER_UID = 60_710

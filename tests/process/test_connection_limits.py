@@ -47,6 +47,8 @@ async def test_connections_that_keep_a_process_waiting_keep_nobody_out(
                 f"{name} answers beside {CONNECTIONS} connections of {request!r:.30}"
             )
         ended = await asyncio.wait_for(asyncio.gather(*(_end(reader) for reader, _ in opened)), 60)
+        for _, writer in opened:
+            writer.close()
         assert len(ended) == 3 * CONNECTIONS
         assert await _is_healthy(port)
         assert process.alive, (tmp_path / "limited.log").read_text()

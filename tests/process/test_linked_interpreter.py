@@ -18,7 +18,8 @@ SCRIPT = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
 from traceplane.sandbox.assignment import Assignment
-from traceplane.sandbox.pool import Sandbox, SandboxSettings
+from traceplane.sandbox.pool import Sandbox
+from traceplane.sandbox.sandbox_settings import SandboxSettings
 
 async def main():
     sandbox = await Sandbox.start(SandboxSettings(slots=1))

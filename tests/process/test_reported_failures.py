@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.postgres import events
 from traceplane.postgres.database import SCHEMA, Database
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.migrate import migrate
 from traceplane.wire.control import (
@@ -75,7 +77,8 @@ NOTE_WAKE_UPS = (
 
 def one_job(dag: str, entrypoint: str = "basic:copy", **fields: Any) -> str:
     """A manual source `<dag>.in` and one job `work` that reads it; JSON is YAML too."""
-    config = {"entrypoint": entrypoint, **fields.pop("config", {})}
+    has_code = fields.get("operator", "python") == "python"
+    config = {**({"entrypoint": entrypoint} if has_code else {}), **fields.pop("config", {})}
     source = {"name": "numbers", "activation": "source", "source": {"kind": "manual"}}
     work = {
         "name": "work",
@@ -93,7 +96,7 @@ def one_job(dag: str, entrypoint: str = "basic:copy", **fields: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Held:
+class LeasedTask:
     """A task whose lease the test holds."""
 
     task: ClaimedTask
@@ -117,7 +120,7 @@ class Held:
 
 
 @dataclass
-class World:
+class TwoDispatchers:
     platform: Platform
     gateways: list[Caller]
     dispatchers: list[DispatcherClient]
@@ -173,20 +176,20 @@ class World:
         self, gateway: Caller, dataset: str, scopes: Iterable[Scope], emission: str = ""
     ) -> EmitResponse:
         request = EmitRequest([ManualEvent(dataset, scope, emission=emission) for scope in scopes])
-        return await gateway.call("POST", "/v1/events", EmitResponse, request)
+        return await gateway.call("POST", "/api/v1/events", EmitResponse, request)
 
     async def cancel(self, *task_ids: UUID) -> dict[str, str]:
         answer = await self.platform.api.call(
-            "POST", "/v1/tasks/cancel", TaskChanges, TaskSelection(list(task_ids))
+            "POST", "/api/v1/tasks/cancel", TaskChanges, TaskSelection(list(task_ids))
         )
         return answer.changed
 
-    async def take(self, client: DispatcherClient, limit: int, *, seconds: float = 60) -> list[Held]:
+    async def take(self, client: DispatcherClient, limit: int, *, seconds: float = 60) -> list[LeasedTask]:
         """Up to `limit` tasks of the runtime `held`, as a worker gets them."""
         answer = await client.take(TakeRequest("test", "held", limit, seconds))
-        return [Held(t, answer.jobs[str(t.job_id)], answer.tokens[t.token]) for t in answer.tasks]
+        return [LeasedTask(t, answer.jobs[str(t.job_id)], answer.tokens[t.token]) for t in answer.tasks]
 
-    async def complete(self, client: DispatcherClient, held: list[Held]) -> list[str]:
+    async def complete(self, client: DispatcherClient, held: list[LeasedTask]) -> list[str]:
         tokens = list(dict.fromkeys(h.token for h in held))
         completions = [h.completion(tokens.index(h.token)) for h in held]
         return [outcome.outcome for outcome in await client.complete(tokens, completions)]
@@ -195,7 +198,7 @@ class World:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(
     postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
+) -> AsyncIterator[TwoDispatchers]:
     url = create_database(postgres_server, "reported_failures", template=template_database)
     folder: Path = tmp_path_factory.mktemp("reported_failures")
     (folder / "traceplane.toml").write_text(RUNTIMES)
@@ -211,20 +214,22 @@ async def shared(
         platform.add("gateway-2", "gateway", TRACEPLANE_GATEWAY_PORT=second_gateway)
         for statement in NOTE_WAKE_UPS:
             await platform.sql(statement)
-        world = World(
+        world = TwoDispatchers(
             platform,
             [platform.api, Caller(f"http://127.0.0.1:{second_gateway}", platform.user_token)],
             [platform.worker_client(), DispatcherClient(second_dispatcher, platform.worker_token)],
         )
         await world.revive()
         yield world
-        for client in (*world.gateways, *world.dispatchers):
-            await client.close()
+        for gateway in world.gateways:
+            await gateway.close()
+        for dispatcher in world.dispatchers:
+            await dispatcher.close()
     drop_database(postgres_server, "reported_failures")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
+async def world(shared: TwoDispatchers) -> TwoDispatchers:
     await shared.revive()
     return shared
 
@@ -268,7 +273,7 @@ def cursors(positions: Iterable[int]) -> list[Scope]:
 # Events -------------------------------------------------------------------------------------------------
 
 
-async def test_events_lost_when_the_consumer_is_at_its_concurrency_limit(world: World) -> None:
+async def test_events_lost_when_the_consumer_is_at_its_concurrency_limit(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("limit", "basic:nothing", scaling={"max_concurrency": 1}))
     in_flight = (
         "select count(*)::int from tasks t join jobs j using (job_id) join dags d using (dag_id)"
@@ -282,9 +287,13 @@ async def test_events_lost_when_the_consumer_is_at_its_concurrency_limit(world: 
     assert max(figures) == 1
 
 
-async def test_concurrent_producers_of_which_only_one_is_seen(world: World) -> None:
+async def test_concurrent_producers_of_which_only_one_is_seen(world: TwoDispatchers) -> None:
     """Eight callers on two gateways, each with events of its own and, in an order of its own, the same ones."""
-    dag = {"outputs": [{"dataset": "producers.out"}], "runtime": "dispatcher", "operator": "pass"}
+    dag: dict[str, Any] = {
+        "outputs": [{"dataset": "producers.out"}],
+        "runtime": "dispatcher",
+        "operator": "pass",
+    }
     await world.platform.deploy(one_job("producers", **dag))
 
     async def produce(caller: int) -> int:
@@ -303,15 +312,19 @@ async def test_concurrent_producers_of_which_only_one_is_seen(world: World) -> N
     assert await world.platform.value(told) == 8 * 10 + 24
 
 
-async def test_concurrent_tasks_of_one_producer_are_all_seen(world: World) -> None:
+async def test_concurrent_tasks_of_one_producer_are_all_seen(world: TwoDispatchers) -> None:
     """Ten running tasks of one job emit at the same moment, through two dispatchers."""
     await world.platform.deploy(one_job("emitters", runtime="held"))
-    reader = {"inputs": [{"from": {"dataset": "emitters.out"}}], "runtime": "dispatcher", "operator": "pass"}
+    reader: dict[str, Any] = {
+        "inputs": [{"from": {"dataset": "emitters.out"}}],
+        "runtime": "dispatcher",
+        "operator": "pass",
+    }
     await world.platform.deploy(one_job("listeners", **reader))
     await world.platform.emit("emitters.in", range(10))
     held = await take_all(world, 10)
 
-    async def speak(h: Held, client: DispatcherClient) -> None:
+    async def speak(h: LeasedTask, client: DispatcherClient) -> None:
         assert h.task.scope is not None
         first = 100 * (1 + h.task.scope.first)
         for position in range(first, first + 10):
@@ -325,14 +338,14 @@ async def test_concurrent_tasks_of_one_producer_are_all_seen(world: World) -> No
     assert await world.states("listeners") == {"completed": 10 * 10 + 10}
 
 
-async def take_all(world: World, count: int) -> list[Held]:
-    held: list[Held] = []
+async def take_all(world: TwoDispatchers, count: int) -> list[LeasedTask]:
+    held: list[LeasedTask] = []
     while len(held) < count:
         held += await world.take(world.dispatchers[len(held) % 2], count - len(held))
     return held
 
 
-async def test_two_tasks_for_one_partition_a_millisecond_apart(world: World) -> None:
+async def test_two_tasks_for_one_partition_a_millisecond_apart(world: TwoDispatchers) -> None:
     """Two producers, one of which speaks twice, name the same partition at once: all processed, one by one."""
     dag = json.loads(one_job("partition", "basic:slow", config={"seconds": 0.05}))
     numbers, work = dag["jobs"]
@@ -364,10 +377,10 @@ async def test_two_tasks_for_one_partition_a_millisecond_apart(world: World) -> 
     assert await world.platform.value(overlaps) == 0
 
 
-async def test_a_side_effect_published_before_its_transaction_commits(world: World) -> None:
+async def test_a_side_effect_published_before_its_transaction_commits(world: TwoDispatchers) -> None:
     """A transaction that drafts tasks and their wake-ups dies, or is aborted, before its commit."""
     await world.platform.deploy(one_job("premature"))
-    reader = {"inputs": [{"from": {"dataset": "premature.out"}}]}
+    reader: dict[str, Any] = {"inputs": [{"from": {"dataset": "premature.out"}}]}
     await world.platform.deploy(one_job("follower", **reader))
     await world.platform["dispatcher-2"].kill()
     await world.platform["dispatcher-1"].kill()
@@ -408,7 +421,7 @@ async def test_a_side_effect_published_before_its_transaction_commits(world: Wor
 # Slots, leases, heartbeats ------------------------------------------------------------------------------
 
 
-async def test_a_slot_leaked_by_a_canceled_run(world: World) -> None:
+async def test_a_slot_leaked_by_a_canceled_run(world: TwoDispatchers) -> None:
     await world.platform.deploy(
         one_job("leak", "recovery:long_first", lease="1s", scaling={"max_concurrency": 1})
     )
@@ -421,7 +434,7 @@ async def test_a_slot_leaked_by_a_canceled_run(world: World) -> None:
     assert [row["range_start"] for row in await world.commits("leak")] == [1]
 
 
-async def test_a_cpu_bound_operator_that_loses_its_heartbeat(world: World) -> None:
+async def test_a_cpu_bound_operator_that_loses_its_heartbeat(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("burn", "basic:burn_cpu", lease="2s", config={"seconds": 6.0}))
     await world.platform.emit("burn.in", [1])
     await settle(world.platform)
@@ -429,16 +442,18 @@ async def test_a_cpu_bound_operator_that_loses_its_heartbeat(world: World) -> No
     assert (task["state"], task["attempt"]) == ("completed", 1)
 
 
-async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(world: World) -> None:
+async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(
+    world: TwoDispatchers,
+) -> None:
     """A machine that is too busy for a heartbeat within the grace may cost an attempt, but not each time."""
     attempts = []
     for name in ("away", "away-again", "away-once-more"):
         await world.platform.deploy(one_job(name, "basic:slow", lease="1s", config={"seconds": 4.0}))
         await world.platform.emit(f"{name}.in", [1])
-        await until(lambda name=name: world.task_row(name, "state = 'running'"))
+        await until(partial(world.task_row, name, "state = 'running'"))
         for dispatcher in ("dispatcher-1", "dispatcher-2"):
             await world.platform[dispatcher].kill()
-        await until(lambda name=name: world.task_row(name, "lease_expires_at < now() - interval '500 ms'"))
+        await until(partial(world.task_row, name, "lease_expires_at < now() - interval '500 ms'"))
         await world.revive()
         await settle(world.platform)
         (task,) = await world.tasks(name)
@@ -450,7 +465,7 @@ async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(
     raise AssertionError(f"the reaper took the task from its worker each time: {attempts}")
 
 
-async def test_a_stalled_worker_that_comes_back_changes_nothing(world: World) -> None:
+async def test_a_stalled_worker_that_comes_back_changes_nothing(world: TwoDispatchers) -> None:
     """It is silent for longer than its lease; another worker has done its task when it wakes up."""
     await world.platform.deploy(one_job("stall", "basic:slow", lease="1s", config={"seconds": 1.0}))
     await world.platform.emit("stall.in", [1])
@@ -474,7 +489,7 @@ async def test_a_stalled_worker_that_comes_back_changes_nothing(world: World) ->
     await settle(world.platform)
 
 
-async def test_a_stale_attempt_changes_nothing(world: World) -> None:
+async def test_a_stale_attempt_changes_nothing(world: TwoDispatchers) -> None:
     """Its lease ran out and another holds the task, or has done it: whatever it says, it is told so."""
     await world.platform.deploy(one_job("stale", runtime="held", lease="2s"))
     await world.platform.emit("stale.in", [1])
@@ -513,7 +528,7 @@ async def test_a_stale_attempt_changes_nothing(world: World) -> None:
 
 
 async def test_heartbeats_of_500_workers_contending_for_locks(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: TwoDispatchers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """500 holders beat one by one through two dispatchers, while others claim and complete."""
     await world.platform.deploy(one_job("beats", runtime="held", outputs=[], lease="60s"))
@@ -530,7 +545,7 @@ async def test_heartbeats_of_500_workers_contending_for_locks(
             done += len(some)
         return done
 
-    async def beat(h: Held, client: DispatcherClient) -> str:
+    async def beat(h: LeasedTask, client: DispatcherClient) -> str:
         (outcome,) = await client.heartbeat([h.token], [h.beat()])
         return outcome.outcome
 
@@ -552,7 +567,7 @@ async def test_heartbeats_of_500_workers_contending_for_locks(
 
 
 async def test_the_queue_table_under_a_long_open_snapshot(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: TwoDispatchers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await world.platform.deploy(
         one_job("snapshot", runtime="held", outputs=[], lease="60s", scaling={"max_concurrency": 500})
@@ -594,7 +609,7 @@ async def test_the_queue_table_under_a_long_open_snapshot(
 # Workers, tasks, dispatchers ----------------------------------------------------------------------------
 
 
-async def test_a_worker_killed_in_the_middle_of_a_task_is_replaced_by_another(world: World) -> None:
+async def test_a_worker_killed_in_the_middle_of_a_task_is_replaced_by_another(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("killed", "basic:slow", lease="1s", config={"seconds": 1.0}))
     async with watched(world.platform):
         await world.platform.emit("killed.in", [1])
@@ -606,7 +621,7 @@ async def test_a_worker_killed_in_the_middle_of_a_task_is_replaced_by_another(wo
     assert await stored_rows(world.platform, "killed.out", 0, 9) == [{"position": 1}]
 
 
-async def test_a_worker_that_is_told_to_stop_finishes_its_task(world: World) -> None:
+async def test_a_worker_that_is_told_to_stop_finishes_its_task(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("drain", "basic:slow", config={"seconds": 2.5}))
     await world.platform.emit("drain.in", [1])
     worker = await world.worker_of("drain")
@@ -619,7 +634,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_its_task(world: World) -> 
     await settle(world.platform)
 
 
-async def test_cancellation_of_queued_dispatched_and_running_tasks(world: World) -> None:
+async def test_cancellation_of_queued_dispatched_and_running_tasks(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("cancel", runtime="held", scaling={"max_concurrency": 2}))
     await world.platform.emit("cancel.in", range(3))
     client = world.dispatchers[0]
@@ -647,18 +662,18 @@ async def test_cancellation_of_queued_dispatched_and_running_tasks(world: World)
     await settle(world.platform)
 
 
-async def test_a_dead_task_is_visible_and_runs_again_by_hand(world: World) -> None:
+async def test_a_dead_task_is_visible_and_runs_again_by_hand(world: TwoDispatchers) -> None:
     fields = {"config": {"attempt": 3}, "max_attempts": 2}
     await world.platform.deploy(one_job("dead", "recovery:fail_until", **fields))
     await world.platform.emit("dead.in", [1])
     await until(lambda: world.task_row("dead", "state = 'dead'"))
     query = {"dag": "dead", "state": "dead"}
-    (seen,) = (await world.platform.api.call("GET", "/v1/tasks", TasksResponse, query=query)).tasks
+    (seen,) = (await world.platform.api.call("GET", "/api/v1/tasks", TasksResponse, query=query)).tasks
     assert (seen.attempt, seen.max_attempts) == (2, 2)
     assert seen.error is not None
     assert "attempt 2 fails" in seen.error["message"]
     answer = await world.platform.api.call(
-        "POST", "/v1/tasks/retry", TaskChanges, TaskSelection([seen.task_id])
+        "POST", "/api/v1/tasks/retry", TaskChanges, TaskSelection([seen.task_id])
     )
     assert answer.changed == {str(seen.task_id): "queued"}
     await settle(world.platform)
@@ -667,7 +682,7 @@ async def test_a_dead_task_is_visible_and_runs_again_by_hand(world: World) -> No
     assert len(await world.commits("dead")) == 1
 
 
-async def test_a_poisonous_task_does_not_stop_the_others(world: World) -> None:
+async def test_a_poisonous_task_does_not_stop_the_others(world: TwoDispatchers) -> None:
     fields = {"config": {"position": 3}, "max_attempts": 2, "scaling": {"max_concurrency": 2}}
     await world.platform.deploy(one_job("poison", "recovery:poison", **fields))
     pids = [w.running.pid for w in world.workers if w.running is not None]
@@ -683,7 +698,7 @@ async def test_a_poisonous_task_does_not_stop_the_others(world: World) -> None:
 
 
 async def test_a_dispatcher_stopped_gracefully_while_calls_are_in_flight(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: TwoDispatchers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await world.platform.deploy(one_job("graceful", runtime="held", lease="60s"))
     await world.platform.emit("graceful.in", range(200))
@@ -691,7 +706,7 @@ async def test_a_dispatcher_stopped_gracefully_while_calls_are_in_flight(
     client, dispatcher = world.dispatchers[0], world.platform["dispatcher-1"]
     answered: asyncio.Queue[None] = asyncio.Queue()
 
-    async def report(h: Held) -> str:
+    async def report(h: LeasedTask) -> str:
         await patiently(lambda: client.heartbeat([h.token], [h.beat()]))
         answered.put_nowait(None)
         (outcome,) = await patiently(lambda: world.complete(client, [h]))
@@ -712,7 +727,7 @@ async def test_a_dispatcher_stopped_gracefully_while_calls_are_in_flight(
         print(f"\na dispatcher stopped in {seconds:.1f} s; {early} of 200 reports were in by then")
 
 
-async def test_two_dispatchers_on_one_database_process_each_event_once(world: World) -> None:
+async def test_two_dispatchers_on_one_database_process_each_event_once(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("pair", "basic:nothing"))
     await asyncio.gather(
         *(
@@ -727,7 +742,9 @@ async def test_two_dispatchers_on_one_database_process_each_event_once(world: Wo
 
 
 @pytest.mark.parametrize("call", ["complete", "events", "heartbeat"])
-async def test_a_call_that_got_no_answer_is_repeated_and_answered_the_same(world: World, call: str) -> None:
+async def test_a_call_that_got_no_answer_is_repeated_and_answered_the_same(
+    world: TwoDispatchers, call: str
+) -> None:
     """The dispatcher dies between its commit and its answer; the other one answers the repetition."""
     dag = f"repeat-{call}"
     await world.platform.deploy(one_job(dag, runtime="held"))
@@ -800,7 +817,9 @@ async def test_a_restart_and_a_crash_of_postgres_in_the_middle_of_the_work(
         server.destroy()
 
 
-async def test_no_wake_up_was_premature_and_nothing_deadlocked_in_any_of_these_tests(shared: World) -> None:
+async def test_no_wake_up_was_premature_and_nothing_deadlocked_in_any_of_these_tests(
+    shared: TwoDispatchers,
+) -> None:
     assert await shared.platform.value("select count(*) from wake_ups_seen where not task_known") == 0
     deadlocks = "select deadlocks from pg_stat_database where datname = current_database()"
     assert await shared.platform.value(deadlocks) == 0

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from tests.platform import OPERATORS, Platform, until
@@ -69,7 +70,7 @@ async def test_a_rolling_restart_under_load_costs_no_attempt(database_url: str, 
         async with kept_busy(platform):
             for name in ("worker-1", "dispatcher-1", "gateway", "worker-2"):
                 for worker in ("worker-1", "worker-2"):
-                    await until(lambda worker=worker: runs_on(worker), what=f"tasks run on {worker}")
+                    await until(partial(runs_on, worker), what=f"tasks run on {worker}")
                 assert await platform[name].stop() == 0, platform.logs(name)[-4000:]
                 await platform[name].start()
                 await platform.ready(name)

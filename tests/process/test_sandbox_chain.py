@@ -18,11 +18,12 @@ import pytest
 import pytest_asyncio
 
 from tests.process import run_as, test_sandbox_warm
-from tests.process.test_sandbox_warm import Run, eventually, run
+from tests.process.test_sandbox_warm import WarmRun, eventually, run
 from traceplane.sandbox.assignment import Reuse
 from traceplane.sandbox.confinement import NAMESPACES
-from traceplane.sandbox.frames import Limits
-from traceplane.sandbox.pool import Sandbox, SandboxSettings
+from traceplane.sandbox.frames import RunLimits
+from traceplane.sandbox.pool import Sandbox
+from traceplane.sandbox.sandbox_settings import SandboxSettings
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="children are reused on Linux only"),
@@ -66,7 +67,7 @@ def job(lake: Path, name: str) -> Reuse:
     return Reuse(key=name, readable=(inputs,), writable=(staging,))
 
 
-async def chain(sandbox: Sandbox, of: Reuse, acts: list[tuple[str, ...]]) -> list[Run]:
+async def chain(sandbox: Sandbox, of: Reuse, acts: list[tuple[str, ...]]) -> list[WarmRun]:
     return list(await asyncio.gather(*(run(sandbox, of, *each, timeout=240.0) for each in acts)))
 
 
@@ -100,7 +101,7 @@ async def test_a_task_that_goes_wrong_among_others_costs_only_itself(
 ) -> None:
     acts: list[tuple[str, ...]] = [("write_rows",)] * 9
     acts[4] = (act,)
-    limits = Limits(memory_bytes=300 << 20) if act == "grow" else None
+    limits = RunLimits(memory_bytes=300 << 20) if act == "grow" else None
     of = job(lake, f"wrong-{act}")
     runs = await asyncio.gather(
         *(

@@ -29,6 +29,12 @@ sys.stdin.read()
 UID = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
 
 
+@pytest.fixture
+def port() -> Iterator[ServedPort]:
+    with contextlib.closing(ServedPort()) as made:
+        yield made
+
+
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[subprocess.Popen[str]]:
     """A process that does; as Java does it, it shares the address with those who do not listen."""
@@ -42,8 +48,7 @@ def listening(port: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_who_takes_the_port_first_is_not_believed_to_be_the_server() -> None:
-    port = ServedPort()
+def test_who_takes_the_port_first_is_not_believed_to_be_the_server(port: ServedPort) -> None:
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
         try:
             assert not port.is_served_by(child.pid, None)
@@ -53,8 +58,7 @@ def test_who_takes_the_port_first_is_not_believed_to_be_the_server() -> None:
             child.kill()
 
 
-def test_nobody_gets_the_port_of_a_server_that_has_ended() -> None:
-    port = ServedPort()
+def test_nobody_gets_the_port_of_a_server_that_has_ended(port: ServedPort) -> None:
     with listening(port.number) as child:
         assert port.is_served_by(child.pid, UID)
         child.send_signal(signal.SIGKILL)

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.platform import free_port, until
+from traceplane.cli.supervisor import Service, supervise
 
 SUPERVISE = """
 import asyncio, sys, threading, time
-from traceplane.cli.supervisor import Child, supervise
+from traceplane.cli.supervisor import Service, supervise
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # the kernel tells of each thread's end
 started = lambda name, pid: print(pid, flush=True)
-asyncio.run(supervise([Child("gateway", ("gateway",), {environment!r})], asyncio.Event(), started=started))
+asyncio.run(supervise([Service("gateway", ("gateway",), {environment!r})], asyncio.Event(), started=started))
 """
 
 
@@ -27,7 +28,6 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str
         "PATH": os.environ["PATH"],
         "TRACEPLANE_HOME": str(tmp_path),
         "TRACEPLANE_STATE_URL": database_url,
-        "TRACEPLANE_DATA_URL": database_url,
         "TRACEPLANE_GATEWAY_PORT": str(free_port()),
     }
     code = SUPERVISE.format(environment=environment)
@@ -53,3 +53,32 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str
     await until(gone, what="the gateway has ended")
     assert "process.stopped" in log.read_text(), "it was told to stop, and had its time for that"
     assert "process.killed" not in log.read_text()
+
+
+async def test_services_import_nothing_from_the_folder_in_which_they_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts the platform in a folder of somebody else runs none of that folder's code outside a sandbox."""
+    metadata = tmp_path / "planted-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[traceplane.operators]\nplanted = planted:SPEC\n")
+    ran = tmp_path / "ran"
+    planted = f"open({str(ran)!r}, 'w').close()\n"
+    (tmp_path / "planted.py").write_text(planted)
+    (tmp_path / "click.py").write_text(planted)
+    monkeypatch.chdir(tmp_path)
+    stop, log = asyncio.Event(), tmp_path / "log"
+    with log.open("wb") as output:
+        environment = {"PATH": os.environ["PATH"], "TRACEPLANE_HOME": str(tmp_path / "home")}
+        service = Service("operators", ("operators",), environment, output.fileno())
+        supervising = asyncio.create_task(supervise([service], stop))
+
+        async def listed() -> bool:
+            return "splitter" in log.read_text() or ran.exists()
+
+        await until(listed, what="the operators are listed")
+        stop.set()
+        await supervising
+    assert not ran.exists()
+    assert "planted" not in log.read_text()

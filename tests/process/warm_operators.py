@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def answer_unread(task: OperatorTask) -> None:
     """For every task that comes, as if it had been run, and leave it in the channel, until that is full."""
     channel = socket.socket(fileno=os.dup(CHANNEL))
     channel.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 0)
-    done = _frame(b'{"type":"Done","outputs":[],"events":[]}')
+    done = _frame(b'{"type":"Succeeded","outputs":[],"events":[]}')
     os.write(CHANNEL, done)
     while True:
         (length,) = struct.unpack(">I", _peeked(channel, 4))
@@ -225,7 +226,7 @@ def _frame(body: bytes) -> bytes:
 
 
 def speak_twice(task: OperatorTask) -> None:
-    done = b'{"type":"Done","outputs":[],"events":[]}'
+    done = b'{"type":"Succeeded","outputs":[],"events":[]}'
     frame = struct.pack(">I", len(done)) + done
     os.write(CHANNEL, frame + frame)
     time.sleep(1000)
@@ -294,10 +295,10 @@ def spoil_what_is_sealed(task: OperatorTask) -> None:
 def look_around(task: OperatorTask) -> None:
     paths = [Path(path) for path in task.config["paths"]]
     tell(
-        listed={str(path): attempt(lambda p=path: os.listdir(p)) for path in paths},
-        read={str(path): attempt(lambda p=path: (p / "private").read_text()) for path in paths},
-        planted={str(path): attempt(lambda p=path: (p / "planted").write_text("x")) for path in paths},
-        replaced={str(path): attempt(lambda p=path: os.rename(p, str(p) + "-moved")) for path in paths},
+        listed={str(path): attempt(partial(os.listdir, path)) for path in paths},
+        read={str(path): attempt((path / "private").read_text) for path in paths},
+        planted={str(path): attempt(partial((path / "planted").write_text, "x")) for path in paths},
+        replaced={str(path): attempt(partial(os.rename, path, f"{path}-moved")) for path in paths},
     )
 
 

@@ -22,7 +22,7 @@ STEPS = 20
 
 
 @dataclass(frozen=True)
-class World:
+class DagFile:
     """What a DAG file says."""
 
     name: str
@@ -51,7 +51,7 @@ class World:
         columns = f"{{columns: [{{name: n, type: {self.columns}}}]}}"
         return text + f"datasets: {{{self.dataset('in')}: {columns}}}\n"
 
-    def changed(self, dice: random.Random) -> World:
+    def changed(self, dice: random.Random) -> DagFile:
         code = list(self.code)
         code[dice.randrange(4)] += 1
         return dice.choice(
@@ -70,7 +70,7 @@ class World:
 class History:
     def __init__(self, plane: ControlPlane, name: str, seed: int) -> None:
         self.plane, self.dice = plane, random.Random(seed)
-        self.world = World(name)
+        self.world = DagFile(name)
         self.said: list[str] = []
         self.moves = 0
         self.steps = [self.emit, self.emit, self.backfill, self.deploy, self.deploy, self.work]

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -134,7 +135,7 @@ class Task:
 
 
 @dataclass
-class World:
+class DispatcherPair:
     """One loop, one database, two dispatchers; used by all examples, one after the other."""
 
     url: str
@@ -142,7 +143,7 @@ class World:
     wake_ups: WakeUps = field(default_factory=WakeUps)
     planes: list[ControlPlane] = field(default_factory=list)
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> DispatcherPair:
         self.runner.__enter__()
         for _ in range(2):
             plane = self.run(
@@ -192,7 +193,7 @@ class TaskMachine(RuleBasedStateMachine):
     """No rule has a precondition: two dispatchers at once end one way or the other, and what is drawn next must not
     depend on which."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: DispatcherPair) -> None:
         super().__init__()
         self.world = world
         self.clock = 0.0
@@ -702,28 +703,29 @@ async def _together(*steps: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 @pytest.fixture
-def world(database_url: str) -> Iterator[World]:
-    with World(database_url) as made:
+def world(database_url: str) -> Iterator[DispatcherPair]:
+    with DispatcherPair(database_url) as made:
         yield made
 
 
-def _play(world: World, *, examples: int, steps: int) -> None:
+def _play(world: DispatcherPair, *, examples: int, steps: int) -> None:
     chosen = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         print_blob=True,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(lambda: TaskMachine(world), settings=chosen)
+    run_state_machine_as_test(partial(TaskMachine, world), settings=chosen)  # type: ignore[arg-type]
 
 
-def test_whatever_happens_no_event_is_lost_no_effect_is_doubled_and_no_task_is_stuck(world: World) -> None:
+def test_whatever_happens_no_event_is_lost_no_effect_is_doubled_and_no_task_is_stuck(
+    world: DispatcherPair,
+) -> None:
     _play(world, examples=12, steps=30)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1500)
-def test_the_same_for_minutes(world: World) -> None:
+def test_the_same_for_minutes(world: DispatcherPair) -> None:
     _play(world, examples=600, steps=60)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
@@ -22,6 +23,7 @@ from traceplane.columnar import parquet_facts
 from traceplane.model.dataset_schema import SchemaColumn, merge
 from traceplane.postgres import commits, generation_schemas
 from traceplane.postgres.commits import OutputCommit
+from traceplane.wire.tasks import ColumnStatistics, StagedFile
 
 DAG = """
 version: 1
@@ -111,15 +113,16 @@ class Shop:
         place = self.store / path
         place.parent.mkdir(parents=True)
         parquet.write_table(table, place)
-        file = {
-            "path": path,
-            "rows": table.num_rows,
-            "bytes": place.stat().st_size,
-            "statistics": parquet_facts.statistics(parquet.read_metadata(place)),
-        }
+        statistics = parquet_facts.statistics(parquet.read_metadata(place))
+        file = StagedFile(
+            path,
+            table.num_rows,
+            place.stat().st_size,
+            msgspec.convert(statistics, dict[str, ColumnStatistics]),
+        )
         columns = tuple(SchemaColumn(**c) for c in parquet_facts.columns(table.schema))
         commit = OutputCommit(
-            task_id, 0, generation, f"{first}-{last}", first, last, [file], table.num_rows, file["bytes"], "h", columns
+            task_id, 0, generation, f"{first}-{last}", first, last, [file], table.num_rows, file.bytes, "h", columns
         )  # fmt: skip
         async with self.plane.database.transaction() as tx:
             known = (await generation_schemas.load(tx, [generation]))[generation]

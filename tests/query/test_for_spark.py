@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -61,7 +62,7 @@ def for_granted(sql: str) -> str:
 
 def test_no_hostile_query_reaches_spark() -> None:
     hostile = [*queries("hostile_for_spark.txt")]
-    refused = {sql: refusal(lambda sql=sql: for_granted(sql)) for sql in hostile}
+    refused = {sql: refusal(partial(for_granted, sql)) for sql in hostile}
     assert [sql for sql, error in refused.items() if error is None] == []
     codes = Counter(error.code for error in refused.values() if error is not None)
     assert set(codes) == {
@@ -73,16 +74,16 @@ def test_no_hostile_query_reaches_spark() -> None:
     assert len(hostile) >= 60
 
 
-def test_what_is_quoted_stays_quoted() -> None:
+def test_quoted_text_stays_quoted() -> None:
     for sql in queries("quoted_for_spark.txt"):
         written = on_spark(sql)
         bare = re.sub(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'", " ", written).lower()
         assert not re.search(r"reflect|version|text|passwd|getenv", bare), written
 
 
-def test_hostile_spark_sql_is_refused_whatever_wrote_it() -> None:
+def test_hostile_spark_sql_is_rejected_whoever_wrote_it() -> None:
     hostile = [*queries("hostile_spark_sql.txt")]
-    refused = {sql: refusal(lambda sql=sql: spark_dialect.checked(sql, {"tp_d0"})) for sql in hostile}
+    refused = {sql: refusal(partial(spark_dialect.checked, sql, {"tp_d0"})) for sql in hostile}
     assert [sql for sql, error in refused.items() if error is None] == []
     errors = [error for error in refused.values() if error is not None]
     assert {error.code for error in errors} == {"query.syntax_denied", "virtual.not_for_spark"}
@@ -90,13 +91,13 @@ def test_hostile_spark_sql_is_refused_whatever_wrote_it() -> None:
     assert len(hostile) >= 100
 
 
-def test_what_duckdb_must_not_run_does_not_reach_spark_either() -> None:
+def test_sql_that_duckdb_must_not_run_does_not_reach_spark_either() -> None:
     hostile = queries("hostile_queries.txt", CANARY="/tmp/canary", STORE="/tmp/store", ORDERS="/tmp/x")
-    assert [sql for sql in hostile if refusal(lambda sql=sql: for_granted(sql)) is None] == []
+    assert [sql for sql in hostile if refusal(partial(for_granted, sql)) is None] == []
 
 
-def test_what_people_ask_is_written_for_spark_or_known_to_be_missing_there() -> None:
-    asked = {sql: refusal(lambda sql=sql: on_spark(sql)) for sql in queries("legitimate_queries.txt")}
+def test_legitimate_queries_are_translated_for_spark_or_known_to_be_missing_there() -> None:
+    asked = {sql: refusal(partial(on_spark, sql)) for sql in queries("legitimate_queries.txt")}
     refused = {sql: error for sql, error in asked.items() if error is not None}
     assert {error.code for error in refused.values()} == {"virtual.not_for_spark"}
     assert [sql for sql in refused if not any(part in sql for part in NOT_ON_SPARK)] == []
@@ -141,19 +142,19 @@ def test_a_name_stays_within_its_quotes_on_spark(name: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["'{}'", "$${}$$", "E'{}'", "concat('{}', 'x')"])
-def test_spark_puts_nothing_in_the_place_of_variables_in_a_text(written: str) -> None:
+def test_spark_replaces_no_variables_in_a_text(written: str) -> None:
     """Spark replaces them in the text of a statement before it parses it, also within quotes."""
     assert "${" not in on_spark(f"select {written.format(ENV_OF_SPARK)} from shop.orders")
 
 
-def test_a_column_of_the_session_is_read_with_its_relation_only() -> None:
+def test_a_column_of_the_session_is_read_only_with_its_relation() -> None:
     with pytest.raises(TraceplaneError, match="session") as refused:
         on_spark('select "user" from shop.orders')
     assert refused.value.code == "virtual.not_for_spark"
     assert on_spark('select o."user" from shop.orders o') == "SELECT `o`.`user` FROM `tp_d0` AS `o`"
 
 
-def test_a_relation_that_was_not_named_is_refused() -> None:
+def test_a_relation_that_was_not_named_is_rejected() -> None:
     gated = admit("select * from shop.orders join shop.items on true")
     with pytest.raises(TraceplaneError, match=r"query\.syntax_denied"):
         spark_dialect.translated(gated.sql, ["tp_d0"])

@@ -25,7 +25,7 @@ from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
 from traceplane.errors import PlatformError, TooLarge, UserError
-from traceplane.wire.control import QueryTask, QueryTaskRequest
+from traceplane.wire.queries import QueryTask, QueryTaskRequest
 
 SLOW = "select count(*) from range(10000000000000) a, range(1000000) b"
 
@@ -62,7 +62,7 @@ async def _is_known(platform: Platform, token: str) -> bool:
     async with (
         aiohttp.ClientSession() as session,
         session.get(
-            f"{platform.gateway_url}/v1/dags", headers={"authorization": f"Bearer {token}"}
+            f"{platform.gateway_url}/api/v1/dags", headers={"authorization": f"Bearer {token}"}
         ) as answer,
     ):
         return answer.status == 200
@@ -72,7 +72,7 @@ async def _ask(platform: Platform, body: dict[str, Any], **headers: str) -> tupl
     async with (
         aiohttp.ClientSession() as session,
         session.post(
-            f"{platform.gateway_url}/v1/query",
+            f"{platform.gateway_url}/api/v1/query",
             json=body,
             headers={"authorization": f"Bearer {platform.user_token}", **headers},
         ) as answer,
@@ -140,13 +140,13 @@ async def _clients(platform: Platform, reader: str, granted: str) -> None:
 
 async def _catalog(platform: Platform, reader: str) -> None:
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {reader}"}) as session:
-        async with session.get(f"{platform.gateway_url}/v1/datasets") as answer:
+        async with session.get(f"{platform.gateway_url}/api/v1/datasets") as answer:
             listed = {d["dataset"]: d for d in (await answer.json())["datasets"]}
-        async with session.get(f"{platform.gateway_url}/v1/datasets/shop.orders") as answer:
+        async with session.get(f"{platform.gateway_url}/api/v1/datasets/shop.orders") as answer:
             found = await answer.json()
-        async with session.get(f"{platform.gateway_url}/v1/datasets/shop.items") as answer:
+        async with session.get(f"{platform.gateway_url}/api/v1/datasets/shop.items") as answer:
             derived = await answer.json()
-        async with session.get(f"{platform.gateway_url}/v1/datasets/nothing") as answer:
+        async with session.get(f"{platform.gateway_url}/api/v1/datasets/nothing") as answer:
             assert answer.status == 404
     assert {"shop.in", "shop.orders", "shop.items", "shop.ranges"} <= set(listed)
     assert (
@@ -178,7 +178,7 @@ async def _injected_into_spark(platform: Platform) -> None:
     """A writer's query for Spark whose unit of time is SQL."""
     with pytest.raises(UserError) as refused:
         await platform.api.call(
-            "POST", "/v1/query-tasks", QueryTask, QueryTaskRequest(INJECTED, "results.leaked")
+            "POST", "/api/v1/query-tasks", QueryTask, QueryTaskRequest(INJECTED, "results.leaked")
         )
     assert refused.value.code == "query.syntax_denied"
     assert str(refused.value.value).startswith("year from current_date()")

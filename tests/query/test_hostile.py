@@ -19,10 +19,19 @@ import sqlglot
 
 from tests.query.published import items, orders, queries
 from traceplane.errors import TraceplaneError
-from traceplane.linux import forking
-from traceplane.query import engine
-from traceplane.query.engine import EngineColumn, EngineRelation, EngineRequest, FileGroup, Refused
-from traceplane.query.engines import Engines
+from traceplane.linux.confine import confine, no_network
+from traceplane.query import engine_process
+from traceplane.query.engine_pool import EnginePool
+from traceplane.query.failures import QueryRefused
+from traceplane.query.locked_duckdb import check_tree, open_locked
+from traceplane.query.wire import (
+    EngineColumn,
+    EngineQuery,
+    EngineRelation,
+    EngineRequest,
+    FileGroup,
+    QueryLimits,
+)
 from traceplane.sql.gate import admit, written
 
 GRANTED = {"shop.orders", "shop.items"}
@@ -44,26 +53,25 @@ class Canary:
             if without not in raw:
                 yield sql
 
-    def request(self, sql: str, **changes: Any) -> EngineRequest:
+    def request(self, sql: str, relations: list[EngineRelation] | None = None) -> EngineRequest:
+        return EngineRequest(self.query(sql, relations), str(self.store.parent / "spill"))
+
+    def query(
+        self,
+        sql: str,
+        relations: list[EngineRelation] | None = None,
+        *,
+        seconds: float = 30.0,
+        memory_mb: int = 256,
+    ) -> EngineQuery:
         kinds = {"id": "BIGINT", "customer": "VARCHAR", "amount": "DOUBLE", "day": "DATE"}
         columns = [EngineColumn(name, kind) for name, kind in kinds.items()]
-        relations = [
+        relations = relations or [
             EngineRelation(name, columns, [FileGroup([str(self.orders)])])
             for name in ("tp_orders", "tp_d0", "tp_d1")
         ]
-        limits = {"max_rows": 1000, "max_bytes": 1 << 20, "memory_mb": 256, "spill_mb": 64, "threads": 1}
-        return EngineRequest(
-            **{
-                "sql": sql,
-                "relations": relations,
-                "format": "json",
-                "roots": [str(self.store)],
-                "spill": str(self.store.parent / "spill"),
-                "seconds": 30.0,
-                **limits,
-                **changes,
-            }
-        )
+        limits = QueryLimits(seconds, 1000, 1 << 20, memory_mb, spill_mb=64, threads=1)
+        return EngineQuery(sql, relations, "json", [str(self.store)], limits)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +87,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Canary:
     return Canary(path, store, store / "orders.parquet")
 
 
-def test_the_gate_refuses_every_hostile_query(canary: Canary) -> None:
+def test_the_gate_rejects_every_hostile_query(canary: Canary) -> None:
     let_through, reasons = [], Counter[str]()
     for sql in canary.hostile():
         try:
@@ -106,9 +114,9 @@ def test_the_gate_refuses_every_hostile_query(canary: Canary) -> None:
         "int",  # nothing
     ],
 )
-def test_what_the_gate_writes_is_read_again_before_it_is_used(type_: str) -> None:
+def test_the_output_of_the_gate_is_parsed_again_before_it_is_used(type_: str) -> None:
     """As if its check of trees had overlooked what a generator writes bare: the name of a type, here."""
-    tree = sqlglot.parse_one("select cast(id as int), 'x' from tp_d0 as o", read="duckdb")
+    tree: Any = sqlglot.parse_one("select cast(id as int), 'x' from tp_d0 as o", read="duckdb")
     cast = tree.selects[0]
     cast.set("to", sqlglot.exp.DataType(this=sqlglot.exp.DType.USERDEFINED, kind=type_))
     if type_ == "int":
@@ -127,21 +135,21 @@ def test_what_the_gate_writes_is_read_again_before_it_is_used(type_: str) -> Non
         ("select date_diff('da y', day, day) from shop.orders", "DA Y"),
     ],
 )
-def test_a_raw_type_or_unit_is_refused_with_its_value_and_what_to_write(sql: str, value: str) -> None:
+def test_an_unknown_type_or_unit_is_rejected_with_its_value_and_a_next_step(sql: str, value: str) -> None:
     with pytest.raises(TraceplaneError) as refused:
         admit(sql)
     assert (refused.value.code, refused.value.value) == ("query.syntax_denied", value)
     assert refused.value.next_step
 
 
-def test_the_engine_refuses_what_got_past_the_gate(canary: Canary) -> None:
+def test_the_engine_rejects_queries_that_got_past_the_gate(canary: Canary) -> None:
     """The raw text, as if there were no gate: DuckDB's own tree names a function or relation that is not listed."""
     let_through = []
-    connection = engine.open_locked(canary.request(""))
+    connection = open_locked(canary.request(""))
     for sql in canary.hostile():
         try:
-            engine.check_tree(connection, sql, {"tp_d0", "tp_d1"})
-        except (Refused, duckdb.Error):
+            check_tree(connection, sql, {"tp_d0", "tp_d1"})
+        except (QueryRefused, duckdb.Error):
             continue
         let_through.append(sql)
     # The names of the engine's own relations are good here; before, they meant nothing.
@@ -155,10 +163,10 @@ def _reads(sql: str) -> bool:
     return "from" in sql.lower()
 
 
-def test_a_locked_duckdb_gives_nothing_away_even_to_raw_sql(canary: Canary) -> None:
+def test_a_locked_duckdb_reveals_nothing_even_to_raw_sql(canary: Canary) -> None:
     """No gate and no tree: whatever runs, no file outside of the relations is read or written, no setting changes."""
     before = sorted(canary.store.parent.rglob("*"))
-    connection = engine.open_locked(canary.request(""))
+    connection = open_locked(canary.request(""))
     for sql in canary.hostile(without="sleep"):
         assert SECRET not in _attempt(connection, sql), sql
     settings = dict(connection.execute("select name, value from duckdb_settings()").fetchall())
@@ -178,8 +186,8 @@ def _attempt(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 def test_the_process_of_a_query_has_no_files_and_no_network(canary: Canary) -> None:
     """The last line: even a DuckDB that is not locked down reaches nothing in there."""
-    abi, system_calls = forking.confinement()
-    if abi == 0:
+    barriers = no_network()
+    if barriers.landlock_abi == 0:
         pytest.skip("Landlock is not available here")
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -195,10 +203,10 @@ def test_the_process_of_a_query_has_no_files_and_no_network(canary: Canary) -> N
     if pid == 0:
         found = {}
         try:
-            engine._confine(canary.request(""), abi, system_calls)
+            confine(engine_process.allowed(canary.request("")), barriers)
             for name, code in tries.items():
                 try:
-                    eval(code, {"socket": socket, "open": open, "__builtins__": __builtins__})
+                    eval(code, {"socket": socket, "open": open, "__builtins__": __builtins__})  # noqa: S307
                     found[name] = "worked"
                 except Exception as error:
                     found[name] = type(error).__name__
@@ -213,19 +221,17 @@ def test_the_process_of_a_query_has_no_files_and_no_network(canary: Canary) -> N
     listener.close()
 
 
-async def test_bombs_end_by_a_limit_and_hurt_nobody_else(canary: Canary, tmp_path: Path) -> None:
-    engines = Engines(spill_root=tmp_path, concurrency=1)
+async def test_bombs_hit_a_limit_and_harm_no_other_query(canary: Canary, tmp_path: Path) -> None:
+    engines = EnginePool(spill_root=tmp_path, concurrency=1)
     codes = Counter[str]()
     try:
         for sql in queries("bomb_queries.txt"):
-            request = {**_plain(canary.request(admit(sql).sql)), "memory_mb": 200}
+            query = canary.query(admit(sql).sql, seconds=0.5, memory_mb=200)
             with pytest.raises(TraceplaneError) as raised:
-                async for _ in engines.run(request, seconds=0.5):
+                async for _ in engines.run(query):
                     pass
             codes[raised.value.code] += 1
-        answer = b"".join(
-            [p async for p in engines.run(_plain(canary.request("select 42 as x")), seconds=60)]
-        )
+        answer = b"".join([p async for p in engines.run(canary.query("select 42 as x", seconds=60))])
         assert json.loads(answer)["rows"] == [[42]]
         assert set(codes) <= {"query.timeout", "query.out_of_memory", "query.too_large", "query.invalid"}, (
             codes
@@ -235,21 +241,16 @@ async def test_bombs_end_by_a_limit_and_hurt_nobody_else(canary: Canary, tmp_pat
         await engines.close()
 
 
-def _plain(request: EngineRequest) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(engine.msgspec.json.encode(request))
-    return found
-
-
-def test_what_people_ask_passes_the_gate_and_runs(canary: Canary) -> None:
+def test_legitimate_queries_pass_the_gate_and_run(canary: Canary) -> None:
     sold = canary.store / "items.parquet"
     parquet.write_table(items(1, 20), sold)
     of_items = [EngineColumn("order_id", "BIGINT"), EngineColumn("sku", "VARCHAR")]
-    request = canary.request("")
+    query = canary.query("")
     known = {
-        "shop.orders": request.relations[0],
+        "shop.orders": query.relations[0],
         "shop.items": EngineRelation("tp_items", of_items, [FileGroup([str(sold)])]),
     }
-    connection = engine.open_locked(canary.request("", relations=list(known.values())))
+    connection = open_locked(canary.request("", list(known.values())))
     failed = {}
     for sql in queries("legitimate_queries.txt"):
         try:
@@ -257,8 +258,8 @@ def test_what_people_ask_passes_the_gate_and_runs(canary: Canary) -> None:
             for relation in gated.relations:
                 rows = f"select * from {known[relation.dataset_id].name}"
                 connection.execute(f"create or replace temp view {relation.name} as {rows}")
-            engine.check_tree(connection, gated.sql, {relation.name for relation in gated.relations})
+            check_tree(connection, gated.sql, {relation.name for relation in gated.relations})
             connection.execute(gated.sql).fetchall()
-        except (TraceplaneError, Refused, duckdb.Error) as error:
+        except (TraceplaneError, QueryRefused, duckdb.Error) as error:
             failed[sql] = str(error)[:200]
     assert failed == {}

@@ -11,15 +11,17 @@ import pytest
 import yaml
 
 from tests.postgres.test_versions import build
+from tests.query.asked import ADMIN, READER, Asked
 from tests.query.published import DAG, SECRET, Shop, queries
-from tests.query.test_queries import ADMIN, NOW, READER, Asked, AsOf
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import SpecInvalid, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
-from traceplane.registry import spec
+from traceplane.query.datasets import NOW, AsOf
 from traceplane.registry.garbage import collect
-from traceplane.wire.control import DatasetDetail, QueryTask, QueryTaskRequest
+from traceplane.registry.spec import dag_file
+from traceplane.wire.deploys import DeleteRequest
+from traceplane.wire.queries import DatasetDetail, QueryTask, QueryTaskRequest
 
 VIRTUAL = """
   shop.large: {storage: virtual, sql: "select id, customer as who, amount, email from shop.orders where amount > 10"}
@@ -59,16 +61,7 @@ async def shop(database_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
         yield opened
 
 
-@pytest.fixture
-async def asked(shop: Shop, tmp_path: Path) -> AsyncIterator[Asked]:
-    opened = Asked(shop, tmp_path / "spill")
-    yield opened
-    await opened.service.close()
-
-
-async def test_sql_stands_in_the_place_of_a_name_at_any_depth_and_in_every_version(
-    shop: Shop, asked: Asked
-) -> None:
+async def test_sql_replaces_a_name_at_any_depth_and_in_every_version(shop: Shop, asked: Asked) -> None:
     assert await asked.rows("select count(*), min(id) from shop.large") == [[40, 21]]
     assert await asked.rows("select who, n from shop.by_customer order by who") == [
         ["ann", 14], ["bob", 13], ["cleo", 13]
@@ -131,7 +124,7 @@ async def test_personal_data_stays_hidden_below_a_virtual_dataset(shop: Shop, as
         through = sql.replace("shop.orders", "shop.everything")
         try:
             prepared = await asked.service.prepare(READER, through)
-            for relation in prepared.request["relations"]:
+            for relation in prepared.query.relations:
                 assert "email" not in str(relation), sql
             shown = json.dumps(await asked.answer(through)) if number % 9 == 0 else ""
         except TraceplaneError as error:
@@ -157,7 +150,7 @@ async def test_files_are_not_left_out_by_hidden_columns_below_a_virtual_dataset(
         assert answers == [[[1]]] * 3, sql
 
 
-async def test_a_query_that_is_handed_over_is_a_task_of_its_own_over_pinned_generations(
+async def test_a_query_handed_to_spark_is_a_separate_task_over_pinned_generations(
     shop: Shop, asked: Asked
 ) -> None:
     plane = shop.plane
@@ -191,7 +184,13 @@ async def test_a_query_that_is_handed_over_is_a_task_of_its_own_over_pinned_gene
     assert "email" not in orders.columns  # the result may be read by anybody
     assert [v.name for v in held.job.views] == ["tp_d0", "tp_result"]
     assert "email" not in held.job.views[0].sql
+    with pytest.raises(TraceplaneError, match=r"dag\.in_use.*query reads shop\.orders"):
+        await plane.api.deploys.delete(plane._call(DeleteRequest("shop")))
     assert await plane.complete(held) == ["committed"]
+    # It has read what it needs, so that others may delete it.
+    with pytest.raises(TraceplaneError, match=r"dag\.in_use.*reports\.best") as in_use:
+        await plane.api.deploys.delete(plane._call(DeleteRequest("shop")))
+    assert "query" not in in_use.value.message
 
     for sql, dataset, code in (
         ("select id from shop.orders", "results.first", "query.dataset_exists"),
@@ -229,7 +228,7 @@ def test_the_sql_of_a_virtual_dataset_passes_the_gate_of_queries() -> None:
     for sql in hostile:
         file["datasets"]["shop.large"]["sql"] = sql
         try:
-            dag = spec.parse(yaml.safe_dump(file), "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+            dag = dag_file.parse(yaml.safe_dump(file), "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
         except SpecInvalid:
             continue
         assert dag.external_datasets, sql  # of which there is none: the deploy is refused

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from tests.platform import Platform, until
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 
 @dataclass

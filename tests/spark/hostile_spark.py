@@ -59,7 +59,7 @@ def in_udf(task: OperatorTask) -> None:
     spark = _session(task)
     probes = json.dumps(task.config["probes"])
 
-    @udf("string")  # type: ignore[untyped-decorator]
+    @udf("string")
     def run(_: int) -> str:
         import hostile_spark
 
@@ -132,7 +132,7 @@ def spoils_its_output(task: OperatorTask) -> None:
     writes_by_spark(task)
     folder, spoil = str(task.outputs["rows"].folder), json.dumps(task.config["spoil"])
 
-    @udf("string")  # type: ignore[untyped-decorator]
+    @udf("string")
     def run(_: int) -> str:
         import hostile_spark
 
@@ -418,7 +418,7 @@ def limit_of(name: str) -> int:
 
 
 def hoard_memory() -> str:
-    hoard = []
+    hoard: list[object] = []
     with contextlib.suppress(MemoryError):
         while len(hoard) < 1024:
             hoard.append(bytearray(64 << 20))  # zeroed pages that nobody touches cost nothing

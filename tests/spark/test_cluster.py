@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyspark
@@ -19,7 +20,8 @@ from tests.platform import Platform, die_with_parent, free_port, until
 from tests.spark.conftest import SparkPlatform
 from tests.spark.test_spark_jobs import dag, job
 from traceplane.dataplane.java import find_java
-from traceplane.postgres.embedded import EmbeddedPostgres, create_database, drop_database
+from traceplane.postgres.embedded.databases import create_database, drop_database
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 PATIENCE = 240.0
 
@@ -37,7 +39,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
         "SPARK_WORKER_DIR": str(folder / "work"),
     }
     quick = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-    command = [java.executable, "-Xmx256m", *quick, *java.options, "-cp"]
+    command = [str(java.executable), "-Xmx256m", *quick, *java.options, "-cp"]
     local = ("--host", "127.0.0.1", "--webui-port", "0")
     with contextlib.ExitStack() as stack:
 
@@ -74,6 +76,10 @@ def executors(worker: subprocess.Popen[bytes]) -> list[int]:
     return [int(pid) for pid in told.stdout.split()]
 
 
+async def executor_of(worker: subprocess.Popen[bytes]) -> int | None:
+    return next(iter(executors(worker)), None)
+
+
 async def computing(spark: SparkPlatform, name: str) -> bool:
     """Whether a Spark job of the job's task has begun."""
     found = (
@@ -104,7 +110,8 @@ async def test_jobs_survive_the_loss_of_an_executor_and_of_a_worker_of_the_clust
                     await platform.emit("far.in", [position])
                     await until(lambda: computing(spark, "far-out"), seconds=PATIENCE, what="a job computes")
                     if victim == "executor":
-                        (pid,) = executors(workers[1])
+                        # A job computes with the first executor; the other worker's may still start.
+                        pid = await until(partial(executor_of, workers[1]), what="its executor runs")
                         os.kill(pid, signal.SIGKILL)
                     else:
                         os.killpg(workers[0].pid, signal.SIGKILL)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import pwd
@@ -37,11 +36,15 @@ import pyarrow.parquet as parquet
 import pytest
 import pytest_asyncio
 
-from traceplane.adapters.locked_folder import closed_folder
-from traceplane.sandbox.assignment import Assignment, RunResult
+from tests.process.sandbox.attacks import processes_with
+from tests.process.sandbox_run import Run
+from traceplane.model.task_payload import DeclaredOutput, TaskPayload
+from traceplane.runtime.locked_folder import closed_folder
+from traceplane.sandbox.assignment import Assignment
 from traceplane.sandbox.confinement import NAMESPACES, NETWORK_NAMESPACE
-from traceplane.sandbox.frames import Limits, Reach, ReachNothing, ReachSpark
-from traceplane.sandbox.pool import Sandbox, SandboxSettings
+from traceplane.sandbox.frames import Reach, ReachNothing, ReachSpark, RunLimits
+from traceplane.sandbox.pool import Sandbox
+from traceplane.sandbox.sandbox_settings import SandboxSettings
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.server import SparkServer
 from traceplane.spark.servers import SparkServers
@@ -256,11 +259,11 @@ SHARED = {
 """What tasks can do to each other that share a server, however it is confined."""
 
 
-# --- the world they run in ----------------------------------------------------------------------------------------
+# --- the victims they run in ----------------------------------------------------------------------------------------
 
 
 @dataclass
-class World:
+class Victims:
     """Victims, all readable by everybody as far as their modes go, and what probes call them."""
 
     folder: Path
@@ -316,14 +319,14 @@ def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
+def victims() -> Iterator[Victims]:
     folder = Path("/var/tmp") / f"traceplane-test-spark-{os.getpid()}"
     home, objects, code = folder / "home", folder / "objects", folder / "code"
     for path in (folder, home, home / "tokens", code):
         path.mkdir(mode=0o755)
     closed_folder(home / "spark")
     closed_folder(objects)
-    world = World(folder)
+    victims = Victims(folder)
     for name in ("granted", "other"):
         generation = objects / name / "generation"
         generation.mkdir(parents=True)
@@ -332,9 +335,9 @@ def world() -> Iterator[World]:
         for file in ("first", "second"):
             (generation / file).write_text("committed")
         (generation / "kept").mkdir()
-    for file in (home / "master.key", home / "tokens" / "user"):
-        file.write_text(SECRET)
-        file.chmod(0o644)
+    for secret in (home / "master.key", home / "tokens" / "user"):
+        secret.write_text(SECRET)
+        secret.chmod(0o644)
     shutil.copy(CODE / "hostile_spark.py", code)
     victim = subprocess.Popen(["/bin/sleep", "1000"], env={"TOKEN": SECRET})
     api = _listener(socket.AF_INET, ("127.0.0.1", 0))
@@ -342,7 +345,7 @@ def world() -> Iterator[World]:
     abstract = f"traceplane-test-{os.getpid()}"
     hidden = _listener(socket.AF_UNIX, "\0" + abstract)
     os.chmod(folder / "postgres", 0o777)
-    world.names = {
+    victims.names = {
         "home": home,
         "key": home / "master.key",
         "tokens": home / "tokens",
@@ -358,7 +361,7 @@ def world() -> Iterator[World]:
         "unix": folder / "postgres",
         "abstract": abstract,
     }
-    yield world
+    yield victims
     victim.kill()
     victim.wait()
     for server in (api, unix, hidden):
@@ -366,11 +369,11 @@ def world() -> Iterator[World]:
     shutil.rmtree(folder)
 
 
-def spark_settings(world: World) -> SparkSettings:
+def spark_settings(victims: Victims) -> SparkSettings:
     return SparkSettings(
-        folder=world.spark,
-        object_store=world.objects,
-        code_paths=(world.code_folder,),
+        folder=victims.spark,
+        object_store=victims.objects,
+        code_paths=(victims.code_folder,),
         master="local[2]",
         memory_mb=512,
         quick=True,
@@ -379,12 +382,12 @@ def spark_settings(world: World) -> SparkSettings:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def servers(world: World) -> AsyncIterator[SparkServers]:
+async def servers(victims: Victims) -> AsyncIterator[SparkServers]:
     os.environ["TRACEPLANE_WORKER_TOKEN"] = SECRET
-    started = await SparkServers.start(spark_settings(world), private=True)
+    started = await SparkServers.start(spark_settings(victims), private=True)
     stop = asyncio.Event()
     running = asyncio.create_task(started.keep_running(stop))
-    world.names["server"] = next(world.spark.glob("server-*"))
+    victims.names["server"] = next(victims.spark.glob("server-*"))
     yield started
     stop.set()
     await running
@@ -400,12 +403,12 @@ async def server(servers: SparkServers) -> AsyncIterator[SparkServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandbox(world: World, servers: SparkServers) -> AsyncIterator[Sandbox]:
+async def sandbox(victims: Victims, servers: SparkServers) -> AsyncIterator[Sandbox]:
     """Where the tasks run that use Spark."""
     started = await Sandbox.start(
         SandboxSettings(
             slots=2,
-            folder=world.folder / "sandbox",
+            folder=victims.folder / "sandbox",
             network=ReachSpark(),
             private_network=servers.network.descriptors,
             disabled_layers=WITHOUT,
@@ -415,28 +418,10 @@ async def sandbox(world: World, servers: SparkServers) -> AsyncIterator[Sandbox]
     await started.close()
 
 
-@dataclass
-class Run:
-    result: RunResult
-    lines: list[str]
-
-    @property
-    def told(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {}
-        for line in self.lines:
-            if line.startswith("TELL "):
-                facts |= json.loads(line.removeprefix("TELL "))
-        return facts
-
-    @property
-    def code(self) -> str | None:
-        return self.result.error.code if self.result.error else None
-
-
 async def run(
     sandbox: Sandbox,
     server: SparkServer,
-    world: World,
+    victims: Victims,
     operator: str,
     *,
     readable: tuple[Path, ...] = (),
@@ -445,14 +430,14 @@ async def run(
     **config: Any,
 ) -> Run:
     """A task as a worker runs it: its output folder is shown to the server to write, the rest to read."""
-    outputs = [] if output is None else [{"name": "rows", "folder": str(output)}]
+    outputs = () if output is None else (DeclaredOutput("rows", str(output)),)
     assignment = Assignment(
         task_id="task",
         attempt=1,
         entrypoint=f"hostile_spark:{operator}",
-        payload={"config": {"remote": server.remote, **config}, "outputs": outputs},
-        code_paths=(world.code_folder,),
-        limits=Limits(processes=256),
+        payload=TaskPayload(config={"remote": server.remote, **config}, outputs=outputs),
+        code_paths=(victims.code_folder,),
+        limits=RunLimits(processes=256),
         spark=server.used if uses_spark else None,
     )
     lines: list[str] = []
@@ -463,10 +448,10 @@ async def run(
 
 
 async def told_by_udf(
-    sandbox: Sandbox, server: SparkServer, world: World, act: str, *arguments: Any, **fields: Any
+    sandbox: Sandbox, server: SparkServer, victims: Victims, act: str, *arguments: Any, **fields: Any
 ) -> str:
     probes = [["told", act, list(arguments)]]
-    done = await run(sandbox, server, world, "in_udf", probes=probes, **fields)
+    done = await run(sandbox, server, victims, "in_udf", probes=probes, **fields)
     assert done.code is None, done.result.error
     return str(done.told["told"])
 
@@ -476,15 +461,6 @@ async def eventually(condition: Callable[[], Any], what: str, seconds: float = 2
     while not (found := condition()):
         assert time.monotonic() < deadline, f"it never came true: {what}"
         await asyncio.sleep(0.02)
-    return found
-
-
-def processes_with(marker: str) -> list[int]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if marker.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
-                found.append(int(name))
     return found
 
 
@@ -511,16 +487,16 @@ def _command_line(pid: int) -> bytes:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def outcomes(sandbox: Sandbox, server: SparkServer, world: World) -> dict[str, dict[str, str]]:
+async def outcomes(sandbox: Sandbox, server: SparkServer, victims: Victims) -> dict[str, dict[str, str]]:
     """All probes, in three tasks that are granted one dataset."""
-    (world.granted / "attempt").mkdir(mode=0o755)
-    world.remember()
+    (victims.granted / "attempt").mkdir(mode=0o755)
+    victims.remember()
     found: dict[str, dict[str, str]] = {}
     for table, operator in ((FROM_A_UDF, "in_udf"), (FROM_SQL, "in_sql"), (FROM_CONNECT, "in_client")):
-        probes = [world.filled_in(probe) for probe in table]
+        probes = [victims.filled_in(probe) for probe in table]
         if operator != "in_sql":
             probes = [[*probe, []][:3] for probe in probes]
-        done = await run(sandbox, server, world, operator, readable=(world.granted,), probes=probes)
+        done = await run(sandbox, server, victims, operator, readable=(victims.granted,), probes=probes)
         assert done.code is None, (done.result.error, done.lines[-20:])
         found[operator] = done.told
     return found
@@ -547,14 +523,14 @@ async def test_a_client_of_connect_is_refused_when_it(probe: Probe, outcomes: An
 
 
 async def test_after_all_probes_every_victim_is_as_it_was(
-    outcomes: Any, server: SparkServer, world: World
+    outcomes: Any, server: SparkServer, victims: Victims
 ) -> None:
-    for path, before in world.before.items():
+    for path, before in victims.before.items():
         assert _state(path) == before, path
-    os.kill(world.names["victim"], 0)
+    os.kill(victims.names["victim"], 0)
     os.kill(server.pid, 0)
     assert server.last_end is None
-    escaped = [path for path in world.folder.rglob("escaped*") if world.server not in path.parents]
+    escaped = [path for path in victims.folder.rglob("escaped*") if victims.server not in path.parents]
     assert not escaped
 
 
@@ -567,9 +543,11 @@ async def test_the_server_has_every_layer_that_operators_have(sandbox: Sandbox, 
 # --- outputs ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_has_spark_write_its_output(sandbox: Sandbox, server: SparkServer, world: World) -> None:
-    output = world.granted / "innocent"
-    done = await run(sandbox, server, world, "writes_by_spark", readable=(world.granted,), output=output)
+async def test_a_task_has_spark_write_its_output(
+    sandbox: Sandbox, server: SparkServer, victims: Victims
+) -> None:
+    output = victims.granted / "innocent"
+    done = await run(sandbox, server, victims, "writes_by_spark", readable=(victims.granted,), output=output)
     assert (done.code, done.told) == (None, {"rows": 10})
     (file,) = done.result.outputs[0].files
     found = os.stat(file.path)
@@ -589,10 +567,10 @@ SPOILED = {
 
 @pytest.mark.parametrize("spoil", SPOILED)
 async def test_an_output_that_is_no_plain_file_or_still_written_does_not_count(
-    spoil: str, sandbox: Sandbox, server: SparkServer, world: World
+    spoil: str, sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
-    output = world.granted / spoil
-    done = await run(sandbox, server, world, "spoils_its_output", output=output, spoil=spoil)
+    output = victims.granted / spoil
+    done = await run(sandbox, server, victims, "spoils_its_output", output=output, spoil=spoil)
     assert done.told["spoil"].startswith("did:"), done.told
     expected = SPOILED[spoil]
     assert done.code == expected
@@ -604,34 +582,34 @@ async def test_an_output_that_is_no_plain_file_or_still_written_does_not_count(
 
 @needs_namespaces
 async def test_a_folder_that_was_kept_open_is_of_no_use_after_the_task(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
-    output = world.granted / "kept open"
-    done = await run(sandbox, server, world, "spoils_its_output", output=output, spoil="keep_folder_open")
+    output = victims.granted / "kept open"
+    done = await run(sandbox, server, victims, "spoils_its_output", output=output, spoil="keep_folder_open")
     assert done.code is None
     before = {path: _state(path) for path in (output, *output.iterdir())}
-    assert "created" in await told_by_udf(sandbox, server, world, "make_in_temp", "use the folder")
+    assert "created" in await told_by_udf(sandbox, server, victims, "make_in_temp", "use the folder")
     told = ""
     while not told.startswith("did:"):
-        told = await told_by_udf(sandbox, server, world, "in_temp", "outcomes")
+        told = await told_by_udf(sandbox, server, victims, "in_temp", "outcomes")
     assert "did:" not in told.removeprefix("did:"), told
     assert {path: _state(path) for path in (output, *output.iterdir())} == before
 
 
 @needs_namespaces
 async def test_an_output_cannot_be_exchanged_once_it_was_looked_at(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """Somebody in the server waits for the seal on a file, and puts a link to the platform's home in its place."""
-    output = world.granted / "exchanged"
-    await told_by_udf(sandbox, server, world, "forget_in_temp", "exchanged")
+    output = victims.granted / "exchanged"
+    await told_by_udf(sandbox, server, victims, "forget_in_temp", "exchanged")
     done = await run(
-        *(sandbox, server, world, "spoils_its_output"), output=output, spoil="exchange_once_sealed"
+        *(sandbox, server, victims, "spoils_its_output"), output=output, spoil="exchange_once_sealed"
     )
     assert done.code is None
     told = ""
     while not told.startswith("did:"):
-        told = await told_by_udf(sandbox, server, world, "in_temp", "exchanged")
+        told = await told_by_udf(sandbox, server, victims, "in_temp", "exchanged")
     assert re.search(UNCHANGED, told), told
     (file,) = done.result.outputs[0].files
     assert [path for path in output.rglob("*") if path.is_symlink()] == []
@@ -643,13 +621,15 @@ async def test_an_output_cannot_be_exchanged_once_it_was_looked_at(
 
 @needs_namespaces
 async def test_what_a_task_was_shown_is_gone_when_it_has_ended(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """Also for a task of another job on the same server, as long as the two do not run at the same time."""
-    secret = str(world.other / "first")
-    assert "committed" in await told_by_udf(sandbox, server, world, "read", secret, readable=(world.other,))
-    assert await told_by_udf(sandbox, server, world, "read", secret) == "ENOENT"
-    assert await told_by_udf(sandbox, server, world, "listing", str(world.objects)) in (
+    secret = str(victims.other / "first")
+    assert "committed" in await told_by_udf(
+        sandbox, server, victims, "read", secret, readable=(victims.other,)
+    )
+    assert await told_by_udf(sandbox, server, victims, "read", secret) == "ENOENT"
+    assert await told_by_udf(sandbox, server, victims, "listing", str(victims.objects)) in (
         "did: []",
         "did: ['granted', 'other']",
     )
@@ -657,50 +637,50 @@ async def test_what_a_task_was_shown_is_gone_when_it_has_ended(
 
 @needs_namespaces
 async def test_nothing_shown_to_be_read_can_be_changed_while_it_is_being_shown(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """Somebody waits, without a pause, for the moment at which the folder is there and not yet read-only."""
-    world.other.chmod(0o777)
+    victims.other.chmod(0o777)
     try:
-        await told_by_udf(sandbox, server, world, "daemon_that_waits_for_a_gap", str(world.other))
+        await told_by_udf(sandbox, server, victims, "daemon_that_waits_for_a_gap", str(victims.other))
         for _ in range(1000):
-            async with server.granting([world.other], []):
+            async with server.granting([victims.other], []):
                 pass
-        await told_by_udf(sandbox, server, world, "make_in_temp", "enough")
-        assert not (world.other / "forged").exists()
+        await told_by_udf(sandbox, server, victims, "make_in_temp", "enough")
+        assert not (victims.other / "forged").exists()
     finally:
-        world.other.chmod(0o755)
-        shutil.rmtree(world.other / "forged", ignore_errors=True)
+        victims.other.chmod(0o755)
+        shutil.rmtree(victims.other / "forged", ignore_errors=True)
 
 
 async def test_what_tasks_of_one_server_can_do_to_each_other_is_what_the_docs_say(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """`SHARED`: with a server for each job, only tasks of one job can."""
     probes = [["sessions", "use_session_of_another", []]]
-    done = await run(sandbox, server, world, "in_client", probes=probes)
+    done = await run(sandbox, server, victims, "in_client", probes=probes)
     assert done.told == {"sessions": "did: [3, 5]"}, SHARED["use_session_of_another"]
 
 
 @needs_namespaces
 async def test_a_daemon_of_one_job_sees_later_tasks_of_its_server(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """`SHARED`: what a job leaves in a server stays there as long as the server does."""
-    watched = str(world.other / "second")
-    await told_by_udf(sandbox, server, world, "daemon_that_watches", watched, "stolen")
-    assert await told_by_udf(sandbox, server, world, "in_temp", "stolen") == "ENOENT"
-    async with server.granting([world.other], []):
-        while (told := await told_by_udf(sandbox, server, world, "in_temp", "stolen")) == "ENOENT":
+    watched = str(victims.other / "second")
+    await told_by_udf(sandbox, server, victims, "daemon_that_watches", watched, "stolen")
+    assert await told_by_udf(sandbox, server, victims, "in_temp", "stolen") == "ENOENT"
+    async with server.granting([victims.other], []):
+        while (told := await told_by_udf(sandbox, server, victims, "in_temp", "stolen")) == "ENOENT":
             pass
     assert "committed" in told, SHARED["daemon_that_watches"]
 
 
-async def test_servers_of_two_jobs_reach_nothing_of_each_other(world: World) -> None:
+async def test_servers_of_two_jobs_reach_nothing_of_each_other(victims: Victims) -> None:
     """At the same time, with everything that the other one's client knows but its token."""
     if WEAKEST:
         pytest.skip("without namespaces every server has the whole object store")
-    servers = await SparkServers.start(spark_settings(world), private=True, by_job=True)
+    servers = await SparkServers.start(spark_settings(victims), private=True, by_job=True)
     settings = SandboxSettings(
         slots=2, network=ReachSpark(), private_network=servers.network.descriptors, disabled_layers=WITHOUT
     )
@@ -713,13 +693,13 @@ async def test_servers_of_two_jobs_reach_nothing_of_each_other(world: World) -> 
             address = two.remote.partition("/;")[0]
             port = int(address.rpartition(":")[2])
             probes = [
-                ["data", "read", [str(world.other / "first")]],
+                ["data", "read", [str(victims.other / "first")]],
                 ["ports", "ask_every_port_as_an_executor", []],
                 ["signals", "signal_strangers", []],
                 ["reaches the port", "connect", ["127.0.0.1", port]],
             ]
-            async with two.granting([world.other], []):
-                done = await run(sandbox, one, world, "in_udf", probes=probes)
+            async with two.granting([victims.other], []):
+                done = await run(sandbox, one, victims, "in_udf", probes=probes)
                 assert done.told == {
                     "data": "ENOENT",
                     "ports": "did: []",
@@ -728,7 +708,12 @@ async def test_servers_of_two_jobs_reach_nothing_of_each_other(world: World) -> 
                 }
                 swapped = address + "/;" + one.remote.partition("/;")[2]
                 done = await run(
-                    sandbox, one, world, "in_client", remote=swapped, probes=[["other", "with_the_token", []]]
+                    sandbox,
+                    one,
+                    victims,
+                    "in_client",
+                    remote=swapped,
+                    probes=[["other", "with_the_token", []]],
                 )
                 assert "did:" not in done.told["other"]
     finally:
@@ -741,11 +726,11 @@ async def test_servers_of_two_jobs_reach_nothing_of_each_other(world: World) -> 
 
 @pytest.mark.parametrize("network", [ReachNothing(), Reach()], ids=["no network", "the network"])
 async def test_an_operator_without_spark_cannot_use_it_even_with_the_token(
-    network: Any, server: SparkServer, world: World
+    network: Any, server: SparkServer, victims: Victims
 ) -> None:
     sandbox = await Sandbox.start(SandboxSettings(slots=1, network=network, disabled_layers=WITHOUT))
     try:
-        done = await run(sandbox, server, world, "reach_server", uses_spark=False)
+        done = await run(sandbox, server, victims, "reach_server", uses_spark=False)
         assert done.told["tcp"] == "EACCES"
         assert done.told["tcp6"] in ("EACCES", "EADDRNOTAVAIL")
         assert "did:" not in done.told["connect"]
@@ -758,19 +743,21 @@ def _port(server: SparkServer) -> int:
 
 
 async def test_nobody_outside_is_in_the_servers_network(
-    server: SparkServer, world: World, sandbox: Sandbox
+    server: SparkServer, victims: Victims, sandbox: Sandbox
 ) -> None:
-    listening = int((await told_by_udf(sandbox, server, world, "listen")).removeprefix("did: "))
+    listening = int((await told_by_udf(sandbox, server, victims, "listen")).removeprefix("did: "))
     for port in (_port(server), listening):
         with socket.socket() as client:
             reached = client.connect_ex(("127.0.0.1", port)) == 0
         assert reached == WEAKEST  # left open: there, the credential alone keeps others out
 
 
-async def test_what_belongs_to_a_server_is_closed_to_other_users(server: SparkServer, world: World) -> None:
-    for path in (world.objects, world.spark, world.spark / "logs", *world.server.glob("temp-*")):
+async def test_what_belongs_to_a_server_is_closed_to_other_users(
+    server: SparkServer, victims: Victims
+) -> None:
+    for path in (victims.objects, victims.spark, victims.spark / "logs", *victims.server.glob("temp-*")):
         assert not path.stat().st_mode & 0o007, path
-    for log in (world.spark / "logs").iterdir():
+    for log in (victims.spark / "logs").iterdir():
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
@@ -791,19 +778,19 @@ print(json.dumps(outcomes))
 
 @pytest.mark.skipif(not AS_ROOT, reason="it needs root to be somebody else")
 async def test_another_user_of_the_machine_gets_nothing_from_a_server(
-    server: SparkServer, world: World
+    server: SparkServer, victims: Victims
 ) -> None:
     jvm = jvm_of(server)
     paths = [
-        *(world.spark / "logs").iterdir(),
+        *(victims.spark / "logs").iterdir(),
         *(
-            world.objects,
-            world.granted,
-            world.granted / "part.parquet",
-            world.spark,
-            world.server / "conf",
+            victims.objects,
+            victims.granted,
+            victims.granted / "part.parquet",
+            victims.spark,
+            victims.server / "conf",
         ),
-        *world.server.glob("temp-*"),
+        *victims.server.glob("temp-*"),
         *(
             Path(f"/proc/{pid}/{name}")
             for pid in (jvm, server.pid)
@@ -828,53 +815,56 @@ async def test_another_user_of_the_machine_gets_nothing_from_a_server(
 
 
 async def test_nothing_that_the_worker_opens_can_be_exchanged_by_the_server(
-    server: SparkServer, world: World
+    server: SparkServer, victims: Victims
 ) -> None:
     """The server owns its temporary folder. Nothing in it is ever opened; whatever is, and each folder above it, belongs
     to the worker, and is written by nobody else."""
-    opened = [*(world.spark / "logs").iterdir(), *(world.server / "conf").iterdir(), world.server / "lock"]
+    opened = [
+        *(victims.spark / "logs").iterdir(),
+        *(victims.server / "conf").iterdir(),
+        victims.server / "lock",
+    ]
     assert len(opened) >= 3
     for path in opened:
-        for part in (path, *(p for p in path.parents if world.folder in (p, *p.parents))):
+        for part in (path, *(p for p in path.parents if victims.folder in (p, *p.parents))):
             found = part.lstat()
             assert not stat.S_ISLNK(found.st_mode), part
             assert found.st_uid == os.geteuid(), part
             assert not found.st_mode & 0o022, part
     held = {os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
-    (temp,) = world.server.glob("temp-*")
+    (temp,) = victims.server.glob("temp-*")
     assert not [path for path in held if path.startswith(str(temp))]
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("victim", ["the JVM", "the launcher"])
 async def test_what_a_killed_server_started_is_gone_and_its_tasks_are_shown_to_the_next(
-    sandbox: Sandbox, server: SparkServer, world: World
+    sandbox: Sandbox, server: SparkServer, victims: Victims, victim: str
 ) -> None:
-    """The JVM is killed, then the launcher, from outside."""
-    for victim in ("the JVM", "the launcher"):
-        marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
-        await told_by_udf(sandbox, server, world, "daemon", marker)
-        await eventually(lambda m=marker: processes_with(m), "the daemon runs")
-        jvm, launcher, remote = jvm_of(server), server.pid, server.remote
-        running = asyncio.create_task(run(sandbox, server, world, "waits"))
-        await eventually(lambda: server.uses == 1, "a task runs")
-        async with server.granting([world.other], []):
-            os.kill(jvm if victim == "the JVM" else launcher, signal.SIGKILL)
-            await eventually(lambda m=marker: not processes_with(m), f"{victim} takes its daemon with it")
-            await eventually(functools.partial(lambda pid: not _command_line(pid), jvm), "the JVM is gone")
-            await eventually(lambda old=launcher: server.pid != old, "it is started again", 120)
-            told = await told_by_udf(sandbox, server, world, "read", str(world.other / "first"))
-            assert "committed" in told, victim
-        assert (await running).code == "operator.spark_lost", "it does not ask whoever has the port by now"
-        parts = zip(re.split("[:/;]", remote), re.split("[:/;]", server.remote), strict=True)
-        assert sum(old != new for old, new in parts) == 2, "another port, and another token"
-        if not WEAKEST:
-            assert await told_by_udf(sandbox, server, world, "read", str(world.other / "first")) == "ENOENT"
-    assert len(list(world.server.glob("temp-*"))) == 1
+    marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
+    await told_by_udf(sandbox, server, victims, "daemon", marker)
+    await eventually(lambda: processes_with(marker), "the daemon runs")
+    jvm, launcher, remote = jvm_of(server), server.pid, server.remote
+    running = asyncio.create_task(run(sandbox, server, victims, "waits"))
+    await eventually(lambda: server.uses == 1, "a task runs")
+    async with server.granting([victims.other], []):
+        os.kill(jvm if victim == "the JVM" else launcher, signal.SIGKILL)
+        await eventually(lambda: not processes_with(marker), f"{victim} takes its daemon with it")
+        await eventually(lambda: not _command_line(jvm), "the JVM is gone")
+        await eventually(lambda: server.pid != launcher, "it is started again", 120)
+        told = await told_by_udf(sandbox, server, victims, "read", str(victims.other / "first"))
+        assert "committed" in told, victim
+    assert (await running).code == "operator.spark_lost", "it does not ask whoever has the port by now"
+    parts = zip(re.split("[:/;]", remote), re.split("[:/;]", server.remote), strict=True)
+    assert sum(old != new for old, new in parts) == 2, "another port, and another token"
+    if not WEAKEST:
+        assert await told_by_udf(sandbox, server, victims, "read", str(victims.other / "first")) == "ENOENT"
+    assert len(list(victims.server.glob("temp-*"))) == 1
 
 
-async def test_a_server_that_ends_takes_its_daemons_along(world: World) -> None:
-    servers = await SparkServers.start(spark_settings(world), private=True)
+async def test_a_server_that_ends_takes_its_daemons_along(victims: Victims) -> None:
+    servers = await SparkServers.start(spark_settings(victims), private=True)
     sandbox = await Sandbox.start(
         SandboxSettings(
             slots=1,
@@ -887,7 +877,7 @@ async def test_a_server_that_ends_takes_its_daemons_along(world: World) -> None:
     try:
         async with servers.for_job(None) as server:
             assert isinstance(server, SparkServer)
-            await told_by_udf(sandbox, server, world, "daemon", marker)
+            await told_by_udf(sandbox, server, victims, "daemon", marker)
             await eventually(lambda: processes_with(marker), "the daemon runs")
     finally:
         await sandbox.close()
@@ -896,8 +886,8 @@ async def test_a_server_that_ends_takes_its_daemons_along(world: World) -> None:
 
 
 @pytest.mark.chaos
-async def test_a_server_that_fills_the_disk_is_ended_and_started_again(world: World) -> None:
-    limited = replace(spark_settings(world), disk_bytes=64 << 20)
+async def test_a_server_that_fills_the_disk_is_ended_and_started_again(victims: Victims) -> None:
+    limited = replace(spark_settings(victims), disk_bytes=64 << 20)
     servers = await SparkServers.start(limited, private=True)
     settings = SandboxSettings(
         slots=1, network=ReachSpark(), private_network=servers.network.descriptors, disabled_layers=WITHOUT
@@ -909,12 +899,12 @@ async def test_a_server_that_fills_the_disk_is_ended_and_started_again(world: Wo
         async with servers.for_job(None) as server:
             assert isinstance(server, SparkServer)
             first = server.pid
-            done = await run(sandbox, server, world, "in_udf", probes=[["fills", "fill_temp", [1 << 30]]])
+            done = await run(sandbox, server, victims, "in_udf", probes=[["fills", "fill_temp", [1 << 30]]])
             assert done.code == "operator.spark_lost"
             assert "temporary files took" in (server.last_end or "")
             await eventually(lambda: server.pid != first, "it is started again", 120)
             await server.until_up()
-            assert "created" in await told_by_udf(sandbox, server, world, "make_in_temp", "little")
+            assert "created" in await told_by_udf(sandbox, server, victims, "make_in_temp", "little")
     finally:
         stop.set()
         await running

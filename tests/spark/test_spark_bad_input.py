@@ -261,7 +261,7 @@ async def test_a_damaged_file_is_named_and_its_scope_can_be_computed_again(spark
 
 async def compute_again(spark: SparkPlatform, dataset: str) -> None:
     request = BackfillRequest(dataset, 1, 1, only="all")
-    await spark.platform.api.call("POST", "/v1/backfill", BackfillResponse, request)
+    await spark.platform.api.call("POST", "/api/v1/backfill", BackfillResponse, request)
 
 
 async def newest_commit(spark: SparkPlatform, name: str) -> int:

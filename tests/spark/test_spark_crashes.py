@@ -179,12 +179,12 @@ async def test_the_jvm_dies_while_one_task_writes_and_another_waits_for_its_comm
         await writing(spark, "writes-out")
         await platform.emit("waits.in", [1])
         task = await spark.running("waits-out")
-        dispatcher.running.send_signal(signal.SIGSTOP)
+        dispatcher.send(signal.SIGSTOP)
         try:
             await until(lambda: staged(spark, task, sealed=True), seconds=240, what="a sealed file")
             os.kill(spark.server_pid(), signal.SIGKILL)
         finally:
-            dispatcher.running.send_signal(signal.SIGCONT)
+            dispatcher.send(signal.SIGCONT)
         await assert_every_row_once(spark, "waits")
         await assert_every_row_once(spark, "writes")
     assert await spark.attempts("waits-out") == 1

@@ -19,19 +19,9 @@ from tests.unit.test_docs import blocks
 from traceplane.client import Client
 from traceplane.errors import InvalidInput
 from traceplane.trigger import messages
-from traceplane.wire.control import (
-    EmitRequest,
-    EmitResponse,
-    ManualEvent,
-    PipelineConfig,
-    PipelineRequest,
-    PipelineView,
-    QueryTask,
-    QueryTaskRequest,
-    Subscription,
-    TaskChanges,
-    TaskSelection,
-)
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent, TaskChanges, TaskSelection
+from traceplane.wire.pipelines import PipelineConfig, PipelineRequest, PipelineView, Subscription
+from traceplane.wire.queries import QueryTask, QueryTaskRequest
 from traceplane.wire.scalars import Scope
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -116,7 +106,7 @@ jobs:""", 1)  # fmt: skip
     # A query that is handed over: over all scopes at once, and its result is a dataset like any other.
     sql = "select t.block, count(*)::bigint as n from both.every_third t join both.doubled d using (n) group by all"
     request = QueryTaskRequest(sql, "both.result")
-    handed_over = await spark.platform.api.call("POST", "/v1/query-tasks", QueryTask, request)
+    handed_over = await spark.platform.api.call("POST", "/api/v1/query-tasks", QueryTask, request)
     await all_completed(spark, handed_over.dag)
     client = Client(spark.platform.gateway_url, spark.platform.user_token)
     result = await asyncio.to_thread(client.query, "select block, n from both.result order by block")
@@ -148,7 +138,7 @@ async def test_an_operator_that_fails_says_so_in_the_users_own_terms(
 
 
 async def test_a_query_that_does_not_parse_is_the_users_error(spark: SparkPlatform) -> None:
-    with pytest.raises(InvalidInput, match=r"spec\.invalid"):
+    with pytest.raises(InvalidInput, match=r"sql\.malformed"):
         await spark.platform.deploy(dag("typo", job("typo", "out", '{query: "selekt 1"}', operator="sql")))
 
 
@@ -196,7 +186,7 @@ async def test_a_canceled_task_and_one_that_takes_too_long_are_stopped(spark: Sp
     )
     await spark.platform.emit("stop.in", [1])
     task = await spark.running("stop-canceled")
-    await spark.platform.api.call("POST", "/v1/tasks/cancel", TaskChanges, TaskSelection([UUID(task)]))
+    await spark.platform.api.call("POST", "/api/v1/tasks/cancel", TaskChanges, TaskSelection([UUID(task)]))
     error = await spark.error("stop-late")
     assert error["code"] == "operator.timeout"
     await spark.platform.settled(seconds=240)
@@ -383,7 +373,7 @@ async def test_bars_become_signals_that_launch_pipelines_and_late_bars_are_waite
     await platform.add("trigger", "trigger", "run", **port).start()
     scope = Scope(partition_key=f"0-{past - 1}", start=0, end=past - 1)
     emitted = EmitRequest([ManualEvent("market.minutes", scope)])
-    await platform.api.call("POST", "/v1/events", EmitResponse, emitted)
+    await platform.api.call("POST", "/api/v1/events", EmitResponse, emitted)
     await platform.settled(seconds=240)
     await platform.emit("market.minutes", [past + 2, past + 3, past, past + 1])
     expected = reference.signals(

@@ -1,4 +1,4 @@
-"""A topic, pipelines and signals for the tests of the trigger, and a plain model of what must come of them."""
+"""A topic, pipelines and signals for the tests of the trigger, and a simple model of the expected launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from tests.platform import Process, free_port
 from traceplane.postgres.database import Database
@@ -22,14 +22,14 @@ PARTITIONS = 4
 
 
 def signal(signal_id: str, *tickers: str | tuple[str, str, float], **fields: Any) -> dict[str, Any]:
-    """As the guide has it; a ticker alone is BULLISH with 80."""
-    words = [t if isinstance(t, tuple) else (t, "BULLISH", 80) for t in tickers]
+    """A signal in the guide's format; a ticker alone is BULLISH with 80."""
+    ticker_signals = [t if isinstance(t, tuple) else (t, "BULLISH", 80) for t in tickers]
     return {
         "signal_id": signal_id,
         "timestamp": time.time(),
         "signal_type": "golden_cross",
         "source": "test",
-        "tickers": [{"ticker": t, "signal": s, "confidence": c} for t, s, c in words],
+        "tickers": [{"ticker": t, "signal": s, "confidence": c} for t, s, c in ticker_signals],
         "metadata": {},
         **fields,
     }
@@ -57,7 +57,7 @@ class Topic:
 
     @classmethod
     def at(cls, brokers: str) -> Topic:
-        # A broker that is killed and comes back gets every message, once.
+        # A broker that is killed and restarted gets every message once.
         options = {"bootstrap.servers": brokers, "linger.ms": 5, "enable.idempotence": True, "log_level": 0}
         return cls(brokers, Producer({**options, "message.timeout.ms": 180_000}))
 
@@ -76,20 +76,21 @@ class Topic:
         return [json.loads(message.value()) for message in self.read(self.name)]
 
     def read(self, name: str) -> list[Any]:
-        """All messages of a topic, of its four partitions."""
+        """All messages of a topic, from its four partitions."""
         options = {"bootstrap.servers": self.brokers, "group.id": str(uuid4()), "enable.partition.eof": True}
         consumer = Consumer({**options, "enable.auto.commit": False})
         consumer.assign([TopicPartition(name, n, 0) for n in range(PARTITIONS)])
-        found, ended = [], set()
+        messages: list[Message] = []
+        ended: set[int | None] = set()
         deadline = time.monotonic() + 240
         while len(ended) < PARTITIONS and time.monotonic() < deadline:
             message = consumer.poll(0.1)
             if message is not None and message.error() is None:
-                found.append(message)
+                messages.append(message)
             elif message is not None:
                 ended.add(message.partition())
         consumer.close()
-        return found
+        return messages
 
 
 @contextlib.contextmanager
@@ -106,7 +107,7 @@ def mock_cluster() -> Iterator[Topic]:
 
 @dataclass
 class Pipelines:
-    """Pipelines of one deployed job, and what was launched of them."""
+    """Pipelines of one deployed job, and their executions."""
 
     database: Database
     org_id: UUID
@@ -135,12 +136,12 @@ class Pipelines:
         return pipeline_id
 
     async def add_many(
-        self, wanted: Sequence[tuple[Sequence[str], Sequence[dict[str, Any]]]], **columns: Any
+        self, watches: Sequence[tuple[Sequence[str], Sequence[dict[str, Any]]]], **columns: Any
     ) -> list[UUID]:
-        ids = [uuid4() for _ in wanted]
+        ids = [uuid4() for _ in watches]
         config = columns.pop("config", {"dag": "desk", "job": "trade"})
         async with self.database.transaction() as tx:
-            for pipeline_id, (tickers, subscriptions) in zip(ids, wanted, strict=True):
+            for pipeline_id, (tickers, subscriptions) in zip(ids, watches, strict=True):
                 values = {
                     "pipeline_id": pipeline_id,
                     "org_id": self.org_id,
@@ -155,14 +156,14 @@ class Pipelines:
                 names = ", ".join(values)
                 places = ", ".join(f"${n + 1}" for n in range(len(values)))
                 await tx.run(f"insert into pipelines ({names}) values ({places})", *values.values())
-        self.watched |= dict(zip(ids, wanted, strict=True))
-        for pipeline_id, (tickers, _) in zip(ids, wanted, strict=True):
+        self.watched |= dict(zip(ids, watches, strict=True))
+        for pipeline_id, (tickers, _) in zip(ids, watches, strict=True):
             for ticker in tickers:
                 self._by_ticker.setdefault(ticker, []).append(pipeline_id)
         return ids
 
     async def sql(self, statement: str, *args: object) -> list[Any]:
-        async with self.database.glance() as tx:
+        async with self.database.autocommit() as tx:
             return await tx.rows(statement, *args)
 
     async def launched(self) -> set[tuple[UUID, str]]:
@@ -170,15 +171,15 @@ class Pipelines:
         return {(r["pipeline_id"], r["signal_id"]) for r in rows}
 
     def matching(self, message: dict[str, Any]) -> set[UUID]:
-        """The model: every word of a signal beside every pipeline that watches its ticker."""
+        """The model: compares every ticker of a signal with every pipeline that watches it."""
         return {
             pipeline_id
-            for word in message["tickers"]
-            for pipeline_id in self._by_ticker.get(word["ticker"], ())
+            for ticker_signal in message["tickers"]
+            for pipeline_id in self._by_ticker.get(ticker_signal["ticker"], ())
             if any(
                 s.get("signal_type") in (None, message["signal_type"])
-                and s.get("direction") in (None, word["signal"])
-                and word["confidence"] >= s.get("min_confidence", 0)
+                and s.get("direction") in (None, ticker_signal["signal"])
+                and ticker_signal["confidence"] >= s.get("min_confidence", 0)
                 for s in self.watched[pipeline_id][1] or [{}]
             )
         }
@@ -189,12 +190,11 @@ def trigger_process(
 ) -> Process:
     """The shipped command, with the guide's own variables."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = {
+    variables = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "TRACEPLANE_HOME": str(folder),
         "TRACEPLANE_STATE_URL": database_url,
-        "TRACEPLANE_DATA_URL": database_url,
         "TRACEPLANE_TRIGGER_PORT": str(free_port()),
         "KAFKA_AUTO_OFFSET_RESET": "earliest",
         "BATCH_SIZE": "5",
@@ -202,4 +202,4 @@ def trigger_process(
         **({"KAFKA_BOOTSTRAP_SERVERS": brokers} if brokers else {}),
         **environment,
     }
-    return Process(name, ("trigger", "run"), given, folder / f"{name}.log")
+    return Process(name, ("trigger", "run"), variables, folder / f"{name}.log")

@@ -1,4 +1,4 @@
-"""Instances, Postgres and the broker die under load, and partitions move; what was launched is what the topic says."""
+"""Instances, Postgres and the broker die under load, and partitions move; exactly the signals of the topic launch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.platform import Process, until
 from tests.trigger.signals import PARTITIONS, TOPIC, Pipelines, Topic, mock_cluster, signal, trigger_process
 from traceplane.errors import PlatformError
 from traceplane.postgres.database import Database
-from traceplane.postgres.embedded import EmbeddedPostgres
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import migrate
 
 HOT = 10
-"""Pipelines that many signals launch again and again; the others have one signal each."""
+"""Pipelines that many signals launch repeatedly; the others have one signal each."""
 
 
-class World:
+class KillableTriggers:
     """Triggers on a topic and a server, all of which may be killed."""
 
     def __init__(self, server: EmbeddedPostgres, topic: Topic, pipelines: Pipelines, folder: Path) -> None:
@@ -54,7 +54,7 @@ class World:
         async def assigned() -> bool:
             return all(b'"kafka_partitions_assigned"' in p.log.read_bytes() for p in self.instances)
 
-        await until(assigned, seconds=120, what="every instance has been given partitions")
+        await until(assigned, seconds=120, what="every instance has partitions")
 
     async def kill_instance(self, draw: random.Random) -> None:
         await draw.choice(self.instances).kill()
@@ -68,7 +68,7 @@ class World:
         )
 
     async def publish(self, draw: random.Random, count: int) -> None:
-        """Signals, each for a pipeline of its own and now and then for the hot ones; a few are sent twice."""
+        """Signals, each for its own pipeline and sometimes for the hot ones; a few are sent twice."""
         first = len(self.published)
         fresh = []
         for n in range(first, first + count):
@@ -81,8 +81,8 @@ class World:
         await asyncio.to_thread(self.topic.publish, fresh)
 
     async def look_after(self, stop: asyncio.Event) -> None:
-        """What a supervisor does: who died is started again. And what a worker does: executions of the hot pipelines
-        end, and may be launched again."""
+        """Restarts dead processes, as a supervisor does, and ends executions of the hot pipelines, as a worker does, so
+        that they may be launched again."""
         while not stop.is_set():
             for process in self.instances:
                 if not process.alive:
@@ -108,10 +108,10 @@ class World:
         await until(all_behind, seconds=240, what="all signals are consumed")
 
     async def account(self) -> None:
-        """The topic says what must have been launched: once each, nothing else."""
+        """Every match in the topic was launched once, and nothing else was."""
         messages = await asyncio.to_thread(self.topic.contents)
         hot = {p for p, (tickers, _) in self.pipelines.watched.items() if "HOT" in tickers}
-        wanted = {
+        expected = {
             (pipeline, message["signal_id"])
             for message in messages
             for pipeline in self.pipelines.matching(message)
@@ -120,8 +120,8 @@ class World:
         launched = [(r["pipeline_id"], r["signal_id"]) for r in rows]
         assert len(launched) == len(set(launched)), "a signal launched a pipeline twice"
         of_hot = {pair for pair in launched if pair[0] in hot}
-        assert set(launched) - of_hot == {pair for pair in wanted if pair[0] not in hot}
-        assert of_hot <= wanted
+        assert set(launched) - of_hot == {pair for pair in expected if pair[0] not in hot}
+        assert of_hot <= expected
         assert {pipeline for pipeline, _ in of_hot} == hot
         tasks = await self.pipelines.sql("select task_id from tasks")
         executions = await self.pipelines.sql("select execution_id from executions")
@@ -132,8 +132,8 @@ class World:
 @contextlib.asynccontextmanager
 async def looked_after(
     topic: Topic, folder: Path, *, owners: int, settings: dict[str, str] | None = None
-) -> AsyncIterator[World]:
-    """A server of its own with pipelines, so many of which have one signal each, and somebody who looks after it."""
+) -> AsyncIterator[KillableTriggers]:
+    """A separate server with pipelines, this many of which have one signal each, and a supervisor."""
     server = await asyncio.to_thread(
         EmbeddedPostgres.ensure, folder / "postgres", settings=settings, die_with_parent=True
     )
@@ -144,7 +144,7 @@ async def looked_after(
         ends.push_async_callback(database.close)
         pipelines = await Pipelines.of(database)
         await pipelines.add_many([((f"own-{n}",), ()) for n in range(owners)] + [(("HOT",), ())] * HOT)
-        world = World(server, topic, pipelines, folder)
+        world = KillableTriggers(server, topic, pipelines, folder)
         stop = asyncio.Event()
         keeper = asyncio.create_task(world.look_after(stop))
         try:

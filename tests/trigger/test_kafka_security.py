@@ -1,4 +1,4 @@
-"""Brokers that ask for a password or show a certificate: who is not let in says why, and loses nothing."""
+"""Brokers that require a password or show a certificate: a rejected client says why and loses nothing."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from traceplane.settings import Settings
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     try:
-        made = KafkaBroker.in_folder(tmp_path_factory.mktemp("kafka"), secured=True)
-        made.start()
+        server = KafkaBroker.in_folder(tmp_path_factory.mktemp("kafka"), secured=True)
+        server.start()
     except KafkaUnavailable as error:
         pytest.skip(str(error))
-    yield made
-    made.stop()
+    yield server
+    server.stop()
 
 
 class Desk:
-    """A topic of its own, and a pipeline for each signal in it."""
+    """A separate topic, and a pipeline for each signal in it."""
 
     def __init__(self, broker: KafkaBroker, name: str, pipelines: Pipelines) -> None:
         self.broker, self.pipelines = broker, pipelines
@@ -63,17 +63,17 @@ class Desk:
         await until(all_launched, what="every signal launched its pipeline")
 
     async def tells(self, process: Process, code: str) -> dict[str, Any]:
-        async def told() -> dict[str, Any] | None:
+        async def logged() -> dict[str, Any] | None:
             assert process.alive
             lines = [json.loads(line) for line in process.log.read_text().splitlines()]
             return next((line for line in lines if line.get("code") == code), None)
 
-        found: dict[str, Any] = await until(told, what=f"{code} in the log")
-        return found
+        line: dict[str, Any] = await until(logged, what=f"{code} in the log")
+        return line
 
 
 @pytest.mark.chaos
-async def test_a_trigger_whose_password_is_refused_says_so_and_goes_on_once_the_broker_takes_it(
+async def test_a_trigger_reports_a_rejected_password_and_continues_once_the_broker_accepts_it(
     broker: KafkaBroker, database: Database, database_url: str, tmp_path: Path
 ) -> None:
     desk = await Desk.of(broker, "by-password", database)
@@ -108,7 +108,7 @@ async def test_a_trigger_whose_password_is_refused_says_so_and_goes_on_once_the_
 
 
 @pytest.mark.chaos
-async def test_a_trigger_talks_only_to_a_broker_with_a_certificate_that_it_trusts(
+async def test_a_trigger_connects_only_to_a_broker_whose_certificate_it_trusts(
     broker: KafkaBroker, database: Database, database_url: str, tmp_path: Path
 ) -> None:
     desk = await Desk.of(broker, "by-certificate", database)
@@ -160,7 +160,7 @@ async def test_a_trigger_talks_only_to_a_broker_with_a_certificate_that_it_trust
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("options", "why"),
     [
         (
             {"kafka_security_protocol": "SSL", "kafka_ssl_ca_location": Path("/nowhere.pem")},
@@ -171,10 +171,8 @@ async def test_a_trigger_talks_only_to_a_broker_with_a_certificate_that_it_trust
         ({"kafka_security_protocol": "TLS"}, "security.protocol"),
     ],
 )
-def test_settings_that_the_client_cannot_work_with_are_refused_at_the_start(
-    given: dict[str, Any], why: str
-) -> None:
-    address = KafkaAddress.from_settings(Settings(kafka_bootstrap_servers="127.0.0.1:1", **given))
+def test_invalid_client_settings_are_rejected_at_startup(options: dict[str, Any], why: str) -> None:
+    address = KafkaAddress.from_settings(Settings(kafka_bootstrap_servers="127.0.0.1:1", **options))
     with pytest.raises(InvalidInput, match=why) as refused:
         KafkaSignalSource(address, offsets=None)  # type: ignore[arg-type]
     assert refused.value.code == "trigger.kafka_settings"

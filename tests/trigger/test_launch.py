@@ -1,4 +1,4 @@
-"""The statement that launches a batch: all of it once, or nothing."""
+"""The statement that launches a batch: everything once, or nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.trigger.signals import Pipelines
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
-from traceplane.postgres.trigger import Launch, Moved
+from traceplane.postgres.trigger import LaunchResult, OffsetMove
 
 
 class Batches:
@@ -25,12 +25,12 @@ class Batches:
             await trigger.begin_partitions(tx, "g", "t", {int(n[1:]): o for n, o in offsets.items()})
 
     async def offsets(self) -> dict[int, int]:
-        async with self.database.glance() as tx:
+        async with self.database.autocommit() as tx:
             return await trigger.stored_offsets(tx, "g", "t", range(10))
 
     async def launch(
         self, moved: list[tuple[int, int, int]], pairs: list[tuple[UUID, str]], *, exhaustive: bool = False
-    ) -> Launch:
+    ) -> LaunchResult:
         names = list(dict.fromkeys(name for _, name in pairs))
         bodies: list[Any] = [{"signal_id": name} for name in names]
         async with self.database.statement("launch") as tx:
@@ -38,7 +38,7 @@ class Batches:
                 tx,
                 "g",
                 "t",
-                [Moved(*m) for m in moved],
+                [OffsetMove(*m) for m in moved],
                 [p for p, _ in pairs],
                 [names.index(name) for _, name in pairs],
                 bodies,
@@ -53,9 +53,9 @@ async def pipelines(database: Database) -> Pipelines:
 
 @pytest.fixture
 async def batches(database: Database) -> Batches:
-    made = Batches(database)
-    await made.begin(p0=0, p1=5)
-    return made
+    batches = Batches(database)
+    await batches.begin(p0=0, p1=5)
+    return batches
 
 
 async def finish(pipelines: Pipelines) -> None:
@@ -76,34 +76,37 @@ async def test_a_batch_whose_offsets_moved_launches_nothing_and_moves_nothing(
     done = await batches.launch([(0, 0, 3), (1, 5, 6)], [(one, "s")])
     assert (done.holds, list(done.launched)) == (True, [one])
     assert await batches.offsets() == {0: 3, 1: 6}
-    # Its answer was lost, and it is written again: nothing happens.
+    # The answer was lost, and the batch is written again: nothing happens.
     assert not (await batches.launch([(0, 0, 3), (1, 5, 6)], [(one, "s")])).holds
 
 
-async def test_a_pipeline_never_runs_twice_at_once_however_many_launch_it(
+async def test_a_pipeline_never_runs_twice_at_once_however_many_instances_launch_it(
     pipelines: Pipelines, batches: Batches
 ) -> None:
-    wanted = [await pipelines.add("A") for _ in range(20)]
+    pipeline_ids = [await pipelines.add("A") for _ in range(20)]
     await batches.begin(p2=0, p3=0)
-    told = await asyncio.gather(
-        *(batches.launch([(n, 0, 1)], [(p, f"s{n}") for p in wanted[:: 1 if n else -1]]) for n in (0, 2, 3))
+    result = await asyncio.gather(
+        *(
+            batches.launch([(n, 0, 1)], [(p, f"s{n}") for p in pipeline_ids[:: 1 if n else -1]])
+            for n in (0, 2, 3)
+        )
     )
-    assert all(t.holds for t in told)
-    assert sum(len(t.launched) for t in told) == 20
+    assert all(t.holds for t in result)
+    assert sum(len(t.launched) for t in result) == 20
     rows = await pipelines.sql("select count(*) as n from executions where status = 'PENDING'")
     assert rows[0]["n"] == 20
-    skipped = await batches.launch([(0, 1, 2)], [(p, "later") for p in wanted])
+    skipped = await batches.launch([(0, 1, 2)], [(p, "later") for p in pipeline_ids])
     assert (skipped.idle, list(skipped.launched)) == (0, [])
 
 
-async def test_a_signal_that_comes_again_launches_nothing_and_hides_no_other(
+async def test_a_repeated_signal_launches_nothing_and_hides_no_other(
     pipelines: Pipelines, batches: Batches
 ) -> None:
     one, two = await pipelines.add("A"), await pipelines.add("A")
     await batches.launch([(0, 0, 1)], [(one, "s")])
     await finish(pipelines)
-    asked = await batches.launch([(0, 1, 3)], [(one, "s"), (two, "s")])
-    assert (asked.holds, list(asked.repeated)) == (True, [one])
+    result = await batches.launch([(0, 1, 3)], [(one, "s"), (two, "s")])
+    assert (result.holds, list(result.repeated)) == (True, [one])
     assert (await batches.offsets())[0] == 1, "nothing was done yet"
     all_of_it = [(one, "s"), (one, "t"), (two, "s")]
     assert set((await batches.launch([(0, 1, 3)], all_of_it, exhaustive=True)).launched) == {one, two}
@@ -124,26 +127,26 @@ async def test_limits_of_pipelines_and_users_hold_launches_back(
     )
     launched: list[UUID] = []
     for n in range(4):
-        told = await batches.launch([(0, n, n + 1)], [(slow, f"s{n}"), *((p, f"s{n}") for p in greedy)])
-        assert told.holds
-        launched += told.launched
+        result = await batches.launch([(0, n, n + 1)], [(slow, f"s{n}"), *((p, f"s{n}") for p in greedy)])
+        assert result.holds
+        launched += result.launched
         if n == 0:
-            assert told.held_back == 2
+            assert result.held_back == 2
         await finish(pipelines)
     assert launched.count(slow) == 2
     assert sum(p in greedy for p in launched) == 3
     await pipelines.sql("update trigger_user_limits set counted_at = now() - interval '41 minutes'")
-    told = await batches.launch([(0, 4, 5)], [(p, "s9") for p in greedy])
-    assert len(told.launched) == 2, "an hour's worth comes back in an hour, steadily"
+    result = await batches.launch([(0, 4, 5)], [(p, "s9") for p in greedy])
+    assert len(result.launched) == 2, "an hour's worth comes back in an hour, steadily"
 
 
-async def test_a_pipeline_that_was_stopped_a_moment_ago_is_not_launched(
+async def test_a_pipeline_that_was_just_stopped_is_not_launched(
     pipelines: Pipelines, batches: Batches
 ) -> None:
     stopped, deleted, homeless = [await pipelines.add("A") for _ in range(3)]
     await pipelines.sql("update pipelines set is_active = false where pipeline_id = $1", stopped)
     await pipelines.sql("update pipelines set deleted_at = now() where pipeline_id = $1", deleted)
     await pipelines.sql("update pipelines set config = '{}' where pipeline_id = $1", homeless)
-    told = await batches.launch([(0, 0, 1)], [(stopped, "s"), (deleted, "s"), (homeless, "s")])
-    assert (told.holds, list(told.launched), told.held_back, told.without_job) == (True, [], 2, 1)
+    result = await batches.launch([(0, 0, 1)], [(stopped, "s"), (deleted, "s"), (homeless, "s")])
+    assert (result.holds, list(result.launched), result.held_back, result.without_job) == (True, [], 2, 1)
     assert (await batches.offsets())[0] == 1

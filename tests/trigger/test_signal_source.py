@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
 from tests.platform import until
 from tests.trigger.signals import PARTITIONS, TOPIC, Pipelines, Topic, mock_cluster, signal
@@ -28,7 +29,7 @@ Publish = Callable[[Sequence[bytes], int], None]
 
 
 class Kept:
-    """Offsets as a reader keeps them."""
+    """Offsets as a reader stores them."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, int] = {}
@@ -52,7 +53,7 @@ class Kept:
 @dataclass
 class Kind:
     open: Callable[[str, Offsets], SignalSource]
-    """Begins at latest or earliest."""
+    """Starts at latest or earliest."""
     publish: Publish
     buried: Callable[[], list[bytes]]
 
@@ -89,35 +90,35 @@ def _address(topic: Topic, begin: str) -> KafkaAddress:
 
 
 def polled(source: SignalSource, kept: Kept, count: int) -> list[bytes]:
-    """So many messages, their offsets kept."""
-    found: list[bytes] = []
+    """Reads this many messages and stores their offsets."""
+    payloads: list[bytes] = []
     deadline = time.monotonic() + 240
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"only {found}"
+    while len(payloads) < count:
+        assert time.monotonic() < deadline, f"only {payloads}"
         batch = source.poll(1, 0.2, 1000)
         kept.keep(batch)
         assert [batch.place(n)[0] for n in range(len(batch.payloads))] == sorted(
             batch.place(n)[0] for n in range(len(batch.payloads))
         ) or len(batch.positions) > 1
-        found += batch.payloads
-    return found
+        payloads += batch.payloads
+    return payloads
 
 
-def test_sources_hand_out_every_message_once_and_go_on_where_the_reader_says(kind: Kind) -> None:
+def test_sources_deliver_every_message_once_and_resume_at_the_readers_offsets(kind: Kind) -> None:
     for n in range(PARTITIONS):
         kind.publish([b"old-%d" % n], n)
     kept = Kept()
     source = kind.open("latest", kept)
     until_assigned = time.monotonic() + 240
     while len(source.partitions()) < PARTITIONS and time.monotonic() < until_assigned:
-        assert not source.poll(1, 0.2, 1000).payloads, "latest begins after what is there"
+        assert not source.poll(1, 0.2, 1000).payloads, "latest starts after existing messages"
     before = dict(kept.offsets)
     assert len(before) == PARTITIONS
-    assert all(before.values()), "where it begins is kept before anything is read"
+    assert all(before.values()), "the start is stored before anything is read"
     kind.publish([b"%d" % n for n in range(50)], 1)
     kind.publish([b"x"], 2)
-    found = polled(source, kept, 51)
-    assert [m for m in found if m != b"x"] == [b"%d" % n for n in range(50)]
+    payloads = polled(source, kept, 51)
+    assert [m for m in payloads if m != b"x"] == [b"%d" % n for n in range(50)]
     assert source.lag() == 0
     # A batch that did not count is read again.
     generation = source.generation
@@ -125,14 +126,14 @@ def test_sources_hand_out_every_message_once_and_go_on_where_the_reader_says(kin
     source.rewind()
     assert source.generation != generation
     assert polled(source, kept, 50) == [b"%d" % n for n in range(50)]
-    # What went before can be asked for.
+    # Earlier messages can be read.
     past = list(source.history(3600))
     assert [m for n, m in past if n == 1] == [b"old-1", *(b"%d" % n for n in range(50))]
     assert (2, b"x") in past
     letter = DeadLetter(b"\\bad", 1, 7, "signal.malformed", "it is bad")
     assert source.bury([letter]) == 1
     assert kind.buried() == [b"\\bad"]
-    # Another one of the group goes on where the reader is.
+    # Another member of the group continues where the reader is.
     kind.publish([b"between"], 1)
     source.close()
     follower = kind.open("latest", kept)
@@ -141,25 +142,41 @@ def test_sources_hand_out_every_message_once_and_go_on_where_the_reader_says(kin
     follower.close()
 
 
-class Counted(Database):
-    """Counts what is asked of the database."""
+def test_what_the_client_reads_a_second_time_is_not_delivered_again() -> None:
+    with mock_cluster() as topic:
+        for n in range(PARTITIONS):
+            topic.publish([b"old-%d" % n], partition=n)
+        kept = Kept()
+        source = KafkaSignalSource(_address(topic, "latest"), kept)
+        while len(source.partitions()) < PARTITIONS:
+            assert not source.poll(1, 0.2, 1000).payloads
+        # As a client may do by itself around a rebalance.
+        source._consumer.assign([TopicPartition(TOPIC, n, OFFSET_BEGINNING) for n in range(PARTITIONS)])
+        topic.publish([b"new"], partition=1)
+        assert polled(source, kept, 1) == [b"new"]
+        assert kept.offsets == {0: 1, 1: 2, 2: 1, 3: 1}
+        source.close()
 
-    asked = 0
+
+class Counted(Database):
+    """Counts transactions and statements."""
+
+    calls = 0
 
     @contextlib.asynccontextmanager
-    async def glance(self) -> AsyncIterator[Transaction]:
-        self.asked += 1
-        async with super().glance() as tx:
+    async def autocommit(self) -> AsyncIterator[Transaction]:
+        self.calls += 1
+        async with super().autocommit() as tx:
             yield tx
 
     @contextlib.asynccontextmanager
     async def transaction(self, label: str = "") -> AsyncIterator[Transaction]:
-        self.asked += 1
+        self.calls += 1
         async with super().transaction(label) as tx:
             yield tx
 
 
-async def test_a_window_outlives_its_reader_and_a_batch_costs_one_statement(
+async def test_a_window_survives_its_reader_and_a_batch_costs_one_statement(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
     telemetry.configure("test")
@@ -201,9 +218,9 @@ async def test_a_window_outlives_its_reader_and_a_batch_costs_one_statement(
     await consume(caught_up)
     assert await pipelines.launched() == {(plain, "other"), (often, "three")}
     batches = _figure("batch_processing_duration_ms_count")
-    # Beside the batches: each of the two readers asked once where to go on, and the first told where it begins.
+    # Besides the batches, each of the two readers fetches its offsets once, and the first stores where it starts.
     assert isinstance(database, Counted)
-    assert database.asked == batches + 4
+    assert database.calls == batches + 4
     await database.close()
 
 

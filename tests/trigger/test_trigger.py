@@ -13,11 +13,11 @@ from tests.platform import Process, until
 from tests.trigger.signals import TOPIC, Pipelines, mock_cluster, signal, trigger_process
 from traceplane.adapters import signal_source_folder
 from traceplane.postgres.database import Database
-from traceplane.postgres.embedded import EmbeddedPostgres
+from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import migrate
 
 
-async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_bad_input_blocks_nobody(
+async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_invalid_input_blocks_nothing(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
     pipelines = await Pipelines.of(database)
@@ -46,7 +46,7 @@ async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_bad_input_
                 return await pipelines.launched() == expected
 
             await until(all_launched, what="the three executions")
-            # A pipeline that changes is heard of at once; one that runs is not launched again.
+            # A changed pipeline is noticed immediately; a running one is not launched again.
             await pipelines.sql(
                 'update pipelines set config = \'{"dag": "desk", "job": "trade"}\' where pipeline_id = $1',
                 homeless,
@@ -81,13 +81,13 @@ async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_bad_input_
     assert row["signal"]["extra"] == {"deep": [1]}
     offsets = await pipelines.sql("select partition, next_offset from trigger_offsets order by 1")
     assert [tuple(r) for r in offsets] == [(0, 10), (1, 1), (2, 0), (3, 1)]
-    # The log has the events of the guide, with what it says of each.
-    told = [json.loads(line) for line in process.log.read_text().splitlines()]
+    # The log has the events of the guide, with their fields.
+    lines = [json.loads(line) for line in process.log.read_text().splitlines()]
     for event, fields in GUIDE.items():
-        found = [line for line in told if line["event"] == event]
-        assert found, event
-        assert fields <= found[0].keys(), event
-    matched = next(line for line in told if line.get("pipeline_id") == str(celery))
+        of_event = [line for line in lines if line["event"] == event]
+        assert of_event, event
+        assert fields <= of_event[0].keys(), event
+    matched = next(line for line in lines if line.get("pipeline_id") == str(celery))
     assert (matched["signal_id"], matched["matched_tickers"]) == ("three", ["MSFT"])
 
 
@@ -104,8 +104,8 @@ GUIDE = {
 }
 
 
-async def test_batches_on_pipelines_that_cannot_be_refreshed_show_in_the_hit_rate(tmp_path: Path) -> None:
-    # Durable, or else a batch that counted counts no more.
+async def test_the_hit_rate_shows_batches_matched_with_a_stale_cache(tmp_path: Path) -> None:
+    # Durable, or else a batch that was counted could be lost.
     durable = FAST | {"fsync": "on", "synchronous_commit": "on"}
     server = await asyncio.to_thread(
         EmbeddedPostgres.ensure, tmp_path / "postgres", settings=durable, die_with_parent=True
@@ -122,9 +122,9 @@ async def test_batches_on_pipelines_that_cannot_be_refreshed_show_in_the_hit_rat
         line = json.dumps(signal(f"signal-{published}", "nobody's")).encode()
         signal_source_folder.publish(tmp_path / "signals", TOPIC, [line])
 
-    def becomes(name: str, wanted: Any) -> Any:
+    def becomes(name: str, condition: Any) -> Any:
         async def holds() -> bool:
-            return bool(wanted(figure(process, name)))
+            return bool(condition(figure(process, name)))
 
         return until(holds, what=name)
 
@@ -165,5 +165,5 @@ def figure(process: Process, name: str) -> float:
 def _metrics(process: Process) -> str:
     port = process.environment["TRACEPLANE_TRIGGER_PORT"]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        found: bytes = answer.read()
-        return found.decode()
+        body: bytes = answer.read()
+        return body.decode()

@@ -1,4 +1,4 @@
-"""Executions run by a real Celery worker, told through a real Redis-compatible server."""
+"""Executions run by a real Celery worker over a real Redis-compatible server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.test_pipelines import ended, launch
 from tests.platform import Platform, die_with_parent, free_port, until
 from traceplane.adapters.celery_messages import CeleryMessages
 from traceplane.errors import Conflict
-from traceplane.wire.control import (
+from traceplane.wire.pipelines import (
     ExecutionChange,
     ExecutionView,
     PipelineConfig,
@@ -50,10 +50,10 @@ def execute_pipeline(pipeline_id, execution_id, signal):
 
 
 @contextlib.asynccontextmanager
-async def running(*words: str, folder: Path) -> AsyncIterator[None]:
-    with (folder / f"{Path(words[0]).name}.log").open("ab") as log:
+async def running(*command: str, folder: Path) -> AsyncIterator[None]:
+    with (folder / f"{Path(command[0]).name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *words, cwd=folder, stdout=log, stderr=log, preexec_fn=die_with_parent
+            *command, cwd=folder, stdout=log, stderr=log, preexec_fn=die_with_parent
         )
     try:
         yield
@@ -62,7 +62,7 @@ async def running(*words: str, folder: Path) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def test_celery_runs_executions_once_and_their_status_comes_back(
+async def test_celery_runs_executions_once_and_reports_their_status(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -86,14 +86,14 @@ async def test_celery_runs_executions_once_and_their_status_comes_back(
         good, bad = await create("good"), await create("bad", parameters={"fail": "no money"})
         slow = await create("slow", timeout_seconds=1)
 
-        # While the broker is away, messages wait.
+        # While the broker is unavailable, messages wait.
         first, second = await launch(platform, good, 1), await launch(platform, bad, 2)
         assert first is not None
 
-        async def told_of_the_broker() -> bool:
+        async def broker_error_logged() -> bool:
             return "celery.broker_down" in platform.logs("dispatcher-1")
 
-        await until(told_of_the_broker, seconds=120, what="the relay finds the broker away")
+        await until(broker_error_logged, seconds=120, what="the relay finds the broker unavailable")
         server = (str(SERVER), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
         worker = (
             sys.executable,
@@ -114,7 +114,7 @@ async def test_celery_runs_executions_once_and_their_status_comes_back(
             assert failed.error is not None
             assert (failed.status, failed.error["message"]) == ("FAILED", "ValueError: no money")
 
-            # A message that comes again finds the execution taken.
+            # A repeated message finds the execution already claimed.
             again = (str(first), (str(good), str(first), {"signal_id": "s1"}))
             monkeypatch.setenv("CELERY_BROKER_URL", nowhere)  # of another application
             await asyncio.to_thread(CeleryMessages(broker).send, [again])
@@ -123,10 +123,10 @@ async def test_celery_runs_executions_once_and_their_status_comes_back(
                 lines = effects.read_text().splitlines()
                 return lines if f"{first} not ours" in lines else []
 
-            lines = await until(refused, seconds=120, what="the repeated message was refused")
+            lines = await until(refused, seconds=120, what="the repeated message was rejected")
             assert sorted(lines) == sorted([f"{first} s1", f"{second} s2", f"{first} not ours"])
 
-        # One that nobody finishes in time has failed; its pipeline is free, and a late word changes nothing.
+        # An execution that times out has failed; its pipeline is free, and a late report changes nothing.
         third = await launch(platform, slow, 3)
         path = f"/api/v1/executions/{third}"
         late = await ended(platform, third)

@@ -1,4 +1,4 @@
-"""`traceplane trigger doctor` names what keeps signals from launching pipelines."""
+"""`traceplane trigger doctor` says why signals do not launch pipelines."""
 
 from __future__ import annotations
 
@@ -29,49 +29,47 @@ select org_id, 'u', 'p', 'signal', array['aapl'], $1::jsonb from orgs
 """
 
 
-async def test_the_doctor_finds_what_keeps_pipelines_from_being_triggered(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_the_doctor_finds_why_pipelines_are_not_triggered(database_url: str, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, trigger_port=free_port())
     async with ControlPlane.open(database_url) as plane:
 
         async def findings() -> dict[str, Finding]:
-            return {found.code: found for found in await examine(settings, plane.database)}
+            return {finding.code: finding for finding in await examine(settings, plane.database)}
 
         async def change(what: str, *args: Any) -> dict[str, Finding]:
             await plane.sql(f"update pipelines set {what}", *args)
             return await findings()
 
-        found = await findings()
-        problems = [code for code, f in found.items() if f.level == "problem"]
+        by_code = await findings()
+        problems = [code for code, f in by_code.items() if f.level == "problem"]
         assert problems == ["no_signals", "never_consumed", "no_pipelines"]
 
         publish(tmp_path / "signals", "trading-signals", [b"{", json.dumps(SIGNAL).encode()])
         await plane.sql(PIPELINE, {"target": "task", "dag": "desk", "job": "trade"})
-        found = await findings()
-        assert found["signals_refused"].level == "warning"
-        assert "desk/trade of the pipeline 'p' is not deployed" in found["job_missing"].sentence
-        assert "'p' watches 'aapl', and signals say 'AAPL'" in found["nothing_matches"].sentence
+        by_code = await findings()
+        assert by_code["signals_refused"].level == "warning"
+        assert "desk/trade of the pipeline 'p' is not deployed" in by_code["job_missing"].sentence
+        assert "'p' watches 'aapl', but signals say 'AAPL'" in by_code["nothing_matches"].sentence
 
         def by_hand() -> None:
-            urls = {"TRACEPLANE_STATE_URL": database_url, "TRACEPLANE_DATA_URL": database_url}
-            said = CliRunner().invoke(cli, ["--home", str(tmp_path), "trigger", "doctor"], env=urls)
-            assert said.exit_code == 1, said.output
-            assert "PROBLEM  No trigger of the group trigger-dispatcher has ever read" in said.output
+            urls = {"TRACEPLANE_STATE_URL": database_url}
+            result = CliRunner().invoke(cli, ["--home", str(tmp_path), "trigger", "doctor"], env=urls)
+            assert result.exit_code == 1, result.output
+            assert "PROBLEM  No trigger of the group trigger-dispatcher has ever read" in result.output
 
         await asyncio.to_thread(by_hand)
 
         await plane.deploy(DAG)
-        found = await change("scanner_tickers = array['AAPL'], is_active = false")
-        assert found["none_active"].next_step is not None
-        found = await change(
+        by_code = await change("scanner_tickers = array['AAPL'], is_active = false")
+        assert by_code["none_active"].next_step is not None
+        by_code = await change(
             "is_active = true, signal_subscriptions = $1::jsonb", [{"signal_type": "golden_cross"}]
         )
-        assert "does not subscribe to 'mock'" in found["nothing_matches"].sentence
-        found = await change("signal_subscriptions = $1::jsonb", [{"min_confidence": 90.0}])
-        assert "wants a confidence of 90" in found["nothing_matches"].sentence
-        found = await change("signal_subscriptions = $1::jsonb", [{"direction": "BEARISH"}])
-        assert "wants the direction BEARISH" in found["nothing_matches"].sentence
+        assert "does not subscribe to 'mock'" in by_code["nothing_matches"].sentence
+        by_code = await change("signal_subscriptions = $1::jsonb", [{"min_confidence": 90.0}])
+        assert "wants a confidence of 90" in by_code["nothing_matches"].sentence
+        by_code = await change("signal_subscriptions = $1::jsonb", [{"direction": "BEARISH"}])
+        assert "wants the direction BEARISH" in by_code["nothing_matches"].sentence
 
         await plane.sql(
             "insert into trigger_offsets (consumer_group, topic, partition, next_offset)"
@@ -81,7 +79,7 @@ async def test_the_doctor_finds_what_keeps_pipelines_from_being_triggered(
             "insert into executions (pipeline_id, target, signal_id, created_at)"
             " select pipeline_id, 'task', 's0', tp_now() - interval '2 hours' from pipelines"
         )
-        found = await change("signal_subscriptions = '[]'")
-        assert found["runs_long"].level == "warning"
-        assert not [f for f in found.values() if f.level == "problem"]
-        assert {"caught_up", "active", "signals_match"} <= found.keys()
+        by_code = await change("signal_subscriptions = '[]'")
+        assert by_code["runs_long"].level == "warning"
+        assert not [f for f in by_code.values() if f.level == "problem"]
+        assert {"caught_up", "active", "signals_match"} <= by_code.keys()

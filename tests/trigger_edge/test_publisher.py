@@ -1,4 +1,4 @@
-"""What is published can be read at the end of the topic: the same contract for Kafka and for a folder."""
+"""Published signals can be read at the end of the topic: one contract for Kafka and for a folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_published_signals_are_at_the_end_of_the_topic(settings: Settings) -> No
     assert sum(tail.ends.values()) > before
 
 
-def test_a_folder_that_cannot_be_written_is_said_to_be_away(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "signals").write_text("in the way")
     with pytest.raises(QueueUnavailable, match="cannot be written"):
         signal_publisher(Settings(home=tmp_path)).publish([("AAPL", b"{}")])

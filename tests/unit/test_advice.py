@@ -42,6 +42,14 @@ def test_an_operator_that_met_the_sandbox_is_told_so() -> None:
     assert "network" not in advice("operator.raised", task_id=ID, raised="ValueError").next_step
 
 
+def test_an_operator_that_was_out_of_memory_is_told_of_the_limit() -> None:
+    for code_deployed in (False, True):
+        told = advice("operator.raised", task_id=ID, raised="MemoryError", code_deployed=code_deployed)
+        assert "`memory_mb`" in told.next_step
+        assert RETRY in told.next_step
+        assert told.retry_helps
+
+
 def test_a_retry_is_suggested_only_where_it_can_help() -> None:
     assert RETRY in advice("lease.expired", task_id=ID).next_step
     assert RETRY in advice("object_store.refused", task_id=ID, code_deployed=True).next_step

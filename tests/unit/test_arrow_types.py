@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from traceplane.columnar.arrow_types import DoesNotFit, as_declared, cast, type_of
 from traceplane.model import column_types
 from traceplane.model.column_types import UnknownType
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.task_payload import TaskPayload
+from traceplane.operators import catalog
 from traceplane.sdk import OperatorError, OperatorTask
-from traceplane.worker.wrapper import NOT_WORTH_A_RETRY
+from traceplane.worker.report import NOT_WORTH_A_RETRY
 
 ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
 def declared(rows: Any, type_: str) -> pa.ChunkedArray:
     table = pa.table({"a": rows})
-    return cast(table, as_declared(table.schema, [{"name": "a", "type": type_}]), 10).column("a")
+    return cast(table, as_declared(table.schema, [SchemaColumn("a", type_)]), 10).column("a")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_the_first_value_that_would_change_is_named_with_its_column_and_row(
 @pytest.mark.parametrize(
     ("rows", "type_"), [(["1"], "int32"), ([True], "int64"), ([1.5], "decimal128(5, 2)"), ([1], "string")]
 )
-def test_what_is_something_else_is_left_to_the_commit(rows: Any, type_: str) -> None:
+def test_a_column_of_another_kind_is_left_to_the_commit(rows: Any, type_: str) -> None:
     assert declared(rows, type_).to_pylist() == list(rows)
     assert declared(rows, type_).type == pa.table({"a": rows}).column("a").type
 
@@ -91,13 +97,13 @@ def task(folder: Path, columns: list[dict[str, Any]], **fields: Any) -> Operator
     return OperatorTask(
         task_id="t",
         attempt=1,
-        payload={"outputs": [{"name": "out", "columns": columns}], **fields},
+        payload=msgspec.convert({"outputs": [{"name": "out", "columns": columns}], **fields}, TaskPayload),
         output_folders={"out": str(folder / "out")},
         temp_dir=str(folder),
     )
 
 
-def test_an_operator_writes_declared_types_from_plain_rows_and_is_told_of_a_value_that_does_not_fit(
+def test_an_operator_writes_declared_types_from_plain_rows_and_a_value_that_does_not_fit_is_an_error(
     tmp_path: Path,
 ) -> None:
     operator = task(tmp_path, [{"name": "n", "type": "int32"}, {"name": "note", "type": "string"}])
@@ -109,7 +115,63 @@ def test_an_operator_writes_declared_types_from_plain_rows_and_is_told_of_a_valu
     assert refused.value.code == "operator.value_does_not_fit"
 
 
-def test_an_input_without_files_is_an_empty_table_of_the_columns_that_are_read(tmp_path: Path) -> None:
+WEI = {"name": "wei", "type": "decimal128(38, 0)"}
+
+
+@pytest.mark.parametrize("rows", [[{"wei": 2**70}, {"wei": None}, {"wei": 1}], {"wei": [2**70, None, 1]}])
+def test_whole_numbers_beyond_64_bits_fit_into_a_declared_decimal(tmp_path: Path, rows: Any) -> None:
+    operator = task(tmp_path, [WEI])
+    operator.write("out", rows)
+    assert operator.written["out"].columns[0]["type"] == "decimal128(38, 0)"
+    values = parquet.read_table(tmp_path / "out")["wei"].to_pylist()
+    assert values == [Decimal(2**70), None, Decimal(1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "code", "text"),
+    [
+        (
+            [{"wei": 1}, {"wei": 10**40}, {"wei": 10**50}],
+            [WEI],
+            "operator.value_does_not_fit",
+            f"column 'wei', row 1: '{10**40}' does not fit into decimal128(38, 0), as the dataset declares it",
+        ),
+        (
+            [{"n": None}, {"n": 2**70}],
+            [],
+            "operator.value_does_not_fit",
+            f"column 'n', row 1: '{2**70}' does not fit into int64, unless the dataset declares",
+        ),
+        (
+            [{"m": "a", "n": 1}, {"m": "b", "n": 2}, {"m": "c", "n": "x"}],
+            [],
+            "operator.value_does_not_fit",
+            "column 'n', row 2: 'x' does not fit into int64, the type of the rows before it",
+        ),
+        (
+            {"n": ["x", 1]},
+            [],
+            "operator.value_does_not_fit",
+            "column 'n', row 1: '1' does not fit into string",
+        ),
+        ([{"n": 1j}], [], "operator.result_invalid", "column 'n', row 0: "),
+        ([{"n": 1}, 2], [], "operator.result_invalid", "row 1 is int, not a mapping from column to value"),
+        ([2], [], "operator.result_invalid", "row 0 is int, not a mapping from column to value"),
+        ({"day": 1}, [], "operator.result_invalid", "column 'day' is int, not a list of values"),
+        ({"day": [1], "n": [1, 2]}, [], "operator.result_invalid", "expected length 1 but got length 2"),
+        (7, [], "operator.result_invalid", "int cannot be written as rows"),
+    ],
+)
+def test_what_cannot_be_a_row_is_named_with_its_column_and_row(
+    tmp_path: Path, rows: Any, columns: list[dict[str, Any]], code: str, text: str
+) -> None:
+    with pytest.raises(OperatorError, match=re.escape(text)) as refused:
+        task(tmp_path, columns).write_returned(rows)
+    assert refused.value.code == code
+    assert "output 'out'" in str(refused.value)
+
+
+def test_an_input_without_files_is_an_empty_table_with_the_columns_read(tmp_path: Path) -> None:
     columns = [{"name": "n", "type": "int32"}, {"name": "at", "type": "timestamp[us, tz=UTC]"}]
     operator = task(tmp_path, [], inputs=[{"name": "in", "columns": columns}, {"name": "bare"}])
     assert operator.read("in").schema == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", "UTC"))])
@@ -156,7 +218,7 @@ def test_types_are_those_of_spark(spark: str, arrow: str | None) -> None:
         ("array<" * 50 + "int", "array"),
     ],
 )
-def test_what_spark_does_not_have_is_named(text: str, word: str) -> None:
+def test_a_type_that_spark_lacks_is_named(text: str, word: str) -> None:
     with pytest.raises(UnknownType) as refused:
         column_types.check(text)
     assert refused.value.word == word
@@ -164,4 +226,7 @@ def test_what_spark_does_not_have_is_named(text: str, word: str) -> None:
 
 def test_the_page_of_errors_names_those_that_are_not_retried() -> None:
     told = ERRORS.read_text().partition("which another attempt cannot heal: ")[2].partition("Such a task")[0]
-    assert {word for word in told.split("`") if "." in word and " " not in word} == set(NOT_WORTH_A_RETRY)
+    specs = [spec for name in catalog.BUILT_IN if (spec := catalog.find(name)) is not None]
+    permanent = {error.code for spec in specs for error in spec.errors if not error.retried}
+    named = {word for word in told.split("`") if "." in word and " " not in word}
+    assert named == NOT_WORTH_A_RETRY | permanent

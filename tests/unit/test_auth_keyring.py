@@ -28,7 +28,7 @@ def test_rotation_publishes_then_signs_then_retires() -> None:
     assert ring.find(old.kid, 200.0) is None
 
 
-def test_rotation_leaves_the_given_ring_alone() -> None:
+def test_rotation_does_not_change_the_old_ring() -> None:
     ring = Keyring((keyring.generate(0.0),))
     keyring.rotate(ring, now=10.0, overlap_seconds=5.0)
     assert ring.keys[0].retires_at is None
@@ -41,7 +41,7 @@ def test_rotation_never_prolongs_a_key_that_is_already_retiring() -> None:
     assert again.keys[0].retires_at == 20.0
 
 
-def test_rotation_without_overlap_drops_every_older_key_at_once() -> None:
+def test_rotation_without_overlap_drops_every_older_key_immediately() -> None:
     ring = keyring.rotate(Keyring((keyring.generate(0.0),)), now=10.0, overlap_seconds=60.0)
     emergency = keyring.rotate(ring, now=20.0, overlap_seconds=0.0)
     assert len(emergency.keys) == 1
@@ -58,7 +58,7 @@ def test_a_pending_key_never_takes_over_from_a_younger_one() -> None:
 
 
 @pytest.mark.parametrize("overlap", [-1.0, float("nan"), float("inf")])
-def test_rotation_refuses_a_meaningless_overlap(overlap: float) -> None:
+def test_rotation_rejects_an_invalid_overlap(overlap: float) -> None:
     with pytest.raises(ValueError, match="overlap"):
         keyring.rotate(Keyring((keyring.generate(0.0),)), now=0.0, overlap_seconds=overlap)
 
@@ -70,9 +70,9 @@ rotations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rotations)
-def test_no_rotation_cuts_short_a_token_that_lives_within_the_overlap(
+def test_no_rotation_shortens_a_token_that_expires_within_the_overlap(
     steps: list[tuple[float, float]],
 ) -> None:
     ring, now = Keyring((keyring.generate(0.0),)), 0.0
@@ -106,13 +106,13 @@ def test_the_key_set_handed_out_is_a_copy() -> None:
     assert ring.jwks(0.0)["keys"][0]["kid"] == ring.keys[0].kid
 
 
-def test_a_ring_without_an_active_key_says_so() -> None:
+def test_a_ring_without_an_active_key_is_an_error() -> None:
     with pytest.raises(errors.PlatformError) as refused:
         Keyring(()).current(0.0)
     assert refused.value.code == "keyring.no_current_key"
 
 
-def test_a_ring_refuses_the_same_key_twice() -> None:
+def test_a_ring_rejects_the_same_key_twice() -> None:
     key = keyring.generate(0.0)
     with pytest.raises(ValueError, match="twice"):
         Keyring((key, key))
@@ -135,7 +135,7 @@ def test_a_sealed_key_opens_to_the_same_key() -> None:
     assert keyring.seal(key.private_key, MASTER) != sealed  # a nonce is never used twice
 
 
-def test_a_sealed_key_stays_shut_for_another_master_key_kid_or_content() -> None:
+def test_a_sealed_key_cannot_be_opened_with_another_master_key_kid_or_content() -> None:
     key = keyring.generate(0.0)
     sealed = keyring.seal(key.private_key, MASTER)
     flipped = sealed[:-1] + bytes([sealed[-1] ^ 1])

@@ -68,7 +68,7 @@ def test_a_swapped_prefix_is_a_malformed_token() -> None:
     assert refusal("tpw_" + USER_TOKEN[4:]) == "token.malformed"
 
 
-def test_a_typo_is_told_apart_from_an_unknown_token() -> None:
+def test_a_typo_is_distinguished_from_an_unknown_token() -> None:
     stranger, _ = opaque.issue(Principal.WORKER, org="acme", name="x", now=NOW)
     assert refusal(stranger) == "token.unknown"
     for position in range(len(WORKER_TOKEN)):
@@ -93,11 +93,11 @@ def test_a_typo_is_told_apart_from_an_unknown_token() -> None:
     ],
     ids=["empty", "prefix", "short", "long", "newline", "upper", "unicode", "surrogate", "huge"],
 )
-def test_what_is_not_a_token_is_told_so(token: str, code: str) -> None:
+def test_a_string_that_is_not_a_token_is_rejected_as_such(token: str, code: str) -> None:
     assert refusal(token) == code
 
 
-def test_a_revoked_token_is_refused_and_stays_revoked() -> None:
+def test_a_revoked_token_is_rejected_and_stays_revoked() -> None:
     revoked = opaque.revoke(WORKER, NOW + 5)
     assert refusal(WORKER_TOKEN, TokenBook((revoked,))) == "token.revoked"
     assert opaque.revoke(revoked, NOW + 50) == revoked
@@ -110,7 +110,7 @@ def test_a_token_expires_at_its_second() -> None:
     assert refusal(token, book, now=NOW + 10) == "token.expired"
 
 
-def test_whether_a_dead_token_was_of_the_right_principal_is_not_told() -> None:
+def test_the_principal_of_a_dead_token_is_not_revealed() -> None:
     assert refusal(USER_TOKEN, TokenBook((opaque.revoke(USER, NOW),))) == "token.revoked"
 
 
@@ -128,14 +128,14 @@ def test_rotation_never_prolongs_the_old_token() -> None:
     assert opaque.rotate(record, NOW, 60.0, expires_at=None).outgoing.expires_at == NOW + 10
 
 
-def test_a_dead_token_has_no_successor() -> None:
+def test_a_dead_token_cannot_be_rotated() -> None:
     for dead in (opaque.revoke(USER, NOW), replace(USER, expires_at=NOW)):
         with pytest.raises(errors.Conflict) as refused:
             opaque.rotate(dead, NOW, 60.0, expires_at=None)
         assert refused.value.code == "token.not_active"
 
 
-def test_rotation_refuses_a_negative_overlap() -> None:
+def test_rotation_rejects_a_negative_overlap() -> None:
     with pytest.raises(ValueError, match="overlap"):
         opaque.rotate(USER, NOW, -1.0, expires_at=None)
 
@@ -155,7 +155,7 @@ def test_records_are_frozen() -> None:
 token_characters = st.text(alphabet=string.ascii_letters + string.digits + "-_.", min_size=45, max_size=53)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.text(max_size=80)
     | st.sampled_from(["tpu_", "tpw_"]).flatmap(

@@ -187,7 +187,7 @@ def test_a_job_under_pressure_is_held_only_for_another_one_further_down(
     assert not pressed or any(UUID(int=job) not in found for job in pressed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs(), st.data())
 def test_backpressure_bounds_the_queue_and_never_deadlocks(graph: Graph, data: st.DataObject) -> None:
     """Work flows through any graph with any thresholds: queues behind a producer stay within threshold plus

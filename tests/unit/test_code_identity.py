@@ -10,7 +10,8 @@ from traceplane.errors import InvalidInput, TooLarge
 from traceplane.model.code_bundle import MAX_MODULE_BYTES, decode, encode
 from traceplane.model.dag import Dag
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
-from traceplane.registry import code_identity, spec
+from traceplane.registry import code_identity
+from traceplane.registry.spec import dag_file
 from traceplane.registry.sql_identity import say_the_same, with_deployed_queries
 
 FILES = {
@@ -44,7 +45,7 @@ def dag(entrypoint: str = "operators:run") -> Dag:
 def parse(job: str) -> Dag:
     ends = "inputs: [{from: {dataset: x}}], outputs: [{name: o, dataset: o}]"
     text = f"version: 1\ndag: d\njobs: [{{name: j, {job}, {ends}}}]\n"
-    return spec.parse(text, "f", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+    return dag_file.parse(text, "f", known_runtimes=frozenset(DEFAULT_RUNTIMES))
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

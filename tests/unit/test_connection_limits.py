@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 
 import aiohttp
 import pytest
-from starlette.datastructures import Headers
 
 from tests.platform import until
 from traceplane import telemetry
@@ -39,6 +40,7 @@ class Served:
         self.port = 0
         self.waiting = 0
         self.let_go = asyncio.Event()
+        self.streams: list[asyncio.StreamWriter] = []
 
     async def echo(self, call: Call[bytes]) -> Reply:
         return Reply(call.body)
@@ -61,8 +63,8 @@ class Served:
         async def big(_: Call[None]) -> Reply:
             return reply
 
-        def authenticate(principal: str, headers: Headers) -> object:
-            if headers.get("authorization") == "Bearer known":
+        def authenticate(principal: str, authorization: str | None) -> object:
+            if authorization == "Bearer known":
                 return "somebody"
             return FROM_BODY if principal == "later" else None
 
@@ -86,9 +88,12 @@ class Served:
             served.let_go.set()
             stop.set()
             await asyncio.wait_for(server, 30)
+            for writer in served.streams:
+                writer.close()
 
     async def connect(self, sent: bytes = b"") -> Stream:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.streams.append(writer)
         writer.write(sent)
         await writer.drain()
         return reader, writer
@@ -205,7 +210,7 @@ async def test_an_answer_of_which_nothing_is_taken_ends_its_connection() -> None
     async with Served.open(answer_seconds=0.5) as served:
         for request in (BIG, BIG * 12, BIG.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")):
             with await served.ask_and_read_nothing(request) as unread:
-                await until(lambda client=unread: _is_closed(client), what="the connection is closed")
+                await until(partial(_is_closed, unread), what="the connection is closed")
 
 
 async def test_an_answer_that_is_read_slowly_arrives_and_one_that_takes_long_may() -> None:
@@ -381,7 +386,7 @@ async def test_where_calls_are_under_way_on_all_connections_a_further_one_is_ref
 def test_a_process_that_may_open_few_files_takes_few_connections(
     allowed: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_service.resource, "getrlimit", lambda _: (allowed, allowed))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
     assert http_service._most_connections(2000) == most
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from traceplane.model import cron
+from traceplane.schedule import cron
 
 NOW = datetime(2026, 11, 16, 10, 7, 30, tzinfo=UTC)  # a Monday
 
@@ -28,21 +28,33 @@ NOW = datetime(2026, 11, 16, 10, 7, 30, tzinfo=UTC)  # a Monday
         ("7 10 16 11 *", "2026-11-16 10:07"),
         ("8 10 16 11 *", "2025-11-16 10:08"),
         ("9-30/7 * * * *", "2026-11-16 09:30"),
+        ("0 18 * * MON-FRI", "2026-11-13 18:00"),
+        ("0 0 1 jan *", "2026-01-01 00:00"),
+        ("0 0 L * *", "2026-10-31 00:00"),
+        ("0 0 * * FRI#3", "2026-10-16 00:00"),
     ],
 )
 def test_the_latest_time_at_or_before_now(schedule: str, latest: str) -> None:
-    found = cron.parse(schedule).latest(NOW)
-    assert found is not None
-    assert f"{found:%Y-%m-%d %H:%M}" == latest
+    cron.check(schedule)
+    assert cron.latest(schedule, NOW) == datetime.fromisoformat(f"{latest}+00:00")
 
 
-def test_a_day_that_never_comes_is_never_due() -> None:
-    assert cron.parse("0 0 31 2 *").latest(NOW) is None
+def test_a_time_is_due_from_its_first_moment() -> None:
+    time = datetime(2026, 11, 16, 10, 5, tzinfo=UTC)
+    assert cron.latest("*/5 * * * *", time) == time
+    assert cron.latest("*/5 * * * *", time - timedelta(microseconds=1)) == time - timedelta(minutes=5)
+
+
+def test_a_day_that_never_comes_is_rejected_and_a_stored_one_is_never_due() -> None:
+    with pytest.raises(ValueError, match="day-of-month"):
+        cron.check("0 0 31 2 *")
+    assert cron.latest("0 0 31 2 *", NOW) is None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "* * * *", "60 * * * *", "* 24 * * *", "5-1 * * * *", "*/0 * * * *", "a b c d e"]
+    "text",
+    ["", "* * * *", "0 * * * * *", "60 * * * *", "* 24 * * *", "5-1 * * * *", "*/0 * * * *", "a b c d e"],
 )
-def test_what_is_no_schedule_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"five fields|not"):
-        cron.parse(text)
+def test_an_invalid_schedule_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"five fields|bad (minute|hour)"):
+        cron.check(text)

@@ -89,7 +89,18 @@ def test_what_fits_still_fits_when_others_extended_the_schema_meanwhile() -> Non
         ({"a": "array<int>"}, {"a": "list<element: int32>"}, {}, None),
         ({"a": "string"}, {"a": "null"}, {}, None),
         ({"a": "int"}, {"a": "int64"}, {}, Incompatible("a", "int", "int64")),
-        ({"a": "timestamp"}, {"a": "timestamp[us]"}, {}, Incompatible("a", "timestamp", "timestamp[us]")),
+        (
+            {"a": "timestamp"},
+            {"a": "timestamp[us]"},
+            {},
+            Incompatible(
+                "a",
+                "timestamp",
+                "timestamp[us], which has no time zone,",
+                "use UTC datetimes, or declare `timestamp_ntz`",
+            ),
+        ),
+        ({"a": "timestamp_ntz"}, {"a": "timestamp[us]"}, {}, None),
         (
             {"a": "decimal(9, 2)"},
             {"a": "decimal128(9, 3)"},

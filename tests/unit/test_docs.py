@@ -6,10 +6,12 @@ import ast
 import json
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -18,14 +20,16 @@ import pytest
 
 from traceplane import crash_points, errors, telemetry
 from traceplane.cli.main import cli
-from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.api import InternalApi
-from traceplane.dispatcher.leasing import Leasing
+from traceplane.dispatcher.leases.service import Leases
 from traceplane.gateway.api import PublicApi
 from traceplane.http_service.app import App
-from traceplane.model.runtimes import DEFAULT_RUNTIMES, Limits, Runtime
-from traceplane.postgres.embedded import PROBLEMS
-from traceplane.registry import spec
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime, RuntimeLimits
+from traceplane.operators import catalog
+from traceplane.operators import config as operator_config
+from traceplane.postgres.embedded.problems import PROBLEMS
+from traceplane.registry.spec import dag_file
 from traceplane.settings import PREFIX, Settings
 from traceplane.wire.tasks import EmissionOutcome
 
@@ -67,6 +71,28 @@ def blocks(text: str, *languages: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.glob("guides/*.md")), ids=name_of)
+def test_a_guide_says_what_to_install_beside_traceplane(path: Path) -> None:
+    text = path.read_text()
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    installed = {re.split(r"[\[<>=]", requirement)[0].lower() for requirement in declared}
+    distributions = packages_distributions()
+    own = {"traceplane", *re.findall(r"^# (?:code/)?(\w+)\.py$", text, re.MULTILINE)}
+    for name in (
+        {n for code in blocks(text, "python") for n in _imported(code)} - own - sys.stdlib_module_names
+    ):
+        if not installed & {d.lower() for d in distributions.get(name, ())}:
+            assert f"pip install {name}" in text
+
+
+def _imported(code: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
 def test_every_row_of_a_table_has_a_cell_for_each_column() -> None:
     short = []
     for path in PAGES:
@@ -105,7 +131,7 @@ def test_every_setting_is_documented_with_its_variable_and_default(field: Field[
     assert cells[2] == shown(field)
 
 
-@pytest.mark.parametrize("field", [*fields(Runtime), *fields(Limits)], ids=lambda f: f.name)
+@pytest.mark.parametrize("field", [*fields(Runtime), *fields(RuntimeLimits)], ids=lambda f: f.name)
 def test_every_key_of_a_runtime_is_documented(field: Field[Any]) -> None:
     cells = rows(page("reference/settings.md"))[field.name]
     if field.default is not MISSING:
@@ -186,11 +212,31 @@ def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str
             known |= {opt for parameter in command.params for opt in parameter.opts}
 
 
+# --- operators --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", catalog.BUILT_IN)
+def test_every_operator_has_a_page_with_every_field_of_its_config(name: str) -> None:
+    text, operator = page(f"operators/{name}.md"), catalog.find(name)
+    assert operator is not None
+    described = operator_config.fields(operator)
+    documented = rows(sections(text, level=2)["Config"]) if described else {}
+    assert list(documented) == [field.name for field in described]
+    for field in described:
+        note = " A change of it rebuilds nothing." if field.execution_only else ""
+        default = "required" if field.default is None else f"`{field.default}`"
+        assert documented[field.name][1:] == [default, field.description + note]
+
+
+def test_no_operator_is_documented_that_does_not_exist() -> None:
+    assert {path.stem for path in (DOCS / "operators").glob("*.md")} == set(catalog.BUILT_IN)
+
+
 # --- the HTTP APIs ----------------------------------------------------------------------------------
 
 
 def internal_api() -> App:
-    leasing = Leasing(
+    leases = Leases(
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         work_created=lambda: None,
@@ -198,7 +244,7 @@ def internal_api() -> App:
         decoders=Decoders(),
         staged=Path(),
     )
-    api = InternalApi(database=None, authority=None, leasing=leasing, local_queue=None, queues={})  # type: ignore[arg-type]
+    api = InternalApi(database=None, authority=None, leases=leases, local_queue=None, queues={})  # type: ignore[arg-type]
     return api.app(max_body_bytes=1024)
 
 
@@ -264,6 +310,15 @@ async def test_no_endpoint_is_documented_that_does_not_exist() -> None:
     assert documented == known | {"GET /openapi.json"}
 
 
+async def test_the_public_api_has_one_prefix() -> None:
+    paths = (await openapi(public_api()))["paths"]
+    assert {path for path in paths if not path.startswith("/api/v1/")} == {"/healthz", "/readyz", "/metrics"}
+    folders = (ROOT / name for name in ("src", "tests", "docs", "examples", "bench"))
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md")]
+    # OpenTelemetry's collectors have a path of their own.
+    assert [str(p) for p in files if re.search(r"(?<!/api)/v1/(?!traces)\w", p.read_text())] == []
+
+
 # --- metrics, crash points, dependencies ------------------------------------------------------------
 
 
@@ -300,6 +355,7 @@ CODE = re.compile(r"[a-z_]+\.[a-z_]+")
 # What else is a dotted word: names of log events, spans, boundaries and groups are the first argument of these.
 NOT_RAISED_BY = {
     "emit",
+    "note",
     "span",
     "record_span",
     "crash_point",
@@ -311,7 +367,7 @@ NOT_RAISED_BY = {
 }
 
 
-def _tree(kind: type) -> Iterator[type]:
+def _tree(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _tree(child)
@@ -329,9 +385,9 @@ CARRIERS = {kind.__name__ for kind in _tree(errors.TraceplaneError)} | {
 @cache
 def codes() -> dict[str, str]:
     """Every stable error code of the source tree, and a file that has it."""
-    found: dict[str, str] = {f"postgres.{name}": "postgres/embedded.py" for name in PROBLEMS}
+    found: dict[str, str] = {f"postgres.{name}": "postgres/embedded/problems.py" for name in PROBLEMS}
     outcomes = get_args(get_type_hints(EmissionOutcome)["outcome"])
-    found |= {f"task.{outcome}": "worker/wrapper.py" for outcome in outcomes if outcome != "ok"}
+    found |= {f"task.{outcome}": "worker/attempt.py" for outcome in outcomes if outcome != "ok"}
     for path in SOURCE.rglob("*.sql"):
         for code in re.findall(r"'code', '([a-z_.]+)'", path.read_text()):
             found[code] = name_of(path)
@@ -352,7 +408,7 @@ def _codes_in(path: Path) -> Iterator[str]:
         elif name in CARRIERS:
             given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "code")]
             yield from (
-                g.value for g in given if isinstance(g, ast.Constant) and CODE.fullmatch(str(g.value))
+                str(g.value) for g in given if isinstance(g, ast.Constant) and CODE.fullmatch(str(g.value))
             )
     words = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in skipped)
     for word in (str(node.value) for node in words):
@@ -389,7 +445,7 @@ def test_codes_put_together_at_run_time_are_known_here() -> None:
         if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant)
         if re.fullmatch(r"[a-z_]+\.", str(node.values[0].value))
     }
-    assert found == {("embedded.py", "postgres."), ("capability.py", "token."), ("wrapper.py", "task.")}
+    assert found == {("problems.py", "postgres."), ("capability.py", "token."), ("attempt.py", "task.")}
 
 
 def test_every_error_code_is_documented() -> None:
@@ -424,7 +480,7 @@ def dags() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "text"), [*dags()])
 def test_dags_in_the_docs_parse(where: str, text: str) -> None:
-    assert spec.parse(text, where, known_runtimes=frozenset(DEFAULT_RUNTIMES)).jobs
+    assert dag_file.parse(text, where, known_runtimes=frozenset(DEFAULT_RUNTIMES)).jobs
 
 
 @pytest.mark.parametrize("text", [b for p in PAGES for b in blocks(p.read_text(), "toml")])

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from traceplane.model.explain import explain
+from traceplane.model.explain import ExplainFacts, explain
 
-WAITING: dict[str, Any] = {
-    "state": "queued",
-    "attempt": 0,
-    "max_attempts": 5,
-    "cancel_requested": False,
-    "worker_id": None,
-    "error": None,
-    "job": "enrich",
-    "runtime": "python",
-    "max_concurrency": None,
-    "dispatch_window": 1000,
-    "routed": True,
-    "priority": 0,
-    "ready_in_seconds": -1.0,
-    "dispatched_seconds": None,
-    "running_seconds": None,
-    "lease_seconds": None,
-    "resends": 0,
-    "in_flight": 0,
-    "ahead": 0,
-    "scope_held_by": None,
-    "hold_level": None,
-    "hold_path": None,
-    "hold_job": None,
-    "hold_metric": None,
-    "hold_figure": None,
-    "hold_threshold": None,
-    "in_outbox": False,
-}
+WAITING = ExplainFacts(
+    task_id=UUID(int=1),
+    dag="shop",
+    source_kind=None,
+    code_deployed=False,
+    partition_key=None,
+    range_start=0,
+    standing=None,
+    state="queued",
+    attempt=0,
+    max_attempts=5,
+    cancel_requested=False,
+    worker_id=None,
+    error=None,
+    job="enrich",
+    runtime="python",
+    max_concurrency=None,
+    dispatch_window=1000,
+    routed=True,
+    priority=0,
+    ready_in_seconds=-1.0,
+    dispatched_seconds=None,
+    running_seconds=None,
+    lease_seconds=None,
+    resends=0,
+    in_flight=0,
+    ahead=0,
+    scope_held_by=None,
+    hold_level=None,
+    hold_path=None,
+    hold_job=None,
+    hold_metric=None,
+    hold_figure=None,
+    hold_threshold=None,
+    in_outbox=False,
+)
 HELD = {
     "hold_level": 2,
     "hold_path": ["enrich", "join", "publish"],
@@ -48,7 +57,7 @@ HELD = {
 
 
 def reasons(**facts: Any) -> dict[str, str]:
-    return {reason.code: reason.sentence for reason in explain({**WAITING, **facts})}
+    return {reason.code: reason.sentence for reason in explain(replace(WAITING, **facts))}
 
 
 def test_a_held_task_names_edge_threshold_and_figure() -> None:
@@ -77,8 +86,11 @@ def test_a_busy_scope_names_the_task_that_holds_it() -> None:
 
 
 def test_a_full_job_names_its_limit_and_how_many_are_out() -> None:
-    assert "4 tasks out; its max_concurrency is 4" in reasons(max_concurrency=4, in_flight=4)["concurrency"]
-    assert "1000 tasks out; its dispatch window is 1000" in reasons(in_flight=1000)["concurrency"]
+    assert (
+        "4 tasks in flight; its max_concurrency is 4"
+        in reasons(max_concurrency=4, in_flight=4)["concurrency"]
+    )
+    assert "1000 tasks in flight; its dispatch window is 1000" in reasons(in_flight=1000)["concurrency"]
     assert "concurrency" not in reasons(max_concurrency=4, in_flight=3)
 
 
@@ -100,7 +112,7 @@ def test_a_task_that_nothing_holds_is_due() -> None:
 def test_a_dispatched_task_waits_for_the_relay_or_for_a_worker() -> None:
     assert list(reasons(state="dispatched", dispatched_seconds=1.0, in_outbox=True)) == ["outbox"]
     sentence = reasons(state="dispatched", dispatched_seconds=61.5, resends=2)["no_worker"]
-    for said in ("61.5 s", "runtime python", "again 2 times"):
+    for said in ("61.5 s", "runtime python", "resent 2 times"):
         assert said in sentence
 
 
@@ -121,7 +133,11 @@ def test_a_running_task_names_worker_attempt_and_lease() -> None:
 @pytest.mark.parametrize("error", [None, {"code": "operator.failed", "message": "no"}])
 def test_an_end_says_what_it_was(error: dict[str, str] | None) -> None:
     assert list(reasons(state="completed")) == ["completed"]
-    assert list(reasons(state="canceled")) == ["canceled"]
+    assert "traceplane retry" in reasons(state="canceled")["canceled"]
+    retired = reasons(state="canceled", routed=False)
+    assert list(retired) == ["canceled", "retired"]
+    assert "cannot be retried" in retired["retired"]
+    assert "traceplane retry" not in " ".join(retired.values())
     sentence = reasons(state="dead", attempt=5, error=error)["dead"]
     assert "5 attempts" in sentence
     assert (error or {"code": "unknown"})["code"] in sentence
@@ -129,4 +145,4 @@ def test_an_end_says_what_it_was(error: dict[str, str] | None) -> None:
 
 def test_a_state_that_does_not_exist_is_loud() -> None:
     with pytest.raises(AssertionError, match="asleep"):
-        explain({**WAITING, "state": "asleep"})
+        explain(replace(WAITING, state="asleep"))

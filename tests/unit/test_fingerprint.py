@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from traceplane.model.dag import Dag, Job
-from traceplane.registry import fingerprint, spec
+from traceplane.registry import fingerprint
+from traceplane.registry.spec import dag_file, normalized
 
 TEXT = """\
 version: 1
@@ -32,7 +33,7 @@ jobs:
 
 
 def parse(text: str) -> Dag:
-    return spec.parse(text, "f", known_runtimes=frozenset({"spark", "python", "lambda"}))
+    return dag_file.parse(text, "f", known_runtimes=frozenset({"spark", "python", "lambda"}))
 
 
 def changed(old: Dag, new: Dag) -> tuple[set[str], set[str]]:
@@ -73,7 +74,7 @@ def test_a_change_of_the_definition_flows_downstream_and_nowhere_else(old: str, 
         ("0 * * * *", "5 * * * *"),
         ("{kind: cron, schedule: '0 * * * *'}", "{kind: manual}"),
         ("storage: postgres, position: k", "storage: parquet"),
-        ("type: bigint", "type: string"),
+        ("type: bigint", "type: int"),
         ("type: bigint", "type: bigint, nullable: false"),
     ],
 )
@@ -120,7 +121,7 @@ def test_code_counts_as_definition() -> None:
 
 def test_a_fingerprint_survives_storage() -> None:
     dag = parse(TEXT)
-    assert changed(dag, spec.from_normalized(spec.dump_normalized(dag))) == (set(), set())
+    assert changed(dag, normalized.load(normalized.dump(dag))) == (set(), set())
 
 
 def test_a_fingerprint_is_stable_over_releases() -> None:

@@ -21,10 +21,18 @@ from traceplane.sql import gate
         ("select 'abc", "does not end"),
     ],
 )
-def test_a_malformed_query_is_told_where_it_goes_wrong(sql: str, said: str) -> None:
+def test_the_error_of_a_malformed_query_says_where_it_is_invalid(sql: str, said: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         gate.admit(sql)
     assert refused.value.code == "query.malformed"
     assert said in refused.value.message
     for internal in ("sqlglot", "class", "Token", "keyword"):
         assert internal not in refused.value.message
+
+
+@pytest.mark.parametrize("sql", ["", "  \n", ";", "-- nothing yet"])
+def test_an_empty_query_is_called_empty(sql: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        gate.admit(sql)
+    assert refused.value.code == "query.empty"
+    assert "select" in (refused.value.next_step or "")

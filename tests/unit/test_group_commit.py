@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import pytest
 
-from traceplane.errors import ConcurrentChange, DatabaseUnavailable, InvalidInput
+from traceplane.errors import ConcurrentChange, DatabaseUnavailable, InvalidInput, PlatformError
 from traceplane.runtime.group_commit import GroupCommit
 
 
@@ -42,9 +42,9 @@ def group(ledger: Ledger, **options: int) -> GroupCommit[int, str]:
     return GroupCommit("test", ledger.commit, **options)
 
 
-async def soon(*submissions: object) -> list[object]:
-    async with asyncio.timeout(5):
-        return await asyncio.gather(*submissions, return_exceptions=True)  # type: ignore[arg-type]
+async def soon(*submissions: Awaitable[object]) -> list[object]:
+    async with asyncio.timeout(60):
+        return await asyncio.gather(*submissions, return_exceptions=True)
 
 
 async def test_every_caller_gets_its_own_answers_in_order() -> None:
@@ -95,9 +95,9 @@ async def test_one_callers_trouble_is_not_anothers() -> None:
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable, ConcurrentChange])
-async def test_an_absent_database_is_told_to_all_at_once(error: type[Exception]) -> None:
+async def test_an_absent_database_is_told_to_all_at_once(error: type[PlatformError]) -> None:
     ledger = Ledger()
-    ledger.poison[2] = error("test.down", "nobody answers")  # type: ignore[call-arg]
+    ledger.poison[2] = error("test.down", "nobody answers")
     commit = group(ledger)
     answers = await soon(*(commit.submit([n]) for n in range(4)))
     assert answers == [ledger.poison[2]] * 4
@@ -162,7 +162,7 @@ async def test_under_any_interleaving_each_item_is_committed_once_and_answered()
                 await asyncio.sleep(0)
             assert await commit.submit([n, -n]) == [f"did {n}", f"did {-n}"]
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(caller(range(k * 100 + 1, k * 100 + 40)) for k in range(8)))
     committed = [item for items in ledger.groups for item in items]
     assert len(committed) == len(set(committed)) == 8 * 39 * 2

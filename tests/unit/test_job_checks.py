@@ -8,7 +8,8 @@ import pytest
 
 from traceplane.errors import Problem, SpecInvalid
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
-from traceplane.registry import code_identity, job_checks, spec
+from traceplane.registry import code_project, job_checks
+from traceplane.registry.spec import dag_file
 from traceplane.sql import job_query
 
 HEAD = """\
@@ -52,8 +53,8 @@ class Callable: ...
 def problems(job: str, code: dict[str, str] = CODE, *, is_elsewhere: bool = False) -> list[Problem]:
     """`»` marks where the one problem is."""
     text = HEAD + job.replace("»", "")
-    dag = spec.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
-    project = code_identity.project_sent(code)
+    dag = dag_file.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+    project = code_project.project_sent(code)
     found: tuple[Problem, ...] = ()
     try:
         job_checks.refuse(
@@ -125,12 +126,12 @@ def test_a_job_without_its_entrypoint_or_query_is_told_at_its_config_or_itself()
 
 def test_a_code_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     text = HEAD + python("jobs:run").replace("»", "")
-    dag = spec.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+    dag = dag_file.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
     with pytest.raises(SpecInvalid) as error:
         job_checks.refuse(
             dag,
             DEFAULT_RUNTIMES,
-            code_identity.project_in([]),
+            code_project.project_in([]),
             text,
             "dag.yaml",
             is_elsewhere=lambda _: False,
@@ -237,3 +238,23 @@ INPUTS = {"t": ["a", "b", "ts", "arr", "s", "day"], "u": ["k", "x"], "n": None}
 )
 def test_what_spark_understands_is_not_refused(text: str) -> None:
     assert job_query.faults(text, INPUTS) == []
+
+
+@pytest.mark.parametrize(
+    ("runtime", "operator", "suggestion"),
+    [
+        ("python", "pyton", "did you mean 'python'?"),
+        ("spark", "pysparc", "did you mean 'pyspark'?"),
+        ("spark", "query", "one of: compact, pyspark, signal_generate, sql"),
+        ("dispatcher", "agregator", "did you mean 'aggregator'?"),
+    ],
+)
+def test_an_operator_that_its_runtime_does_not_have_is_told_at_its_place(
+    runtime: str, operator: str, suggestion: str
+) -> None:
+    (problem,) = problems(f"- {{name: j, runtime: {runtime}, operator: »{operator}, {ORDERS}}}\n")
+    assert (problem.code, problem.value, problem.suggestion) == (
+        "deploy.unknown_operator",
+        operator,
+        suggestion,
+    )

@@ -17,6 +17,7 @@ from traceplane.model.task import (
     TaskState,
     judge_heartbeat,
     judge_report,
+    state_after_failure,
 )
 
 MINE = UUID(int=1)
@@ -27,7 +28,7 @@ RUNNING = TaskFacts(
     lease_token=MINE,
     reported_attempt=1,
     cancel_requested=False,
-    attempts_used_up=False,
+    max_attempts=3,
     endless=False,
 )
 CHANGING = {
@@ -45,7 +46,15 @@ def every_task() -> Iterator[TaskFacts]:
         TaskState, (0, 1, 2, 3), (None, MINE, ANOTHERS), (0, 1, 2, 3), flags, flags, flags
     ):
         if reported <= attempt:
-            yield TaskFacts(state, attempt, token, reported, cancel, used_up, endless)
+            yield TaskFacts(
+                state=state,
+                attempt=attempt,
+                lease_token=token,
+                reported_attempt=reported,
+                cancel_requested=cancel,
+                max_attempts=attempt if used_up else attempt + 1,
+                endless=endless,
+            )
 
 
 def reports(task: TaskFacts | None, attempt: int = 2, token: UUID = MINE) -> Iterator[ReportVerdict]:
@@ -109,8 +118,16 @@ def test_a_late_report_counts_as_long_as_nobody_has_claimed_the_task_since(state
 def test_a_failure_is_retried_until_attempts_are_used_up_and_a_source_for_ever(
     used_up: bool, endless: bool, retryable: bool, verdict: ReportVerdict
 ) -> None:
-    task = replace(RUNNING, attempts_used_up=used_up, endless=endless)
+    task = replace(RUNNING, max_attempts=2 if used_up else 3, endless=endless)
     assert judge_report(task, 2, MINE, Report.FAILED, retryable=retryable) is verdict
+
+
+def test_one_rule_says_what_becomes_of_an_attempt_whoever_ended_it() -> None:
+    assert state_after_failure(RUNNING) is TaskState.QUEUED
+    assert state_after_failure(RUNNING, retryable=False) is TaskState.DEAD
+    assert state_after_failure(replace(RUNNING, attempt=3)) is TaskState.DEAD
+    assert state_after_failure(replace(RUNNING, attempt=3, endless=True)) is TaskState.QUEUED
+    assert state_after_failure(replace(RUNNING, cancel_requested=True, endless=True)) is TaskState.CANCELED
 
 
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.QUEUED, TaskState.DISPATCHED])
@@ -118,7 +135,7 @@ def test_a_failure_is_retried_until_attempts_are_used_up_and_a_source_for_ever(
 def test_a_task_that_is_handed_back_is_run_again_even_if_it_was_its_last_attempt(
     state: TaskState, used_up: bool
 ) -> None:
-    task = replace(RUNNING, state=state, attempts_used_up=used_up)
+    task = replace(RUNNING, state=state, max_attempts=2 if used_up else 3)
     assert judge_report(task, 2, MINE, Report.RETURNED, retryable=True) is ReportVerdict.RETURN
 
 

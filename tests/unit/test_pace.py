@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traceplane.sandbox.assignment import RunResult
-from traceplane.worker.wrapper import Pace
+from traceplane.worker.pace import Pace
 
 
 def ended(seconds: float, waited: float = 0.0) -> RunResult:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceplane.model.dag import Dag, Job
-from traceplane.registry import fingerprint, spec
+from traceplane.registry import fingerprint
 from traceplane.registry.plan import (
     DatasetChanged,
     Deployed,
@@ -19,6 +19,7 @@ from traceplane.registry.plan import (
     plan,
     render,
 )
+from traceplane.registry.spec import dag_file, normalized
 
 HOT = "storage: postgres, position: k, columns: [{name: k, type: bigint}]"
 TEXT = """\
@@ -36,12 +37,12 @@ jobs:
 
 
 def parse(text: str) -> Dag:
-    return spec.parse(text, "f", known_runtimes=frozenset({"spark", "python"}))
+    return dag_file.parse(text, "f", known_runtimes=frozenset({"spark", "python"}))
 
 
 def deployed(text: str, code: str = "", version: int = 3) -> Deployed:
     """As it comes back from the database."""
-    dag = spec.from_normalized(json.loads(json.dumps(spec.dump_normalized(parse(text)))))
+    dag = normalized.load(json.loads(json.dumps(normalized.dump(parse(text)))))
     return Deployed(
         version,
         dag,
@@ -303,14 +304,14 @@ def edited(choice: set[int]) -> str:
     return text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(*[st.sets(st.integers(0, len(EDITS) - 1), max_size=4)] * 2)
 def test_a_plan_is_a_noop_exactly_if_the_dags_are_equal_and_accounts_for_every_job(
     one: set[int], two: set[int]
 ) -> None:
     old, new = edited(one), edited(two)
     result = plan_of(old, new)
-    assert result.is_noop == (spec.dump_normalized(parse(old)) == spec.dump_normalized(parse(new)))
+    assert result.is_noop == (normalized.dump(parse(old)) == normalized.dump(parse(new)))
     kept = [*result.unchanged, *(c.job for c in result.execution_changed), *(r.job for r in result.rebuilt)]
     assert sorted(names((*kept, *result.added))) == sorted(names(parse(new).jobs))
     assert sorted(names((*kept, *result.removed))) == sorted(names(parse(old).jobs))

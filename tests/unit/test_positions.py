@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from traceplane.model.positions import kept
 
+Range = tuple[int, int]
 ranges = st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
 
 
 @given(commit=ranges, scope=ranges, hidden=st.lists(ranges, max_size=4))
-def test_kept_are_the_positions_of_both_that_are_not_hidden(commit, scope, hidden) -> None:
+def test_kept_are_the_positions_of_both_that_are_not_hidden(
+    commit: Range, scope: Range, hidden: list[Range]
+) -> None:
     expected = {
         n
         for n in range(commit[0], commit[1] + 1)

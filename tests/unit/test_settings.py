@@ -44,7 +44,6 @@ def test_a_trigger_takes_the_environment_of_its_guide() -> None:
         batch_timeout_seconds=0.5,
         cache_refresh_interval_seconds=30.0,
         state_url=url,
-        data_url=url,
         celery_broker_url="redis://redis:6379/0",
     )
 
@@ -54,7 +53,6 @@ def test_names_with_the_prefix_win_and_empty_ones_are_not_there() -> None:
         "TRACEPLANE_CELERY_BROKER_URL": "redis://ours/1",
         "TRACEPLANE_SERVICE_NAME": "ours",
         "TRACEPLANE_STATE_URL": "postgresql://ours",
-        "TRACEPLANE_DATA_URL": "postgresql://ours",
         "KAFKA_BOOTSTRAP_SERVERS": "",
     }
     found = with_unprefixed(load(environment=given), given)
@@ -74,7 +72,7 @@ def test_other_processes_read_no_such_name_but_celerys_broker_where_nothing_else
 
 
 def test_a_wrong_value_is_refused_under_any_name() -> None:
-    with pytest.raises(InvalidInput, match="batch_size is more than zero"):
+    with pytest.raises(InvalidInput, match="batch_size must be greater than zero"):
         with_unprefixed(Settings(), {"BATCH_SIZE": "0"})
     with pytest.raises(InvalidInput, match="wrong type"):
         with_unprefixed(Settings(), {"BATCH_TIMEOUT_SECONDS": "soon"})
@@ -83,3 +81,10 @@ def test_a_wrong_value_is_refused_under_any_name() -> None:
 def test_every_name_without_the_prefix_is_documented() -> None:
     documented = rows(sections(page("concepts/trigger.md"), level=2)["Settings"])
     assert documented.keys() >= {*UNPREFIXED, CELERY_BROKER, *GUIDE}
+
+
+def test_a_setting_of_older_versions_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "traceplane.toml"
+    file.write_text('data_url = "postgresql://data"\norg = "ours"\n')
+    settings = load(file, environment={"TRACEPLANE_DATA_URL": "postgresql://data"})
+    assert settings == Settings(config=file, org="ours")

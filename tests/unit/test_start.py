@@ -12,6 +12,7 @@ SLOW = {
     "asyncpg",
     "cryptography",
     "duckdb",
+    "exchange_calendars",
     "numpy",
     "pandas",
     "pyarrow",

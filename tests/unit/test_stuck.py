@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from traceplane.model.stuck import PATIENCE_SECONDS, stuck
+from traceplane.model.stuck import PATIENCE_SECONDS, UnfinishedTasks, stuck
 
 LATE, SOON = PATIENCE_SECONDS + 1, PATIENCE_SECONDS - 1
 
 
-def row(state: str, due: float, **more: Any) -> dict[str, Any]:
-    known = {
-        "dag": "shop",
-        "job": "load",
-        "runtime": "spark",
-        "tasks": 3,
-        "hold_level": None,
-        "hold_job": None,
-    }
-    return {**known, "state": state, "due_seconds": due, **more}
+def row(
+    state: str, due: float, *, tasks: int = 3, hold_level: int | None = None, hold_job: str | None = None
+) -> UnfinishedTasks:
+    return UnfinishedTasks(
+        dag="shop",
+        job="load",
+        runtime="spark",
+        state=state,
+        tasks=tasks,
+        retrying=0,
+        newest_retry=None,
+        due_seconds=due,
+        hold_level=hold_level,
+        hold_job=hold_job,
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def row(state: str, due: float, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_job_that_does_not_go_on_is_named(
-    rows: list[dict[str, Any]], at_work: tuple[str, ...], reason: str, said: str
+    rows: list[UnfinishedTasks], at_work: tuple[str, ...], reason: str, said: str
 ) -> None:
     (found,) = stuck(rows, at_work)
     assert (found.dag, found.job, found.reason) == ("shop", "load", reason)
@@ -58,5 +61,5 @@ def test_a_job_that_does_not_go_on_is_named(
     ],
     ids=["just sent", "workers are busy", "just made", "behind others", "running"],
 )
-def test_work_that_takes_its_time_is_not_stuck(rows: list[dict[str, Any]], at_work: tuple[str, ...]) -> None:
+def test_work_that_takes_its_time_is_not_stuck(rows: list[UnfinishedTasks], at_work: tuple[str, ...]) -> None:
     assert stuck(rows, at_work) == []

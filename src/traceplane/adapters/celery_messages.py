@@ -16,18 +16,18 @@ _SECONDS = 5.0
 
 
 class CeleryMessages:
-    """Blocks, for a few seconds at most: belongs into a thread."""
+    """Blocks for up to a few seconds, so call it from a thread."""
 
     def __init__(self, broker_url: str) -> None:
         self._app = Celery("traceplane", broker=broker_url)
-        # Celery's variables in the environment win over what an application says. They may be meant for another
-        # one, and results are nobody's here.
+        # Celery's environment variables override an application's settings. They may be meant for another application,
+        # and nobody reads results here.
         self._app.backend_cls = "disabled"
         self._broker = self._app.connection_for_write(broker_url)
         self._app.conf.update(
-            task_ignore_result=True,  # how executions end is told over HTTP
+            task_ignore_result=True,  # workers report over HTTP how executions end
             broker_connection_timeout=_SECONDS,
-            # The relay tries again by itself, and holds a transaction meanwhile.
+            # The relay retries by itself, and holds a transaction in the meantime.
             broker_transport_options={
                 "socket_timeout": _SECONDS,
                 "socket_connect_timeout": _SECONDS,
@@ -38,7 +38,7 @@ class CeleryMessages:
         )
 
     def send(self, messages: Sequence[tuple[str, Sequence[Any]]]) -> None:
-        """Of each message its id and the arguments of the task. What fails may have been sent in part."""
+        """Sends messages, each an id and the task's arguments. If it fails, some may have been sent."""
         try:
             with pools.producers[self._broker].acquire(block=True, timeout=_SECONDS) as producer:
                 for message_id, arguments in messages:
@@ -54,5 +54,5 @@ def _unavailable(error: BaseException) -> QueueUnavailable:
         "queue.unavailable",
         "Celery's broker does not answer",
         value=f"{type(error).__name__} {error}"[:200],
-        next_step="check celery_broker_url and that the broker runs; the messages are sent again",
+        next_step="check celery_broker_url and that the broker is running; the messages will be sent again",
     )

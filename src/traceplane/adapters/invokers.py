@@ -1,8 +1,8 @@
 """Ways to call a function with a task: over HTTP, as a child process, or on AWS Lambda.
 
-An invoker makes one call and never repeats it: retries belong to the task. It answers with the bytes that the
-function answered with, or raises `InvocationFailed`. Canceling the call hangs up, and kills a child process;
-a function elsewhere may go on for a while, and what it then reports is stale.
+An invoker makes one call and never retries it: retries belong to the task. It returns the bytes of the function's
+answer, or raises `InvocationFailed`. Canceling the call closes the connection or kills the child process; a remote
+function may continue for a while, and its report is then stale.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _CHUNK = 64 * 1024
 
 
 class InvocationFailed(PlatformError):
-    """The call gave no answer. Codes:
+    """The call failed. Codes:
 
-    invoke.timeout         it took longer than the job allows
-    invoke.refused         the target was not reached, or did not take the call
+    invoke.timeout         it took longer than the job's timeout
+    invoke.refused         the target was unreachable or rejected the call
     invoke.function_error  the function ran and failed
-    invoke.bad_answer      the answer is too large, or not one that a function may give
+    invoke.bad_answer      the answer is too large or invalid
     """
 
 
@@ -44,7 +44,7 @@ class Invoker(Protocol):
 
 
 class HttpInvoker:
-    """POST to the target; the answer is the body. Redirects are refused: the payload carries a token."""
+    """POST to the target; the answer is the body. Redirects are rejected, because the payload carries a token."""
 
     def __init__(self, *, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._max_answer_bytes = max_answer_bytes
@@ -56,11 +56,11 @@ class HttpInvoker:
             self._session = None
 
     async def invoke(self, target: str, payload: bytes, timeout_seconds: float) -> bytes:
-        import aiohttp  # most dispatchers call nobody, and start faster without it
+        import aiohttp  # most dispatchers call no functions and start faster without it
 
         if self._session is None:
-            # A call is not repeated, so it must not meet an idle connection that is just being closed; and
-            # what one task's call was given as a cookie is no business of the next.
+            # A call is not retried, so it must not use an idle connection that is just being closed. Cookies of one
+            # task's call must not reach the next.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, force_close=True), cookie_jar=aiohttp.DummyCookieJar()
             )
@@ -84,15 +84,15 @@ class HttpInvoker:
             raise _refused(error) from error
         if 200 <= response.status < 300:
             return answer
-        said = f"HTTP {response.status}: {_tail(answer)}"
-        raise _function_failed(said) if response.status >= 500 else _refused(said)
+        answered = f"HTTP {response.status}: {_tail(answer)}"
+        raise _function_failed(answered) if response.status >= 500 else _refused(answered)
 
 
 class ProcessInvoker:
-    """A command with the payload on its standard input; the answer is all that it writes to its output.
+    """A command with the payload on its standard input; the answer is everything that it writes to its output.
 
-    The command gets a process group of its own, which is killed when the call is over, and none of this
-    process's environment. It is not sandboxed: it runs as this process's user.
+    The command gets its own process group, which is killed when the call ends, and none of this process's
+    environment. It is not sandboxed: it runs as this process's user.
     """
 
     def __init__(self, *, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
@@ -104,7 +104,7 @@ class ProcessInvoker:
     async def invoke(self, target: str, payload: bytes, timeout_seconds: float) -> bytes:
         loop = asyncio.get_running_loop()
         try:
-            # What asyncio.create_subprocess_exec does, except that the transport can be closed in the end.
+            # Like asyncio.create_subprocess_exec, except that the transport can be closed in the end.
             transport, protocol = await loop.subprocess_exec(
                 lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
                 *shlex.split(target),
@@ -143,7 +143,7 @@ class ProcessInvoker:
 
 
 class LambdaInvoker:
-    """A synchronous Invoke of AWS Lambda, with botocore's retries off. Needs the extra `aws`."""
+    """A synchronous AWS Lambda invocation, with botocore's retries off. Needs the extra `aws`."""
 
     def __init__(
         self,
@@ -201,12 +201,12 @@ class LambdaInvoker:
                 except ImportError as error:
                     raise InvocationFailed(
                         "invoke.refused",
-                        "the client of AWS is not installed",
+                        "the AWS client is not installed",
                         next_step='pip install "traceplane[aws]"',
                     ) from error
                 config = AioConfig(
                     connect_timeout=_CONNECT_SECONDS,
-                    read_timeout=_LONGEST_LAMBDA_SECONDS + 10,  # a job's own timeout is kept by `invoke`
+                    read_timeout=_LONGEST_LAMBDA_SECONDS + 10,  # `invoke` enforces the job's timeout
                     max_pool_connections=self._connections,
                     retries={"max_attempts": 0},
                     tcp_keepalive=True,
@@ -229,7 +229,7 @@ async def _read(stream: _Readable, limit: int) -> bytes:
     while chunk := await stream.read(_CHUNK):
         answer += chunk
         if len(answer) > limit:
-            raise InvocationFailed("invoke.bad_answer", f"the answer has more than {limit} bytes")
+            raise InvocationFailed("invoke.bad_answer", f"the answer is larger than {limit} bytes")
     return bytes(answer)
 
 
@@ -250,7 +250,7 @@ async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
 async def _kill_group(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A descendant that left the group may hold the pipes, and wait() waits for those too.
+    # A descendant that left the group may hold the pipes open, and wait() waits for those too.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
             await process.wait()
@@ -272,11 +272,11 @@ def _refused(why: BaseException | str) -> InvocationFailed:
     value = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
     return InvocationFailed(
         "invoke.refused",
-        "the function was not reached, or did not take the call",
+        "the function was unreachable or rejected the call",
         value=value,
         next_step="check the runtime's target in the settings",
     )
 
 
-def _function_failed(said: str) -> InvocationFailed:
-    return InvocationFailed("invoke.function_error", "the function failed", value=said)
+def _function_failed(details: str) -> InvocationFailed:
+    return InvocationFailed("invoke.function_error", "the function failed", value=details)

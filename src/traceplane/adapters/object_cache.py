@@ -1,15 +1,15 @@
-"""Local copies of files of an object store in S3, so that operators, Spark and queries see folders and no credentials.
+"""Local copies of files in S3, so that operators, Spark and queries see folders and need no credentials.
 
-    {cache}/files/…              files of the store by their paths there: whole, immutable, shared by all workers
-    {cache}/worker-…/outputs/    what tasks of one worker write, by the paths that it will have in the store
-    {cache}/worker-…/incoming/   its downloads under way
+    {cache}/files/…              files of the store by their paths: complete, immutable, shared by all workers
+    {cache}/worker-…/outputs/    outputs of one worker's tasks, by their future paths in the store
+    {cache}/worker-…/incoming/   its downloads in progress
 
-The wrapper holds a task's inputs while the task runs, and a gateway the files of a query: fetched if they are not
-there, and locked. What a task wrote is uploaded, and then moved to `files`, where the next job of the cascade finds it.
+The wrapper holds the inputs of a running task, and a gateway the files of a query: missing files are fetched, and all
+are locked. Outputs are uploaded and then moved to `files`, where the next job of the cascade finds them.
 
-A file appears under its path by a link, once, however many fetch it. A holder has a shared lock on it; who makes room
-takes an exclusive one before it removes the file, least recently used first, so that nobody loses a file that a task
-was handed. The kernel drops the locks of a worker that is killed, and the next worker removes its folder.
+A link creates each file under its path once, however many processes fetch it. A holder has a shared lock on it. To make
+room, a worker takes an exclusive lock before it removes a file, least recently used first, so that no task loses a file
+that it was given. The kernel drops the locks of a killed worker, and the next worker removes its folder.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from typing import TypeVar
 from uuid import uuid4
 
 from traceplane import telemetry
-from traceplane.adapters.in_parallel import in_parallel
-from traceplane.adapters.locked_folder import LockedFolder, remove_tree
 from traceplane.adapters.object_store import ObjectStore, StoredFile, relative
 from traceplane.errors import PlatformError
 from traceplane.linux.plain_files import open_plain
+from traceplane.runtime.in_parallel import in_parallel
+from traceplane.runtime.locked_folder import LockedFolder, remove_tree
+from traceplane.runtime.retrying import pauses, retrying
 
 Answer = TypeVar("Answer")
 
 _TRANSFERS_AT_ONCE = 16
-"""Of one task."""
+"""Per task."""
 _LOOK_AGAIN_AFTER = 20
-"""Workers count what they add, and look at what all of them have after this part of the limit."""
+"""Workers count the bytes they add, and check the size of the whole cache after each twentieth of the limit."""
 _LEFT_OF_TEN = 9
-"""Tenths of the limit that stay when room is made."""
+"""Tenths of the limit that remain after room is made."""
 _OPEN_FILES = 1 << 16
 _TRIES = 5
 _AWAY = ("object_store.unavailable", "object_store.refused")
@@ -50,7 +51,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 
 
 class ObjectCache:
-    """Made by `open`."""
+    """Created by `open`."""
 
     def __init__(self, store: ObjectStore, folder: Path, own: LockedFolder, limit_bytes: int) -> None:
         self._store = store
@@ -61,16 +62,16 @@ class ObjectCache:
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._making_room: asyncio.Task[None] | None = None
         self.away = False
-        """Whether the store failed lately: tasks taken now would only use up their attempts."""
+        """Whether the store failed recently: tasks claimed now would only use up their attempts."""
         self.files = folder / "files"
         self.outputs = own.path / "outputs"
 
     @classmethod
     async def open(cls, store: ObjectStore, folder: Path, *, limit_bytes: int) -> ObjectCache:
-        """Takes the store over. Raises unless it can be reached: a worker without it would only use up attempts."""
+        """Raises unless the store can be reached: a worker without it would only use up attempts."""
         try:
             await store.check()
-            _allow_many_open_files()  # each file that is held is open
+            _allow_many_open_files()  # each held file is open
             cache = await asyncio.to_thread(
                 _explained, lambda: cls._make(store, folder.resolve(), limit_bytes)
             )
@@ -100,7 +101,7 @@ class ObjectCache:
 
     @contextlib.asynccontextmanager
     async def holding(self, files: Sequence[StoredFile]) -> AsyncIterator[None]:
-        """The files are at their paths below `self.files` as long as the context lasts."""
+        """The files stay at their paths below `self.files` until the context ends."""
         locks = _Locks()
         try:
             absent = await asyncio.to_thread(_explained, lambda: self._hold_present(files, locks))
@@ -115,7 +116,7 @@ class ObjectCache:
         return [file for file in files if not self._hold(file, locks)]
 
     def _hold(self, file: StoredFile, locks: _Locks) -> bool:
-        """Whether the file is there, and now held."""
+        """Whether the file exists and is now held."""
         place = self.files / relative(file.path)
         try:
             with open_plain(place) as opened:
@@ -123,14 +124,14 @@ class ObjectCache:
         except (FileNotFoundError, NotADirectoryError):
             return False
         fcntl.flock(lock, fcntl.LOCK_SH)
-        found = os.fstat(lock)
-        if found.st_nlink == 0 or found.st_size != file.bytes:
+        status = os.fstat(lock)
+        if status.st_nlink == 0 or status.st_size != file.bytes:
             os.close(lock)
-            if found.st_nlink:
-                place.unlink(missing_ok=True)  # a disk's mishap: the store has the truth
+            if status.st_nlink:
+                place.unlink(missing_ok=True)  # damaged on disk; the store has the right one
             return False
         with contextlib.suppress(PermissionError):  # another user's worker fetched it
-            os.utime(lock, ns=(time.time_ns(), found.st_mtime_ns))
+            os.utime(lock, ns=(time.time_ns(), status.st_mtime_ns))
         locks.add(lock)
         return True
 
@@ -140,7 +141,7 @@ class ObjectCache:
                 fetching = asyncio.create_task(self._download(file))
                 self._fetching[file.path] = fetching
                 fetching.add_done_callback(lambda task: self._fetched(file.path, task))
-            # Others may wait for the same file: one that gives up must not end it for them.
+            # Others may wait for the same file: a caller that gives up must not cancel it for them.
             await asyncio.shield(self._fetching[file.path])
             if await asyncio.to_thread(_explained, lambda: self._hold(file, locks)):
                 return
@@ -149,7 +150,7 @@ class ObjectCache:
     def _fetched(self, path: str, task: asyncio.Task[None]) -> None:
         self._fetching.pop(path, None)
         if not task.cancelled():
-            task.exception()  # those who wait are told; that nobody does is no error
+            task.exception()  # waiters get the error; having none is fine
 
     async def _download(self, file: StoredFile) -> None:
         draft = self._own.path / "incoming" / uuid4().hex
@@ -169,7 +170,7 @@ class ObjectCache:
     def _into_files(self, path: str, act: Callable[[Path], None]) -> None:
         for _ in range(_TRIES):
             _make_passable(self.files, os.path.dirname(path))
-            with contextlib.suppress(FileNotFoundError):  # the folder was removed again, being empty
+            with contextlib.suppress(FileNotFoundError):  # the empty folder was removed in the meantime
                 act(self.files / path)
                 return
         act(self.files / path)
@@ -177,7 +178,7 @@ class ObjectCache:
     # Outputs ---------------------------------------------------------------------------------------
 
     async def upload(self, files: Sequence[StoredFile]) -> None:
-        """Brings what a task wrote below `self.outputs` to the same paths of the store."""
+        """Uploads a task's outputs below `self.outputs` to the same paths in the store."""
         with _explaining(), self._noticing_absence():
             await in_parallel(
                 lambda file: self._store.put(self.outputs / file.path, file.path), files, _TRANSFERS_AT_ONCE
@@ -191,7 +192,7 @@ class ObjectCache:
             self._into_files(file.path, functools.partial(os.rename, written))
 
     async def discard(self, prefixes: Sequence[str]) -> None:
-        """Removes what is left of an attempt's outputs."""
+        """Removes the remaining outputs of an attempt."""
         await asyncio.to_thread(self._discard, prefixes)
 
     def _discard(self, prefixes: Sequence[str]) -> None:
@@ -213,16 +214,13 @@ class ObjectCache:
             raise
 
     async def until_back(self) -> None:
-        """Waits for a store that is away."""
-        pause = 0.5
-        while self.away:
-            try:
-                await self._store.check()
-                self.away = False
-                telemetry.emit("object_store.back")
-            except PlatformError:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        """Waits while the store is unavailable."""
+        if not self.away:
+            return
+        await retrying(self._store.check, on=PlatformError, pauses=pauses(0.5, _LONGEST_PAUSE_SECONDS))
+        if self.away:  # no other task has noticed yet
+            self.away = False
+            telemetry.emit("object_store.back")
 
     # Room ------------------------------------------------------------------------------------------
 
@@ -246,15 +244,15 @@ class ObjectCache:
             telemetry.emit("object_cache.evicted", files=count, bytes=size)
 
     def _evict(self) -> tuple[int, int]:
-        """Removes the least recently used files that nobody holds; one worker at a time."""
+        """Removes the least recently used files that nobody holds, in one worker at a time."""
         lock = os.open(self._folder / "evicting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = sorted(_files_below(str(self.files)))
-            total = sum(size for _, size, _ in found)
+            files = sorted(_files_below(str(self.files)))
+            total = sum(size for _, size, _ in files)
             count = freed = 0
             if total > self._limit_bytes:
-                for _, size, path in found:
+                for _, size, path in files:
                     if (total - freed) * 10 <= self._limit_bytes * _LEFT_OF_TEN:
                         break
                     if _remove_unless_held(Path(path), self.files):
@@ -265,7 +263,7 @@ class ObjectCache:
 
 
 class _Locks:
-    """Open files with a lock each. A thread may still add to them when nobody waits for it any more."""
+    """Open files, each locked. A thread may still add to them after its caller has given up."""
 
     def __init__(self) -> None:
         self._open: list[int] | None = []
@@ -286,7 +284,7 @@ class _Locks:
 
 
 def _files_below(folder: str) -> Iterator[tuple[int, int, str]]:
-    """Last use, size and path of each."""
+    """Last use, size and path of each file."""
     pending = [folder]
     while pending:
         with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
@@ -295,8 +293,8 @@ def _files_below(folder: str) -> Iterator[tuple[int, int, str]]:
                     pending.append(entry.path)
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    yield found.st_atime_ns, found.st_size, entry.path
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_atime_ns, status.st_size, entry.path
 
 
 def _remove_unless_held(path: Path, root: Path) -> bool:
@@ -316,7 +314,7 @@ def _remove_unless_held(path: Path, root: Path) -> bool:
 
 
 def _prune(folder: Path, root: Path) -> None:
-    """Removes empty folders, but none that children may have in view: those down to a generation's staging."""
+    """Removes empty folders, except those that children may see: down to a generation's staging."""
     while folder.name != "staging" and folder != root:
         try:
             folder.rmdir()
@@ -326,7 +324,7 @@ def _prune(folder: Path, root: Path) -> None:
 
 
 def _make_passable(root: Path, below: str) -> None:
-    """Folders that operators of any uid can enter, whatever the umask."""
+    """Creates folders that operators of any uid can enter, whatever the umask."""
     folder = root
     for name in below.split("/"):
         folder = folder / name
@@ -337,9 +335,9 @@ def _make_passable(root: Path, below: str) -> None:
 
 def _allow_many_open_files() -> None:
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    limit = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 @contextlib.contextmanager
@@ -356,11 +354,11 @@ def _explained(act: Callable[[], Answer]) -> Answer:
 
 
 def _failed(reason: str, value: object) -> PlatformError:
-    step = "raise the worker's limit of open files" if reason == os.strerror(errno.EMFILE) else None
+    step = "raise the worker's open file limit" if reason == os.strerror(errno.EMFILE) else None
     return PlatformError(
         "worker.cache_failed",
         f"the worker's cache of the object store cannot be used: {reason}",
         value=value,
         next_step=step
-        or "check space and owner of the folder `object_cache`, and its size in `object_cache_mb`",
+        or "check the free space and the owner of the folder `object_cache`, and its size in `object_cache_mb`",
     )

@@ -1,12 +1,12 @@
-"""The object store: where the files of datasets are. A folder, or a bucket of S3.
+"""The object store, which holds the files of datasets: a folder, or an S3 bucket.
 
-Workers write files below a prefix of their attempt, `{dataset}/{generation}/staging/{task}/{attempt}/`, and a commit
+Workers write files below the prefix of their attempt, `{dataset}/{generation}/staging/{task}/{attempt}/`, and a commit
 makes them visible; nothing is ever renamed or overwritten. Paths are relative to the store's root, with slashes.
 
-A folder's files are read and written where they are. Those of a bucket pass through the worker's cache
+Files in a folder are read and written in place. Files in a bucket pass through the worker's cache
 (`adapters.object_cache`), so that operator code and Spark see local files and hold no credentials.
 
-Whatever fails is a PlatformError with one of the codes `object_store.…`, and may be repeated.
+Every failure is a PlatformError with a code `object_store.…`, and the call may be retried.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StagingPrefix:
-    """Where one attempt of one task writes, and what it has written."""
+    """Where one attempt of a task writes, and its files."""
 
     path: str
     task_id: UUID
@@ -43,44 +43,44 @@ class StagingPrefix:
 
 class ObjectStore(Protocol):
     async def check(self) -> None:
-        """Raises unless the store is there and lets itself be read."""
+        """Raises unless the store exists and is readable."""
         ...
 
     async def get(self, file: StoredFile, target: Path) -> None:
-        """Copies a file to a new local one, whole: another size than the catalog's is refused."""
+        """Copies a file to a new local one, completely; fails if the size differs from the catalog's."""
         ...
 
     async def put(self, source: Path, path: str) -> None:
-        """Copies a local file into the store; it is there whole or not at all."""
+        """Copies a local file into the store, atomically."""
         ...
 
     def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
-        """All of them, in batches; what does not look like one is not named."""
+        """All staging prefixes, in batches; paths that do not look like one are left out."""
         ...
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
-        """Those of the files that are there."""
+        """The files that exist."""
         ...
 
     async def delete(self, paths: Sequence[str]) -> None:
-        """Removes files, and the folders that are empty without them; what is gone already is no error."""
+        """Removes files, and folders that become empty; missing files are no error."""
         ...
 
     async def delete_empty(self, prefix: str) -> None:
-        """Removes what there is of a prefix that holds no file: empty folders, uploads that were broken off."""
+        """Removes the rest of a prefix without files: empty folders, aborted uploads."""
         ...
 
     async def close(self) -> None: ...
 
 
 def staging_prefix_of(path: str) -> StagingPrefix | None:
-    """The attempt that a path belongs to, if it looks like one."""
-    found = _STAGED.match(path)
-    return StagingPrefix(found[1], UUID(found[2]), int(found[3])) if found else None
+    """The attempt that a path belongs to; None if the path does not look like one."""
+    match = _STAGED.match(path)
+    return StagingPrefix(match[1], UUID(match[2]), int(match[3])) if match else None
 
 
 def relative(path: str) -> str:
-    """The path, if it stays inside of the store whoever wrote it down."""
+    """The path, if it stays inside the store, whoever wrote it."""
     first = path.partition("/")[0]
     if first in ("", ".", "..") or posixpath.normpath(path) != path.removesuffix("/"):
         raise outside(path)
@@ -88,22 +88,22 @@ def relative(path: str) -> str:
 
 
 def outside(path: str) -> PlatformError:
-    return PlatformError("object_store.outside", "a path leads out of the object store", value=path)
+    return PlatformError("object_store.outside", "a path leads outside the object store", value=path)
 
 
 def missing(path: str) -> PlatformError:
     return PlatformError(
         "object_store.missing",
-        "a file is not in the object store",
+        "a file is missing in the object store",
         value=path,
         next_step="if `traceplane gc` ran with a short grace period, retry; else restore the file",
     )
 
 
-def size_mismatch(file: StoredFile, found: int) -> PlatformError:
+def size_mismatch(file: StoredFile, actual: int) -> PlatformError:
     return PlatformError(
         "object_store.size_mismatch",
-        f"a file has {found} bytes, and the catalog says {file.bytes}",
+        f"a file has {actual} bytes, but the catalog says {file.bytes}",
         value=file.path,
-        next_step="find out who wrote to the object store besides the workers, and restore the file",
+        next_step="find out what else writes to the object store, and restore the file",
     )

@@ -1,4 +1,4 @@
-"""A folder of the file system as the object store."""
+"""A folder as the object store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH = 500
 _COPIED_AT_ONCE = 1 << 20
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,9})(-[0-9a-f]{16})?")
-"""Where it writes, or where the child wrote whose first task it was (`worker.sandbox`)."""
+"""Where the attempt writes, or the first task of its child process wrote (`sandbox`)."""
 
 
 class FolderObjectStore:
@@ -45,11 +45,11 @@ class FolderObjectStore:
 
     def _get(self, file: StoredFile, target: Path) -> None:
         place = self._inside(file.path)
-        found = _size(place)
-        if found is None:
+        size = _size(place)
+        if size is None:
             raise missing(file.path)
-        if found != file.bytes:
-            raise size_mismatch(file, found)
+        if size != file.bytes:
+            raise size_mismatch(file, size)
         _copy(place, target)
 
     async def put(self, source: Path, path: str) -> None:
@@ -66,8 +66,8 @@ class FolderObjectStore:
             raise _unavailable(place, error) from error
 
     async def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
-        found = self._prefixes()
-        while batch := await asyncio.to_thread(lambda: list(itertools.islice(found, _BATCH))):
+        prefixes = self._prefixes()
+        while batch := await asyncio.to_thread(lambda: list(itertools.islice(prefixes, _BATCH))):
             yield batch
 
     def _prefixes(self) -> Iterator[StagingPrefix]:
@@ -85,8 +85,8 @@ class FolderObjectStore:
                 yield StoredFile(file.relative_to(self._root).as_posix(), _size(file) or 0)
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
-        found = await asyncio.to_thread(lambda: [(path, _size(self._inside(path))) for path in paths])
-        return [StoredFile(path, size) for path, size in found if size is not None]
+        sizes = await asyncio.to_thread(lambda: [(path, _size(self._inside(path))) for path in paths])
+        return [StoredFile(path, size) for path, size in sizes if size is not None]
 
     async def delete(self, paths: Sequence[str]) -> None:
         await asyncio.to_thread(self._delete, paths)
@@ -112,7 +112,7 @@ class FolderObjectStore:
         self._prune(folder.parent)
 
     def _prune(self, folder: Path) -> None:
-        """Removes empty folders upwards as far as that of the generation's staging, which attempts share."""
+        """Removes empty folders upwards, up to the generation's staging folder, which attempts share."""
         while folder.name != "staging" and folder != self._root:
             try:
                 folder.rmdir()
@@ -121,7 +121,7 @@ class FolderObjectStore:
             folder = folder.parent
 
     def _inside(self, path: str) -> Path:
-        """The place of a path; one that leads out of the store is refused, whoever wrote it down."""
+        """The location of a path; rejects one that leads outside the store, whoever wrote it."""
         place = Path(os.path.normpath(self._root / path))
         if self._root not in place.parents or not place.parent.resolve().is_relative_to(self._root):
             raise outside(path)
@@ -131,17 +131,17 @@ class FolderObjectStore:
 def _folders(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
-            found = sorted(
+            matching = sorted(
                 e.name for e in entries if names.fullmatch(e.name) and e.is_dir(follow_symlinks=False)
             )
     except (FileNotFoundError, NotADirectoryError):
         return
-    for name in found:
+    for name in matching:
         yield folder / name
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Never what a link leads to: operators wrote it."""
+    """Never follows a link, since operators may have created it."""
     with open_plain(source) as original, open(target, "wb") as copy:
         shutil.copyfileobj(original, copy, _COPIED_AT_ONCE)
 
@@ -158,7 +158,7 @@ def _unavailable(path: Path, error: OSError) -> PlatformError:
         "object_store.unavailable",
         f"the object store's folder cannot be used: {error.strerror}",
         value=str(path),
-        next_step="check that its disk is there, has space, and who owns it",
+        next_step="check that its disk is mounted and has free space, and who owns the folder",
     )
 
 

@@ -1,8 +1,7 @@
-"""A bucket of S3, or of a server that speaks its protocol, as the object store.
+"""An S3 bucket, or one of a compatible server, as the object store.
 
-Files of more than a part's size are uploaded in parts, several at once. What the client retries by itself are
-calls; a download that breaks off in the middle is begun again here. Stored files carry a checksum that the
-client computes and S3 verifies.
+Files larger than one part are uploaded in parts, several in parallel. The client retries calls by itself; a download
+that breaks off is retried here. Stored files carry a checksum that the client computes and S3 verifies.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +19,6 @@ from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 from botocore.parsers import ResponseParserError
 
-from traceplane.adapters.in_parallel import in_parallel
 from traceplane.adapters.object_store import (
     StagingPrefix,
     StoredFile,
@@ -32,6 +29,8 @@ from traceplane.adapters.object_store import (
 )
 from traceplane.errors import PlatformError
 from traceplane.linux.plain_files import open_plain
+from traceplane.runtime.in_parallel import in_parallel
+from traceplane.runtime.retrying import pauses, retrying
 from traceplane.settings import Settings
 
 _BATCH = 500
@@ -41,16 +40,18 @@ _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
 _CHUNK_BYTES = 1 << 20
 _CALLS_AT_ONCE = 16
-"""Of one caller; all callers together share the connections."""
+"""Per caller; all callers share the connections."""
 _CONNECTIONS = 64
 
 _FAILURES = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
 _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
 _REFUSED = frozenset({"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
 
+_BROKEN_OFF = (BotoCoreError, aiohttp.ClientError, TimeoutError, ConnectionError)
+
 
 class S3ObjectStore:
-    """Credentials come from where botocore finds them, unless a session brings its own."""
+    """Credentials come from botocore's usual sources, unless a session has its own."""
 
     def __init__(
         self,
@@ -90,25 +91,24 @@ class S3ObjectStore:
     # Files -----------------------------------------------------------------------------------------
 
     async def get(self, file: StoredFile, target: Path) -> None:
+        # The client itself retries only calls without an answer, not an answer that breaks off.
+        tries = pauses(0.4, 5.0, attempts=self._tries)
+        try:
+            size = await retrying(lambda: self._download(file, target), on=_BROKEN_OFF, pauses=tries)
+        except _BROKEN_OFF as error:
+            raise _unavailable(file.path, error) from error
+        if size != file.bytes:
+            raise size_mismatch(file, size)
+
+    async def _download(self, file: StoredFile, target: Path) -> int:
         key = self._key(file.path)
-        for attempt in range(1, self._tries + 1):
-            answer = await self._call(
-                file.path, lambda s3: s3.get_object(Bucket=self._bucket, Key=key), absent=missing
-            )
-            try:
-                async with answer["Body"] as body:
-                    if answer["ContentLength"] != file.bytes:
-                        raise size_mismatch(file, answer["ContentLength"])
-                    found = await _saved(body, target)
-            except (BotoCoreError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                # It broke off in the middle: the client itself repeats only what it has no answer to.
-                if attempt == self._tries:
-                    raise _unavailable(file.path, error) from error
-                await asyncio.sleep(random.uniform(0.1, 0.2) * 2**attempt)
-                continue
-            if found != file.bytes:
-                raise size_mismatch(file, found)
-            return
+        answer = await self._call(
+            file.path, lambda s3: s3.get_object(Bucket=self._bucket, Key=key), absent=missing
+        )
+        async with answer["Body"] as body:
+            if answer["ContentLength"] != file.bytes:
+                raise size_mismatch(file, answer["ContentLength"])
+            return await _saved(body, target)
 
     async def put(self, source: Path, path: str) -> None:
         key = self._key(path)
@@ -143,7 +143,7 @@ class S3ObjectStore:
                 lambda s3: s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=whole),
             )
         except BaseException:
-            with contextlib.suppress(PlatformError):  # else `traceplane gc` does it
+            with contextlib.suppress(PlatformError):  # otherwise `traceplane gc` removes it
                 await self._abort(key, upload)
             raise
 
@@ -158,22 +158,22 @@ class S3ObjectStore:
     # Looking after them ----------------------------------------------------------------------------
 
     async def staging_prefixes(self) -> AsyncIterator[list[StagingPrefix]]:
-        """Of the files, and of uploads in parts that were never completed, which no listing of files shows."""
-        found: dict[str, StagingPrefix] = {}
+        """Prefixes of files, and of incomplete multipart uploads, which no listing of files shows."""
+        prefixes: dict[str, StagingPrefix] = {}
         async for page in self._pages("list_objects_v2", ""):
             for entry in page.get("Contents", ()):
                 path = self._path(entry["Key"])
                 if (prefix := staging_prefix_of(path)) is not None:
-                    known = found.setdefault(prefix.path, prefix)
-                    known.files.append(StoredFile(path, entry["Size"]))
-            while len(found) > _BATCH:  # keys come in order: all but the last prefix are complete
-                yield [found.pop(path) for path in list(found)[:_BATCH]]
+                    known_prefix = prefixes.setdefault(prefix.path, prefix)
+                    known_prefix.files.append(StoredFile(path, entry["Size"]))
+            while len(prefixes) > _BATCH:  # keys come in order: all but the last prefix are complete
+                yield [prefixes.pop(path) for path in list(prefixes)[:_BATCH]]
         async for page in self._pages("list_multipart_uploads", ""):
             for entry in page.get("Uploads", ()):
                 if (prefix := staging_prefix_of(self._path(entry["Key"]))) is not None:
-                    found.setdefault(prefix.path, prefix)
-        if found:
-            yield list(found.values())
+                    prefixes.setdefault(prefix.path, prefix)
+        if prefixes:
+            yield list(prefixes.values())
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         async def size(path: str) -> StoredFile | None:
@@ -254,7 +254,7 @@ class S3ObjectStore:
     async def _connected(self) -> Any:
         async with self._opening:
             if self._client is None:
-                # Servers other than AWS seldom have a host name per bucket.
+                # Servers other than AWS rarely have a host name per bucket.
                 style = {"addressing_style": "path"} if self._endpoint_url else {}
                 self._client = await self._open.enter_async_context(
                     self._session.create_client(
@@ -274,11 +274,11 @@ class S3ObjectStore:
 
 
 class _Absent(Exception):
-    """What was asked for is not there, and that is fine."""
+    """The object does not exist, and that is fine."""
 
 
 async def _saved(body: Any, target: Path) -> int:
-    """Writes what comes to a file, off the loop: a disk that is behind must not hold up heartbeats."""
+    """Writes chunks to a file in a thread: a slow disk must not delay heartbeats."""
     total = 0
     with await asyncio.to_thread(open, target, "wb") as file:
         while chunk := await body.read(_CHUNK_BYTES):
@@ -290,18 +290,18 @@ async def _saved(body: Any, target: Path) -> int:
 def _unavailable(path: str, error: Exception) -> PlatformError:
     return PlatformError(
         "object_store.unavailable",
-        f"S3 did not do what was asked: {type(error).__name__}: {error}",
+        f"a call to S3 failed: {type(error).__name__}: {error}",
         value=path or None,
-        next_step="check the endpoint and the network; the call may be repeated",
+        next_step="check the endpoint and the network; the call may be retried",
     )
 
 
 def _refused(bucket: str, error: Exception) -> PlatformError:
     return PlatformError(
         "object_store.refused",
-        f"S3 refuses: {error}",
+        f"S3 rejected the call: {error}",
         value=bucket,
-        next_step="check that the bucket exists, the credentials, and their rights on it",
+        next_step="check that the bucket exists, the credentials, and their permissions",
     )
 
 
@@ -310,5 +310,5 @@ def _cannot_delete(path: str, failed: dict[str, Any]) -> PlatformError:
         "object_store.cannot_delete",
         f"a file cannot be deleted: {failed.get('Code')} {failed.get('Message', '')}",
         value=path,
-        next_step="check who owns the object store, and that it may be deleted from",
+        next_step="check who owns the object store and whether files may be deleted",
     )

@@ -1,4 +1,4 @@
-"""Which object store the settings name."""
+"""Picks the object store from the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def object_store_for(settings: Settings) -> ObjectStore:
     except ImportError as error:
         raise InvalidInput(
             "object_store.no_client",
-            "an object store in S3 needs the AWS client",
+            "an object store in S3 needs the AWS client, which is not installed",
             value=settings.object_store,
             next_step='pip install "traceplane[aws]"',
         ) from error

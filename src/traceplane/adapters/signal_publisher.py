@@ -1,4 +1,4 @@
-"""Where signals are published: the topic, or the folder, that triggers with the same settings read."""
+"""Where signals are published: the topic or folder that triggers with the same settings read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from traceplane.settings import Settings
 
 
 class SignalPublisher(Protocol):
-    """Blocks. What raises QueueUnavailable may have been published in part, and may be repeated."""
+    """Blocks. If it raises QueueUnavailable, some signals may have been published; the call may be retried."""
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Keys and payloads; returns when all of them will last. Messages of one key stay in order."""
+        """Publishes keys and payloads; returns when all are durable. Messages with the same key stay in order."""
 
 
 class FolderPublisher:
@@ -27,7 +27,7 @@ class FolderPublisher:
             signal_source_folder.publish(self._folder, self._topic, [payload for _, payload in messages])
         except OSError as error:
             raise QueueUnavailable(
-                "queue.unavailable", "the folder of signals cannot be written", value=str(error)
+                "queue.unavailable", "the signal folder cannot be written", value=str(error)
             ) from error
 
 

@@ -28,14 +28,14 @@ class KafkaPublisher:
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         delivered, problem = 0, ""
 
-        def told(error: KafkaError | None, _: Message) -> None:
+        def count_delivery(error: KafkaError | None, _: Message) -> None:
             nonlocal delivered, problem
             delivered += error is None
             problem = problem if error is None else str(error)
 
         try:
             for key, payload in messages:
-                self._producer.produce(self._topic, payload, key=key, on_delivery=told)
+                self._producer.produce(self._topic, payload, key=key, on_delivery=count_delivery)
                 self._producer.poll(0)
             self._producer.flush(_SECONDS + 1)
         except (BufferError, KafkaException) as error:
@@ -43,7 +43,7 @@ class KafkaPublisher:
         if delivered < len(messages):
             raise QueueUnavailable(
                 "queue.unavailable",
-                f"Kafka took {delivered} of {len(messages)} signals",
-                value=problem or "no answer in time",
-                next_step="check the brokers; the signals are published again",
+                f"Kafka accepted {delivered} of {len(messages)} signals",
+                value=problem or "timed out",
+                next_step="check the brokers; the signals will be published again",
             )

@@ -1,8 +1,8 @@
-"""Where signals come from: partitions of messages in a lasting order, shared by the instances of one group.
+"""Sources of signals: partitions of durable, ordered messages, shared by the instances of one group.
 
 Two implementations keep one contract (tests/trigger/test_signal_source.py): `signal_source_kafka`, and
-`signal_source_folder`, which needs no broker. A source does not remember how far it was read: whoever reads keeps
-that together with what the messages caused (`Offsets`), and names it again when a partition comes to it.
+`signal_source_folder`, which needs no broker. A source does not store how far it was read: the reader stores that
+together with the effects of the messages (`Offsets`), and provides it when it is assigned a partition.
 
 A source belongs to one thread at a time. It may call its `Offsets` while it polls.
 """
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MOST_BYTES = 256 * 1024
-"""A signal has a few hundred; what is longer than this is a mistake."""
+"""A signal has a few hundred bytes; anything longer than this is a mistake."""
 
 
 class Offsets(Protocol):
-    """How far partitions are consumed; the reader's, since only it knows what came of their messages."""
+    """How far partitions are consumed. Stored by the reader, since only it knows the effects of the messages."""
 
     def stored(self, partitions: Collection[int]) -> Mapping[int, int]:
-        """Where partitions go on; those that nobody consumed are missing."""
+        """Where to continue; without partitions that nobody has consumed."""
 
     def begin(self, offsets: Mapping[int, int]) -> Mapping[int, int]:
-        """Keeps where unconsumed partitions begin, so that a crash before the first batch skips nothing; what is
-        stored for them now, which may be another's word."""
+        """Stores where unconsumed partitions begin, so that a crash before the first batch skips nothing. Returns what
+        is stored now, which may come from another instance."""
 
     def settle(self) -> None:
-        """Partitions are about to be taken away: lets what is under way end, so that it is not thrown away."""
+        """Partitions are about to be revoked: lets the batch in progress finish, so that it is not wasted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A piece of one partition: from `expected`, where it was left, to `next_offset`, where it goes on."""
+    """A piece of one partition: from `expected`, the previous end, up to `next_offset`."""
 
     partition: int
     expected: int
@@ -47,7 +47,7 @@ class Polled:
     place: Callable[[int], tuple[int, int]]
     """Partition and offset of the n-th message."""
     oldest_ms: int | None = None
-    """When the first message was published, where the source knows."""
+    """When the first message was published, if the source knows."""
 
 
 def _nowhere(_: int) -> tuple[int, int]:
@@ -59,7 +59,7 @@ NOTHING = Polled((), (), _nowhere)
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that cannot be understood, and why."""
+    """An invalid message, and why."""
 
     payload: bytes
     partition: int
@@ -69,30 +69,30 @@ class DeadLetter:
 
 
 class SignalSource(Protocol):
-    """What cannot be reached raises QueueUnavailable; the call may be repeated."""
+    """Raises QueueUnavailable if it cannot be reached; the call may be retried."""
 
     def poll(self, least: int, wait: float, most: int) -> Polled:
-        """Waits until there are `least` messages or `wait` seconds are over; takes what is there, `most` at most.
-        Empty when partitions came or went meanwhile."""
+        """Waits for `least` messages or `wait` seconds, then returns those available, at most `most`. Empty if
+        partitions were assigned or revoked in the meantime."""
 
     def rewind(self) -> None:
-        """Goes on from the stored offsets: what was polled since is not to be counted on."""
+        """Continues from the stored offsets: messages polled since then do not count."""
 
     @property
     def generation(self) -> int:
-        """Changes when partitions came, or when they go on from elsewhere."""
+        """Changes when partitions are assigned, or continue from another offset."""
 
     def history(self, seconds: float) -> Iterable[tuple[int, bytes]]:
-        """Partition and payload of what was published up to so many seconds before that which is polled next."""
+        """Partition and payload of messages published up to this many seconds before the next polled one."""
 
     def lag(self) -> int:
-        """Messages that were published and not polled, as far as is known without asking."""
+        """Messages that are published but not polled, as far as known without a request."""
 
     def partitions(self) -> Collection[int]:
-        """Which are ours."""
+        """The assigned partitions."""
 
     def bury(self, letters: Sequence[DeadLetter]) -> int:
-        """Puts messages where people find them, waiting a second at most; how many are there for sure."""
+        """Stores messages where people can find them, within a second; returns how many were certainly stored."""
 
     def close(self) -> None:
-        """Gives the partitions back."""
+        """Releases the partitions."""

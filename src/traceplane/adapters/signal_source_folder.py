@@ -1,7 +1,7 @@
-"""Signals from a folder, for machines without a broker: `<folder>/<topic>/<partition>.jsonl`, a message per line.
+"""Signals from a folder, for machines without a broker: `<folder>/<topic>/<partition>.jsonl`, one message per line.
 
-Offsets are positions in the file. A partition belongs to the process that holds the lock on `<partition>.lock`;
-the kernel frees it when that process dies, and another one of the group goes on.
+Offsets are positions in the file. A partition belongs to the process that locks `<partition>.lock`; when that process
+dies, the kernel releases the lock and another member of the group continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PIECE = 16 * 1024 * 1024
 
 
 def publish(folder: Path, topic: str, payloads: Sequence[bytes], *, partition: int = 0) -> None:
-    """Appends messages, whole: a reader never sees half a line as a message."""
+    """Appends messages atomically: a reader never takes half a line for a message."""
     root = folder / topic
     root.mkdir(parents=True, exist_ok=True)
     _append(root / f"{partition}.jsonl", b"".join(payload + b"\n" for payload in payloads))
@@ -58,15 +58,15 @@ class FolderSignalSource:
         while True:
             if self._claim():
                 return NOTHING
-            found = {n: self._lines(n, most) for n in sorted(self._positions)}
-            count = sum(map(len, found.values()))
-            left = deadline - time.monotonic()
-            if count >= least or left <= 0:
-                return self._polled({n: lines for n, lines in found.items() if lines}, most)
-            time.sleep(min(_LOOK_SECONDS, left))
+            by_partition = {n: self._lines(n, most) for n in sorted(self._positions)}
+            count = sum(map(len, by_partition.values()))
+            remaining = deadline - time.monotonic()
+            if count >= least or remaining <= 0:
+                return self._polled({n: lines for n, lines in by_partition.items() if lines}, most)
+            time.sleep(min(_LOOK_SECONDS, remaining))
 
     def _lines(self, partition: int, most: int) -> list[bytes]:
-        """Complete lines that follow; the last one may be in the making."""
+        """The complete lines that follow; the last line may still be incomplete."""
         with self._path(partition).open("rb") as file:
             file.seek(self._positions[partition])
             piece = file.read(_PIECE)
@@ -74,18 +74,18 @@ class FolderSignalSource:
                 piece += more
         return piece[: piece.rfind(b"\n") + 1].splitlines(keepends=True)[:most]
 
-    def _polled(self, found: dict[int, list[bytes]], most: int) -> Polled:
+    def _polled(self, by_partition: dict[int, list[bytes]], most: int) -> Polled:
         payloads: list[bytes] = []
         positions: list[Position] = []
         places: list[tuple[int, int, list[int]]] = []
-        for partition, lines in found.items():
-            taken = lines[: most - len(payloads)]
-            if not taken:
+        for partition, lines in by_partition.items():
+            batch = lines[: most - len(payloads)]
+            if not batch:
                 continue
             start = self._positions[partition]
-            offsets = list(accumulate(map(len, taken), initial=start))
+            offsets = list(accumulate(map(len, batch), initial=start))
             places.append((len(payloads), partition, offsets))
-            payloads += [line[:-1] for line in taken]
+            payloads += [line[:-1] for line in batch]
             self._positions[partition] = offsets[-1]
             positions.append(Position(partition, start, offsets[-1]))
 
@@ -100,7 +100,7 @@ class FolderSignalSource:
         self.generation += 1
 
     def history(self, seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Files know no times; as much as one piece is told, and the reader goes by the signals' own."""
+        """Files have no timestamps: returns up to one piece, and the reader uses the signals' own timestamps."""
         for partition, position in self._positions.items():
             with self._path(partition).open("rb") as file:
                 file.seek(max(0, position - _PIECE))
@@ -136,7 +136,7 @@ class FolderSignalSource:
         self._locks, self._positions = {}, {}
 
     def _claim(self) -> bool:
-        """Partitions that nobody of the group has become ours; whether there were any."""
+        """Takes the free partitions of the group; returns whether there were any."""
         if time.monotonic() - self._claimed_at < _CLAIM_SECONDS:
             return False
         self._claimed_at = time.monotonic()
@@ -151,13 +151,15 @@ class FolderSignalSource:
                 continue
             self._locks[partition] = lock
             fresh.append(partition)
-        known = dict(self._offsets.stored(fresh)) if fresh else {}
-        if len(known) < len(fresh):
-            # `latest` is about what was there before anybody of the group looked.
+        offsets = dict(self._offsets.stored(fresh)) if fresh else {}
+        if len(offsets) < len(fresh):
+            # `latest` means after everything that existed when the group first looked.
             new = self._first_look and not self._offsets.stored(list(there))
             end = new and self._begin_at == "latest"
-            known = dict(self._offsets.begin({n: self._path(n).stat().st_size if end else 0 for n in there}))
-        self._positions.update({n: known[n] for n in fresh})
+            offsets = dict(
+                self._offsets.begin({n: self._path(n).stat().st_size if end else 0 for n in there})
+            )
+        self._positions.update({n: offsets[n] for n in fresh})
         self._first_look = False
         self.generation += 1 if fresh else 0
         return bool(fresh)

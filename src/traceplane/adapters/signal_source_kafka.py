@@ -1,7 +1,7 @@
-"""Signals from a Kafka topic. Partitions are given out by the group's coordinator; offsets are never committed there.
+"""Signals from a Kafka topic. The group's coordinator assigns partitions; offsets are never committed to Kafka.
 
-Every rebalance takes all partitions away and gives the new ones out (the eager protocol): the group is small, and the
-rule "whatever was polled around a rebalance is read again" is easy to see through.
+Every rebalance revokes all partitions and assigns the new ones (the eager protocol): the group is small, and the rule
+"whatever was polled around a rebalance is read again" is easy to follow.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from traceplane.settings import Settings
 _BURY_SECONDS = 1.0
 _FETCH_BYTES = 64 * 1024
 _FETCH_SHARE = 0.1
-"""Of the time that a batch may take to fill."""
+"""Fraction of the time that a batch may take to fill."""
 _HISTORY_SECONDS = 30.0
 _PUBLISHED_LATE_SECONDS = 60.0
 _FIRST_LOOK_BACK = 1000
 
 _REFUSED = (
     "trigger.kafka_refused",
-    "the broker does not let this user in; nothing was consumed",
+    "the broker rejected this user; nothing was consumed",
     "check kafka_sasl_username, kafka_sasl_password and kafka_sasl_mechanism",
 )
 _UNTRUSTED = (
     "trigger.kafka_untrusted",
-    "no safe connection to the broker could be made; nothing was consumed",
-    "check that kafka_ssl_ca_location holds the authority of the broker's certificate, and kafka_security_protocol",
+    "no secure connection to the broker could be established; nothing was consumed",
+    "check that kafka_ssl_ca_location contains the authority of the broker's certificate, and kafka_security_protocol",
 )
 _CLEAR = {
     KafkaError._AUTHENTICATION: _REFUSED,
     KafkaError.SASL_AUTHENTICATION_FAILED: _REFUSED,
     KafkaError._SSL: _UNTRUSTED,
 }
-"""Trouble that does not pass by itself: somebody has to correct a setting, here or at the broker."""
+"""Permanent errors: a setting must be corrected, here or at the broker."""
 
 Client = TypeVar("Client")
 
@@ -54,10 +54,10 @@ class KafkaAddress:
     topic: str
     group: str
     begin_at: str
-    """latest | earliest: for partitions that nobody consumed yet."""
+    """latest | earliest: for partitions that nobody has consumed yet."""
     session_timeout_seconds: float = 10.0
     fetch_wait_seconds: float = 0.01
-    """How long the broker waits for more while it has little."""
+    """How long the broker waits for more messages if it has few."""
     dead_letter_topic: str
     security: dict[str, str]
 
@@ -94,8 +94,8 @@ def client_of(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any])
     except KafkaException as error:
         raise InvalidInput(
             "trigger.kafka_settings",
-            f"the Kafka client cannot work with these settings: {error.args[0].str()}",
-            next_step="check kafka_security_protocol, kafka_ssl_ca_location and those that begin with kafka_sasl",
+            f"the Kafka client rejects these settings: {error.args[0].str()}",
+            next_step="check kafka_security_protocol, kafka_ssl_ca_location and the kafka_sasl_… settings",
         ) from error
 
 
@@ -104,7 +104,7 @@ def is_clear(error: KafkaError) -> bool:
 
 
 def unavailable(error: object, address: KafkaAddress) -> QueueUnavailable:
-    """What the client says, with what can be done about it."""
+    """The client's error, with a next step."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
     code, sentence, next_step = (isinstance(cause, KafkaError) and _CLEAR.get(cause.code())) or (
         "trigger.kafka_unavailable",
@@ -134,14 +134,14 @@ class KafkaSignalSource:
                 "heartbeat.interval.ms": int(address.session_timeout_seconds * 1000 / 4),
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
-                # Only for a stored offset that the topic no longer has: what is left of it is not skipped.
+                # Only for a stored offset that the topic no longer has: the remaining messages are not skipped.
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": "range",
                 "queued.min.messages": 200_000,
-                # Answers with a signal or two each would keep the broker busier than the signals do.
+                # Answers with a signal or two each would load the broker more than the signals do.
                 "fetch.wait.max.ms": int(address.fetch_wait_seconds * 1000),
                 "fetch.min.bytes": _FETCH_BYTES,
-                # A full queue is looked at again soon: the default, a second, would starve a fast reader.
+                # Checks a full queue again soon: the default of one second would starve a fast reader.
                 "fetch.queue.backoff.ms": 20,
                 "error_cb": self._complain,
                 **(options or {}),
@@ -171,6 +171,8 @@ class KafkaSignalSource:
             for message in failed:
                 self._complain(message.error())
             messages = [m for m in messages if m.error() is None]
+        if self._reads_again(messages):
+            messages = [m for m in messages if m.offset() >= self._positions[m.partition()]]  # type: ignore[index,operator]
         if not messages:
             return NOTHING
         ends: dict[int, int] = {}
@@ -189,6 +191,19 @@ class KafkaSignalSource:
             lambda n: (messages[n].partition(), messages[n].offset()),  # type: ignore[return-value,arg-type]
             messages[0].timestamp()[1],
         )
+
+    def _reads_again(self, messages: list[Message]) -> bool:
+        """Whether the client delivers what was already read, as it may after a rebalance."""
+        seen: set[int] = set()
+        for message in messages:
+            partition: int = message.partition()  # type: ignore[assignment]
+            if partition not in seen:
+                if message.offset() < self._positions[partition]:  # type: ignore[operator]
+                    return True
+                seen.add(partition)
+                if len(seen) == len(self._positions):
+                    break
+        return False
 
     def rewind(self) -> None:
         self._positions.update(self._offsets.stored(list(self._positions)))
@@ -220,7 +235,7 @@ class KafkaSignalSource:
             return
         unread = next(self._from(reader, partition, position), None) if position < high else None
         since = unread.timestamp()[1] if unread is not None else time.time() * 1000
-        # Signals may be published some time after the time that they bear.
+        # Signals may be published some time after their own timestamp.
         earliest = since - (seconds + _PUBLISHED_LATE_SECONDS) * 1000
         back = _FIRST_LOOK_BACK
         while True:
@@ -237,7 +252,7 @@ class KafkaSignalSource:
                 return
 
     def _from(self, reader: Consumer, partition: int, offset: int) -> Iterator[Message]:
-        """What the partition holds from an offset on, to its end."""
+        """The messages of the partition from an offset to its end."""
         reader.assign([TopicPartition(self._address.topic, partition, offset)])
         while True:
             message = reader.poll(_HISTORY_SECONDS)
@@ -267,7 +282,7 @@ class KafkaSignalSource:
             self._producer = Producer({**self._address.client, "linger.ms": 5, "acks": "all"})
         delivered = 0
 
-        def told(error: KafkaError | None, _: Message) -> None:
+        def count_delivery(error: KafkaError | None, _: Message) -> None:
             nonlocal delivered
             delivered += error is None
 
@@ -281,7 +296,10 @@ class KafkaSignalSource:
             }
             try:
                 self._producer.produce(
-                    self._address.dead_letter_topic, letter.payload, headers=headers, on_delivery=told
+                    self._address.dead_letter_topic,
+                    letter.payload,
+                    headers=headers,
+                    on_delivery=count_delivery,
                 )
             except (BufferError, KafkaException) as error:
                 self._complain(error)
@@ -297,11 +315,13 @@ class KafkaSignalSource:
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = [p.partition for p in partitions]
-        known = dict(self._offsets.stored(numbers))
-        if len(known) < len(numbers):
-            known = dict(self._offsets.begin(self._beginnings()))
-        self._positions = {n: known[n] for n in numbers}
+        offsets = dict(self._offsets.stored(numbers))
+        if len(offsets) < len(numbers):
+            offsets = dict(self._offsets.begin(self._beginnings()))
+        self._positions = {n: offsets[n] for n in numbers}
         self._changed = True
+        # Otherwise the client assigns them itself, and begins to read where the group has committed: nowhere.
+        self._assign()
         telemetry.emit("kafka_partitions_assigned", topic=self._address.topic, partitions=numbers)
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
@@ -315,20 +335,20 @@ class KafkaSignalSource:
         )
 
     def _beginnings(self) -> dict[int, int]:
-        """Where each partition of the topic begins. `latest` is meant for a group that is new: partitions that
-        were added to the topic of an old one are read from their start."""
+        """Where each partition of the topic begins. `latest` is meant for a new group: partitions added later to
+        the topic of an existing group are read from their start."""
         try:
             described = self._consumer.list_topics(self._address.topic, timeout=30)
             everywhere = list(described.topics[self._address.topic].partitions)
             new = not self._offsets.stored(everywhere)
-            found = {}
+            beginnings = {}
             for number in everywhere:
                 partition = TopicPartition(self._address.topic, number)
                 low, high = self._consumer.get_watermark_offsets(partition, timeout=30)
-                found[number] = int(high if new and self._address.begin_at == "latest" else low)
+                beginnings[number] = int(high if new and self._address.begin_at == "latest" else low)
         except KafkaException as error:
             raise self._unavailable(error) from error
-        return found
+        return beginnings
 
     def _assign(self) -> None:
         self.generation += 1
@@ -339,7 +359,7 @@ class KafkaSignalSource:
     # Trouble ------------------------------------------------------------------------------------------
 
     def _complain(self, error: object) -> None:
-        """The client tries again by itself, and says so several times a second; one line a second tells as much."""
+        """The client retries by itself and reports that several times a second; one log line a second is enough."""
         trouble = unavailable(error, self._address)
         if time.monotonic() - self._complained_at.get(trouble.code, 0.0) >= 1.0:
             self._complained_at[trouble.code] = time.monotonic()

@@ -1,4 +1,4 @@
-"""The end of a signal topic: how long its partitions are, and their last messages. Reads only, and joins no group."""
+"""The end of a signal topic: lengths of its partitions, and their last messages. Only reads, and joins no group."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from traceplane.settings import Settings
 @dataclass(frozen=True, slots=True)
 class Tail:
     ends: dict[int, int]
-    """Per partition, the offset that the next message will have."""
+    """Per partition, the offset of the next message."""
     payloads: list[bytes]
 
 
 def signal_tail(settings: Settings, count: int) -> Tail:
-    """Blocks for some seconds at most; QueueUnavailable if nobody answers."""
+    """Blocks for up to a few seconds; raises QueueUnavailable if there is no answer."""
     if settings.kafka_bootstrap_servers is None:
         return _folder_tail(settings.signals_folder / settings.kafka_signal_topic, count)
     from traceplane.adapters.signal_tail_kafka import kafka_tail  # an optional extra

@@ -23,26 +23,26 @@ def kafka_tail(settings: Settings, count: int) -> tuple[dict[int, int], list[byt
         if topic.error is not None:
             raise KafkaException(topic.error)
         ends: dict[int, int] = {}
-        begin, wanted = [], 0
+        begin, total = [], 0
         for partition in sorted(topic.partitions):
             low, high = consumer.get_watermark_offsets(
                 TopicPartition(address.topic, partition), timeout=_SECONDS
             )
             ends[partition] = high
             first = max(low, high - count)
-            wanted += high - first
+            total += high - first
             if first < high:
                 begin.append(TopicPartition(address.topic, partition, first))
         consumer.assign(begin)
         payloads: list[bytes] = []
         deadline = time.monotonic() + _SECONDS
-        while len(payloads) < wanted and time.monotonic() < deadline:
+        while len(payloads) < total and time.monotonic() < deadline:
             for message in consumer.consume(min(count, 500), 0.5):
                 if message.error() is None:
                     payloads.append(message.value() or b"")
         return ends, payloads
     except KafkaException as error:
-        # What the client told meanwhile; the exception itself says only that nobody answered.
+        # The client's own error; the exception only says that there was no answer.
         consumer.poll(0)
         if clear := next(filter(is_clear, trouble), None):
             raise unavailable(clear, address) from error

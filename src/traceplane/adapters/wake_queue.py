@@ -1,7 +1,7 @@
 """Wake-up queues: hints that a task is ready. They may lose, repeat and reorder; the tables are the truth.
 
-Two implementations keep one contract (tests/contract/test_wake_queue.py): `wake_queue_postgres`, which a
-worker reaches through the dispatcher, and `wake_queue_sqs`, which it reaches itself.
+Two implementations keep one contract (tests/contract/test_wake_queue.py): `wake_queue_postgres`, which a worker
+reaches through the dispatcher, and `wake_queue_sqs`, which it reaches directly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_RECEIVES = 3
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A wake-up in somebody's hands; it comes back unless it is deleted before its visibility ends."""
+    """A received wake-up; it comes back unless it is deleted before its visibility ends."""
 
     receipt: str
     task_id: UUID
@@ -31,8 +31,8 @@ class Depth:
 
 
 class WakeQueue(Protocol):
-    """A receipt that is unknown or too old is ignored. A queue that is down raises QueueUnavailable; the call
-    may be repeated."""
+    """An unknown or expired receipt is ignored. Raises QueueUnavailable if the queue is down; the call may be
+    retried."""
 
     async def send(self, queue: str, task_ids: Sequence[UUID]) -> None: ...
 

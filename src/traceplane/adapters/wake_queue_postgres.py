@@ -1,4 +1,4 @@
-"""The local wake-up queue: a table of Postgres, long-polled over LISTEN/NOTIFY."""
+"""The local wake-up queue: a Postgres table, long-polled over LISTEN/NOTIFY."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from traceplane.postgres.database import Database, Transaction
 
 
 class PostgresWakeQueue:
-    """Long poll over LISTEN/NOTIFY. A message received `MAX_RECEIVES` times and not deleted is buried."""
+    """Long-polls over LISTEN/NOTIFY. A message received `MAX_RECEIVES` times and not deleted is buried."""
 
-    # A safety net under lost notifications, and what makes messages visible again noticed.
+    # A safety net for lost notifications; it also notices messages that become visible again.
     _POLL_SECONDS = 1.0
-    # Receivers read on from where they were, with some overlap for messages whose sender committed late; only
-    # once per poll do they look through all that is hidden or dead before that.
+    # Receivers continue from where they were, with some overlap for messages whose sender committed late. Only
+    # once per poll do they look through everything hidden or dead before that.
     _OVERLAP = 500
 
     def __init__(self, database: Database) -> None:
@@ -33,7 +33,7 @@ class PostgresWakeQueue:
         self._stopping = False
 
     async def listen(self, stop: asyncio.Event) -> None:
-        """Hears of messages that other processes sent; runs beside the receivers, and lets them go at `stop`."""
+        """Listens for messages of other processes; runs beside the receivers, and releases them at `stop`."""
         await self._database.listen([wake_messages.CHANNEL], lambda _, queue: self._arrived(queue), stop)
         self._stopping = True
         self._arrived("")
@@ -48,7 +48,7 @@ class PostgresWakeQueue:
         self._arrived(queue)
 
     async def take_over(self, queues: Mapping[str, str], limit: int) -> int:
-        """Moves wake-ups straight from the outbox (runtime -> queue) to here; answers how many."""
+        """Moves wake-ups directly from the outbox (runtime -> queue) into this queue; returns how many."""
         async with self._transaction("relay", single=True) as tx:
             moved = await outbox.move_to_local_queue(tx, queues, limit)
         for queue in moved:
@@ -63,13 +63,13 @@ class PostgresWakeQueue:
             arrival = self._arrivals[queue]
             arrival.clear()
             stored = await self._take(queue, limit, visibility_seconds)
-            left = deadline - time.monotonic()
-            if stored or left <= 0 or self._stopping:
+            remaining = deadline - time.monotonic()
+            if stored or remaining <= 0 or self._stopping:
                 if len(stored) == limit:
                     arrival.set()  # there may be more for the next receiver
                 return [Message(str(m.message_id), m.task_id, m.receives) for m in stored]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, self._POLL_SECONDS)):
+                async with asyncio.timeout(min(remaining, self._POLL_SECONDS)):
                     await arrival.wait()
 
     async def _take(
@@ -82,14 +82,14 @@ class PostgresWakeQueue:
                 await wake_messages.bury(tx, queue, MAX_RECEIVES)
         async with self._transaction("wake_receive", single=True) as tx:
             after = 0 if look_back else max(0, self._seen[queue] - self._OVERLAP)
-            taken = await wake_messages.receive(tx, queue, limit, visibility, MAX_RECEIVES, after)
-        if look_back and len(taken) < limit:
+            messages = await wake_messages.receive(tx, queue, limit, visibility, MAX_RECEIVES, after)
+        if look_back and len(messages) < limit:
             self._looked_back_at[queue] = time.monotonic()
-        self._seen[queue] = max((self._seen[queue], *(m.message_id for m in taken)))
-        return taken
+        self._seen[queue] = max((self._seen[queue], *(m.message_id for m in messages)))
+        return messages
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        async with self._transaction("wake_settle") as tx:
+        async with self._transaction() as tx:
             await wake_messages.delete(tx, queue, _message_ids(receipts))
 
     async def extend(self, queue: str, receipts: Sequence[str], visibility_seconds: float) -> int:
@@ -118,10 +118,10 @@ class PostgresWakeQueue:
                 "queue.unavailable",
                 "the wake queue's Postgres did not answer",
                 value=error.value,
-                next_step="repeat the call",
+                next_step="retry the call",
             ) from error
 
 
 def _message_ids(receipts: Sequence[str]) -> list[int]:
-    """Without receipts that were never ours: they are too long for a bigint, or no number."""
+    """Drops receipts that were never ours: not a number, or too long for a bigint."""
     return [int(r) for r in receipts if r.isascii() and r.isdigit() and len(r) < 19]

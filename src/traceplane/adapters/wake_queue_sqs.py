@@ -1,8 +1,8 @@
-"""Wake-ups over Amazon SQS, for workers that live away from the dispatcher.
+"""Wake-ups over Amazon SQS, for workers that run apart from the dispatcher.
 
-Standard queues, not FIFO. Order and repetition are settled by `claim`, so FIFO's order would only hold up
-one task behind another, and its deduplication would do harm: for five minutes it swallows a second message
-of the same task, which is just what a retry is, and what the reconciler sends when a wake-up was lost.
+Standard queues, not FIFO. `claim` settles order and repetition, so FIFO's order would only make tasks wait for one
+another, and its deduplication would do harm: for five minutes it swallows a second message of the same task, which is
+exactly what a retry is, and what the reconciler sends when a wake-up was lost.
 
 Each queue `<prefix><name>` is created when it is first used, with the dead letters in `<prefix><name>-dead`.
 """
@@ -28,9 +28,10 @@ from botocore.parsers import ResponseParserError
 from traceplane import telemetry
 from traceplane.adapters.wake_queue import MAX_RECEIVES, Depth, Message
 from traceplane.errors import QueueUnavailable
+from traceplane.runtime.retrying import pauses
 from traceplane.settings import Settings
 
-# What SQS allows.
+# Limits of SQS.
 _BATCH = 10
 _LONGEST_POLL_SECONDS = 20
 _LONGEST_VISIBILITY_SECONDS = 12 * 3600
@@ -56,9 +57,9 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class SqsWakeQueue:
-    """Credentials come from where botocore finds them, unless a session brings its own.
+    """Credentials come from botocore's usual sources, unless a session has its own.
 
-    SQS counts in whole seconds: visibility is rounded up, waiting to the nearest one.
+    SQS counts in whole seconds: visibility is rounded up, waiting time to the nearest second.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class SqsWakeQueue:
             queue, entries, lambda sqs, url, batch: sqs.send_message_batch(QueueUrl=url, Entries=batch)
         )
         if refused:
-            raise _unavailable(queue, f"{len(refused)} messages refused, the first with {refused[0]}")
+            raise _unavailable(queue, f"{len(refused)} messages rejected, the first with {refused[0]}")
 
     async def receive(
         self, queue: str, limit: int, *, wait_seconds: float, visibility_seconds: float
@@ -104,17 +105,17 @@ class SqsWakeQueue:
         deadline = time.monotonic() + wait_seconds
         messages: list[Message] = []
         while len(messages) < limit:
-            asked = min(limit - len(messages), _BATCH)
-            left = 0 if messages else _seconds_until(deadline)
-            wait = min(left, _LONGEST_POLL_SECONDS)
+            count = min(limit - len(messages), _BATCH)
+            remaining = 0 if messages else _seconds_until(deadline)
+            wait = min(remaining, _LONGEST_POLL_SECONDS)
             try:
-                received = await self._receive_once(queue, asked, wait, visibility_seconds)
+                received = await self._receive_once(queue, count, wait, visibility_seconds)
             except QueueUnavailable:
                 if messages:
-                    break  # those in hand are hidden from everybody else
+                    break  # received messages are hidden from all other receivers
                 raise
             messages += await self._understood(queue, received)
-            if len(received) < asked and (messages or _seconds_until(deadline) == 0):
+            if len(received) < count and (messages or _seconds_until(deadline) == 0):
                 break
         return messages
 
@@ -136,7 +137,7 @@ class SqsWakeQueue:
         return received
 
     async def _understood(self, queue: str, received: list[dict[str, Any]]) -> list[Message]:
-        """The wake-ups among what was received. Anything else is not ours, and would come back for ever."""
+        """The wake-ups among the received messages. Others are deleted, or they would come back forever."""
         messages, foreign = [], []
         for raw in received:
             try:
@@ -154,7 +155,7 @@ class SqsWakeQueue:
             receives = int(raw.get("Attributes", {}).get("ApproximateReceiveCount", 1))
             messages.append(Message(raw["ReceiptHandle"], task_id, receives))
         if foreign:
-            with contextlib.suppress(QueueUnavailable):  # then it is met, and deleted, once more
+            with contextlib.suppress(QueueUnavailable):  # then it is received and deleted again
                 await self.delete(queue, foreign)
         return messages
 
@@ -166,7 +167,7 @@ class SqsWakeQueue:
         )
 
     async def extend(self, queue: str, receipts: Sequence[str], visibility_seconds: float) -> int:
-        """Twelve hours after it was received a message comes back, however often it was extended."""
+        """SQS returns a message twelve hours after it was received, however often it was extended."""
         return await self._set_visibility(queue, receipts, _visibility(visibility_seconds))
 
     async def release(self, queue: str, receipts: Sequence[str]) -> None:
@@ -190,7 +191,7 @@ class SqsWakeQueue:
         async def count(sqs: Any, url: str) -> dict[str, Any]:
             try:
                 dead = await sqs.get_queue_url(QueueName=f"{self._queue_prefix}{queue}-dead")
-            except sqs.exceptions.QueueDoesNotExist:  # the queue was made by other hands
+            except sqs.exceptions.QueueDoesNotExist:  # somebody else created the queue
                 return {"visible": 0, "hidden": 0}
             return await _counts(sqs, dead["QueueUrl"])
 
@@ -198,7 +199,7 @@ class SqsWakeQueue:
         return int(counts["visible"] + counts["hidden"])
 
     async def _in_batches(self, queue: str, entries: Sequence[dict[str, Any]], call: _BatchCall) -> list[str]:
-        """Makes the call for all entries; answers with why some were refused as the caller's fault."""
+        """Makes the call for all entries; returns the reasons of those rejected as the caller's fault."""
         refused: list[str] = []
         batches = [entries[i : i + _BATCH] for i in range(0, len(entries), _BATCH)]
         for i in range(0, len(batches), _BATCHES_AT_ONCE):
@@ -213,21 +214,21 @@ class SqsWakeQueue:
         return refused
 
     async def _one_batch(self, queue: str, entries: Sequence[dict[str, Any]], call: _BatchCall) -> list[str]:
-        """A batch may succeed in part; what SQS itself failed to do is tried again."""
+        """A batch may succeed in part; entries that failed on SQS's side are retried."""
         refused: list[str] = []
-        left = {str(i): {"Id": str(i), **entry} for i, entry in enumerate(entries)}
-        failed: list[dict[str, Any]] = []
-        for attempt in range(_TRIES):
-            if attempt:
-                await asyncio.sleep(0.05 * 2**attempt)
-            failed = await self._failed(queue, list(left.values()), call)
+        remaining = {str(i): {"Id": str(i), **entry} for i, entry in enumerate(entries)}
+        tries = pauses(0.1, 1.0, attempts=_TRIES)
+        while True:
+            failed = await self._failed(queue, list(remaining.values()), call)
             refused += [_reason(f) for f in failed if f["SenderFault"]]
-            left = {f["Id"]: left[f["Id"]] for f in failed if not f["SenderFault"]}
-            if not left:
+            remaining = {f["Id"]: remaining[f["Id"]] for f in failed if not f["SenderFault"]}
+            if not remaining:
                 return refused
-        raise _unavailable(
-            queue, f"{len(left)} of {len(entries)} failed {_TRIES} times: {_reason(failed[-1])}"
-        )
+            if (pause := next(tries, None)) is None:
+                raise _unavailable(
+                    queue, f"{len(remaining)} of {len(entries)} failed {_TRIES} times: {_reason(failed[-1])}"
+                )
+            await asyncio.sleep(pause)
 
     async def _failed(
         self, queue: str, batch: list[dict[str, Any]], call: _BatchCall
@@ -282,7 +283,7 @@ async def _found(sqs: Any, name: str) -> str | None:
 
 
 async def _created(sqs: Any, name: str) -> str:
-    """Creating a queue that exists with the same attributes is no error, so any number may do it at once."""
+    """Creating a queue that exists with the same attributes is no error, so several processes may do it at once."""
     dead = await _found(sqs, f"{name}-dead")
     if dead is None:
         retention = {"MessageRetentionPeriod": str(_LONGEST_RETENTION_SECONDS)}
@@ -320,7 +321,7 @@ def _reason(failure: dict[str, Any]) -> str:
 def _unavailable(queue: str, value: str) -> QueueUnavailable:
     return QueueUnavailable(
         "queue.unavailable",
-        f"SQS did not do what was asked of queue {queue!r}",
+        f"a call to SQS failed for queue {queue!r}",
         value=value,
-        next_step="check the region, the credentials and their rights; the call may be repeated",
+        next_step="check the region, the credentials and their permissions; the call may be retried",
     )

@@ -1,10 +1,10 @@
-"""Who is calling, and what that lets them do.
+"""Who is calling, and what they may do.
 
     access       allow or deny, as pure functions: the token in a header, and the role behind a user token
     capability   capabilities: what the tasks of one claim may read and write, signed so that no lookup is needed
-    keyring      the keys that sign capabilities, and how one takes over from another
-    opaque       user and worker tokens: random strings of which only a hash is stored
-    second_look  an unknown token may be seconds old: the stored ones are read again before it is refused
+    keyring      the keys that sign capabilities, and how they are rotated
+    opaque       user and worker tokens: random strings, stored only as hashes
+    second_look  an unknown token may be seconds old, so the stored ones are read again before it is rejected
     store        keys and tokens in Postgres: what is stored, sealed or hashed, and how each is rotated
 
 Three principals that cannot become each other:
@@ -13,10 +13,10 @@ Three principals that cannot become each other:
     worker   opaque `tpw_…` token                   claiming tasks
     task     capability: a signed, expiring JWT     the attempts of one claim, the generations they name
 
-Opaque tokens are looked up by hash, so they can be revoked at once. A capability is checked by its
+Opaque tokens are looked up by hash, so they can be revoked immediately. A capability is checked by its
 signature alone, so a task-scoped call needs no lookup; it ends by expiring, or with its signing key.
 
-All but `store` is pure: records, keys and `now` come in as arguments, and a refusal is an error with
-a stable `token.*` code that never repeats the token. When in doubt (no record, no key, an unreadable
-claim) the answer is no.
+All but `store` is pure: records, keys and `now` are arguments, and a rejection is an error with a stable
+`token.*` code that never repeats the token. When in doubt (no record, no key, an unreadable claim) the
+answer is no.
 """

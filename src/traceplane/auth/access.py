@@ -17,7 +17,7 @@ def bearer(header_value: str | None) -> str:
     token = token.lstrip(" ")
     if not scheme or (scheme.lower() == "bearer" and not token):
         raise errors.Unauthenticated(
-            "token.missing", "the call carries no token", next_step="send Authorization: Bearer <token>"
+            "token.missing", "the call has no token", next_step="send Authorization: Bearer <token>"
         )
     if scheme.lower() != "bearer" or not _TOKEN68.fullmatch(token):
         raise errors.Unauthenticated(
@@ -29,22 +29,22 @@ def bearer(header_value: str | None) -> str:
 
 
 def may_see_pii(record: TokenRecord) -> bool:
-    """Columns marked as personal data are there for admins, and for tokens that were issued for it."""
+    """Only admins, and tokens issued for it, see columns marked as personal data."""
     return record.role is Role.ADMIN or record.sees_pii
 
 
 def may_see_config(record: TokenRecord) -> bool:
-    """What a DAG's jobs are configured with, addresses with keys among it, is for those who may deploy it."""
+    """Only those who may deploy a DAG see its jobs' configs, which may hold addresses with keys."""
     return record.role is Role.ADMIN
 
 
 def may_see_parameters(record: TokenRecord) -> bool:
-    """What pipelines hand to operators is for those who may set it, and run Celery's executions with it."""
+    """Only those who may set the parameters of pipelines, and run Celery's executions with them, see them."""
     return record.role in (Role.WRITER, Role.ADMIN)
 
 
 def require_role(record: TokenRecord, role: Role) -> None:
-    """Pass if the user's role is this one or above it: admin > writer > reader. A worker has none."""
+    """Passes if the user's role is this one or above: admin > writer > reader. A worker has none."""
     if record.role is None or _RANK[record.role] < _RANK[role]:
         raise errors.Forbidden(
             "access.role_required",

@@ -1,11 +1,11 @@
 """Capabilities: what the tasks of one claim may read and write, signed so that no lookup is needed.
 
-A capability covers the attempts that one worker took in one claim, so that a signature is paid for once
-per claim; a task claimed by itself has a token that covers nothing else. Grants are those of the jobs,
-each carried once, and every task names its job.
+A capability covers the attempts that one worker got in one claim, so each claim costs one signature; a task claimed
+alone has a token that covers nothing else. Grants are those of the jobs, each included once, and every task names its
+job.
 
-It is a JWT (ES256, `kid` in the header), signed here rather than with PyJWT because the dispatcher mints
-one per claim, and the signature itself should be all that costs.
+It is a JWT (ES256, `kid` in the header), signed here rather than with PyJWT because the dispatcher mints one per claim,
+and only the signature itself should cost time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from traceplane.auth.opaque import PREFIXES
 
 ISSUER = "traceplane"
 AUDIENCE = "traceplane/internal"
-MAX_TOKEN_BYTES = 256 * 1024  # it travels in JSON bodies; 1000 tasks of one job take a quarter of this
+MAX_TOKEN_BYTES = 256 * 1024  # it is sent in JSON bodies; 1000 tasks of one job take a quarter of this
 
 _ALGORITHM = "ES256"
-# An explicit type (RFC 8725, 3.11): nothing else that these keys may one day sign is a capability.
+# An explicit type (RFC 8725, 3.11): nothing else that these keys may sign one day is a capability.
 _TYPE = "tp-capability+jwt"
 _OPAQUE_PREFIXES = tuple(PREFIXES.values())
 _ECDSA = ec.ECDSA(hashes.SHA256())
@@ -61,14 +61,14 @@ class TaskGrant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     job: int
 
 
-class Capability(msgspec.Struct, frozen=True, dict=True):  # dict: the place of the cached index
+class Capability(msgspec.Struct, frozen=True, dict=True):  # dict: holds the cached index
     org: str
     tasks: tuple[TaskGrant, ...]
     jobs: tuple[JobGrants, ...]
     expires_at: float
 
     def grants_of(self, task_id: str, attempt: int) -> JobGrants | None:
-        """What this attempt may read and write; None if the token is not for it."""
+        """What this attempt may read and write; None if the token does not cover it."""
         return self._grants.get((task_id, attempt))
 
     @cached_property
@@ -76,23 +76,23 @@ class Capability(msgspec.Struct, frozen=True, dict=True):  # dict: the place of 
         return {(task.task_id, task.attempt): self.jobs[task.job] for task in self.tasks}
 
     def _flaw(self) -> str | None:
-        """Why it cannot be a token, if so."""
+        """Why this is not a valid capability; None if it is."""
         if not self.tasks:
             return "covers no task"
         if not all(0 <= task.job < len(self.jobs) for task in self.tasks):
-            return "names a job that it does not carry"
+            return "names a job that it does not contain"
         if len(self._grants) != len(self.tasks):
             return "names an attempt twice"
         return None
 
 
 def write_prefix(grant: WriteGrant, task_id: str, attempt: int) -> str:
-    """Where an attempt that holds this grant may write."""
+    """Where an attempt with this grant may write."""
     return f"{grant.dataset_uuid}/{grant.dataset_version}/staging/{task_id}/{attempt}/"
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Unknown members are refused: among them are `crit`, and `jwk` or `jku` that bring their own key."""
+    """Unknown members are rejected, among them `crit`, and `jwk` or `jku`, which bring their own key."""
 
     alg: str = ""
     kid: str = ""
@@ -115,26 +115,26 @@ _decode_claims = msgspec.json.Decoder(_Claims).decode
 
 
 def mint(capability: Capability, keyring: Keyring, now: float) -> str:
-    """The capability as a token, signed with the key that is current now."""
+    """The capability as a token, signed with the current key."""
     return _sign(capability, keyring.current(now), now)
 
 
 def verify(token: str, keyring: Keyring, now: float) -> Capability:
-    """What the token grants, or Unauthenticated with the reason."""
+    """What the token grants; raises Unauthenticated with the reason."""
     return _open(token, keyring, now)[1]
 
 
 class VerifiedCache:
-    """Capabilities already minted or verified here, so that each token pays for ES256 once.
+    """Capabilities minted or verified here, so that each token costs ES256 only once.
 
-    Keyed by the whole token: only a string that was itself signed or verified is ever found. Expiry
-    and the key's place in the ring are checked again at each use. Least recently used go first.
+    Keyed by the whole token: only a string that was itself signed or verified is ever found. Expiry and the
+    key's place in the ring are checked at each use. The least recently used are dropped first.
     For one event loop; not shared between threads.
     """
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a cache of {capacity} tokens holds nothing")
+            raise ValueError(f"the capacity of a cache must be positive, not {capacity}")
         self._capacity = capacity
         self._entries: OrderedDict[str, tuple[str, Capability]] = OrderedDict()
 
@@ -155,7 +155,7 @@ class VerifiedCache:
                 self._entries.move_to_end(token)
                 return capability
             del self._entries[token]
-        kid, capability = _open(token, keyring, now)  # also words the refusal of an entry just dropped
+        kid, capability = _open(token, keyring, now)  # also raises the error for an entry just dropped
         self._remember(token, kid, capability)
         return capability
 
@@ -195,7 +195,7 @@ def _sign(capability: Capability, key: SigningKey, now: float) -> str:
 
 
 def _open(token: str, keyring: Keyring, now: float) -> tuple[str, Capability]:
-    """The kid and the capability. Nothing in the claims is looked at before the signature holds."""
+    """The kid and the capability. Claims are read only after the signature is verified."""
     header_part, claims_part, signature_part = _split(token)
     header = _read_header(header_part)
     if header.typ != _TYPE:
@@ -204,14 +204,14 @@ def _open(token: str, keyring: Keyring, now: float) -> tuple[str, Capability]:
         raise _refused("bad_signature", "the token is not signed with ES256")
     key = keyring.find(header.kid, now)
     if key is None:
-        raise _refused("unknown_key", "the token is signed with a key that is retired or was never ours")
+        raise _refused("unknown_key", "the token is signed with a key that is retired or unknown")
     _check_signature(key, header_part + b"." + claims_part, _decode_part(signature_part))
     return key.kid, _read_claims(claims_part, now)
 
 
 def _split(token: str) -> tuple[bytes, bytes, bytes]:
     if not token:
-        raise _refused("missing", "the call carries no token")
+        raise _refused("missing", "the call has no token")
     if token.startswith(_OPAQUE_PREFIXES):
         raise _refused("wrong_kind", "a user or worker token is not a capability")
     if len(token) > MAX_TOKEN_BYTES or not token.isascii():
@@ -245,10 +245,10 @@ def _read_claims(part: bytes, now: float) -> Capability:
     raw = _decode_part(part)
     try:
         claims = _decode_claims(raw)
-    except (ValueError, RecursionError):  # claims we do not know are skipped, however deep
+    except (ValueError, RecursionError):  # unknown claims are skipped, however deep
         raise _malformed() from None
     if claims.iss != ISSUER or claims.aud != AUDIENCE:
-        raise _refused("wrong_audience", "the token is meant for another service")
+        raise _refused("wrong_audience", "the token is for another service")
     if not now < claims.exp:
         raise _refused("expired", "the token has expired", next_step="claim the task again")
     capability = Capability(claims.org, claims.tasks, claims.jobs, claims.exp)
@@ -266,14 +266,14 @@ def _decode_part(part: bytes) -> bytes:
         raw = base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4))
     except ValueError:
         raise _malformed() from None
-    # The decoder skips foreign bytes and spare bits; a token has one spelling only.
+    # The decoder skips foreign bytes and spare bits; a token must have exactly one spelling.
     if _encode_part(raw) != part:
         raise _malformed()
     return raw
 
 
 def _malformed() -> errors.Unauthenticated:
-    return _refused("malformed", "the token is not a readable capability")
+    return _refused("malformed", "the token is not a valid capability")
 
 
 def _refused(reason: str, message: str, *, next_step: str | None = None) -> errors.Unauthenticated:

@@ -1,10 +1,10 @@
-"""The keys that sign capabilities, and how one takes over from another.
+"""The keys that sign capabilities, and how they are rotated.
 
     created ────────► activates ────────────────► retires
        published, accepted   published, accepted, signs until a younger key activates
 
-A key is published before it signs, so that a verifier holding a cached key set already knows it, and
-stays accepted after it stops signing, so that the last token it signed lives out its life.
+A key is published before it signs, so that a verifier with a cached key set already knows it, and stays accepted after
+it stops signing, so that the last token it signed remains valid until it expires.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NONCE_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A P-256 key and its place in time; `retires_at` is None until a successor is chosen."""
+    """A P-256 key and its lifetime; `retires_at` is None until there is a successor."""
 
     private_key: ec.EllipticCurvePrivateKey = field(repr=False, compare=False)
     created_at: float
     activates_at: float
     retires_at: float | None = None
-    # Derived here and nowhere else, so that a kid always names this very key.
+    # Derived only here, so that a kid always identifies exactly this key.
     public_key: ec.EllipticCurvePublicKey = field(init=False, repr=False, compare=False)
     public_jwk: dict[str, str] = field(init=False, repr=False, compare=False)
     kid: str = field(init=False)
@@ -59,10 +59,10 @@ class Keyring:
 
     def __post_init__(self) -> None:
         if len({key.kid for key in self.keys}) != len(self.keys):
-            raise ValueError("a key stands in the ring twice")
+            raise ValueError("a key is in the ring twice")
 
     def current(self, now: float) -> SigningKey:
-        """The key that signs: the one activated last. Ties break the same way in every process."""
+        """The signing key: the one activated last. Ties break the same way in every process."""
         active = [key for key in self.accepted(now) if key.activates_at <= now]
         if not active:
             raise errors.PlatformError(
@@ -75,7 +75,7 @@ class Keyring:
         return tuple(key for key in self.keys if not key.retired(now))
 
     def find(self, kid: str, now: float) -> SigningKey | None:
-        """The accepted key of that name."""
+        """The accepted key with this kid."""
         return next((key for key in self.keys if key.kid == kid and not key.retired(now)), None)
 
     def jwks(self, now: float) -> dict[str, list[dict[str, str]]]:
@@ -92,14 +92,16 @@ def rotate(keyring: Keyring, now: float, overlap_seconds: float) -> Keyring:
     """A ring with a new key that signs after one overlap; the others retire one overlap after that.
 
     The overlap must outlast both a verifier's cached key set and the longest token. Zero is for a
-    leaked key: the new one signs at once and every token signed before is refused.
+    leaked key: the new one signs immediately, and every token signed before is rejected.
     """
     if not 0 <= overlap_seconds < float("inf"):
-        raise ValueError(f"an overlap is a finite number of seconds, zero or more, not {overlap_seconds}")
+        raise ValueError(
+            f"an overlap must be a finite number of seconds, zero or more, not {overlap_seconds}"
+        )
     activates_at = now + overlap_seconds
     successor = replace(generate(now), activates_at=activates_at)
-    # A pending key that would activate after its successor is dropped: it has signed nothing yet, and
-    # it would otherwise take over from the successor only to retire under its own tokens.
+    # A pending key that would activate after its successor is dropped: it has signed nothing yet, and would
+    # otherwise take over from the successor and retire before its own tokens expire.
     older = (
         replace(key, retires_at=_earlier(key.retires_at, activates_at + overlap_seconds))
         for key in keyring.accepted(now)
@@ -118,14 +120,14 @@ def seal(private_key: ec.EllipticCurvePrivateKey, master_key: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, kid: str, master_key: bytes) -> ec.EllipticCurvePrivateKey:
-    """The key that was sealed under this kid and master key."""
+    """The key sealed under this kid and master key."""
     cipher = _cipher(master_key)
     try:
         plain = cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], kid.encode())
     except (InvalidTag, ValueError) as error:  # ValueError: too short to hold a nonce and a tag
         raise errors.InvalidInput(
             "keyring.unseal_failed",
-            "the signing key does not open with this master key",
+            "the signing key cannot be decrypted with this master key",
             value=kid,
             next_step="set the master key it was sealed with",
         ) from error
@@ -135,11 +137,11 @@ def unseal(sealed: bytes, kid: str, master_key: bytes) -> ec.EllipticCurvePrivat
 
 
 def _cipher(master_key: bytes) -> AESGCM:
-    # AESGCM also takes 16 and 24 bytes; a short key here is a cut-off setting, not a choice.
+    # AESGCM also accepts 16 and 24 bytes; a short key here is a truncated setting, not a choice.
     if len(master_key) != MASTER_KEY_BYTES:
         raise errors.InvalidInput(
             "keyring.master_key_length",
-            f"the master key has {len(master_key)} bytes and needs {MASTER_KEY_BYTES}",
+            f"the master key has {len(master_key)} bytes but needs {MASTER_KEY_BYTES}",
         )
     return AESGCM(master_key)
 
@@ -159,5 +161,5 @@ def _thumbprint(public_key: ec.EllipticCurvePublicKey) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(members).digest()).rstrip(b"=").decode()
 
 
-def _earlier(known: float | None, proposed: float) -> float:
-    return proposed if known is None else min(known, proposed)
+def _earlier(current: float | None, proposed: float) -> float:
+    return proposed if current is None else min(current, proposed)

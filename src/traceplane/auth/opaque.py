@@ -1,9 +1,9 @@
-"""User and worker tokens: random strings of which only a hash is stored.
+"""User and worker tokens: random strings, stored only as hashes.
 
     tpu_ <43 characters: 32 random bytes> <6 characters: checksum>
 
-The prefix names the principal, for people and for leak scanners; the record decides. The checksum
-tells a mistyped token from a revoked one and holds no secret.
+The prefix names the principal, for people and for leak scanners; the record decides. The checksum distinguishes a
+mistyped token from a revoked one and holds no secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TOKEN_CHARACTERS = 4 + 43 + _CHECKSUM_CHARACTERS
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What is stored of a token. A user has a role, a worker has none."""
+    """The stored record of a token. A user has a role, a worker has none."""
 
     token_hash: str
     principal: Principal
@@ -60,7 +60,7 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class TokenBook:
-    """The known tokens, by hash. Timing of the lookup tells nothing, since callers do not choose hashes."""
+    """The stored tokens, by hash. The timing of the lookup reveals nothing, since callers do not choose hashes."""
 
     records: tuple[TokenRecord, ...]
     _by_hash: dict[str, TokenRecord] = field(init=False, repr=False, compare=False)
@@ -69,12 +69,12 @@ class TokenBook:
         object.__setattr__(self, "_by_hash", {record.token_hash: record for record in self.records})
 
     def check(self, token: str, principal: Principal, now: float) -> TokenRecord:
-        """The record of a live token of this principal; 401 if it is not live, 403 if another's."""
+        """The record of a live token of this principal; 401 if it is not live, 403 if it is of another principal."""
         _check_shape(token)
         record = self._by_hash.get(hash_token(token))
         if record is None:
             raise errors.Unauthenticated("token.unknown", "the token was never issued here")
-        # Any revocation counts, also one dated ahead of this caller's clock.
+        # Any revocation counts, even one dated ahead of this caller's clock.
         if record.revoked_at is not None:
             raise errors.Unauthenticated("token.revoked", "the token was revoked", value=record.name)
         if record.expired(now):
@@ -84,7 +84,7 @@ class TokenBook:
         if record.principal is not principal or not token.startswith(PREFIXES[principal]):
             raise errors.Forbidden(
                 "token.wrong_principal",
-                f"this call is for a {principal} and the token is a {record.principal}'s",
+                f"this call needs a {principal} token, but this is a {record.principal} token",
                 value=record.name,
             )
         return record
@@ -100,7 +100,7 @@ def issue(
     expires_at: float | None = None,
     sees_pii: bool = False,
 ) -> tuple[str, TokenRecord]:
-    """A new token, to be shown once, and the record to store."""
+    """A new token, to be shown once, and its record, to be stored."""
     secret = base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)).rstrip(b"=").decode()
     body = PREFIXES[principal] + secret
     token = body + _checksum(body)
@@ -122,20 +122,20 @@ class Rotation:
     token: str
     record: TokenRecord
     outgoing: TokenRecord
-    """The old record, which now ends with the overlap; both are to be stored together."""
+    """The old record, which now ends with the overlap; both must be stored together."""
 
 
 def rotate(record: TokenRecord, now: float, overlap_seconds: float, *, expires_at: float | None) -> Rotation:
-    """A successor with the same rights; the old token works until the overlap ends, never longer."""
+    """A successor with the same rights; the old token works until the overlap ends at the latest."""
     if record.revoked_at is not None or record.expired(now):
         raise errors.Conflict(
             "token.not_active",
-            "a token that is revoked or expired has no successor",
+            "a revoked or expired token cannot be rotated",
             value=record.name,
             next_step="issue a new token",
         )
     if not overlap_seconds >= 0:
-        raise ValueError(f"an overlap is zero seconds or more, not {overlap_seconds}")
+        raise ValueError(f"an overlap must be zero seconds or more, not {overlap_seconds}")
     end = now + overlap_seconds
     token, successor = issue(
         record.principal,
@@ -151,18 +151,18 @@ def rotate(record: TokenRecord, now: float, overlap_seconds: float, *, expires_a
 
 
 def revoke(record: TokenRecord, now: float) -> TokenRecord:
-    """The record refused from now on; a second revocation keeps the first time."""
+    """The record revoked from now on; a second revocation keeps the first time."""
     return record if record.revoked_at is not None else replace(record, revoked_at=now)
 
 
 def hash_token(token: str) -> str:
-    """What is stored and looked up. 32 random bytes need no salt and no slow hash."""
+    """The hash that is stored and looked up. 32 random bytes need no salt and no slow hash."""
     return hashlib.sha256(token.encode("ascii")).hexdigest()
 
 
 def _check_shape(token: str) -> None:
     if not token:
-        raise errors.Unauthenticated("token.missing", "the call carries no token")
+        raise errors.Unauthenticated("token.missing", "the call has no token")
     body, checksum = token[:-_CHECKSUM_CHARACTERS], token[-_CHECKSUM_CHARACTERS:]
     if (
         len(token) != _TOKEN_CHARACTERS
@@ -172,8 +172,8 @@ def _check_shape(token: str) -> None:
     ):
         raise errors.Unauthenticated(
             "token.malformed",
-            "the token is not a user or worker token, or is mistyped or cut off",
-            next_step="copy it again, whole",
+            "the token is not a user or worker token, or is mistyped or truncated",
+            next_step="copy it again, completely",
         )
 
 

@@ -1,4 +1,4 @@
-"""A token that nobody knows may be a minute old or a second: the stored ones are read again before it is refused."""
+"""An unknown token may be only seconds old, so the stored tokens are read again before it is rejected."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from traceplane.auth.opaque import TokenRecord
 from traceplane.errors import Unauthenticated
 
 _APART_SECONDS = 0.2
-"""However many strangers ask, the tokens are not read more often for them."""
+"""The shortest time between two such reads, however many unknown tokens arrive."""
 
 
 class SecondLook:
-    """`refresh` reads the tokens that services otherwise read every few seconds."""
+    """`refresh` reads the tokens, which services otherwise do every few seconds."""
 
     def __init__(self, refresh: Callable[[], Awaitable[object]]) -> None:
         self._refresh = refresh
@@ -22,7 +22,7 @@ class SecondLook:
         self._one_at_a_time = asyncio.Lock()
 
     def check(self, check: Callable[[], TokenRecord]) -> TokenRecord | Awaitable[TokenRecord]:
-        """What `check` finds; at once, unless the token is unknown."""
+        """The result of `check`, without delay unless the token is unknown."""
         try:
             return check()
         except Unauthenticated as refusal:

@@ -6,9 +6,8 @@ import contextlib
 import math
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
@@ -16,26 +15,27 @@ from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.errors import NotFound
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Transaction
+from traceplane.postgres.tokens import StoredKey, StoredToken
 
 
 def read_master_key(path: Path) -> bytes:
-    """The key that seals signing keys; made on first use, readable by its owner only."""
+    """The key that seals signing keys; created on first use, readable by its owner only."""
     if not path.exists():
         _make_master_key(path)
     return bytes.fromhex(path.read_text().strip())
 
 
 def _make_master_key(path: Path) -> None:
-    """Writes a key under another name and links it into place: `path` is absent or whole, at any moment.
+    """Writes a key under another name and links it into place: at any moment `path` is either absent or complete.
 
-    It is on disk before anything is sealed with it.
+    The key is on disk before anything is sealed with it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:  # mode 0600
         file.write(os.urandom(keyring.MASTER_KEY_BYTES).hex() + "\n")
         file.flush()
         os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was first, and its key is the key
+        with contextlib.suppress(FileExistsError):  # another process was first; its key counts
             os.link(file.name, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -45,7 +45,7 @@ def _make_master_key(path: Path) -> None:
 
 
 async def load_keyring(tx: Transaction, master_key: bytes) -> Keyring:
-    """The stored keys; the very first call makes the first key."""
+    """The stored keys; the very first call creates the first key."""
     rows = await tokens.signing_keys(tx)
     if not rows:
         await tokens.lock_signing_keys(tx)
@@ -60,7 +60,7 @@ async def load_keyring(tx: Transaction, master_key: bytes) -> Keyring:
 async def rotate_signing_key(tx: Transaction, master_key: bytes, overlap_seconds: float) -> Keyring:
     """A ring with a new key (see `keyring.rotate`).
 
-    An overlap of zero opens none of the old keys, so it is also the way on from a lost master key.
+    An overlap of zero opens none of the old keys, so it also recovers from a lost master key.
     """
     await tokens.lock_signing_keys(tx)
     now = await tokens.clock(tx)
@@ -70,8 +70,8 @@ async def rotate_signing_key(tx: Transaction, master_key: bytes, overlap_seconds
     else:
         current = await load_keyring(tx, master_key)
     rotated = keyring.rotate(current, now, overlap_seconds)
-    kept = {key.kid for key in rotated.keys}
-    dropped = tuple(replace(key, retires_at=now) for key in current.keys if key.kid not in kept)
+    remaining = {key.kid for key in rotated.keys}
+    dropped = tuple(replace(key, retires_at=now) for key in current.keys if key.kid not in remaining)
     await _store_keys(tx, Keyring((*rotated.keys, *dropped)), master_key)
     return rotated
 
@@ -90,13 +90,13 @@ async def issue_token(
     lifetime_seconds: float | None = None,
     sees_pii: bool = False,
 ) -> str:
-    known = await tokens.organizations(tx)
-    if org not in known:
+    orgs = await tokens.organizations(tx)
+    if org not in orgs:
         raise NotFound(
             "org.unknown",
-            "there is no such organization",
+            "the organization does not exist",
             value=org,
-            next_step=f"set org (TRACEPLANE_ORG) to one that there is: {', '.join(known)}",
+            next_step=f"set org (TRACEPLANE_ORG) to an existing one: {', '.join(orgs)}",
         )
     now = await tokens.clock(tx)
     expires_at = None if lifetime_seconds is None else now + lifetime_seconds
@@ -110,7 +110,7 @@ async def issue_token(
 async def rotate_token(
     tx: Transaction, principal: Principal, *, org: str, name: str, overlap_seconds: float
 ) -> str:
-    """A successor of the newest live token of this name, with a life of the same length.
+    """A successor of the newest live token of this name, with a lifetime of the same length.
 
     Every token that was live before ends with the overlap.
     """
@@ -118,7 +118,7 @@ async def rotate_token(
     now = await tokens.clock(tx)
     live = [r for r in await _unrevoked(tx, principal, org, name) if not r.expired(now)]
     if not live:
-        raise NotFound("token.not_found", f"there is no live {principal} token of that name", value=name)
+        raise NotFound("token.not_found", f"there is no live {principal} token with this name", value=name)
     newest = max(live, key=lambda r: (r.created_at, _end(r)))
     expires_at = None if newest.expires_at is None else now + newest.expires_at - newest.created_at
     rotation = opaque.rotate(newest, now, overlap_seconds, expires_at=expires_at)
@@ -129,7 +129,7 @@ async def rotate_token(
 
 
 async def revoke_tokens(tx: Transaction, principal: Principal, *, org: str, name: str) -> int:
-    """Refuses every token of this name from now on, a predecessor in its overlap included."""
+    """Revokes every token of this name from now on, including a predecessor in its overlap."""
     await tokens.lock_access_tokens(tx)
     now = await tokens.clock(tx)
     chosen = await _unrevoked(tx, principal, org, name)
@@ -151,47 +151,32 @@ def _end(record: TokenRecord) -> float:
     return math.inf if record.expires_at is None else record.expires_at
 
 
-def _signing_key(row: dict[str, Any], master_key: bytes) -> SigningKey:
+def _signing_key(key: StoredKey, master_key: bytes) -> SigningKey:
     return SigningKey(
-        keyring.unseal(row["sealed_private_key"], row["kid"], master_key),
-        created_at=row["created_at"],
-        activates_at=row["activates_at"],
-        retires_at=row["retires_at"],
+        keyring.unseal(key.sealed_private_key, key.kid, master_key),
+        created_at=key.created_at,
+        activates_at=key.activates_at,
+        retires_at=key.retires_at,
     )
 
 
 async def _store_keys(tx: Transaction, ring: Keyring, master_key: bytes) -> None:
     for key in ring.keys:
-        sealed = keyring.seal(key.private_key, master_key)
-        await tokens.store_signing_key(
-            tx, key.kid, sealed, dict(key.public_jwk), key.created_at, key.activates_at, key.retires_at
+        stored = StoredKey(
+            kid=key.kid,
+            sealed_private_key=keyring.seal(key.private_key, master_key),
+            public_jwk=key.public_jwk,
+            created_at=key.created_at,
+            activates_at=key.activates_at,
+            retires_at=key.retires_at,
         )
+        await tokens.store_signing_key(tx, stored)
 
 
-def _record(row: dict[str, Any]) -> TokenRecord:
-    return TokenRecord(
-        token_hash=row["token_hash"],
-        principal=Principal(row["principal"]),
-        org=row["org"],
-        name=row["name"],
-        role=Role(row["role"]) if row["role"] else None,
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        revoked_at=row["revoked_at"],
-        sees_pii=row["sees_pii"],
-    )
+def _record(token: StoredToken) -> TokenRecord:
+    role = Role(token.role) if token.role else None
+    return TokenRecord(**{**asdict(token), "principal": Principal(token.principal), "role": role})
 
 
-async def _store_record(tx: Transaction, r: TokenRecord) -> None:
-    await tokens.store_access_token(
-        tx,
-        r.token_hash,
-        r.principal,
-        r.org,
-        r.name,
-        r.role,
-        r.created_at,
-        r.expires_at,
-        r.revoked_at,
-        r.sees_pii,
-    )
+async def _store_record(tx: Transaction, record: TokenRecord) -> None:
+    await tokens.store_access_token(tx, StoredToken(**asdict(record)))

@@ -1,10 +1,10 @@
-"""What a node answers, with only the fields that are used, and what makes an answer unbelievable. Pure.
+"""Typed answers of a node, with only the fields that are used, and the checks that make one unbelievable. Pure.
 
-The structs are decoded straight from the response's bytes. Numbers stay the hexadecimal text of the wire: the
-tables convert them a column at a time, and the follower needs three of them.
+The structs are decoded directly from the response's bytes. Numbers stay hexadecimal text: the tables convert them
+a column at a time, and the follower needs only three of them.
 
-A doubt is a reason to ask again rather than an error: the client turns it into one, with endpoint and method,
-when asking again did not help.
+A doubt is a reason to retry, not an error: if retries do not help, the client turns it into an error with endpoint and
+method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Header(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     parent_hash: str
 
 
-class Transaction(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class ChainTransaction(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     hash: str
     block_hash: str
     block_number: str
@@ -65,14 +65,14 @@ class BlockFields(msgspec.Struct, frozen=True, gc=False, rename="camel", kw_only
     excess_blob_gas: str | None = None
 
 
-class Block(BlockFields, frozen=True, gc=False, rename="camel", kw_only=True):
+class FullBlock(BlockFields, frozen=True, gc=False, rename="camel", kw_only=True):
     """A block with its transactions."""
 
-    transactions: list[Transaction]
+    transactions: list[ChainTransaction]
 
 
 class SlimBlock(BlockFields, frozen=True, gc=False, rename="camel", kw_only=True):
-    """A block with its transactions' hashes only: enough to check receipts and logs against."""
+    """A block with only the hashes of its transactions: enough to check receipts and logs against."""
 
     transactions: list[str]
 
@@ -98,15 +98,15 @@ class Receipt(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     logs: list[Log]
     contract_address: str | None = None
     status: str | None = None  # since Byzantium
-    root: str | None = None  # before it
+    root: str | None = None  # before Byzantium
     effective_gas_price: str | None = None
 
 
-AnyBlock = Block | SlimBlock
+AnyBlock = FullBlock | SlimBlock
 
 
 class Doubt(NamedTuple):
-    """Why an answer is not believed, and the value at fault."""
+    """Why an answer is not believed, and the offending value."""
 
     reason: str
     value: object
@@ -140,9 +140,9 @@ def doubt_block(number: int, block: AnyBlock) -> Doubt | None:
         and tuple([one.transaction_index for one in block.transactions]) == positions
     ):
         return None
-    for one, position in zip(block.transactions, positions, strict=True):  # which one, for people
+    for one, position in zip(block.transactions, positions, strict=True):  # to name it in the message
         if one.block_hash != block.hash or one.block_number != block.number:
-            return Doubt(f"transaction {one.hash} of block {number} says it is of another", one.block_hash)
+            return Doubt(f"transaction {one.hash} of block {number} claims another block", one.block_hash)
         if one.transaction_index != position:
             return Doubt(f"the transactions of block {number} are not in order", one.transaction_index)
     return None
@@ -150,35 +150,37 @@ def doubt_block(number: int, block: AnyBlock) -> Doubt | None:
 
 @functools.lru_cache(maxsize=512)
 def _positions(count: int) -> tuple[str, ...]:
-    """0x0, 0x1, …: what the first so many things of a block are numbered."""
+    """0x0, 0x1, …: the indexes of the first `count` transactions or logs of a block."""
     return tuple(map(hex, range(count)))
 
 
 def doubt_receipts(block: AnyBlock, receipts: Sequence[Receipt]) -> Doubt | None:
-    """Receipts must be those of the block's transactions, in order, with logs numbered without a gap."""
+    """Receipts must match the block's transactions, in order, with logs numbered without a gap."""
     number = int(block.number, 16)
     hashes = transaction_hashes(block)
     if len(receipts) != len(hashes):
         return Doubt(
-            f"block {number} has {len(hashes)} transactions, but not as many receipts", len(receipts)
+            f"block {number} has {len(hashes)} transactionsbut a different number of receipts", len(receipts)
         )
     block_hash = block.hash
     for one, expected in zip(receipts, hashes, strict=True):
         if one.block_hash != block_hash:
-            return Doubt(f"a receipt of block {number} ({block_hash}) is of another block", one.block_hash)
+            return Doubt(
+                f"a receipt of block {number} ({block_hash}) belongs to another block", one.block_hash
+            )
         if one.transaction_hash != expected:
             return Doubt(f"expected the receipt of transaction {expected}", one.transaction_hash)
         for log in one.logs:
             if log.transaction_hash != expected:
-                return Doubt(f"a log of transaction {expected} is of another", log.transaction_hash)
+                return Doubt(f"a log of transaction {expected} belongs to another", log.transaction_hash)
     return doubt_logs(block, [log for one in receipts for log in one.logs])
 
 
 def doubt_logs(block: AnyBlock, logs: Sequence[Log]) -> Doubt | None:
     block_hash = block.hash
     if not logs and block.logs_bloom is not None and block.logs_bloom.strip("0x"):
-        # Not the other way round: there are chains whose blooms are always empty.
-        return Doubt(f"block {block.hash} has logs, and none came", block.logs_bloom)
+        # Not the other way round: some chains always have empty blooms.
+        return Doubt(f"block {block.hash} has logs, but none were returned", block.logs_bloom)
     positions = _positions(len(logs))
     if (
         {log.block_hash for log in logs} <= {block_hash}
@@ -186,9 +188,9 @@ def doubt_logs(block: AnyBlock, logs: Sequence[Log]) -> Doubt | None:
         and max([len(log.topics) for log in logs], default=0) <= 4
     ):
         return None
-    for log, position in zip(logs, positions, strict=True):  # which one, for people
+    for log, position in zip(logs, positions, strict=True):  # to name it in the message
         if log.block_hash != block_hash:
-            return Doubt(f"a log of block {block.hash} is of another block", log.block_hash)
+            return Doubt(f"a log of block {block.hash} belongs to another block", log.block_hash)
         if log.log_index != position:
             return Doubt(f"the logs of block {block.hash} are not numbered without a gap", log.log_index)
         if len(log.topics) > 4:
@@ -197,7 +199,7 @@ def doubt_logs(block: AnyBlock, logs: Sequence[Log]) -> Doubt | None:
 
 
 def doubt_links(blocks: Sequence[AnyBlock], parent_hash: str | None) -> Doubt | None:
-    """Each block must name the one before it as its parent: otherwise the chain moved between two answers."""
+    """Each block must name its predecessor as its parent; otherwise the chain moved between two answers."""
     expected = parent_hash
     for block in blocks:
         if expected is not None and block.parent_hash != expected:

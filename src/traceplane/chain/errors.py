@@ -1,15 +1,15 @@
-"""What can go wrong with a node, in one tree.
+"""Errors of a node, in one tree.
 
 PlatformError
-└── RpcError                 asking again later, or somewhere else, may help
-    ├── RpcUnavailable       chain.rpc_unavailable     no answer, or the node says that it failed
-    ├── RateLimited          chain.rate_limited        asked too fast for longer than we are willing to wait
+└── RpcError                 a retry, or another endpoint, may help
+    ├── RpcUnavailable       chain.rpc_unavailable     no answer, or the node reports a failure
+    ├── RateLimited          chain.rate_limited        rate limited for longer than the client waits
     ├── RpcInvalid           chain.rpc_invalid         the answer cannot be read: JSON, ids, types, numbers
-    ├── RpcInconsistent      chain.rpc_inconsistent    readable, but contradicts itself or the question
+    ├── RpcInconsistent      chain.rpc_inconsistent    readable, but contradicts itself or the request
     ├── EndpointsDisagree    chain.endpoints_disagree  two endpoints name different hashes for one height
-    └── BeyondHead           chain.beyond_head         the block is not there yet
+    └── BeyondHead           chain.beyond_head         the block does not exist yet
 UserError
-└── RpcRefused               chain.rpc_refused         the node will not: method, parameters, credentials
+└── RpcRefused               chain.rpc_refused         the node rejects the method, parameters or credentials
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from traceplane.errors import PlatformError, UserError
 
 
 def _sentence(message: str, method: str | None, endpoint: str | None) -> str:
-    asked = f"{method}: " if method else ""
-    return f"{asked}{message}" + (f" (endpoint {endpoint})" if endpoint else "")
+    prefix = f"{method}: " if method else ""
+    return f"{prefix}{message}" + (f" (endpoint {endpoint})" if endpoint else "")
 
 
 class RpcError(PlatformError):
-    """Names the endpoint (never with credentials), the method and the value at fault."""
+    """Names the endpoint (never with credentials), the method and the offending value."""
 
     stable_code: ClassVar[str] = "chain.rpc_unavailable"
 
@@ -75,7 +75,7 @@ class BeyondHead(RpcError):
 
 
 class RpcRefused(UserError):
-    """The same call would be refused again, so it is not repeated."""
+    """The node would reject the same call again, so it is not retried."""
 
     def __init__(
         self,

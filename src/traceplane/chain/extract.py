@@ -1,9 +1,9 @@
-"""A range of blocks → tables. Every chunk is checked as a whole before any of its rows is given out.
+"""A range of blocks → tables. Every chunk is checked as a whole before any of its rows are returned.
 
-Blocks and receipts are asked in batches, one chunk ahead of the one being converted. A chunk whose parts
-contradict one another (a reorg between two calls) is fetched again a few times. Between chunks the parent
-hashes are compared too, so that a range never mixes two forks: if the chain moves while a long range streams,
-the stream ends with `chain.rpc_inconsistent`, and the caller starts it again.
+Blocks and receipts are fetched in batches, one chunk ahead of the one being converted. A chunk whose parts contradict
+one another (a reorg between two calls) is fetched again a few times. Parent hashes are also compared between chunks, so
+a range never mixes two forks: if the chain moves while a long range streams, the stream ends with
+`chain.rpc_inconsistent`, and the caller starts again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pyarrow as pa
 from traceplane.chain import tables as build
 from traceplane.chain.answers import (
     AnyBlock,
-    Block,
     Doubt,
+    FullBlock,
     Log,
     Receipt,
     SlimBlock,
@@ -32,7 +32,7 @@ from traceplane.chain.answers import (
     transaction_hashes,
 )
 from traceplane.chain.errors import BeyondHead, RpcInconsistent, RpcRefused
-from traceplane.chain.rpc import Call, RpcClient, RpcSettings
+from traceplane.chain.rpc import RpcCall, RpcClient, RpcSettings
 from traceplane.errors import InvalidInput
 
 ALL_TABLES = tuple(build.SCHEMAS)
@@ -42,7 +42,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some consecutive blocks of a range, inclusive, with the hashes that they start from and end in."""
+    """Consecutive blocks of a range, both ends included, with the parent hash of the first and the hash of the last."""
 
     first: int
     last: int
@@ -84,14 +84,14 @@ async def stream_range(
     chunk_blocks: int = CHUNK_BLOCKS,
     cross_check: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
-    """Chunk after chunk, in order, with at most two of them in memory.
+    """Yields chunks in order, with at most two of them in memory.
 
-    With `cross_check`, every endpoint is asked for the hash of each chunk's last block, which stands for all
-    blocks before it.
+    With `cross_check`, every endpoint is asked for the hash of each chunk's last block, which covers all blocks
+    before it.
     """
     _check_request(first, last, tables, chunk_blocks)
     if (head := await client.head()) < last:
-        raise BeyondHead(f"block {last} is not there yet", value=head, next_step="ask again later")
+        raise BeyondHead(f"block {last} does not exist yet", value=head, next_step="retry later")
     reader = _Reader(client, frozenset(tables))
     starts = range(first, last + 1, chunk_blocks)
     parent: str | None = None
@@ -102,7 +102,7 @@ async def stream_range(
             if start + chunk_blocks <= last:
                 following = start + chunk_blocks
                 ahead = asyncio.ensure_future(reader.read(following, min(last, following + chunk_blocks - 1)))
-                await asyncio.sleep(0)  # its requests leave before the conversion keeps the loop busy
+                await asyncio.sleep(0)  # sends its requests before the conversion blocks the loop
             _require(doubt_links(raw.blocks[:1], parent))
             parent = raw.blocks[-1].hash
             end = start + len(raw.blocks) - 1
@@ -140,8 +140,8 @@ def stream_range_sync(
     chunk_blocks: int = CHUNK_BLOCKS,
     cross_check: bool = False,
 ) -> Iterator[Chunk]:
-    """As `stream_range`. The next chunk's requests are under way while the caller works on this one, but its
-    answers are read only when the caller comes back."""
+    """Like `stream_range`. The next chunk's requests are in flight while the caller works on this one, but its
+    answers are only read when the caller returns."""
 
     async def chunks() -> AsyncGenerator[Chunk, None]:
         async with RpcClient(settings) as client:
@@ -166,7 +166,7 @@ def stream_range_sync(
 
 
 def convert(raw: _Raw, tables: Collection[str]) -> dict[str, pa.Table]:
-    """The wanted tables of some checked answers."""
+    """The requested tables of checked answers."""
     logs = (
         pa.Table.from_batches([build.logs_batch(raw.logs)])
         if {"logs", "token_transfers"} & set(tables)
@@ -175,7 +175,7 @@ def convert(raw: _Raw, tables: Collection[str]) -> dict[str, pa.Table]:
     makers: dict[str, Callable[[], pa.Table]] = {
         "blocks": lambda: pa.Table.from_batches([build.blocks_batch(raw.blocks)]),
         "transactions": lambda: pa.Table.from_batches(
-            [build.transactions_batch([one for one in raw.blocks if isinstance(one, Block)])]
+            [build.transactions_batch([one for one in raw.blocks if isinstance(one, FullBlock)])]
         ),
         "receipts": lambda: pa.Table.from_batches([build.receipts_batch(raw.receipts)]),
         "logs": lambda: logs,
@@ -185,7 +185,7 @@ def convert(raw: _Raw, tables: Collection[str]) -> dict[str, pa.Table]:
 
 
 class _Reader:
-    """Reads chunks of answers; remembers whether the node knows eth_getBlockReceipts."""
+    """Reads chunks of answers; remembers whether the node supports eth_getBlockReceipts."""
 
     def __init__(self, client: RpcClient, tables: frozenset[str]) -> None:
         self._client = client
@@ -204,14 +204,14 @@ class _Reader:
         raise AssertionError("unreachable")
 
     async def _read_once(self, first: int, last: int) -> _Raw:
-        kind = Block if self._full else SlimBlock
-        calls: list[Call[AnyBlock]] = [
-            Call("eth_getBlockByNumber", (hex(number), self._full), partial(doubt_block, number))
+        kind = FullBlock if self._full else SlimBlock
+        calls: list[RpcCall[AnyBlock]] = [
+            RpcCall("eth_getBlockByNumber", (hex(number), self._full), partial(doubt_block, number))
             for number in range(first, last + 1)
         ]
         blocks: list[AnyBlock] = await self._client.batch(calls, kind)
         _require(doubt_links(blocks, None))
-        if not self._wants_receipts:  # they hold the logs too, in more than twice the bytes
+        if not self._wants_receipts:  # they include the logs, but take more than twice the bytes
             return _Raw(blocks, [], await self._logs(blocks) if self._wants_logs else [])
         if self._receipts_by_block:
             try:
@@ -223,15 +223,16 @@ class _Reader:
         return _with_receipts(blocks, await self._transaction_receipts(blocks))
 
     async def _block_receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
-        calls: list[Call[list[Receipt]]] = [
-            Call("eth_getBlockReceipts", (block.number,), partial(doubt_receipts, block)) for block in blocks
+        calls: list[RpcCall[list[Receipt]]] = [
+            RpcCall("eth_getBlockReceipts", (block.number,), partial(doubt_receipts, block))
+            for block in blocks
         ]
         return await self._client.batch(calls, list[Receipt])
 
     async def _transaction_receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
         hashes = [transaction_hashes(block) for block in blocks]
-        calls: list[Call[Receipt]] = [
-            Call("eth_getTransactionReceipt", (one,)) for block_hashes in hashes for one in block_hashes
+        calls: list[RpcCall[Receipt]] = [
+            RpcCall("eth_getTransactionReceipt", (one,)) for block_hashes in hashes for one in block_hashes
         ]
         every = iter(await self._client.batch(calls, Receipt))
         grouped = [[next(every) for _ in block_hashes] for block_hashes in hashes]
@@ -240,9 +241,10 @@ class _Reader:
         return grouped
 
     async def _logs(self, blocks: Sequence[AnyBlock]) -> list[Log]:
-        """By block hash rather than by number, so that a reorg shows as an error and not as other logs."""
-        calls: list[Call[list[Log]]] = [
-            Call("eth_getLogs", ({"blockHash": block.hash},), partial(doubt_logs, block)) for block in blocks
+        """By block hash rather than by number, so that a reorg causes an error and not other logs."""
+        calls: list[RpcCall[list[Log]]] = [
+            RpcCall("eth_getLogs", ({"blockHash": block.hash},), partial(doubt_logs, block))
+            for block in blocks
         ]
         return [log for logs in await self._client.batch(calls, list[Log]) for log in logs]
 
@@ -260,14 +262,18 @@ def _require(doubt: Doubt | None, method: str | None = None) -> None:
 def _check_request(first: int, last: int, tables: Collection[str], chunk_blocks: int) -> None:
     if first < 0 or last < first:
         raise InvalidInput(
-            "chain.range_invalid", "a range goes from 0 or more upwards", value=f"{first}-{last}"
+            "chain.range_invalid",
+            "a range starts at 0 or higher and does not end before its start",
+            value=f"{first}-{last}",
         )
     if chunk_blocks < 1:
-        raise InvalidInput("chain.range_invalid", "a chunk holds at least one block", value=chunk_blocks)
+        raise InvalidInput("chain.range_invalid", "a chunk must hold at least one block", value=chunk_blocks)
     unknown = sorted(set(tables) - set(ALL_TABLES))
     if unknown or not tables:
         raise InvalidInput(
-            "chain.table_unknown", f"the tables are {', '.join(ALL_TABLES)}", value=", ".join(unknown)
+            "chain.table_unknown",
+            f"unknown table; the tables are {', '.join(ALL_TABLES)}",
+            value=", ".join(unknown),
         )
 
 

@@ -1,12 +1,12 @@
-"""The recorded chain against the node's: which blocks come next, or which recorded ones are no longer true.
+"""Compares the recorded chain with the node's: which blocks are new, or which recorded ones are no longer canonical.
 
-The decision is a generator without I/O: `decide` asks for headers by yielding block numbers, is sent what the
-node has at these heights, and returns a step. `poll` feeds it from a client, once; `follow` does so for ever.
+The decision is a generator without I/O: `decide` yields the numbers of blocks whose headers it needs, is sent the
+node's headers, and returns a step. `poll` runs it once with a client; `follow` does so forever.
 
-How a reorg is found: the block after the recorded head must name it as its parent. If it does not, headers are
-asked further and further back, in strides that double, until one has the hash that was recorded at its height.
-The walk checks that the headers it gets follow one another; if they do not, the chain moved during the walk,
-which then starts again. The depth is unbounded: when the given record ends, older hashes come from `lookup`.
+A reorg is detected when the block after the recorded head does not name it as its parent. Then headers are fetched
+further and further back, in doubling strides, until one has the hash that was recorded at its height. The walk checks
+that the headers link up; if they do not, the chain moved during the walk, which then starts again. The depth is
+unbounded: beyond the record, older hashes come from `lookup`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """Blocks first…last follow the record; `hashes` are theirs, in order."""
+    """Blocks first…last follow the record; `hashes` are their hashes, in order."""
 
     first: int
     last: int
@@ -43,8 +43,8 @@ class NewBlocks:
 class Reorg:
     """The recorded blocks first_changed…old_head are no longer canonical; the node's head is new_head.
 
-    `record_exhausted` says that not one recorded block is canonical, so that the true fork point lies before
-    the oldest known one, which is then `first_changed`. The blocks in their place come as NewBlocks next.
+    `record_exhausted` means that no recorded block is canonical: the fork point lies before the oldest one, which
+    is then `first_changed`. The blocks that replace them come next, as NewBlocks.
     """
 
     first_changed: int
@@ -55,7 +55,7 @@ class Reorg:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing to do: the head is unchanged, the node is behind the record, or the chain moved while looking."""
+    """Nothing to do: the head is unchanged, the node is behind the record, or the chain moved during the read."""
 
     reason: str
 
@@ -66,12 +66,12 @@ Headers = Sequence[Header | None]
 
 
 def nothing_older(number: int) -> str | None:
-    """The lookup of a record that is complete as given."""
+    """The lookup of a complete record."""
     return None
 
 
 class Record:
-    """Recent blocks, ascending and without a gap, and a way to older ones. An empty one begins at `start`."""
+    """Recent blocks, ascending and without a gap, and a lookup for older ones. An empty record begins at `start`."""
 
     def __init__(
         self, blocks: Sequence[Recorded] = (), *, lookup: Lookup = nothing_older, start: int = 0
@@ -94,7 +94,7 @@ class Record:
         return self._lookup(number) if number >= 0 else None
 
     def apply(self, step: Step, keep: int) -> None:
-        """Follow a step, keeping the newest `keep` blocks in memory."""
+        """Applies a step, keeping the newest `keep` blocks in memory."""
         match step:
             case NewBlocks():
                 self.blocks.extend(Recorded(step.first + i, one) for i, one in enumerate(step.hashes))
@@ -109,16 +109,16 @@ class Record:
 
 
 def decide(record: Record, head: int, *, most: int = 500) -> Generator[Sequence[int], Headers, Step]:
-    """What to do when the node's (confirmed) head has this number, in NewBlocks steps of at most `most`.
+    """The step for a node whose (confirmed) head has this number; NewBlocks has at most `most` blocks.
 
-    Yields the heights whose headers it needs, and is sent these headers.
+    Yields the heights of the headers that it needs, and is sent these headers.
     """
     recorded = record.head
     first = record.start if recorded is None else recorded.number + 1
     if recorded is not None and head < first:
         return (yield from _compare(record, recorded, head))
     if head < first:
-        return Idle(f"the first block, {first}, is not there yet")
+        return Idle(f"the first block, {first}, does not exist yet")
     numbers = range(first, min(head, first + most - 1) + 1)
     headers = present((yield numbers))
     if not headers or not linked(headers):
@@ -131,13 +131,13 @@ def decide(record: Record, head: int, *, most: int = 500) -> Generator[Sequence[
 
 def _compare(record: Record, recorded: Recorded, head: int) -> Generator[Sequence[int], Headers, Step]:
     """The head is not above the record: unchanged, behind, or a fork that is not longer."""
-    known = record.hash_at(head)
-    if known is None:
+    recorded_hash = record.hash_at(head)
+    if recorded_hash is None:
         return Idle(f"the node's head {head} is before everything recorded")
     [header] = yield [head]
     if header is None:
         return Idle("the head went back while it was read")
-    if header.hash == known:
+    if header.hash == recorded_hash:
         return Idle(UNCHANGED if head == recorded.number else f"the node is behind, at {head}")
     return (yield from _walk_back(record, recorded.number, head, header))
 
@@ -145,7 +145,7 @@ def _compare(record: Record, recorded: Recorded, head: int) -> Generator[Sequenc
 def _walk_back(
     record: Record, old_head: int, new_head: int, changed: Header
 ) -> Generator[Sequence[int], Headers, Step]:
-    """From a block that is not on the record, or not on top of it, down to the first that differs."""
+    """Walks from a block that is not on the record, or not on top of it, down to the first that differs."""
     first_changed, stride = int(changed.number, 16), 1
     while True:
         below = record.hash_at(first_changed - 1)
@@ -158,21 +158,21 @@ def _walk_back(
         if len(headers) < len(numbers) or not linked([*headers, changed]):
             return Idle("the chain moved during the walk back")
         for header in reversed(headers):
-            known = record.hash_at(int(header.number, 16))
-            if known is None or known == header.hash:
+            recorded_hash = record.hash_at(int(header.number, 16))
+            if recorded_hash is None or recorded_hash == header.hash:
                 break
             first_changed, changed = int(header.number, 16), header
         stride = min(stride * 2, _LONGEST_STRIDE)
 
 
 def present(headers: Headers) -> list[Header]:
-    """The headers before the first that the node does not have (any more)."""
-    found = []
+    """The headers before the first one that the node does not have (any more)."""
+    before: list[Header] = []
     for header in headers:
         if header is None:
             break
-        found.append(header)
-    return found
+        before.append(header)
+    return before
 
 
 def linked(headers: Sequence[Header]) -> bool:
@@ -180,10 +180,10 @@ def linked(headers: Sequence[Header]) -> bool:
 
 
 async def poll(client: RpcClient, record: Record, *, confirmations: int = 0, most: int = 500) -> Step:
-    """One look at the node. The record is read, not changed: apply the step once it is safely stored."""
+    """Polls the node once. The record is not changed: apply the step once it is stored."""
     head = await client.head() - confirmations
     if head < 0:
-        return Idle("the chain is shorter than the confirmations wanted")
+        return Idle("the chain is shorter than the required confirmations")
     decision = decide(record, head, most=most)
     try:
         numbers = next(decision)
@@ -205,10 +205,10 @@ async def follow(
     most: int = 500,
     keep: int = 1024,
 ) -> AsyncGenerator[NewBlocks | Reorg, None]:
-    """Steps for ever. A step counts as recorded when the next one is asked for.
+    """Yields steps forever. A step counts as recorded when the next one is requested.
 
-    A node that cannot be reached raises, after the client's retries: whoever holds the record starts again
-    from it, and nothing is lost, since an outage of any length is only a longer step.
+    Raises if a node is unreachable after the client's retries. The owner of the record then starts again from it, and
+    nothing is lost: after an outage of any length the next step is just longer.
     """
     record = Record(recorded, lookup=lookup, start=start)
     while True:

@@ -1,12 +1,12 @@
-"""A JSON-RPC client that expects nodes to be slow, rate limited, absent and wrong.
+"""A JSON-RPC client for nodes that are slow, rate limited, unavailable or wrong.
 
-Many calls travel in one HTTP body. What was answered well is kept; what was not is asked again, from the next
-endpoint that is not resting, after a backoff with jitter when none is. A batch that is refused for its size is
-halved. An answer is believed only if its ids match, its types fit and the call's own `doubt` has none.
+Many calls share one HTTP request. Good answers are kept; the other calls are retried on the next endpoint that is not
+resting, or, if all are, after a backoff with jitter. A batch that is rejected for its size is halved. An answer is
+believed only if its ids match, its types fit and the call's own `doubt` accepts it.
 
     async with RpcClient(RpcSettings(endpoints=("http://…",))) as client:
         head = await client.head()
-        [block] = await client.batch([Call("eth_getBlockByNumber", ("0x10", True))], Block)
+        [block] = await client.batch([RpcCall("eth_getBlockByNumber", ("0x10", True))], FullBlock)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _READ_AHEAD_BYTES = 2 << 20
-"""Of one answer: the client's own 64 kB stop and start the socket many times for each."""
+"""For one answer: the library's default of 64 kB pauses and resumes the socket many times per answer."""
 METHOD_NOT_FOUND, INVALID_REQUEST, INVALID_PARAMS, LIMIT_EXCEEDED = -32601, -32600, -32602, -32005
 
 
@@ -69,7 +69,7 @@ class RpcSettings:
             if not _is_http(url):
                 raise InvalidInput(
                     "chain.settings_invalid",
-                    "an endpoint is an http or https URL",
+                    "an endpoint must be an http or https URL",
                     value=url.partition(":")[0],
                 )
         for name in ("batch_size", "concurrency", "attempts", "timeout_seconds", "largest_answer_bytes"):
@@ -84,8 +84,8 @@ class RpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """One question. `doubt` says why an answer is not believed; null is not, unless `may_be_null`."""
+class RpcCall(Generic[T]):
+    """One call. `doubt` says why an answer is not believed; null is not, unless `may_be_null`."""
 
     method: str
     params: tuple[object, ...] = ()
@@ -110,7 +110,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 class _BatchRefused(Exception):
-    """The body or its answer was too large, or the answer late: fewer calls at once may work."""
+    """The body or its answer was too large, or the answer late: a smaller batch may work."""
 
     def __init__(self, failure: RpcError | RpcRefused) -> None:
         self.failure = failure
@@ -123,7 +123,7 @@ class _Endpoint:
     resting_until: float = 0.0
 
     def without_credentials(self, text: str) -> str:
-        """Nodes like to repeat the URL in messages; a key in its path or query must not reach a log."""
+        """Nodes often repeat the URL in messages; a key in its path or query must not reach a log."""
         parts = urlsplit(self.url)
         for secret in (self.url, parts.netloc, parts.password, parts.path.strip("/"), parts.query):
             if secret and secret != urlsplit(self.label).netloc:
@@ -132,7 +132,7 @@ class _Endpoint:
 
 
 class _Pace:
-    """At most so many calls per second: each reservation moves the next free moment on."""
+    """Limits calls per second: each reservation moves the next free slot."""
 
     def __init__(self, per_second: float | None) -> None:
         self._seconds_per_call = 1 / per_second if per_second else 0.0
@@ -157,7 +157,7 @@ class RpcClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> RpcClient:
-        import aiohttp  # who only checks settings, as a gateway does, starts faster without it
+        import aiohttp  # a process that only checks settings, such as a gateway, starts faster without it
 
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self.settings.timeout_seconds),
@@ -178,69 +178,69 @@ class RpcClient:
 
     @property
     def labels(self) -> str:
-        """The endpoints as errors name them, without credentials."""
+        """The endpoints as named in errors, without credentials."""
         return ", ".join(endpoint.label for endpoint in self._endpoints)
 
     async def head(self) -> int:
-        [number] = await self.batch([Call("eth_blockNumber", doubt=_doubt_number)], str)
+        [number] = await self.batch([RpcCall("eth_blockNumber", doubt=_doubt_number)], str)
         return int(number, 16)
 
     async def headers(self, numbers: Sequence[int]) -> list[Header | None]:
-        """Null where the node has no such block (any more): only the caller knows whether that is odd."""
+        """None where the node has no such block (any more); the caller knows whether that is an error."""
         return await self.batch([_header_call(number) for number in numbers], Header)
 
     async def confirm(self, hashes: Mapping[int, str]) -> None:
-        """Ask every endpoint for these blocks; a hash that differs from ours raises EndpointsDisagree."""
+        """Asks every endpoint for these blocks; a hash that differs from ours raises EndpointsDisagree."""
         calls = [_header_call(number, may_be_null=False) for number in hashes]
         for endpoint in self._endpoints:
-            found = await self._settle(calls, _decoder(Header), only=endpoint)
-            for (number, expected), header in zip(hashes.items(), found, strict=True):
+            headers = await self._settle(calls, _decoder(Header), only=endpoint)
+            for (number, expected), header in zip(hashes.items(), headers, strict=True):
                 if header.hash != expected:
                     raise EndpointsDisagree(
-                        f"block {number} is {expected} elsewhere",
+                        f"block {number} is {expected} on another endpoint",
                         endpoint=endpoint.label,
                         method="eth_getBlockByNumber",
                         value=header.hash,
                     )
 
-    async def batch(self, calls: Sequence[Call[Any]], kind: Any) -> list[Any]:
-        """The results in the order of the calls; all of them, or an error. `kind` is a result's type."""
+    async def batch(self, calls: Sequence[RpcCall[Any]], kind: Any) -> list[Any]:
+        """The results in the order of the calls; either all of them, or an error. `kind` is the type of a result."""
         size = self.settings.batch_size
         groups = [calls[at : at + size] for at in range(0, len(calls), size)]
         answered = await _all([self._settle(group, _decoder(kind)) for group in groups])
         return [result for group in answered for result in group]
 
     async def _settle(
-        self, calls: Sequence[Call[Any]], decoder: msgspec.json.Decoder[Any], only: _Endpoint | None = None
+        self, calls: Sequence[RpcCall[Any]], decoder: msgspec.json.Decoder[Any], only: _Endpoint | None = None
     ) -> list[Any]:
-        """Ask until every call has a believable answer, or nothing moved for `attempts` rounds."""
+        """Retries until every call has a believable answer, or `attempts` rounds made no progress."""
         results: dict[int, Any] = {}
         candidates = [only] if only else self._endpoints
         at_once, fruitless = len(calls), 0
         while len(results) < len(calls):
-            asked = [i for i in range(len(calls)) if i not in results][:at_once]
+            batch = [i for i in range(len(calls)) if i not in results][:at_once]
             endpoint = _awake(candidates)
             try:
-                found, failure = await self._ask(endpoint, [calls[i] for i in asked], decoder)
+                answers, failure = await self._ask(endpoint, [calls[i] for i in batch], decoder)
             except _BatchRefused as refused:
-                at_once = (len(asked) + 1) // 2
-                if len(asked) > 1 and not isinstance(refused.failure, RpcUnavailable):
+                at_once = (len(batch) + 1) // 2
+                if len(batch) > 1 and not isinstance(refused.failure, RpcUnavailable):
                     continue
                 if isinstance(refused.failure, RpcRefused):
                     raise refused.failure from None
-                found, failure = {}, refused.failure
+                answers, failure = {}, refused.failure
             except RpcError as error:
-                found, failure = {}, error
-            results.update((asked[i], result) for i, result in found.items())
+                answers, failure = {}, error
+            results.update((batch[i], answer) for i, answer in answers.items())
             if failure is not None:
-                fruitless = 0 if found else fruitless + 1
+                fruitless = 0 if answers else fruitless + 1
                 await self._recover(candidates, endpoint, failure, fruitless)
         return [results[i] for i in range(len(calls))]
 
     async def _recover(
         self, candidates: Sequence[_Endpoint], endpoint: _Endpoint, failure: RpcError, fruitless: int
     ) -> None:
-        """Let the endpoint rest; go on at once if another is awake, else wait, else give up."""
+        """Lets the endpoint rest; continues immediately if another is awake, else waits, else gives up."""
         settings = self.settings
         if fruitless >= settings.attempts:
             raise failure
@@ -252,11 +252,11 @@ class RpcClient:
         if (asked_to_wait or 0) > settings.longest_wait_seconds:
             raise failure
         ceiling = min(settings.backoff_limit_seconds, settings.backoff_seconds * 2 ** max(0, fruitless - 1))
-        # Jitter over the upper half: many tasks that failed together must not come back together.
-        await asyncio.sleep((asked_to_wait or 0) + ceiling * random.uniform(0.5, 1))
+        # Jitter over the upper half: tasks that failed together must not retry together.
+        await asyncio.sleep((asked_to_wait or 0) + ceiling * random.uniform(0.5, 1))  # noqa: S311 -- jitter
 
     async def _ask(
-        self, endpoint: _Endpoint, calls: Sequence[Call[Any]], decoder: msgspec.json.Decoder[Any]
+        self, endpoint: _Endpoint, calls: Sequence[RpcCall[Any]], decoder: msgspec.json.Decoder[Any]
     ) -> tuple[dict[int, Any], RpcError | None]:
         """One HTTP exchange: the believable results by position, and the first failure among the others."""
         body = await self._post(endpoint, calls)
@@ -273,21 +273,21 @@ class RpcClient:
                 refusal = decoded.error or _ErrorBody(0, "one answer for many calls")
                 raise _BatchRefused(_refusal(endpoint, methods, refusal))
             decoded = [decoded]
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         failure: RpcError | None = None
         for position, answer in _by_position(endpoint, calls, decoded).items():
             problem = _problem(endpoint, calls[position], answer)
             if problem is None:
-                found[position] = answer.result
+                results[position] = answer.result
             failure = failure or problem
-        if failure is None and len(found) < len(calls):
-            missing = len(calls) - len(found)
+        if failure is None and len(results) < len(calls):
+            missing = len(calls) - len(results)
             failure = RpcInvalid(
                 f"{missing} of {len(calls)} calls were not answered", endpoint=endpoint.label, method=methods
             )
-        return found, failure
+        return results, failure
 
-    async def _post(self, endpoint: _Endpoint, calls: Sequence[Call[Any]]) -> bytes:
+    async def _post(self, endpoint: _Endpoint, calls: Sequence[RpcCall[Any]]) -> bytes:
         if self._session is None:
             raise InvalidInput("chain.client_closed", "open the client with `async with` before calling")
         import aiohttp
@@ -326,14 +326,14 @@ class RpcClient:
 
 
 def _awake(endpoints: Sequence[_Endpoint]) -> _Endpoint:
-    """The first endpoint that is not resting, or else the one that wakes up first."""
+    """The first endpoint that is not resting, or else the one that rests for the shortest time."""
     now = time.monotonic()
     return min(endpoints, key=lambda endpoint: max(endpoint.resting_until, now))
 
 
-def _header_call(number: int, *, may_be_null: bool = True) -> Call[Header]:
+def _header_call(number: int, *, may_be_null: bool = True) -> RpcCall[Header]:
     doubt = functools.partial(doubt_header, number)
-    return Call("eth_getBlockByNumber", (hex(number), False), doubt, may_be_null)
+    return RpcCall("eth_getBlockByNumber", (hex(number), False), doubt, may_be_null)
 
 
 def _doubt_number(text: str) -> Doubt | None:
@@ -344,9 +344,9 @@ def _doubt_number(text: str) -> Doubt | None:
 
 
 def _by_position(
-    endpoint: _Endpoint, calls: Sequence[Call[Any]], answers: Sequence[_Answer[Any]]
+    endpoint: _Endpoint, calls: Sequence[RpcCall[Any]], answers: Sequence[_Answer[Any]]
 ) -> dict[int, _Answer[Any]]:
-    """Answers come in any order and are told apart by id alone, so an id that is odd spoils the whole body."""
+    """Answers come in any order and are matched by id alone, so an invalid id spoils the whole body."""
     placed: dict[int, _Answer[Any]] = {}
     for answer in answers:
         position = answer.id
@@ -355,7 +355,7 @@ def _by_position(
                 position = 0  # an error before the request was parsed has no id
             else:
                 raise RpcInvalid(
-                    "an answer has an id that was not asked",
+                    "an answer has an unknown id",
                     endpoint=endpoint.label,
                     method=calls[0].method,
                     value=position,
@@ -371,7 +371,7 @@ def _by_position(
     return placed
 
 
-def _problem(endpoint: _Endpoint, call: Call[Any], answer: _Answer[Any]) -> RpcError | None:
+def _problem(endpoint: _Endpoint, call: RpcCall[Any], answer: _Answer[Any]) -> RpcError | None:
     if answer.error is not None:
         refusal = _refusal(endpoint, call.method, answer.error)
         if isinstance(refusal, RpcRefused):
@@ -380,7 +380,7 @@ def _problem(endpoint: _Endpoint, call: Call[Any], answer: _Answer[Any]) -> RpcE
     if answer.result is None:
         if call.may_be_null:
             return None
-        doubt: Doubt | None = Doubt("null where there must be an answer", list(call.params))
+        doubt: Doubt | None = Doubt("null instead of an answer", list(call.params))
     else:
         doubt = call.doubt(answer.result) if call.doubt else None
     if doubt is None:
@@ -389,7 +389,7 @@ def _problem(endpoint: _Endpoint, call: Call[Any], answer: _Answer[Any]) -> RpcE
 
 
 def _refusal(endpoint: _Endpoint, method: str, error: _ErrorBody) -> RpcError | RpcRefused:
-    """What a JSON-RPC error means: never, not so fast, or not now."""
+    """Raises for a JSON-RPC error: permanent, rate limited or temporary."""
     text = f"{endpoint.without_credentials(error.message)} (code {error.code})"
     if error.code in (METHOD_NOT_FOUND, INVALID_PARAMS, INVALID_REQUEST):
         missing = error.code == METHOD_NOT_FOUND
@@ -415,7 +415,7 @@ def _check_status(endpoint: _Endpoint, response: aiohttp.ClientResponse, method:
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds, or an HTTP date; an unreadable one counts as absent."""
+    """Seconds, or an HTTP date; an invalid value is ignored."""
     if not text:
         return None
     try:
@@ -437,14 +437,14 @@ def _is_http(url: str) -> bool:
 
 
 def _label(url: str) -> str:
-    """Scheme, host and port. User, password, path and query may hold a key, so none of them is shown."""
+    """Scheme, host and port. User, password, path and query may hold a key, so they are left out."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname or '?'}{port}"
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Like gather, but a failure stops the others, so that nothing keeps calling for an answer nobody wants."""
+    """Like gather, but a failure cancels the others, so that no calls continue for nothing."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,8 +1,8 @@
-"""Answers of a node → Arrow tables. Pure, and a column at a time, since this is what a backfill waits for.
+"""Answers of a node → Arrow tables. Pure, and a column at a time, because backfills spend their time here.
 
-Column names are those on which cryo and ethereum-etl agree; docs/concepts/chain.md lists the choices where they
-do not. Hashes, addresses and data are 0x text. A 256-bit number is `decimal128(38, 0)`, null where it has more
-digits, beside its text twin, which is never lossy.
+Column names are those on which cryo and ethereum-etl agree; docs/concepts/chain.md lists our choice where they do not.
+Hashes, addresses and data are 0x text. A 256-bit number is `decimal128(38, 0)`, null if it has more digits, next to a
+text column, which is always exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import repeat
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from traceplane.chain.answers import AnyBlock, Block, Log, Receipt
+from traceplane.chain.answers import AnyBlock, FullBlock, Log, Receipt
 from traceplane.chain.errors import RpcInvalid
 
 TRANSFER_TOPIC = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
@@ -22,7 +22,7 @@ _WIDE_LIMIT = 10**38
 
 
 def _schema(*columns: str) -> pa.Schema:
-    """`name` is required text, `name:type` another type, and a `?` at the end allows null."""
+    """`name` is required text, `name:type` has another type, and a `?` at the end allows null."""
     kinds = {"": pa.string(), "int": pa.int64(), "wide": WIDE}
     fields = []
     for column in columns:
@@ -95,7 +95,7 @@ def blocks_batch(blocks: Sequence[AnyBlock]) -> pa.RecordBatch:
     )
 
 
-def transactions_batch(blocks: Sequence[Block]) -> pa.RecordBatch:
+def transactions_batch(blocks: Sequence[FullBlock]) -> pa.RecordBatch:
     counts = [len(block.transactions) for block in blocks]
     every = [one for block in blocks for one in block.transactions]
     values = _numbers("value", [one.value for one in every])
@@ -156,7 +156,7 @@ def token_transfers(logs: pa.Table) -> pa.Table:
     """The ERC-20 and ERC-721 transfers among the logs.
 
     Both standards share one event; ERC-721 indexes the token's id, so it has four topics and no data. Logs of
-    other shapes (an amount that is not 32 bytes, unindexed parties) are some other contract's own idea.
+    other shapes (an amount that is not 32 bytes, unindexed parties) are events of other contracts.
     """
     erc721 = pc.is_valid(logs["topic3"])
     lengths = pc.utf8_length(logs["data"])
@@ -213,7 +213,7 @@ def _numbers(name: str, texts: Sequence[str | None]) -> list[int | None]:
 
 
 def _int(name: str, texts: Sequence[str | None]) -> pa.Array:
-    """A 64-bit column; what does not fit is the node's error, not a null."""
+    """A 64-bit column; a number that does not fit is the node's error, not a null."""
     try:
         return pa.array(_numbers(name, texts), pa.int64())
     except (OverflowError, pa.ArrowException) as error:
@@ -221,10 +221,10 @@ def _int(name: str, texts: Sequence[str | None]) -> pa.Array:
 
 
 def _few(name: str, texts: Sequence[str | None]) -> pa.Array:
-    """As `_int`, for a column that repeats a few values: each distinct text is converted once."""
+    """Like `_int`, for a column with few distinct values: each is converted once."""
     distinct = list(set(texts))
-    known = dict(zip(distinct, _int(name, distinct).to_pylist(), strict=True))
-    return pa.array(list(map(known.__getitem__, texts)), pa.int64())
+    numbers = dict(zip(distinct, _int(name, distinct).to_pylist(), strict=True))
+    return pa.array(list(map(numbers.__getitem__, texts)), pa.int64())
 
 
 def _wide(numbers: Sequence[int | None]) -> pa.Array:

@@ -1,19 +1,24 @@
-"""The command line: one file per group of commands. Talks to the gateway, except for what sets up or runs
+"""The command line: one file per group of commands. Commands talk to the gateway, except those that set up or run
 the platform itself.
 
     admin        commands that set up a platform and rotate its secrets
-    control      commands for people who deploy DAGs and look after tasks
-    coverage     which positions there are, and why some are not, for people
+    backfill     `traceplane backfill`
+    coverage     what a dataset holds: its positions, its gaps and their reasons, as text
+    deploys      commands that deploy DAGs and choose which version of them serves
     doctor       `traceplane trigger doctor`
-    failures     what went wrong, in lines for people: failed and stuck work, and all that is known of one task
+    events       `traceplane emit`
+    failures     what went wrong, as text: failed and stuck work, and everything known about one task
     main         `traceplane`, alias `tp`
+    operators    `traceplane operators`
     output       where every command writes, so that nothing reaches a terminal unescaped
-    pipelines    commands for people who own pipelines
-    preflight    what `traceplane up` makes sure of before it starts anything
+    pipelines    commands for pipelines, scanner lists and executions
+    preflight    what `traceplane up` checks before it starts anything
     profile      the local profile: embedded Postgres, migrations, and tokens in files under the home folder
-    queries      commands for people who look at data
+    queries      commands that read data
+    scopes       parses scopes and ranges from the command line
     services     commands that run the platform: `up`, and each process alone
     supervisor   runs the processes of `traceplane up`
+    tasks        commands for tasks and the status of the platform
     trigger      commands of the trigger
-    whereabouts  which platform a command talks to, and what to say when it is not there
+    whereabouts  calls to a platform: which one it is, and what to print if it is unreachable
 """

@@ -62,14 +62,14 @@ _principal = click.argument("principal", type=click.Choice(["worker", "user"]))
 @_principal
 @click.argument("name")
 @click.option("--role", type=click.Choice(["admin", "writer", "reader"]), help="Required for a user.")
-@click.option("--pii", is_flag=True, help="Queries with it see columns marked as personal data.")
+@click.option("--pii", is_flag=True, help="Let queries with this token see columns marked as personal data.")
 @click.pass_obj
 def issue(settings: Settings, principal: str, name: str, role: str | None, pii: bool) -> None:
-    """Print a new token; it is shown once and only its hash is stored."""
+    """Print a new token. It is shown only once: only its hash is stored."""
     from traceplane.auth import store
 
     if (principal == "user") != (role is not None):
-        raise click.UsageError("a user token needs --role, a worker token has none")
+        raise click.UsageError("a user token needs --role; a worker token takes none")
     if pii and principal != "user":
         raise click.UsageError("only a user token takes --pii")
     chosen = Role(role) if role else None
@@ -86,7 +86,7 @@ def issue(settings: Settings, principal: str, name: str, role: str | None, pii: 
 @token.command("rotate")
 @_principal
 @click.argument("name")
-@click.option("--overlap", type=float, help="Seconds that the old token stays good.")
+@click.option("--overlap", type=float, help="Seconds that the old token stays valid.")
 @click.pass_obj
 def rotate(settings: Settings, principal: str, name: str, overlap: float | None) -> None:
     """Print a successor of the token NAME; the old one works until the overlap ends."""
@@ -119,7 +119,7 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
 
 @click.group()
 def keys() -> None:
-    """Look after the keys that sign capability tokens."""
+    """Manage the keys that sign capability tokens."""
 
 
 @keys.command("rotate")
@@ -128,7 +128,7 @@ def keys() -> None:
 )
 @click.pass_obj
 def rotate_keys(settings: Settings, overlap: float | None) -> None:
-    """Add a signing key that takes over after the overlap. An overlap of 0 is for a leaked key."""
+    """Add a signing key that takes over after the overlap. Use an overlap of 0 for a leaked key."""
     from traceplane.auth import store
 
     seconds = settings.token_overlap_seconds if overlap is None else overlap
@@ -140,15 +140,13 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
-@click.option(
-    "--grace", default="24h", show_default=True, metavar="DURATION", help="Age that garbage has at least."
-)
+@click.option("--grace", default="24h", show_default=True, metavar="DURATION", help="Minimum age of garbage.")
 @click.option(
     "--keep-versions",
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
-    help="Earlier versions of each DAG that can still be rolled back to.",
+    help="Earlier versions of each DAG to keep for a rollback.",
 )
 @click.pass_obj
 def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> None:
@@ -161,7 +159,7 @@ def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> Non
     assert chosen.state_url is not None
     url = chosen.state_url
 
-    def found(path: str, size: int) -> None:
+    def list_file(path: str, size: int) -> None:
         if dry_run:
             say(f"{size:>12}  {path}")
 
@@ -170,16 +168,16 @@ def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> Non
         objects = object_store_for(settings)
         try:
             return await collect(
-                database, objects, grace=age, keep_versions=keep_versions, dry_run=dry_run, found=found
+                database, objects, grace=age, keep_versions=keep_versions, dry_run=dry_run, found=list_file
             )
         finally:
             await objects.close()
             await database.close()
 
-    done = asyncio.run(run())
+    garbage = asyncio.run(run())
     say(
-        f"{'would delete' if dry_run else 'deleted'} {done.files} files, {done.bytes} bytes, "
-        f"of {done.versions} old versions, {done.commits} commits and {done.attempts} attempts"
+        f"{'would delete' if dry_run else 'deleted'} {garbage.files} files, {garbage.bytes} bytes, "
+        f"of {garbage.versions} old versions, {garbage.commits} commits and {garbage.attempts} attempts"
     )
 
 
@@ -190,7 +188,7 @@ def _duration(text: str) -> timedelta:
     if (match := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
         raise InvalidInput(
             "cli.bad_duration",
-            "a duration is a number with a unit",
+            "a duration must be a number with a unit",
             value=text,
             next_step="for example 30m, 24h or 7d",
         )

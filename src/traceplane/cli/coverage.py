@@ -1,23 +1,37 @@
-"""Which positions there are, and why some are not, for people."""
+"""What a dataset holds: its positions, its gaps and their reasons, as text."""
 
 from __future__ import annotations
 
 from traceplane.cli.output import say
 from traceplane.model.positions import written
-from traceplane.wire.control import CoverageView, ScopeExplanation
+from traceplane.wire.control import CoverageView, DatasetView, ScopeExplanation
+from traceplane.wire.queries import CatalogEntry
 
 _GAPS_SHOWN = 3
+_MOST_COUNTED = 10_000
+"""The gateway stops counting a dataset's events here."""
+
+
+def contents(d: DatasetView | CatalogEntry) -> str:
+    """What a dataset consists of: rows, events, or the SQL that computes it."""
+    if d.storage == "virtual":
+        return "virtual"
+    if d.events is not None:
+        count = "1 event" if d.events == 1 else f"{d.events}{'+' if d.events == _MOST_COUNTED else ''} events"
+        return f"{count}, the last at {d.cursor}"
+    rows = f"up to {d.rows}" if d.at_most else str(d.rows)
+    return f"{d.commits} commits, {rows} rows, {d.bytes} bytes"
 
 
 def describe(held: CoverageView) -> str:
-    """As the end of a sentence about a dataset."""
+    """The end of a sentence about a dataset."""
     text = (
         "" if held.first is None or held.last is None else f", positions {written((held.first, held.last))}"
     )
     if held.gap_count:
         shown = [written((a, b)) for a, b in held.gaps[:_GAPS_SHOWN]]
         more = held.gap_count - len(shown)
-        text += f" but for {', '.join(shown)}" + (f" and {more} more gaps" if more else "")
+        text += f" except {', '.join(shown)}" + (f" and {more} more gaps" if more else "")
     if held.dead:
         text += f", {held.dead} scopes dead"
     return text
@@ -25,8 +39,8 @@ def describe(held: CoverageView) -> str:
 
 def say_why(answer: ScopeExplanation) -> None:
     missing = ", ".join(written((a, b)) for a, b in answer.missing)
-    asked = f"{answer.dataset} {written((answer.first, answer.last))}"
-    say(f"{asked}: " + (f"{missing} missing." if missing else "all of it is there."))
+    scope = f"{answer.dataset} {written((answer.first, answer.last))}"
+    say(f"{scope}: " + (f"{missing} missing." if missing else "nothing is missing."))
     for reason in answer.reasons:
         if reason.code != "held":
             say(f"- {reason.sentence}")

@@ -36,9 +36,9 @@ def doctor(settings: Settings, as_json: bool) -> None:
     if as_json:
         say_json(findings)
     else:
-        for found in findings:
-            say(f"{_MARKS[found.level]}  {found.sentence}")
-            if found.next_step is not None:
-                say(f"         → {found.next_step}")
-    if any(found.level == "problem" for found in findings):
+        for finding in findings:
+            say(f"{_MARKS[finding.level]}  {finding.sentence}")
+            if finding.next_step is not None:
+                say(f"         → {finding.next_step}")
+    if any(finding.level == "problem" for finding in findings):
         raise SystemExit(1)

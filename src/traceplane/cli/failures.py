@@ -1,7 +1,8 @@
-"""What went wrong, in lines for people: failed and stuck work, and all that is known of one task."""
+"""What went wrong, as text: failed and stuck work, and everything known about one task."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -10,17 +11,21 @@ from traceplane.wire.control import AttemptLog, ExplainResponse, FailureView, St
 
 _LONGEST_MESSAGE = 160
 _LINES_OF_OUTPUT = 20
+_FRAMES = re.compile(r'^(?=  File ")', re.MULTILINE)
+_LIBRARY = re.compile(
+    r'  File "(?:[^"]*/(?:site-packages|dist-packages|lib(?:64)?/python3\.[0-9]+)/|<frozen )'
+)
 _KEPT_CODE = re.compile(r"(?<![^\s\"])/[^\"\n]*/code_bundles/[0-9a-f]{64}/")
 
 
 def shortened(text: str, length: int = _LONGEST_MESSAGE) -> str:
-    """The beginning of a text, with a mark where it is cut."""
+    """The start of a text, with an ellipsis if it is cut."""
     text = " ".join(text.split())
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def problems(status: StatusResponse) -> Iterator[str]:
-    """What failed, then what is stuck; nothing if all is well."""
+    """Failed work, then stuck work; nothing if all is well."""
     if status.failed:
         yield "failed:"
         for failure in status.failed:
@@ -30,17 +35,17 @@ def problems(status: StatusResponse) -> Iterator[str]:
         for waiting in status.stuck:
             yield f"  {waiting.dag}/{waiting.job}: {waiting.sentence}"
     if status.outbox_lag_seconds > 30:
-        yield f"  wake-ups have waited {status.outbox_lag_seconds:.0f} s to be sent; see whether a dispatcher runs"
+        yield f"  wake-ups have been unsent for {status.outbox_lag_seconds:.0f} s; check that a dispatcher is running"
 
 
 def forgivable(status: StatusResponse) -> str | None:
-    """Dead tasks that need nobody."""
+    """Dead tasks that need no action."""
     parts = []
     if status.dead_superseded:
-        parts.append(f"{status.dead_superseded} whose work was done since")
+        parts.append(f"{status.dead_superseded} whose work another task has done since")
     if status.dead_retired:
         parts.append(f"{status.dead_retired} of jobs that are no longer deployed")
-    return f"dead, and nothing to do: {', '.join(parts)} (`traceplane dead --all`)" if parts else None
+    return f"dead, no action needed: {', '.join(parts)} (`traceplane dead --all`)" if parts else None
 
 
 def _failure(failure: FailureView) -> Iterator[str]:
@@ -52,9 +57,9 @@ def _failure(failure: FailureView) -> Iterator[str]:
     yield f"    newest{scope}: traceplane explain {failure.newest}"
 
 
-def explained(answer: ExplainResponse) -> Iterator[str]:
-    """All that is known of a task, an item at a time. Only tracebacks and output have lines of their own, indented, so
-    that nothing in them looks like a line of ours."""
+def explained(answer: ExplainResponse, *, full: bool = False) -> Iterator[str]:
+    """Everything known about a task, item by item. Only tracebacks and output keep their lines, indented, so that
+    nothing in them looks like a line of ours. `full`: include the frames of libraries."""
     job = f"{answer.dag}/{answer.job}" if answer.dag else answer.job
     scope = f", scope {answer.scope}" if answer.scope is not None else ""
     yield one_line(f"Task {answer.task_id} of job {job}{scope} is {answer.state}.")
@@ -62,13 +67,13 @@ def explained(answer: ExplainResponse) -> Iterator[str]:
         yield one_line(f"- {reason.sentence}")
     error = answer.error if answer.state in ("dead", "queued") else None
     if error:
-        yield from _error(error)
+        yield from _error(error, full=full)
         yield from _output(answer.log, error.get("logs") or [])
     if answer.next_step:
         yield one_line(f"Next step: {answer.next_step}")
 
 
-def _error(error: dict[str, object]) -> Iterator[str]:
+def _error(error: dict[str, object], *, full: bool) -> Iterator[str]:
     if error.get("type"):
         yield one_line(f"Raised: {error['type']}: {error.get('message', '')}")
     traceback = str(error.get("traceback") or "").rstrip()
@@ -79,20 +84,34 @@ def _error(error: dict[str, object]) -> Iterator[str]:
             + (f": {line}" if line else "")
         )
     if traceback:
-        yield f"Traceback, your part of it:\n{_indented(_within_code(traceback))}"
+        title, text = "Traceback", traceback
+        if not full:
+            title, text = "Traceback of your code", _without_libraries(traceback)
+        yield f"{title}:\n{_indented(_within_code(text))}"
+
+
+def _without_libraries(traceback: str) -> str:
+    """The frames of the user's own files; the others are counted."""
+    frames = [frame for frame in _FRAMES.split(traceback) if frame]
+    text = ""
+    for is_library, group in itertools.groupby(frames, lambda frame: _LIBRARY.match(frame) is not None):
+        run = list(group)
+        count = "1 frame" if len(run) == 1 else f"{len(run)} frames"
+        text += f"  … {count} of libraries; --full shows them\n" if is_library else "".join(run)
+    return text.rstrip()
 
 
 def _within_code(text: str) -> str:
-    """Paths of deployed code as they were deployed, without where the worker keeps it."""
+    """The text with paths of deployed code as they were deployed, without the worker's folder for them."""
     return _KEPT_CODE.sub("", text)
 
 
 def _line_of_code(traceback: str, error: dict[str, object]) -> str | None:
-    """The user's line, as the traceback quotes it below the place."""
+    """The user's line of code, which the traceback quotes below its location."""
     lines = traceback.splitlines()
-    place = f'File "{error["file"]}", line {error.get("line")},'
-    found = [lines[n + 1].strip() for n, line in enumerate(lines[:-1]) if place in line]
-    return found[-1] if found else None
+    location = f'File "{error["file"]}", line {error.get("line")},'
+    quoted = [lines[n + 1].strip() for n, line in enumerate(lines[:-1]) if location in line]
+    return quoted[-1] if quoted else None
 
 
 def _output(log: AttemptLog | None, last_lines: object) -> Iterator[str]:
@@ -107,17 +126,17 @@ def _output(log: AttemptLog | None, last_lines: object) -> Iterator[str]:
 
 
 def logged(answer: TaskLogs, attempt: int | None) -> Iterator[str]:
-    """What a task wrote, its first attempt first."""
-    wanted = [a for a in reversed(answer.attempts) if attempt is None or a.attempt == attempt]
-    if not wanted:
-        which = f"attempt {attempt}" if attempt is not None else f"task {answer.task_id}"
-        yield f"Of {which} there is no output" + (
-            "; what a running attempt writes is kept when it ends." if answer.state == "running" else "."
+    """The output of a task, oldest attempt first."""
+    logs = [log for log in reversed(answer.attempts) if attempt is None or log.attempt == attempt]
+    if not logs:
+        which = f"Attempt {attempt}" if attempt is not None else f"Task {answer.task_id}"
+        yield f"{which} has no output" + (
+            "; the output of a running attempt is stored when it ends." if answer.state == "running" else "."
         )
-    for one in wanted:
+    for log in logs:
         if len(answer.attempts) > 1:
-            yield f"--- attempt {one.attempt}, ended {one.written_at}"
-        yield one.text
+            yield f"--- attempt {log.attempt}, ended {log.written_at}"
+        yield log.text
 
 
 def _indented(text: str) -> str:

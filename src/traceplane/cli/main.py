@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from traceplane import __version__
-from traceplane.cli import admin, control, pipelines, queries, services, trigger
+from traceplane.cli import (
+    admin,
+    backfill,
+    deploys,
+    events,
+    operators,
+    pipelines,
+    queries,
+    services,
+    tasks,
+    trigger,
+)
 from traceplane.cli import doctor as _doctor  # noqa: F401 -- a command of `trigger`
 from traceplane.cli.output import say
-from traceplane.errors import SpecInvalid, TraceplaneError
+from traceplane.errors import InvalidInput, SpecInvalid, TraceplaneError
 from traceplane.settings import load
 
 
@@ -23,13 +35,17 @@ from traceplane.settings import load
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Folder of the local profile.")
 @click.pass_context
 def cli(context: click.Context, config: Path | None, home: Path | None) -> None:
-    """An event-driven data platform: dataset events become leased tasks become atomic commits."""
+    """An event-driven data platform: dataset events become leased tasks, which become atomic commits."""
     context.obj = load(config, home=home)
 
 
 for command in (
     *services.COMMANDS,
-    *control.COMMANDS,
+    *deploys.COMMANDS,
+    *events.COMMANDS,
+    *backfill.COMMANDS,
+    *operators.COMMANDS,
+    *tasks.COMMANDS,
     *pipelines.COMMANDS,
     *queries.COMMANDS,
     *trigger.COMMANDS,
@@ -39,21 +55,37 @@ for command in (
 
 
 def main() -> None:
-    """Runs the command; an error of the caller's making is one readable line and exit code 2."""
+    """Runs the command; a user error is one readable line and exit code 2."""
     try:
-        cli(standalone_mode=False)
+        cli(standalone_mode=False, prog_name="traceplane")
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.Abort:
         sys.exit(130)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _fail(_usage_error(error))
     except TraceplaneError as error:
-        # A message may quote what a row holds, so its line ends are no line ends here.
-        for told in error.problems if isinstance(error, SpecInvalid) else (error,):
-            say(" ".join(str(told).splitlines()), err=True)
-        sys.exit(2 if error.status < 500 else 1)
+        _fail(error)
+
+
+def _fail(error: TraceplaneError) -> NoReturn:
+    # A message may quote a row's values, so its line breaks are replaced.
+    for problem in error.problems if isinstance(error, SpecInvalid) else (error,):
+        say(" ".join(str(problem).splitlines()), err=True)
+    sys.exit(2 if error.status < 500 else 1)
+
+
+def _usage_error(error: click.ClickException) -> InvalidInput:
+    """Click's message names the value and similar ones."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "traceplane"
+    message = error.format_message().strip().removesuffix(".")
+    return InvalidInput(
+        "cli.usage", f"{message[:1].lower()}{message[1:]}", next_step=f"see `{command} --help`"
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""Where every command writes what it has to say, so that nothing reaches a terminal unescaped (`model.printable`)."""
+"""Where every command writes its output, so that nothing reaches a terminal unescaped (`model.printable`)."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import click
 import msgspec
 
+from traceplane import telemetry
 from traceplane.model.printable import json_text, many_lines, one_line
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
 def say(line: str = "", *, err: bool = False) -> None:
@@ -16,14 +21,44 @@ def say(line: str = "", *, err: bool = False) -> None:
     click.echo(one_line(line), err=err)
 
 
+def note(event: str, /, *lines: str, **fields: object) -> None:
+    """A notice of a process that logs to stderr: text lines, or an event among its JSON lines."""
+    if telemetry.writes_json():
+        telemetry.emit(event, "info", **fields)
+        return
+    for line in lines:
+        say(line, err=True)
+
+
 def say_lines(text: str, *, err: bool = False) -> None:
-    """Text that has lines of its own."""
+    """Text of several lines."""
     click.echo(many_lines(text.removesuffix("\n")), err=err)
 
 
-def say_again(line: str) -> None:
-    """A line that the next one is written over, until `say` ends it."""
-    click.echo(f"\r{one_line(line):<78}", nl=False)
+class ChangingLine:
+    """Progress: one line that is overwritten at a terminal, elsewhere a new line for each change."""
+
+    def __init__(self) -> None:
+        self._shown: str | None = None
+
+    def show(self, line: str) -> None:
+        if line == self._shown:
+            return
+        self._shown = line
+        if is_terminal():
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"\r{one_line(line)[: width - 1]:<{width}}", nl=False)
+        else:
+            say(line)
+
+    def end(self) -> None:
+        if is_terminal():
+            say()
+
+
+def progress_bar(length: int) -> Any:
+    """Click's progress bar with the remaining time; hidden unless there is a terminal that can overwrite it."""
+    return click.progressbar(length=length, show_pos=True, hidden=not is_terminal())
 
 
 def say_json(answer: object) -> None:
@@ -35,14 +70,14 @@ def is_terminal() -> bool:
 
 
 def ask(question: str) -> bool:
-    """Whether somebody at a terminal agrees; nobody there agrees to nothing."""
+    """Whether the user at the terminal agrees; False if there is no terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     return click.confirm(one_line(question), err=True)
 
 
 def hand_on(pieces: Iterable[bytes], *, is_json: bool) -> None:
-    """A result for another program, byte by byte; somebody who only looks at it gets it escaped."""
+    """Writes a result: byte for byte for another program, escaped for a terminal."""
     if not is_terminal():
         for piece in pieces:
             sys.stdout.buffer.write(piece)

@@ -1,4 +1,4 @@
-"""Commands for people who own pipelines."""
+"""Commands for pipelines, scanner lists and executions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import UUID
 import click
 import msgspec
 
-from traceplane.cli.control import as_json, call
-from traceplane.cli.output import say, say_json
+from traceplane.cli.output import as_json, say, say_json
+from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
-from traceplane.wire.control import (
+from traceplane.wire.pipelines import (
     ExecutionsResponse,
     ExecutionView,
     PipelineChange,
@@ -34,28 +34,28 @@ _PIPELINES, _LISTS, _EXECUTIONS = "/api/v1/pipelines", "/api/v1/scanner-lists", 
 
 @click.group()
 def pipelines() -> None:
-    """What is launched by signals, or by the clock."""
+    """Manage pipelines, which signals or a schedule launch."""
 
 
 def _described(command: Any) -> Any:
-    """What `create` and `update` say of a pipeline."""
+    """The options that `create` and `update` share."""
     for option in reversed(
         (
             click.option("--tickers", metavar="A,B,...", help="Tickers whose signals launch it."),
-            click.option("--scanner-list", metavar="NAME", help="A shared list of tickers instead."),
+            click.option("--scanner-list", metavar="NAME", help="Use a shared list of tickers instead."),
             click.option(
                 "--on",
                 "subscriptions",
                 multiple=True,
                 metavar="TYPE[:DIRECTION][>=CONFIDENCE]",
-                help="Signals that launch it, * for any type; without it, every signal of its tickers.",
+                help="Signals that launch it, * for any type (default: every signal of its tickers).",
             ),
-            click.option("--schedule", metavar="CRON", help="Launch it by the clock instead, in UTC."),
-            click.option("--rules", metavar="JSON", help="What else must hold before a match launches it."),
-            click.option("--launches-per-hour", type=click.IntRange(min=1), help="At most so many launches."),
-            click.option("--runs", metavar="DAG/JOB", help="The job that an execution is a task of."),
-            click.option("--celery", is_flag=True, help="Executions go to Celery's workers instead."),
-            click.option("--parameters", metavar="JSON", help="What the operator is handed."),
+            click.option("--schedule", metavar="CRON", help="Launch it on a schedule instead, in UTC."),
+            click.option("--rules", metavar="JSON", help="Further conditions for a launch."),
+            click.option("--launches-per-hour", type=click.IntRange(min=1), help="Most launches per hour."),
+            click.option("--runs", metavar="DAG/JOB", help="The job that each execution runs."),
+            click.option("--celery", is_flag=True, help="Send executions to Celery workers instead."),
+            click.option("--parameters", metavar="JSON", help="Parameters for the operator."),
         )
     ):
         command = option(command)
@@ -65,18 +65,18 @@ def _described(command: Any) -> Any:
 @pipelines.command()
 @click.argument("name")
 @_described
-@click.option("--user", "user_id", help="Whose it is; by default the name of your token.")
+@click.option("--user", "user_id", help="Its owner (default: the name of your token).")
 @click.option("--inactive", is_flag=True, help="Do not launch it yet.")
 @as_json
 @click.pass_obj
 def create(
-    settings: Settings, /, name: str, user_id: str | None, inactive: bool, as_json: bool, **said: Any
+    settings: Settings, /, name: str, user_id: str | None, inactive: bool, as_json: bool, **options: Any
 ) -> None:
-    """Make a pipeline NAME."""
-    fields = _fields(said)
-    if not said["runs"] and not said["celery"]:
-        raise _bad("--runs", "", "say what an execution runs: --runs DAG/JOB, or --celery")
-    fields["config"] = _config(said, PipelineConfig(target="celery"))
+    """Create a pipeline NAME."""
+    fields = _fields(options)
+    if not options["runs"] and not options["celery"]:
+        raise _bad("--runs", "", "an execution needs --runs DAG/JOB or --celery")
+    fields["config"] = _config(options, PipelineConfig(target="celery"))
     if fields.get("schedule") is not None:
         fields["trigger_mode"] = "periodic"
     request = PipelineRequest(name=name, user_id=user_id, is_active=not inactive, **fields)
@@ -85,7 +85,7 @@ def create(
 
 @pipelines.command()
 @click.argument("pipeline_id", type=click.UUID)
-@click.option("--name", help="Another name.")
+@click.option("--name", help="A new name.")
 @_described
 @click.option("--active/--inactive", default=None, help="Whether it is launched.")
 @as_json
@@ -97,18 +97,18 @@ def update(
     name: str | None,
     active: bool | None,
     as_json: bool,
-    **said: Any,
+    **options: Any,
 ) -> None:
-    """Change a pipeline; what is not said stays."""
+    """Change a pipeline; options that are not set keep their values."""
     path = f"{_PIPELINES}/{pipeline_id}"
-    fields = _fields(said)
+    fields = _fields(options)
     if name is not None:
         fields["name"] = name
     if active is not None:
         fields["is_active"] = active
-    if said["runs"] or said["celery"] or said["parameters"]:
-        now = call(settings, lambda c: c.call("GET", path, PipelineView))
-        fields["config"] = _config(said, now.config)
+    if options["runs"] or options["celery"] or options["parameters"]:
+        current = call(settings, lambda c: c.call("GET", path, PipelineView))
+        fields["config"] = _config(options, current.config)
     change = PipelineChange(**fields)
     _print(call(settings, lambda c: c.call("PATCH", path, PipelineView, change)), as_json)
 
@@ -120,9 +120,9 @@ def update(
 @as_json
 @click.pass_obj
 def list_(settings: Settings, user_id: str | None, ticker: str | None, limit: int, as_json: bool) -> None:
-    """List pipelines, in the order in which they were made."""
-    wanted = {"user_id": user_id, "ticker": ticker, "limit": str(limit)}
-    query = {k: v for k, v in wanted.items() if v is not None}
+    """List pipelines, oldest first."""
+    filters = {"user_id": user_id, "ticker": ticker, "limit": str(limit)}
+    query = {k: v for k, v in filters.items() if v is not None}
     answer = call(settings, lambda c: c.call("GET", _PIPELINES, PipelinesResponse, query=query))
     if as_json:
         say_json(answer)
@@ -143,9 +143,9 @@ def show(settings: Settings, pipeline_id: UUID) -> None:
 @click.argument("pipeline_id", type=click.UUID)
 @click.pass_obj
 def delete(settings: Settings, pipeline_id: UUID) -> None:
-    """Delete a pipeline; an execution that it is at goes on, and its executions stay listed."""
-    gone = call(settings, lambda c: c.call("DELETE", f"{_PIPELINES}/{pipeline_id}", PipelineView))
-    say(f"{gone.pipeline_id}  {gone.name} is deleted")
+    """Delete a pipeline; a running execution continues, and its executions stay listed."""
+    pipeline = call(settings, lambda c: c.call("DELETE", f"{_PIPELINES}/{pipeline_id}", PipelineView))
+    say(f"{pipeline.pipeline_id}  {pipeline.name} is deleted")
 
 
 @pipelines.command()
@@ -153,29 +153,29 @@ def delete(settings: Settings, pipeline_id: UUID) -> None:
 @click.argument("launches_per_hour", type=click.IntRange(min=1), required=False)
 @click.pass_obj
 def limit(settings: Settings, user_id: str, launches_per_hour: int | None) -> None:
-    """Let signals launch at most LAUNCHES_PER_HOUR executions for USER; without a number, any."""
+    """Let signals launch at most LAUNCHES_PER_HOUR executions for USER; without a number, remove the limit."""
     path, request = f"/api/v1/user-limits/{quote(user_id, safe='')}", UserLimitRequest(launches_per_hour)
-    done = call(settings, lambda c: c.call("PUT", path, UserLimitsResponse, request))
-    for user, most in done.launches_per_hour.items():
+    answer = call(settings, lambda c: c.call("PUT", path, UserLimitsResponse, request))
+    for user, most in answer.launches_per_hour.items():
         say(f"{user}  {most} launches per hour")
 
 
 @click.group("scanner-lists")
 def scanner_lists() -> None:
-    """Lists of tickers that pipelines share."""
+    """Manage lists of tickers that pipelines share."""
 
 
 @scanner_lists.command("list")
 @as_json
 @click.pass_obj
 def list_lists(settings: Settings, as_json: bool) -> None:
-    """List them, and how many pipelines use each."""
+    """List them, with the number of pipelines that use each."""
     answer = call(settings, lambda c: c.call("GET", _LISTS, ScannerListsResponse))
     if as_json:
         say_json(answer)
         return
-    for found in answer.scanner_lists:
-        say(f"{found.name}  {len(found.tickers)} tickers, {found.pipelines} pipelines")
+    for scanner_list in answer.scanner_lists:
+        say(_list_line(scanner_list))
 
 
 @scanner_lists.command("set")
@@ -183,10 +183,13 @@ def list_lists(settings: Settings, as_json: bool) -> None:
 @click.argument("tickers", nargs=-1, required=True)
 @click.pass_obj
 def set_list(settings: Settings, name: str, tickers: tuple[str, ...]) -> None:
-    """Make the list NAME hold exactly TICKERS; the pipelines that use it follow."""
+    """Set the list NAME to exactly TICKERS; the pipelines that use it follow."""
     path, request = f"{_LISTS}/{quote(name, safe='')}", ScannerListRequest(list(tickers))
-    done = call(settings, lambda c: c.call("PUT", path, ScannerListView, request))
-    say(f"{done.name}  {len(done.tickers)} tickers, {done.pipelines} pipelines")
+    say(_list_line(call(settings, lambda c: c.call("PUT", path, ScannerListView, request))))
+
+
+def _list_line(scanner_list: ScannerListView) -> str:
+    return f"{scanner_list.name}  {len(scanner_list.tickers)} tickers, {scanner_list.pipelines} pipelines"
 
 
 @scanner_lists.command("delete")
@@ -201,7 +204,7 @@ def delete_list(settings: Settings, name: str) -> None:
 
 @click.group()
 def executions() -> None:
-    """Runs of pipelines."""
+    """Show runs of pipelines."""
 
 
 @executions.command("list")
@@ -214,12 +217,12 @@ def list_executions(
     settings: Settings, pipeline_id: UUID | None, status: str | None, limit: int, as_json: bool
 ) -> None:
     """List executions, newest first."""
-    wanted = {
+    filters = {
         "pipeline_id": str(pipeline_id) if pipeline_id else None,
         "status": status,
         "limit": str(limit),
     }
-    query = {k: v for k, v in wanted.items() if v is not None}
+    query = {k: v for k, v in filters.items() if v is not None}
     answer = call(settings, lambda c: c.call("GET", _EXECUTIONS, ExecutionsResponse, query=query))
     if as_json:
         say_json(answer)
@@ -238,40 +241,40 @@ def show_execution(settings: Settings, execution_id: UUID) -> None:
     say_json(call(settings, lambda c: c.call("GET", f"{_EXECUTIONS}/{execution_id}", ExecutionView)))
 
 
-def _fields(said: dict[str, Any]) -> dict[str, Any]:
-    """The fields that were said, as the API has them."""
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the API that the options set."""
     fields: dict[str, Any] = {
-        name: said[name]
+        name: options[name]
         for name in ("scanner_list", "schedule", "launches_per_hour")
-        if said[name] is not None
+        if options[name] is not None
     }
-    if said["tickers"] is not None:
-        fields["scanner_tickers"] = [t for t in said["tickers"].split(",") if t]
-    if said["subscriptions"]:
-        fields["signal_subscriptions"] = [_subscription(text) for text in said["subscriptions"]]
-    if said["rules"] is not None:
-        fields["rules"] = _object("--rules", said["rules"])
+    if options["tickers"] is not None:
+        fields["scanner_tickers"] = [t for t in options["tickers"].split(",") if t]
+    if options["subscriptions"]:
+        fields["signal_subscriptions"] = [_subscription(text) for text in options["subscriptions"]]
+    if options["rules"] is not None:
+        fields["rules"] = _object("--rules", options["rules"])
     return fields
 
 
-def _config(said: dict[str, Any], before: PipelineConfig) -> PipelineConfig:
+def _config(options: dict[str, Any], before: PipelineConfig) -> PipelineConfig:
     fields = msgspec.to_builtins(before)
-    if said["runs"]:
-        dag, _, job = said["runs"].partition("/")
+    if options["runs"]:
+        dag, _, job = options["runs"].partition("/")
         fields = {"parameters": fields.get("parameters", {}), "dag": dag, "job": job}
-    elif said["celery"]:
+    elif options["celery"]:
         fields = {"parameters": fields.get("parameters", {}), "target": "celery"}
-    if said["parameters"] is not None:
-        fields["parameters"] = _object("--parameters", said["parameters"])
+    if options["parameters"] is not None:
+        fields["parameters"] = _object("--parameters", options["parameters"])
     try:
         return msgspec.convert(fields, PipelineConfig)
     except msgspec.ValidationError as error:
-        raise _bad("--runs", said["runs"] or "", str(error)) from None
+        raise _bad("--runs", options["runs"] or "", str(error)) from None
 
 
 def _subscription(text: str) -> Subscription:
-    named, _, confidence = text.partition(">=")
-    kind, _, direction = named.partition(":")
+    name, _, confidence = text.partition(">=")
+    kind, _, direction = name.partition(":")
     fields = {"signal_type": None if kind == "*" else kind, "min_confidence": confidence or 0}
     if direction:
         fields["direction"] = direction.upper()
@@ -289,7 +292,7 @@ def _object(option: str, text: str) -> dict[str, Any]:
 
 
 def _bad(option: str, value: str, problem: str) -> InvalidInput:
-    return InvalidInput("cli.bad_pipeline", f"{option} cannot be understood: {problem}", value=value or None)
+    return InvalidInput("cli.bad_pipeline", f"{option} is invalid: {problem}", value=value or None)
 
 
 def _print(pipeline: PipelineView, as_json: bool) -> None:

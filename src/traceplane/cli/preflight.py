@@ -1,30 +1,34 @@
-"""What `traceplane up` makes sure of before it starts anything: what is wrong now would be wrong at every start."""
+"""What `traceplane up` checks before it starts anything: what is wrong now would fail at every restart."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from traceplane.cli.output import say
+from traceplane.cli.output import note
 from traceplane.errors import InvalidInput
 from traceplane.runtime.process import listen
 from traceplane.settings import Settings, checked_code_paths
 
 
 def checked(settings: Settings, *, trigger: bool) -> Settings:
-    """The settings, with the code folders that there are."""
+    """The settings, with the code folders that exist."""
     ports = _ports(settings, trigger=trigger)
     for name, port in ports.items():
         if port == 0 or list(ports.values()).count(port) > 1:
             raise InvalidInput(
-                "settings.invalid", f"{name} is a port of its own, from 1 to 65535", value=port
+                "settings.invalid", f"{name} must be a port from 1 to 65535 that no other uses", value=port
             )
     if settings.object_bucket is None and settings.object_store is not None:
         _make_folder(settings.object_store_root)
     paths = checked_code_paths(settings)
     if not paths:
         folder = settings.worker_code_paths[0].absolute() if settings.worker_code_paths else Path("code")
-        say(f"No folder {folder}: jobs run the code that they are deployed with.", err=True)
+        note(
+            "up.no_code_folder",
+            f"No folder {folder}: jobs run the code that they are deployed with.",
+            folder=folder,
+        )
     return replace(settings, worker_code_paths=paths)
 
 
@@ -44,7 +48,7 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise InvalidInput(
             "settings.invalid",
-            f"the folder of the object store cannot be made: {error.strerror}",
+            f"the folder of the object store cannot be created: {error.strerror}",
             value=folder.absolute(),
-            next_step="choose another one: object_store",
+            next_step="set object_store to another folder",
         ) from error

@@ -15,51 +15,51 @@ from pathlib import Path
 from typing import IO
 
 from traceplane import telemetry
-from traceplane.adapters.locked_folder import closed_folder
 from traceplane.auth.opaque import Principal, Role
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError
-from traceplane.postgres.embedded import EmbeddedPostgres
+from traceplane.postgres.embedded.server import EmbeddedPostgres
+from traceplane.runtime.locked_folder import closed_folder
 from traceplane.settings import Settings, token_file, with_tokens
 
 _LOCK = "running"
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _TOKENS = {"worker": (Principal.WORKER, None), "user": (Principal.USER, Role.ADMIN)}
 
 
 def start_postgres(
     settings: Settings, *, die_with_parent: bool = False
 ) -> tuple[Settings, EmbeddedPostgres | None]:
-    """Settings with database URLs; starts the embedded server if none are given."""
+    """The settings with a database URL; starts the embedded server if none is set."""
     close_home(settings)
     if settings.state_url is not None:
         return settings, None
     server = EmbeddedPostgres.ensure(settings.home / "postgres", die_with_parent=die_with_parent)
-    return replace(settings, state_url=server.state_url, data_url=server.data_url), server
+    return replace(settings, state_url=server.state_url), server
 
 
 def existing_postgres(settings: Settings) -> Settings:
-    """The same for commands that look after a platform: where none was set up, they make none."""
+    """The same for commands that need an existing platform: they do not create one."""
     if settings.state_url is None and not (settings.home / "postgres").is_dir():
         raise InvalidInput(
             "cli.no_platform",
             "no platform was set up in this folder",
             value=settings.home.absolute(),
             next_step="go to the folder where `traceplane up` runs, run `traceplane init` here,"
-            " or set state_url and data_url",
+            " or set state_url",
         )
     return start_postgres(settings)[0]
 
 
 @contextlib.contextmanager
 def the_only_one(settings: Settings) -> Iterator[None]:
-    """Held by `up` for as long as it runs: a second one in the same folder is refused, and touches nothing."""
+    """Held by `up` while it runs: a second one in the same folder is refused before it changes anything."""
     close_home(settings)
     with (settings.home / _LOCK).open("a+") as file:
         if not _lock(file):
             other = running_here(settings)
             raise Conflict(
                 "up.already_running",
-                "`traceplane up` runs already in this folder"
+                "`traceplane up` is already running in this folder"
                 + (f", as process {other.pid}" if other else ""),
                 value=settings.home.resolve(),
                 next_step=f"use it{f' at {other.url}' if other else ''}, stop it with Ctrl-C where it runs,"
@@ -80,7 +80,7 @@ class Running:
 
 
 def running_here(settings: Settings) -> Running | None:
-    """The `up` of this folder, if there is one now."""
+    """The `up` of this folder, if one is running."""
     try:
         with (settings.home / _LOCK).open() as file:
             if _lock(file, patience=0.0):
@@ -91,7 +91,7 @@ def running_here(settings: Settings) -> Running | None:
 
 
 def _lock(file: IO[str], *, patience: float = 0.3) -> bool:
-    """Somebody who only looks holds it for a moment, which is no reason to refuse."""
+    """`running_here` holds the lock for a moment, which is no reason to refuse."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -105,20 +105,20 @@ def _lock(file: IO[str], *, patience: float = 0.3) -> bool:
 
 
 async def keep_postgres(server: EmbeddedPostgres, settings: Settings) -> None:
-    """Starts the embedded server again when it dies, for ever."""
+    """Restarts the embedded server whenever it dies."""
     while True:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         if server.pid is not None:
             continue
         telemetry.emit("up.postgres_died", "error", log=str(server.log))
         try:
-            await asyncio.to_thread(start_postgres, replace(settings, state_url=None, data_url=None))
+            await asyncio.to_thread(start_postgres, replace(settings, state_url=None))
         except TraceplaneError as error:
             telemetry.emit("up.postgres_not_started", "error", code=error.code, message=str(error))
 
 
 def close_home(settings: Settings) -> None:
-    """Other users of this machine see nothing of what lies in the home folder."""
+    """Makes the home folder unreadable for other users of this machine."""
     home = settings.home
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -127,21 +127,20 @@ def close_home(settings: Settings) -> None:
     except OSError as error:
         raise InvalidInput(
             "home.unusable",
-            f"the folder of the platform cannot be made or written: {error.strerror}",
+            f"the folder of the platform cannot be created or written: {error.strerror}",
             value=home.absolute(),
             next_step="choose another one with --home or TRACEPLANE_HOME",
         ) from error
     if home.stat().st_uid == os.geteuid():
-        home.chmod(
-            0o711 if os.geteuid() == 0 else 0o700
-        )  # root's Postgres and operators, who are others, pass
+        # With root, Postgres and operators run as other users, which must pass.
+        home.chmod(0o711 if os.geteuid() == 0 else 0o700)
     if settings.object_store is None:
         closed_folder(settings.object_store_root)
 
 
 async def prepare(settings: Settings) -> Settings:
-    """Migrates, and makes the tokens that the local processes and the command line use."""
-    # With the driver and cryptography, which most commands do without.
+    """Migrates, and creates the tokens of the local processes and the command line."""
+    # Imported here: most commands do not need the database driver and cryptography.
     from traceplane.auth.store import issue_token
     from traceplane.postgres.database import Database
     from traceplane.postgres.migrate import migrate
@@ -164,7 +163,7 @@ async def prepare(settings: Settings) -> Settings:
 
 
 def write_private(path: Path, text: str) -> None:
-    """A file that only its owner can read, whole or not at all."""
+    """Writes a file that only its owner can read, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""Commands for people who look at data."""
+"""Commands that read data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from urllib.parse import quote
 
 import click
 
-from traceplane.cli.control import as_json, call
-from traceplane.cli.output import hand_on, is_terminal, say, say_json, say_lines
-from traceplane.cli.whereabouts import explained, with_user_token
+from traceplane.cli.coverage import contents
+from traceplane.cli.output import as_json, hand_on, is_terminal, say, say_json, say_lines
+from traceplane.cli.whereabouts import call, explained, with_user_token
 from traceplane.errors import InvalidInput
 from traceplane.model.printable import one_line
 from traceplane.settings import Settings
-from traceplane.wire.control import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest, TaskDetail
+from traceplane.wire.control import TaskDetail
+from traceplane.wire.queries import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest
 
-_WIDEST = 40
+_MAX_CELL_WIDTH = 40
 _SHOWN_ROWS = 1000
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 @click.command()
@@ -34,10 +35,10 @@ _LOOK_SECONDS = 1.0
     show_default=True,
 )
 @click.option(
-    "--as-of", metavar="DAG@VERSION|TIME", multiple=True, help="Read a version of a DAG, or a time."
+    "--as-of", metavar="DAG@VERSION|TIME", multiple=True, help="Read data as of a DAG's version or a time."
 )
-@click.option("--to-dataset", metavar="NAME", help="Run it on Spark; its result becomes this dataset.")
-@click.option("--wait", is_flag=True, help="With --to-dataset: until the result is there.")
+@click.option("--to-dataset", metavar="NAME", help="Run it on Spark and store the result as this dataset.")
+@click.option("--wait", is_flag=True, help="With --to-dataset: wait for the result.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
 @click.pass_obj
 def query(
@@ -49,7 +50,7 @@ def query(
     wait: bool,
     output: Path | None,
 ) -> None:
-    """Run one SELECT over datasets; all of them are read at one consistent point."""
+    """Run one SELECT over datasets; all of them are read at one point in time."""
     if to_dataset is not None:
         _hand_over(settings, sql, _as_of(as_of), to_dataset, wait)
         return
@@ -77,12 +78,12 @@ def query(
                 "cli.output_unwritable",
                 f"the result cannot be written there: {error.strerror}",
                 value=str(output),
-                next_step="give --output a file in a folder that is there and may be written to",
+                next_step="set --output to a file in an existing, writable folder",
             ) from error
         return
     if format_ in ("arrow", "parquet") and is_terminal():
         raise InvalidInput(
-            "cli.binary_output", "this format is not for a terminal", next_step="give --output"
+            "cli.binary_output", "a terminal cannot show this format", next_step="use --output"
         )
     hand_on(pieces, is_json=format_ == "json")
 
@@ -99,25 +100,26 @@ def _hand_over(
     if at is not None:
         raise InvalidInput(
             "cli.bad_as_of",
-            "a result dataset is computed as of versions, not of a time",
+            "--to-dataset reads as of versions, not as of a time",
             value=at.isoformat(),
         )
     request = QueryTaskRequest(sql, dataset, versions)
-    made = call(settings, lambda c: c.call("POST", "/v1/query-tasks", QueryTask, request))
-    say(f"Task {made.task_id} computes {made.dataset}.")
+    query_task = call(settings, lambda c: c.call("POST", "/api/v1/query-tasks", QueryTask, request))
+    say(f"Task {query_task.task_id} computes {query_task.dataset}.")
+    path = f"/api/v1/tasks/{query_task.task_id}"
     while wait:
-        task = call(settings, lambda c: c.call("GET", f"/v1/tasks/{made.task_id}", TaskDetail)).task
+        task = call(settings, lambda c: c.call("GET", path, TaskDetail)).task
         if task.state in ("completed", "dead", "canceled"):
-            told = f": {task.error.get('message')}" if task.error else ""
-            say(f"It is {task.state}{told if task.state != 'completed' else ''}.")
+            message = f": {task.error.get('message')}" if task.error else ""
+            say(f"It is {task.state}{message if task.state != 'completed' else ''}.")
             raise SystemExit(0 if task.state == "completed" else 1)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
-def _as_of(given: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
+def _as_of(texts: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
     versions: dict[str, int] = {}
     at = None
-    for text in given:
+    for text in texts:
         dag, sign, number = text.rpartition("@")
         if sign and number.isdigit():
             versions[dag] = int(number)
@@ -127,7 +129,7 @@ def _as_of(given: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
         except ValueError:
             raise InvalidInput(
                 "cli.bad_as_of",
-                "a query is as of a version of a DAG or a time",
+                "--as-of must be a version of a DAG or a time",
                 value=text,
                 next_step="for example chain@3 or 2026-01-31T12:00:00Z",
             ) from None
@@ -150,7 +152,7 @@ def _lines(table: Any) -> Iterator[str]:
 def _cell(value: Any) -> str:
     text = "" if value is None else value.hex() if isinstance(value, bytes) else str(value)
     text = one_line(text)
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+    return text if len(text) <= _MAX_CELL_WIDTH else text[: _MAX_CELL_WIDTH - 1] + "…"
 
 
 @click.command()
@@ -158,22 +160,22 @@ def _cell(value: Any) -> str:
 @as_json
 @click.pass_obj
 def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
-    """List datasets; or show one DATASET with its schema and where its columns come from."""
+    """List datasets, or show one DATASET with its schema and the lineage of its columns."""
     if dataset is None:
-        listed = call(settings, lambda c: c.call("GET", "/v1/datasets", CatalogResponse))
+        listed = call(settings, lambda c: c.call("GET", "/api/v1/datasets", CatalogResponse))
         if as_json:
             say_json(listed)
             return
         for d in listed.datasets:
-            say(f"{d.dataset}  {d.dag}@{d.version}  {d.rows} rows  {d.bytes} bytes")
+            say(f"{d.dataset}  {d.dag}@{d.version}  {contents(d)}")
         return
-    path = f"/v1/datasets/{quote(dataset, safe='')}"
+    path = f"/api/v1/datasets/{quote(dataset, safe='')}"
     shown = call(settings, lambda c: c.call("GET", path, DatasetDetail))
     if as_json:
         say_json(shown)
         return
     entry = shown.dataset
-    say(f"{entry.dataset}  {entry.dag}@{entry.version}  {entry.rows} rows  {entry.bytes} bytes")
+    say(f"{entry.dataset}  {entry.dag}@{entry.version}  {contents(entry)}")
     for column in shown.columns:
         marks = "".join((" not null" * (not column.nullable), " pii" * column.pii))
         source = f"  from {', '.join(column.derived_from)}" if column.derived_from else ""

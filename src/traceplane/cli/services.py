@@ -12,7 +12,7 @@ import click
 
 from traceplane import crash_points, telemetry
 from traceplane.cli import preflight, profile, supervisor
-from traceplane.cli.output import say
+from traceplane.cli.output import note
 from traceplane.errors import TraceplaneError
 from traceplane.runtime.process import run_process, run_to_end
 from traceplane.settings import Settings, token_file, with_celery_broker, with_tokens
@@ -29,7 +29,7 @@ def configure(settings: Settings, service: str) -> None:
 
 
 def with_database(settings: Settings) -> Settings:
-    """A process started alone on the local profile uses the embedded server that `up` or `init` made."""
+    """A process started on its own in the local profile uses the embedded server that `up` or `init` created."""
     return profile.existing_postgres(settings)
 
 
@@ -47,49 +47,63 @@ def up(settings: Settings, workers: int, spark: bool, trigger: bool, code: tuple
         replace(settings, worker_code_paths=code or settings.worker_code_paths), trigger=trigger
     )
     failures: list[TraceplaneError] = []
+    hurry = asyncio.Event()
 
     async def main(stop: asyncio.Event) -> None:
         try:
-            await _run_all(chosen, stop, workers=workers, spark=spark, trigger=trigger)
-        except TraceplaneError as failure:  # told as every command tells it
+            await _run_all(chosen, stop, hurry, workers=workers, spark=spark, trigger=trigger)
+        except TraceplaneError as failure:  # raised below, as in every command
             failures.append(failure)
 
     with profile.the_only_one(chosen):
         preflight.check_ports(chosen, trigger=trigger)
-        code_of_exit = run_to_end(main, grace=chosen.worker_drain_seconds + 120)
+        exit_code = run_to_end(main, grace=chosen.worker_drain_seconds + 120, hurry=hurry)
     if failures:
         raise failures[0]
-    sys.exit(code_of_exit)
+    sys.exit(exit_code)
 
 
 async def _run_all(
-    settings: Settings, stop: asyncio.Event, *, workers: int, spark: bool, trigger: bool
+    settings: Settings,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    *,
+    workers: int,
+    spark: bool,
+    trigger: bool,
 ) -> None:
-    """Postgres is there before all processes, and leaves after them."""
+    """Postgres starts before all processes and stops after them, even in a hurry."""
     ready, server = await asyncio.to_thread(profile.start_postgres, settings)
-    beside: list[asyncio.Task[None]] = []
+    background: list[asyncio.Task[None]] = []
     try:
         prepared = await profile.prepare(ready)
         if server is not None:
-            beside.append(asyncio.create_task(profile.keep_postgres(server, prepared)))
-        beside.append(asyncio.create_task(_say_when_ready(prepared)))
-        beside.append(asyncio.create_task(_say_when_stopping(prepared, stop)))
-        wanted = supervisor.children(prepared, workers=workers, spark=spark, trigger=trigger)
-        await supervisor.supervise(wanted, stop)
+            background.append(asyncio.create_task(profile.keep_postgres(server, prepared)))
+        background.append(asyncio.create_task(_say_when_ready(prepared)))
+        background.append(asyncio.create_task(_say_when_stopping(prepared, stop)))
+        services = supervisor.services(prepared, workers=workers, spark=spark, trigger=trigger)
+        await supervisor.supervise(services, stop, hurry=hurry)
     finally:
-        for task in beside:
+        for task in background:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*background, return_exceptions=True)
         if server is not None:
-            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.stop, "immediate" if hurry.is_set() else "fast")
 
 
 async def _say_when_ready(settings: Settings) -> None:
     for port in (settings.dispatcher_port, settings.gateway_port):
         await _until_it_answers(settings.host, port)
-    say(f"API      {settings.gateway_address}  (token: {token_file(settings, 'user')})", err=True)
-    say(f"internal {settings.dispatcher_address}", err=True)
-    say("Stop with Ctrl-C.", err=True)
+    token = token_file(settings, "user")
+    note(
+        "up.ready",
+        f"API      {settings.gateway_address}  (token: {token})",
+        f"internal {settings.dispatcher_address}",
+        "Stop with Ctrl-C.",
+        api=settings.gateway_address,
+        internal=settings.dispatcher_address,
+        token_file=token,
+    )
 
 
 async def _until_it_answers(host: str, port: int) -> None:
@@ -105,17 +119,18 @@ async def _until_it_answers(host: str, port: int) -> None:
 
 async def _say_when_stopping(settings: Settings, stop: asyncio.Event) -> None:
     await stop.wait()
-    say(
-        f"Stopping. Tasks have {settings.worker_drain_seconds:g} s to finish, or are handed back;"
-        " a second Ctrl-C does not wait.",
-        err=True,
+    note(
+        "up.stopping",
+        f"Stopping. Tasks have {settings.worker_drain_seconds:g} s to finish, then they are handed back;"
+        " a second Ctrl-C hands them back immediately.",
+        drain_seconds=settings.worker_drain_seconds,
     )
 
 
 @click.command()
 @click.pass_obj
 def dispatcher(settings: Settings) -> None:
-    """Run a dispatcher: events to tasks to commits. Any number may run."""
+    """Run a dispatcher, which turns events into tasks and commits. Any number may run."""
     from traceplane.dispatcher import main as process
 
     configure(settings, "dispatcher")
@@ -126,7 +141,7 @@ def dispatcher(settings: Settings) -> None:
 @click.command()
 @click.pass_obj
 def gateway(settings: Settings) -> None:
-    """Run a gateway: the public API."""
+    """Run a gateway, which serves the public API."""
     from traceplane.gateway import main as process
 
     configure(settings, "gateway")
@@ -138,13 +153,16 @@ def gateway(settings: Settings) -> None:
 @click.option("--runtime", default="python", show_default=True, help="Runtime whose tasks to run.")
 @click.pass_obj
 def worker(settings: Settings, runtime: str) -> None:
-    """Run a worker: operator code in a sandbox."""
+    """Run a worker, which runs operator code in a sandbox."""
     from traceplane.worker import main as process
 
     configure(settings, "worker")
     chosen = with_tokens(settings)
+    hurry = asyncio.Event()
     run_process(
-        lambda stop: process.run(chosen, stop, runtime=runtime), grace=chosen.worker_drain_seconds + 60
+        lambda stop: process.run(chosen, stop, hurry=hurry, runtime=runtime),
+        grace=chosen.worker_drain_seconds + 60,
+        hurry=hurry,
     )
 
 

@@ -1,8 +1,7 @@
-"""Runs the platform's processes for `traceplane up`: starts them, starts them again when they die, ends them in order.
+"""Runs the platform's processes for `traceplane up`: starts them, restarts them when they die, stops them in order.
 
-Workers report to the dispatcher what they finished and what they hand back, so it leaves when all others have. A
-process that, at its first start, says that it cannot work with what it was given (exit code 2) would only fail again:
-it ends all of them.
+Workers report to the dispatcher what they finished and what they hand back, so it stops after all others. A process
+whose first start fails because of its settings (exit code 2) would only fail again: it stops all of them.
 """
 
 from __future__ import annotations
@@ -23,51 +22,57 @@ from traceplane.linux import kernel
 from traceplane.settings import LISTS, PREFIX, Settings
 
 _STOP_SECONDS = 20.0
-"""Before a process is killed that was told to stop; a worker has its time to finish tasks besides."""
-_CANNOT_WORK_LIKE_THIS = 2
+"""How long a process may take to stop before it is killed, in addition to a worker's time to finish its tasks."""
+_HURRY_SECONDS = 10.0
+"""The same in a hurry: time for a worker to hand back its tasks."""
+_EXIT_CODE_OF_USER_ERRORS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
-    """One process to keep running: the words of its command, and the settings it is given."""
+class Service:
+    """One process to keep running: its command and its settings."""
 
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     output: int | None = None
-    """A file descriptor for what it prints."""
+    """A file descriptor for its output."""
     stop_seconds: float = _STOP_SECONDS
     leaves_last: bool = False
 
 
-_NOT_FOR_A_WORKER = frozenset({"state_url", "data_url", "master_key_file", "user_token"})
+_NOT_FOR_A_WORKER = frozenset({"state_url", "master_key_file", "user_token"})
 
 
-def children(settings: Settings, *, workers: int, spark: bool = True, trigger: bool = False) -> list[Child]:
-    """The processes of a laptop. A worker is given its token, and nothing of the database."""
+def services(settings: Settings, *, workers: int, spark: bool = True, trigger: bool = False) -> list[Service]:
+    """The processes of a laptop. A worker gets its token, and no database credentials."""
     trusted = _environment(settings)
     worker = _environment(settings, without=_NOT_FOR_A_WORKER)
     stop = settings.worker_drain_seconds + _STOP_SECONDS
     return [
-        Child("dispatcher", ("dispatcher",), trusted, leaves_last=True),
-        Child("gateway", ("gateway",), trusted),
-        *((Child("trigger", ("trigger", "run"), trusted),) if trigger else ()),
+        Service("dispatcher", ("dispatcher",), trusted, leaves_last=True),
+        Service("gateway", ("gateway",), trusted),
+        *((Service("trigger", ("trigger", "run"), trusted),) if trigger else ()),
         *(
-            Child(f"worker-{n + 1}", ("worker", "--runtime", "python"), worker, stop_seconds=stop)
+            Service(f"worker-{n + 1}", ("worker", "--runtime", "python"), worker, stop_seconds=stop)
             for n in range(workers)
         ),
-        *((Child("spark-1", ("worker", "--runtime", "spark"), worker, stop_seconds=stop),) if spark else ()),
+        *(
+            (Service("spark-1", ("worker", "--runtime", "spark"), worker, stop_seconds=stop),)
+            if spark
+            else ()
+        ),
     ]
 
 
 def _environment(settings: Settings, without: frozenset[str] = frozenset()) -> dict[str, str]:
     """This process's environment, with exactly these settings; runtimes come from the settings file."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     for field in fields(settings):
         value = getattr(settings, field.name)
         if value is not None and field.name not in {"runtimes", *without}:
-            kept[f"{PREFIX}{field.name.upper()}"] = _text(field.name, value)
-    return kept
+            environment[f"{PREFIX}{field.name.upper()}"] = _text(field.name, value)
+    return environment
 
 
 def _text(name: str, value: object) -> str:
@@ -83,32 +88,44 @@ def _text(name: str, value: object) -> str:
 
 
 Started = Callable[[str, int], None]
-"""Told the name and process id of every process that is started."""
+"""Called with the name and process id of every process that starts."""
 
 
-async def supervise(wanted: list[Child], stop: asyncio.Event, *, started: Started | None = None) -> None:
-    """Keeps the processes running until `stop`, or until one of them says that it cannot work like this."""
+async def supervise(
+    services: list[Service],
+    stop: asyncio.Event,
+    *,
+    hurry: asyncio.Event | None = None,
+    started: Started | None = None,
+) -> None:
+    """Keeps the processes running until `stop`, or until one of them refuses its settings. At `hurry` they have a few
+    seconds to stop."""
+    hurry = hurry or asyncio.Event()
     others_left = asyncio.Event()
-    others = [child for child in wanted if not child.leaves_last]
+    others = [service for service in services if not service.leaves_last]
     failures: list[TraceplaneError] = []
 
-    async def keep(child: Child, stop_it: asyncio.Event) -> None:
+    async def keep(service: Service, stop_it: asyncio.Event) -> None:
         try:
-            await _keep_running(child, stop_it, started)
+            await _keep_running(service, stop_it, hurry, started)
         except TraceplaneError as failure:
             failures.append(failure)
             stop.set()
 
     async def keep_others() -> None:
-        await asyncio.gather(*(keep(child, stop) for child in others), stop.wait())
+        await asyncio.gather(*(keep(service, stop) for service in others), stop.wait())
         others_left.set()
 
-    await asyncio.gather(keep_others(), *(keep(child, others_left) for child in wanted if child.leaves_last))
+    await asyncio.gather(
+        keep_others(), *(keep(service, others_left) for service in services if service.leaves_last)
+    )
     if failures:
         raise failures[0]
 
 
-async def _keep_running(child: Child, stop: asyncio.Event, told: Started | None) -> None:
+async def _keep_running(
+    service: Service, stop: asyncio.Event, hurry: asyncio.Event, on_start: Started | None
+) -> None:
     pause = 0.2
     starts = 0
     while not stop.is_set():
@@ -116,38 +133,39 @@ async def _keep_running(child: Child, stop: asyncio.Event, told: Started | None)
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # whose the folder is that it is started in, nobody knows: its modules are not imported
             "-m",
             "traceplane.cli.main",
-            *child.arguments,
-            env=dict(child.environment),
+            *service.arguments,
+            env=dict(service.environment),
             start_new_session=True,  # Ctrl-C reaches only us; the children are stopped in order
             preexec_fn=_end_with_parent,
-            stdout=child.output,
-            stderr=child.output,
+            stdout=service.output,
+            stderr=service.output,
         )
-        if told is not None:
-            told(child.name, process.pid)
-        telemetry.emit("up.process_started", process=child.name, pid=process.pid)
+        if on_start is not None:
+            on_start(service.name, process.pid)
+        telemetry.emit("up.process_started", process=service.name, pid=process.pid)
         ended = asyncio.create_task(process.wait())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not ended.done():
-            await _stop(process, ended, child.stop_seconds)
+            await _stop(process, ended, service.stop_seconds, hurry)
             return
-        if process.returncode == _CANNOT_WORK_LIKE_THIS and starts == 1:
+        if process.returncode == _EXIT_CODE_OF_USER_ERRORS and starts == 1:
             raise InvalidInput(
                 "up.process_refused",
-                "a process cannot work with what it was given",
-                value=child.name,
-                next_step="mend what the process named above",
+                "a process cannot run with its settings",
+                value=service.name,
+                next_step="fix the error that it printed above",
             )
         lived = time.monotonic() - started
         pause = 0.2 if lived > 10 else min(pause * 2, 10.0)
         telemetry.emit(
             "up.process_died",
             "warning",
-            process=child.name,
+            process=service.name,
             code=process.returncode,
             restart_in=round(pause, 1),
         )
@@ -157,18 +175,26 @@ async def _keep_running(child: Child, stop: asyncio.Event, told: Started | None)
 
 
 def _end_with_parent() -> None:
-    """However the supervisor ends, SIGKILL included, its processes are told to stop."""
+    """The process gets SIGTERM however the supervisor ends, even by SIGKILL."""
     if sys.platform == "linux":
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Task[int], seconds: float) -> None:
+async def _stop(
+    process: asyncio.subprocess.Process, ended: asyncio.Task[int], seconds: float, hurry: asyncio.Event
+) -> None:
+    _signal(process, signal.SIGTERM)
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait((ended, hurrying), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    if hurry.is_set() and not ended.done():
+        _signal(process, signal.SIGINT)  # not SIGTERM again: two equal signals may arrive as one
+        await asyncio.wait((ended,), timeout=_HURRY_SECONDS)
+    if not ended.done():
+        _signal(process, signal.SIGKILL)
+    await ended
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        async with asyncio.timeout(seconds):
-            await asyncio.shield(ended)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await ended
+        process.send_signal(number)

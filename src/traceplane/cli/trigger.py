@@ -13,18 +13,18 @@ from traceplane.settings import Settings, with_unprefixed
 
 @click.group()
 def trigger() -> None:
-    """Signals launch pipelines."""
+    """Run and diagnose the trigger, which launches pipelines for signals."""
 
 
 @trigger.command()
 @click.pass_obj
 def run(settings: Settings) -> None:
-    """Run a trigger: signals to executions. Any number may run."""
+    """Run a trigger, which turns signals into executions. Any number may run."""
     from traceplane.trigger import main as process
 
-    known = with_unprefixed(settings)
-    configure(known, "trigger")
-    chosen = with_database(known)
+    settings = with_unprefixed(settings)
+    configure(settings, "trigger")
+    chosen = with_database(settings)
     run_process(lambda stop: process.run(chosen, stop))
 
 

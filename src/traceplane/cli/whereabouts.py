@@ -1,23 +1,44 @@
-"""Which platform a command talks to, and what to say when it is not there or is another one than the user thinks."""
+"""Calls to a platform: which one it is, and what to print if it is unreachable or not the one the user expects."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 from traceplane.cli import profile
 from traceplane.errors import PlatformError, TraceplaneError, Unauthenticated
+from traceplane.http_service.client import Caller
 from traceplane.settings import Settings, user_token, with_tokens
+from traceplane.wire.scalars import Wire
+
+Answer = TypeVar("Answer", bound=Wire)
 
 
 def with_user_token(settings: Settings) -> tuple[Settings, str]:
-    """The settings with the tokens of the home folder, and the one that proves who calls."""
+    """The settings with the tokens of the home folder, and the user's token."""
     return with_tokens(settings), user_token(settings)
+
+
+def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Answer:
+    """One conversation with the gateway."""
+    chosen, token = with_user_token(settings)
+
+    async def run() -> Answer:
+        caller = Caller(chosen.gateway_address, token)
+        try:
+            return await work(caller)
+        finally:
+            await caller.close()
+
+    with explained(settings):
+        return asyncio.run(run())
 
 
 @contextlib.contextmanager
 def explained(settings: Settings) -> Iterator[None]:
-    """Errors that come of talking to the wrong address say so."""
+    """Makes errors caused by the wrong address say so."""
     try:
         yield
     except TraceplaneError as error:
@@ -35,13 +56,13 @@ def _other_platform(settings: Settings) -> Unauthenticated:
     if settings.user_token is not None:
         return Unauthenticated(
             "cli.other_platform",
-            "this is another platform than the one that issued the token in user_token",
+            "the platform at this address did not issue the token in user_token",
             value=settings.gateway_address,
-            next_step="set TRACEPLANE_GATEWAY_URL to that one's address, or use a token of this one",
+            next_step="set TRACEPLANE_GATEWAY_URL to the platform that issued it, or use a token of this one",
         )
     return Unauthenticated(
         "cli.other_platform",
-        f"this is another platform than the one of {home}: it did not issue the token that is there",
+        f"the platform at this address is not the one of {home}: it did not issue the token in that folder",
         value=settings.gateway_address,
         next_step=_where_it_runs(settings),
     )
@@ -51,9 +72,9 @@ def _where_it_runs(settings: Settings) -> str:
     home, here = settings.home.resolve(), profile.running_here(settings)
     if here is None:
         return (
-            f"no platform runs in {home} now: start it with `traceplane up`, on ports that are free,"
-            " or go to the folder of the one that runs"
+            f"no platform is running in {home}: start it with `traceplane up`, on free ports,"
+            " or go to the folder of the running one"
         )
     if here.url != settings.gateway_address:
         return f"the platform of {home} is at {here.url}: set TRACEPLANE_GATEWAY_URL={here.url}"
-    return f"the platform of {home} runs as process {here.pid}: see what it prints, and try again"
+    return f"the platform of {home} runs as process {here.pid}: check its output, and try again"

@@ -1,6 +1,7 @@
-"""Rows in columns: Arrow's types by name, what Parquet files hold, and Postgres' CSV as Parquet.
+"""Columnar data: Arrow types by name, facts about Parquet files, and Postgres CSV as Parquet.
 
 arrow_types    Arrow types from their names, and rows cast to declared types
-parquet_facts  what a manifest tells of a Parquet file: its columns, and the bounds of their values
-postgres_csv   rows as Postgres copies them out, in CSV, become Parquet
+parquet_facts  what a manifest says about a Parquet file: its columns, and the bounds of their values
+plain_rows     Arrow tables from Python's rows and columns
+postgres_csv   converts CSV that Postgres copied out to Parquet
 """

@@ -1,11 +1,11 @@
-"""Arrow types from their names, as manifests carry them: the inverse of `str(type)`. And rows as their columns are
-declared: cast where no value is lost, and refused by the first value that would be."""
+"""Arrow types from their names in manifests (the inverse of `str(type)`), and rows cast to their declared types: a cast
+that would lose a value fails and names the first such value."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as compute
@@ -26,14 +26,27 @@ _MOST_DIGITS = {
 }
 
 
-def schema_of(columns: Iterable[Mapping[str, Any]]) -> pa.Schema | None:
-    """None if a type is not one that can be read back from its name."""
+class TypedColumn(Protocol):
+    """A column with its type as Arrow spells it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def nullable(self) -> bool: ...
+
+
+def schema_of(columns: Iterable[TypedColumn]) -> pa.Schema | None:
+    """None if the name of a type cannot be parsed."""
     fields = []
     for column in columns:
-        found = type_of(column["type"])
-        if found is None:
+        type_ = type_of(column.type)
+        if type_ is None:
             return None
-        fields.append(pa.field(column["name"], found, column.get("nullable", True)))
+        fields.append(pa.field(column.name, type_, column.nullable))
     return pa.schema(fields) if fields else None
 
 
@@ -54,11 +67,11 @@ def type_of(name: str) -> pa.DataType | None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between commas, those inside of brackets left alone."""
+    """Splits at commas that are not inside brackets."""
     depth, start = 0, 0
-    for at, sign in enumerate(text):
-        depth += (sign in "<([") - (sign in ">)]")
-        if sign == "," and depth == 0:
+    for at, character in enumerate(text):
+        depth += (character in "<([") - (character in ">)]")
+        if character == "," and depth == 0:
             yield text[start:at].strip()
             start = at + 1
     yield text[start:].strip()
@@ -86,20 +99,29 @@ def _nested(kind: str, parts: list[str]) -> pa.DataType | None:
 
 
 class DoesNotFit(ValueError):
-    """A value that its column's declared type cannot hold."""
+    """A value that its column's type cannot hold, and why the column has that type."""
 
-    def __init__(self, column: str, value: Any, row: int, declared: pa.DataType) -> None:
-        super().__init__(f"column {column!r}, row {row}: {str(value)[:200]!r} does not fit into {declared}")
+    def __init__(
+        self,
+        column: str,
+        value: Any,
+        row: int,
+        type_: pa.DataType,
+        reason: str = "as the dataset declares it",
+    ) -> None:
+        super().__init__(
+            f"column {column!r}, row {row}: {str(value)[:200]!r} does not fit into {type_}, {reason}"
+        )
 
 
-def as_declared(schema: pa.Schema, columns: Iterable[Mapping[str, Any]]) -> pa.Schema:
-    """The schema, with the declared type of each column that can be cast to it. A column that cannot stays as it is:
-    what to say of it is the commit's to decide."""
-    declared = {column["name"]: type_of(column["type"]) for column in columns}
+def as_declared(schema: pa.Schema, columns: Iterable[TypedColumn]) -> pa.Schema:
+    """The schema with the declared type of each column that can be cast to it. Other columns keep their type; the
+    commit decides about them."""
+    declared = {column.name: type_of(column.type) for column in columns}
     return pa.schema(
         [
-            field.with_type(wanted)
-            if (wanted := declared.get(field.name)) is not None and _can_be(field.type, wanted)
+            field.with_type(target)
+            if (target := declared.get(field.name)) is not None and _castable(field.type, target)
             else field
             for field in schema
         ],
@@ -108,8 +130,8 @@ def as_declared(schema: pa.Schema, columns: Iterable[Mapping[str, Any]]) -> pa.S
 
 
 def cast(table: pa.Table, schema: pa.Schema, rows_before: int = 0) -> pa.Table:
-    """The table with the types of `schema`, which `as_declared` made of its own. Rows are counted from 0, and
-    `rows_before` came before these. Raises DoesNotFit."""
+    """The table with the types of `schema`, which `as_declared` derived from the table's own. Errors number rows from
+    0, after `rows_before` earlier ones. Raises DoesNotFit."""
     for index, field in enumerate(schema):
         column = table.column(index)
         if column.type == field.type:
@@ -123,51 +145,51 @@ def cast(table: pa.Table, schema: pa.Schema, rows_before: int = 0) -> pa.Table:
     return table
 
 
-def _can_be(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values can be the same ones in another type; which of them are, a safe cast tells."""
+def _castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether the type can hold the same values; a safe cast decides for each value."""
     types = pa.types
-    if types.is_dictionary(found):
-        return found.value_type == wanted or _can_be(found.value_type, wanted)
-    if found == wanted or types.is_null(found):
+    if types.is_dictionary(source):
+        return source.value_type == target or _castable(source.value_type, target)
+    if source == target or types.is_null(source):
         return True
-    if types.is_integer(found):
-        return bool(types.is_integer(wanted) or types.is_decimal(wanted) or types.is_floating(wanted))
-    if types.is_decimal(found):
-        return bool(types.is_decimal(wanted) or types.is_integer(wanted))
-    if types.is_floating(found):
+    if types.is_integer(source):
+        return bool(types.is_integer(target) or types.is_decimal(target) or types.is_floating(target))
+    if types.is_decimal(source):
+        return bool(types.is_decimal(target) or types.is_integer(target))
+    if types.is_floating(source):
         return bool(
-            types.is_integer(wanted) or (types.is_floating(wanted) and found.bit_width < wanted.bit_width)
+            types.is_integer(target) or (types.is_floating(target) and source.bit_width < target.bit_width)
         )
-    if types.is_timestamp(found):
-        return bool(types.is_timestamp(wanted) and (found.tz is None) == (wanted.tz is None))
-    if types.is_date(found):
-        return bool(types.is_date(wanted))
+    if types.is_timestamp(source):
+        return bool(types.is_timestamp(target) and (source.tz is None) == (target.tz is None))
+    if types.is_date(source):
+        return bool(types.is_date(target))
     texts = (types.is_string, types.is_large_string, types.is_string_view)
     bytes_ = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
     return any(
-        any(is_one(found) for is_one in kind) and any(is_one(wanted) for is_one in kind)
+        any(is_one(source) for is_one in kind) and any(is_one(target) for is_one in kind)
         for kind in (texts, bytes_)
     )
 
 
-def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = compute.cast(column, column.type.value_type)
-    if pa.types.is_integer(column.type) and pa.types.is_decimal(wanted):
-        # Arrow asks for room for every value of the integer type; those that are there may need less.
-        digits = _MOST_DIGITS[str(column.type)] + wanted.scale
-        roomy = pa.decimal128(digits, wanted.scale) if digits <= 38 else pa.decimal256(digits, wanted.scale)
+    if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
+        # Arrow requires room for every value of the integer type; the actual values may need less.
+        digits = _MOST_DIGITS[str(column.type)] + target.scale
+        roomy = pa.decimal128(digits, target.scale) if digits <= 38 else pa.decimal256(digits, target.scale)
         column = compute.cast(column, roomy)
-    return compute.cast(column, wanted, safe=True)
+    return compute.cast(column, target, safe=True)
 
 
-def _first_misfit(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
-    """The position of the first value that cannot be cast, found by halves."""
+def _first_misfit(column: pa.ChunkedArray, target: pa.DataType) -> int:
+    """The position of the first value that cannot be cast, by binary search."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            _cast(column.slice(low, middle - low), wanted)
+            _cast(column.slice(low, middle - low), target)
             low = middle
         except pa.ArrowInvalid:
             high = middle

@@ -1,4 +1,4 @@
-"""What a manifest tells of a Parquet file: its columns, and the bounds of their values."""
+"""What a manifest says about a Parquet file: its columns, and the bounds of their values."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def columns(schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def statistics(metadata: parquet.FileMetaData) -> dict[str, dict[str, Any]]:
-    """Bounds and null counts of plain columns over all row groups; a column without bounds is left out."""
-    found: dict[str, dict[str, Any]] = {}
+    """Bounds and null counts of plain columns over all row groups, without columns that have no bounds."""
+    facts: dict[str, dict[str, Any]] = {}
     for index in range(min(metadata.num_columns, _MOST_COLUMNS)):
         groups = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
-        told = [group.statistics for group in groups]
+        chunks = [group.statistics for group in groups]
         if not groups or "." in groups[0].path_in_schema:
             continue  # no rows, or part of a nested column
-        if any(s is None or not s.has_min_max for s in told):
+        if any(s is None or not s.has_min_max for s in chunks):
             continue
-        low, high = _scalar(min(s.min for s in told)), _scalar(max(s.max for s in told))
+        low, high = _scalar(min(s.min for s in chunks)), _scalar(max(s.max for s in chunks))
         if low is not None and high is not None:
-            nulls = sum(s.null_count or 0 for s in told)
-            found[groups[0].path_in_schema] = {"min": low, "max": high, "null_count": nulls}
-    return found
+            nulls = sum(s.null_count or 0 for s in chunks)
+            facts[groups[0].path_in_schema] = {"min": low, "max": high, "null_count": nulls}
+    return facts
 
 
 def _scalar(value: Any) -> str | int | float | bool | None:

@@ -1,4 +1,4 @@
-"""Rows as Postgres copies them out, in CSV, become Parquet: for tasks that read hot tables, and for queries of them."""
+"""Converts CSV that Postgres copied out to Parquet, for tasks and queries that read hot tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def as_parquet(source: Path, target: Path, schema: pa.Schema) -> int:
-    """CSV as Postgres writes it, without a header, becomes a Parquet file."""
+    """Converts CSV without a header; returns the number of rows."""
     import pyarrow as pa
     import pyarrow.csv as csv
     import pyarrow.parquet as parquet

@@ -1,22 +1,22 @@
-"""Data jobs on Spark: what runs inside the sandbox, and how it finds Java.
+"""Data jobs on Spark: the code inside the sandbox, and how it finds Java.
 
     datasets      inputs as DataFrames of exactly their committed files; DataFrames as staged Parquet files
-    failures      Spark's errors in the user's terms: without the JVM's stack, with the user's own line
-    java          which Java runs Spark: one that the machine has, or the one that comes as a wheel
-    session       the Spark session of this process: opened by its first task, kept for those that follow
-    shipped_code  user functions that Spark runs take their project's code with them
-    signals       `signal_generate`: indicators over price bars, per ticker, and the signals that they give
+    failures      Spark's errors for users: without the JVM's stack, with the line of their code
+    java          which Java runs Spark: one on the machine, or the one in a wheel
+    session       the Spark session of this process: opened by its first task, kept for the following ones
+    shipped_code  sends the project's code along with user functions that Spark runs
+    signals       `signal_generate`: indicators over price bars, per ticker, and the signals derived from them
     task          the entrypoint of every Spark task: read, compute, write
 
 A worker of a runtime with the capability `spark` keeps one Spark Connect server running
-(`spark.server`). A task runs in the sandbox as any other (`task.run` is its entrypoint) and reaches
-Spark over Connect; it holds neither the worker's token nor database credentials. What it does:
+(`spark.server`). A task runs in the sandbox like any other (`task.run` is its entrypoint) and reaches
+Spark over Connect; it holds neither the worker's token nor database credentials. Its steps:
 
     read     each input as a DataFrame of exactly the committed files of the task's scope
     compute  the job's operator: Spark SQL, or the user's PySpark function
     write    each output as Parquet into the attempt's own staging folder
 
-A child that is used for several tasks of one job keeps its Spark session, so a warm task costs no more than
-its Spark jobs. Small results come back as Arrow and are written here, which saves Spark's commit protocol;
-large ones are written by Spark itself. Nothing here imports the platform: that is the security boundary.
+A child that runs several tasks of one job keeps its Spark session, so a warm task costs no more than its Spark jobs.
+Small results come back as Arrow and are written here, which avoids Spark's commit protocol; Spark itself writes large
+ones. Nothing here imports the platform: that is the security boundary.
 """

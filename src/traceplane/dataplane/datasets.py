@@ -17,23 +17,24 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.types import StructType
 
 from traceplane.columnar.arrow_types import as_declared, schema_of
-from traceplane.sdk import OperatorError, OperatorInput, OperatorTask, Ranges
+from traceplane.model.task_payload import OperatorInput, Ranges
+from traceplane.sdk import OperatorError, OperatorTask
 
 SMALL_INPUT_BYTES = 32 << 20
-"""Up to here results come back as Arrow and are written by this process: 30 to 40 ms less per task."""
+"""Up to this size results come back as Arrow and this process writes them: 30 to 40 ms less per task."""
 FEW_ROWS_BYTES = 1 << 20
-"""Up to here a query has more to do with being planned than with its rows."""
+"""Up to this size planning a query takes longer than processing its rows."""
 TARGET_FILE_BYTES = 128 << 20
 _TOO_MUCH = "spark.driver.maxResultSize"
 ROW_GROUP_BYTES = 64 << 20
 DOES_NOT_FIT = "TRACEPLANE_DOES_NOT_FIT "
-"""Begins what Spark says of a value that its column's declared type cannot hold."""
+"""Prefix of Spark's message about a value that its column's declared type cannot hold."""
 
 
 def read(spark: SparkSession, source: OperatorInput, *, in_one_part: bool = False) -> DataFrame:
-    """The rows of an input for the task's scope. The schema is given, so Spark looks into no file for it.
+    """The rows of an input for the task's scope. With the schema given, Spark opens no file to find it.
 
-    What is `in_one_part` is grouped, joined and sorted where it is read, without a second stage.
+    An input `in_one_part` is grouped, joined and sorted where it is read, without a second stage.
     """
     schema = _schema(source)
     if not source.files:
@@ -49,7 +50,7 @@ def read(spark: SparkSession, source: OperatorInput, *, in_one_part: bool = Fals
 
 
 def narrowed(frame: DataFrame, where: Mapping[str, Any], columns: Sequence[str]) -> DataFrame:
-    """The rows that equal `where`, and of them the columns that are named, or all."""
+    """The rows that equal `where`, with the named columns, or all."""
     for column, value in where.items():
         frame = frame.filter(functions.col(column) == functions.lit(value))
     return frame.select(*(functions.col(f"`{name}`") for name in columns)) if columns else frame
@@ -63,16 +64,16 @@ def _within(frame: DataFrame, position: str | None, ranges: Ranges) -> DataFrame
 
 
 def _schema(source: OperatorInput) -> StructType:
-    known = schema_of(source.columns)
-    if known is None:
+    schema = schema_of(source.columns)
+    if schema is None:
         if not source.files:
             raise OperatorError(
                 "operator.input_schema_unknown",
-                f"input {source.name!r} has no rows yet and its dataset declares no columns; "
+                f"input {source.name!r} has no rows yet, and its dataset declares no columns; "
                 "declare them in the DAG file under datasets",
             )
-        known = pa.unify_schemas([parquet.read_schema(file) for file in source.files])
-    return from_arrow_schema(known)
+        schema = pa.unify_schemas([parquet.read_schema(file) for file in source.files])
+    return from_arrow_schema(schema)
 
 
 def input_bytes(task: OperatorTask) -> int:
@@ -88,9 +89,9 @@ def write(
     file_bytes: int = TARGET_FILE_BYTES,
     sort: Sequence[str] = (),
 ) -> None:
-    """Stage a DataFrame as an output; of an `append` job, the rows that are not there yet.
+    """Stages a DataFrame as an output; for an `append` job, only rows that do not exist yet.
 
-    With `sort`, rows are in that order within a file and from file to file.
+    With `sort`, rows are in that order within each file and from file to file.
     """
     if task.unique_key:
         frame = _without_duplicates(task, name, _as_declared(task, name, frame))
@@ -105,42 +106,42 @@ def write(
 
 
 def _as_declared(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:
-    """What `OperatorTask.write` does to rows that this process writes, done by Spark: types are cast, and a value that
-    would be changed by it fails the job. The rows of a DataFrame have no positions to tell."""
+    """Does in Spark what `OperatorTask.write` does with rows that this process writes: casts types, and fails the job
+    if that would change a value. Rows of a DataFrame have no positions to report."""
     declared = task.outputs[name].columns
     if not declared:
         return frame
-    found = to_arrow_schema(frame.schema)
-    wanted = as_declared(found, declared)
-    return frame if wanted == found else frame.select(*map(_column_as_declared, found, wanted))
+    actual = to_arrow_schema(frame.schema)
+    target = as_declared(actual, declared)
+    return frame if target == actual else frame.select(*map(_column_as_declared, actual, target))
 
 
-def _column_as_declared(found: pa.Field, wanted: pa.Field) -> Column:
-    column = functions.col(f"`{found.name}`")
-    if found.type == wanted.type:
+def _column_as_declared(actual: pa.Field, target: pa.Field) -> Column:
+    column = functions.col(f"`{actual.name}`")
+    if actual.type == target.type:
         return column
-    before, after = from_arrow_type(found.type), from_arrow_type(wanted.type)
+    before, after = from_arrow_type(actual.type), from_arrow_type(target.type)
     tried = column.try_cast(after)
-    told = functions.concat(
-        functions.lit(f"{DOES_NOT_FIT}column {found.name!r}: "),
+    message = functions.concat(
+        functions.lit(f"{DOES_NOT_FIT}column {actual.name!r}: "),
         column.cast("string"),
         functions.lit(f" does not fit into {after.simpleString()}, as the dataset declares it"),
     )
-    kept = functions.when(column.isNull() | (tried.cast(before) == column), tried)
-    return kept.otherwise(functions.raise_error(told).cast(after)).alias(found.name)
+    exact = functions.when(column.isNull() | (tried.cast(before) == column), tried)
+    return exact.otherwise(functions.raise_error(message).cast(after)).alias(actual.name)
 
 
 def _without_duplicates(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:
     keys = list(task.unique_key)
     frame = frame.dropDuplicates(keys)
     if existing := task.outputs[name].existing:
-        known = frame.sparkSession.read.schema(frame.select(keys).schema).parquet(*existing)
-        frame = frame.join(known, keys, "left_anti")
+        committed = frame.sparkSession.read.schema(frame.select(keys).schema).parquet(*existing)
+        frame = frame.join(committed, keys, "left_anti")
     return frame
 
 
 def _write_here(task: OperatorTask, name: str, frame: DataFrame) -> bool:
-    """In row groups of a good size; False, and nothing is written, if the result is more than Spark hands out."""
+    """Writes row groups of a good size; returns False, and writes nothing, if the result is more than Spark returns."""
     try:
         batches = _arrow_batches(frame)
         schema = next(batches)
@@ -179,18 +180,18 @@ def _arrow_batches(frame: DataFrame) -> Iterator[Any]:
 
 
 def _write_by_spark(task: OperatorTask, name: str, frame: DataFrame, files: int) -> None:
-    """As few files as have a good size, of about as many bytes as went in."""
+    """As few files as possible of a good size, estimated from the input bytes."""
     folder = task.outputs[name].folder
     frame.coalesce(files).write.mode("append").parquet(str(folder))
     for path in sorted(Path(folder).iterdir()):
         if path.suffix == ".parquet":
             task.add_file(name, path)
         else:
-            path.unlink()  # a checksum: sealed files need none
+            path.unlink()  # a checksum file; sealed files need none
 
 
 def as_frames(task: OperatorTask, returned: Any) -> Mapping[str, Any]:
-    """An operator's return value by output: one result for one output, a mapping by name, or nothing at all."""
+    """An operator's return value by output: one result for one output, a mapping by name, or nothing."""
     if returned is None:
         return {}
     if isinstance(returned, Mapping) and returned and set(returned) <= set(task.outputs):

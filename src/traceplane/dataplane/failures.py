@@ -1,4 +1,4 @@
-"""Spark's errors in the user's terms: without the JVM's stack, with the user's own line."""
+"""Spark's errors for users: without the JVM's stack, with the line of their code."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _UNFIT = re.compile(rf"{DOES_NOT_FIT}(.+ as the dataset declares it)", re.DOTALL
 def explained(
     error: PySparkException, function: Callable[..., Any] | None, input_files: Collection[str]
 ) -> Exception:
-    """The same error, with a message for people and a `place`: the line of a user's function that raised in
-    Spark, or where the DataFrame was made that cannot be computed, or else where the operator's function begins.
-    Spark is lazy, so the traceback knows none of them."""
+    """The same error, with a readable message and a `place`: the line of the user's function that raised in Spark,
+    or where the failing DataFrame was created, or else where the operator's function begins. Spark is lazy, so the
+    traceback knows none of them."""
     message = str(error).partition(_JVM_STACK)[0].strip()
     if unfit := _UNFIT.search(message):
         return OperatorError("operator.value_does_not_fit", unfit[1])
-    named = _FILE.search(message) if _UNREADABLE.search(message) else None
-    if named and named[1] in input_files:
+    unreadable = _FILE.search(message) if _UNREADABLE.search(message) else None
+    if unreadable and unreadable[1] in input_files:
         return OperatorError(
             "operator.input_unreadable",
-            f"a committed file cannot be read: {named[1]}; restore it, or have its scope computed again with "
+            f"a committed file cannot be read: {unreadable[1]}; restore it, or recompute its scope with "
             "`traceplane backfill`",
         )
     error.people_read = message  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def explained(
 
 
 def _raised_at(message: str) -> tuple[str, int] | None:
-    """The last line of a Python traceback that is no library's."""
+    """The last line of a Python traceback that is not in a library."""
     frames = [(file, int(line)) for file, line in _FRAME.findall(message) if not file.startswith(_LIBRARIES)]
     return frames[-1] if frames else None
 

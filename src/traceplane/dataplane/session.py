@@ -1,4 +1,4 @@
-"""The Spark session of this process: opened by its first task, kept for those that follow."""
+"""The Spark session of this process: opened by its first task, kept for the following ones."""
 
 from __future__ import annotations
 
@@ -21,44 +21,42 @@ _GONE = (
     "SESSION_NOT_FOUND",
     "UNAVAILABLE",
 )
-# A server that died is back within seconds, and does not know what it was asked before: look every second, not at
-# ever longer intervals as the client would, but give it the time that a slow machine takes to start it.
+# A server that died is back within seconds, without its earlier state. So try every second, not at growing intervals as
+# the client would, but for as long as a slow machine takes to start it.
 _RETRIES = DefaultPolicy(max_retries=240, max_backoff=1000)
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 
-# What compiling a query, and planning it again while it runs, takes longer than a few rows do.
+# Compiling a query, and replanning it while it runs, takes longer than processing a few rows.
 _FOR_FEW_ROWS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
 _for_few_rows: set[str] = set()
-"""The sessions that are set so."""
+"""The sessions with these settings."""
 
 Progress = Callable[[int, int, int], None]
-"""Told stages, tasks in all and tasks done of the running Spark job."""
+"""Called with the stages, the total tasks and the finished tasks of the running Spark job."""
 
 
 def session(remote: str, on_progress: Progress | None = None) -> SparkSession:
-    """A live session of that server."""
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = (
-        "1"  # functions of pyspark.sql look here whenever they are used
-    )
-    found = _open.get(remote)
-    if found is not None and not _lives(found):
-        found = None
-    if found is None:
-        found = SparkSession.builder.channelBuilder(DefaultChannelBuilder(remote, _CHANNEL)).create()
-        found.client.set_retry_policies([_RETRIES])
-        _open[remote] = found
-    found.clearProgressHandlers()
+    """A live session of this server."""
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # pyspark.sql functions check this on every use
+    spark = _open.get(remote)
+    if spark is not None and not _lives(spark):
+        spark = None
+    if spark is None:
+        spark = SparkSession.builder.channelBuilder(DefaultChannelBuilder(remote, _CHANNEL)).create()
+        spark.client.set_retry_policies([_RETRIES])
+        _open[remote] = spark
+    spark.clearProgressHandlers()
     if on_progress is not None:
-        found.registerProgressHandler(_handler(on_progress))
-    return found
+        spark.registerProgressHandler(_handler(on_progress))
+    return spark
 
 
 def expect_few_rows(spark: SparkSession, few: bool) -> None:
-    """Set the session for what its next queries have to do."""
+    """Configures the session for its next queries."""
     if few == (spark.session_id in _for_few_rows):
         return
     for name, value in _FOR_FEW_ROWS.items():
@@ -69,28 +67,28 @@ def expect_few_rows(spark: SparkSession, few: bool) -> None:
     (_for_few_rows.add if few else _for_few_rows.discard)(spark.session_id)
 
 
-def _lives(found: SparkSession) -> bool:
-    """The server may have been restarted, or have let an idle session go."""
+def _lives(spark: SparkSession) -> bool:
+    """The server may have been restarted, or have dropped an idle session."""
     try:
-        found.conf.get("spark.app.name", None)
+        spark.conf.get("spark.app.name", None)
     except PySparkException as error:
         if was_lost(error):
             return False
         raise
-    except Exception:  # whatever the transport raises: a new session will say what is wrong
+    except Exception:  # whatever the transport raises; a new session reports the problem
         return False
     return True
 
 
 def was_lost(error: Exception) -> bool:
-    """Whether the server forgot the session, or is no more."""
-    beginning = str(error)[:200]  # what follows may quote the user's own words
+    """Whether the server lost the session, or no longer exists."""
+    beginning = str(error)[:200]  # the rest may quote the user's text
     return any(sign in beginning for sign in _GONE)
 
 
-def _handler(told: Progress) -> Any:
+def _handler(report: Progress) -> Any:
     def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
         stages = stages or ()
-        told(len(stages), sum(s.num_tasks for s in stages), sum(s.num_completed_tasks for s in stages))
+        report(len(stages), sum(s.num_tasks for s in stages), sum(s.num_completed_tasks for s in stages))
 
     return handle

@@ -1,8 +1,8 @@
-"""User functions that Spark runs take their project's code with them.
+"""Sends the project's code along with user functions that Spark runs.
 
-Spark's Python workers import modules by name and live on between tasks, so two versions of a module would meet
-there, and the first one would win. So whatever comes from a job's own modules is pickled by value, the modules
-themselves too; what is installed is imported there by name, as always.
+Spark's Python workers import modules by name and survive tasks, so two versions of a module would clash there, and the
+first one would win. So everything from a job's own modules is pickled by value, including the modules themselves;
+installed packages are imported by name, as usual.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NOT_SHIPPED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"
 
 
 def ship(modules: Iterable[str]) -> None:
-    """From now on, for this process: it runs tasks of one job only."""
-    # The public way takes modules that are imported already, and a function may import more when it is called.
+    """Applies from now on to this process, which runs tasks of only one job."""
+    # The public API takes modules that are already imported, but a function may import more when it is called.
     cloudpickle._PICKLE_BY_VALUE_MODULES.update(modules)
     cloudpickle.CloudPickler._dispatch_table[types.ModuleType] = _reduce_module
     cloudpickle.CloudPickler._dispatch_table[_Cached] = _reduce_cached
@@ -30,17 +30,17 @@ def ship(modules: Iterable[str]) -> None:
 def _reduce_module(module: types.ModuleType) -> Any:
     if cloudpickle._should_pickle_by_reference(module):
         return cloudpickle.subimport, (module.__name__,)
-    # Its names follow as state rather than as an argument, so that modules may refer to each other.
-    kept = {name: value for name, value in vars(module).items() if name not in _NOT_SHIPPED}
-    return types.ModuleType, (module.__name__,), kept
+    # Its names are passed as state rather than as an argument, so that modules may refer to each other.
+    names = {name: value for name, value in vars(module).items() if name not in _NOT_SHIPPED}
+    return types.ModuleType, (module.__name__,), names
 
 
 def _reduce_cached(cached: Any) -> Any:
-    """A cache counts as part of its module to pickle, which would have it imported by name."""
+    """Pickle treats a cache as part of its module and would import it by name."""
     if not _is_shipped(cached):
         return cached.__reduce__()
-    asked = cached.cache_parameters()
-    return _Cached, (cached.__wrapped__, asked["maxsize"], asked["typed"], functools._CacheInfo)
+    parameters = cached.cache_parameters()
+    return _Cached, (cached.__wrapped__, parameters["maxsize"], parameters["typed"], functools._CacheInfo)
 
 
 def _is_shipped(thing: Any) -> bool:

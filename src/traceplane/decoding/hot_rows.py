@@ -1,4 +1,4 @@
-"""Rows of an output, checked against the hot table that they are for, as CSV that Postgres copies in."""
+"""Rows of an output, checked against their hot table, as CSV for Postgres COPY."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 16_384
 
 
 def write(file: parquet.ParquetFile, work: HotRowsWork, sink: Any) -> int:
-    """How many rows there are."""
+    """Returns the number of rows."""
     options = csv.WriteOptions(include_header=False, quoting_style="needed")
     count = 0
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
@@ -30,7 +30,7 @@ def write(file: parquet.ParquetFile, work: HotRowsWork, sink: Any) -> int:
 
 
 def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
-    """The rows as the table has them: its columns, in its order, in its types, checked."""
+    """The checked rows with the table's columns, in its order and types."""
     names = [c.name for c in table.columns]
     if unknown := [name for name in rows.column_names if name not in names]:
         raise _misfit(unknown[0], "is not one of the dataset's columns", "declare it, or do not write it")
@@ -38,14 +38,14 @@ def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
     for column in table.columns:
         type_ = type_of(column.arrow_type)
         if column.name not in rows.column_names:
-            found = pa.chunked_array([pa.nulls(rows.num_rows, type_)])
+            values = pa.chunked_array([pa.nulls(rows.num_rows, type_)])
         elif rows.column_names.count(column.name) > 1:
-            raise _misfit(column.name, "is there twice", "write it once")
+            raise _misfit(column.name, "occurs twice", "write it once")
         else:
-            found = _cast(rows[column.name], column.name, type_, column.type)
-        if found.null_count and not (column.nullable and column.name != table.position):
+            values = _cast(rows[column.name], column.name, type_, column.type)
+        if values.null_count and not (column.nullable and column.name != table.position):
             raise _misfit(column.name, "is null or missing", "write a value in every row")
-        columns.append(_as_text(_storable(found, column.name)))
+        columns.append(_as_text(_storable(values, column.name)))
     fitted = pa.table(columns, names=names)
     if fitted.num_rows:
         low, high = pc.min_max(fitted[table.position]).as_py().values()
@@ -53,26 +53,26 @@ def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
             where = low if low < start else high
             raise _misfit(
                 table.position,
-                f"has {where}, which is outside of the task's scope {start} to {end}",
-                "write rows of the task's own scope only",
+                f"has {where}, which is outside the task's scope {start} to {end}",
+                "write only rows of the task's own scope",
             )
     return fitted
 
 
-def _cast(found: pa.ChunkedArray, name: str, type_: pa.DataType, declared: str) -> pa.ChunkedArray:
+def _cast(values: pa.ChunkedArray, name: str, type_: pa.DataType, declared: str) -> pa.ChunkedArray:
     try:
-        found.validate(full=True)  # text may not be UTF-8, for one
-        if found.type == type_:
-            return found
-        if pa.types.is_temporal(found.type) != pa.types.is_temporal(type_) or _is_text(
-            found.type
+        values.validate(full=True)  # for example, text may not be UTF-8
+        if values.type == type_:
+            return values
+        if pa.types.is_temporal(values.type) != pa.types.is_temporal(type_) or _is_text(
+            values.type
         ) != _is_text(type_):
-            raise pa.ArrowInvalid(f"{found.type} is not {declared}")
-        return found.cast(type_)
+            raise pa.ArrowInvalid(f"{values.type} is not {declared}")
+        return values.cast(type_)
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0][:200]
         raise _misfit(
-            name, f"is {declared} and cannot hold what was written: {reason}", "write it as declared"
+            name, f"is {declared} and cannot hold the written value: {reason}", "write it as declared"
         ) from None
 
 
@@ -80,23 +80,23 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def _storable(found: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Refuses what Arrow can hold and Postgres cannot, or CSV cannot spell."""
-    if pa.types.is_string(found.type) and pc.any(pc.match_substring(found, "\0")).as_py():
+def _storable(values: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Rejects values that Arrow can hold but Postgres or CSV cannot."""
+    if pa.types.is_string(values.type) and pc.any(pc.match_substring(values, "\0")).as_py():
         raise _misfit(name, "has text with a NUL character, which Postgres cannot store", "remove it")
-    if pa.types.is_date(found.type) or pa.types.is_timestamp(found.type):
-        years = pc.min_max(pc.year(found)).as_py()
+    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        years = pc.min_max(pc.year(values)).as_py()
         if years["min"] is not None and not 1 <= years["min"] <= years["max"] <= 9999:
-            raise _misfit(name, "has a time outside of the years 1 to 9999", "write times within them")
-    return found
+            raise _misfit(name, "has a time outside the years 1 to 9999", "write times within them")
+    return values
 
 
-def _as_text(found: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Bytes as Postgres reads them; Arrow has no such function, so this is by value."""
-    if not pa.types.is_binary(found.type):
-        return found
+def _as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Bytes in Postgres' hexadecimal form; Arrow has no function for it, so this works value by value."""
+    if not pa.types.is_binary(values.type):
+        return values
     return pa.chunked_array(
-        [pa.array([None if v is None else "\\x" + v.hex() for v in found.to_pylist()], pa.string())]
+        [pa.array([None if v is None else "\\x" + v.hex() for v in values.to_pylist()], pa.string())]
     )
 
 
@@ -105,7 +105,7 @@ def _misfit(column: str, what: str, next_step: str) -> Misfit:
 
 
 def warm_up(buffer: Any) -> None:
-    """A value of each kind: Arrow looks up time zones in files, for one."""
+    """A value of each kind, because Arrow loads some things on first use, such as time zones from files."""
     kinds: dict[str, Any] = {
         "bigint": pa.array([1], pa.int32()),
         "string": ["x"],
@@ -114,7 +114,7 @@ def warm_up(buffer: Any) -> None:
         "decimal(10, 2)": pa.array([1], pa.decimal128(5, 1)),
         "date": [date(2000, 1, 1)],
         "timestamp": [datetime(2000, 1, 1, tzinfo=UTC)],
-        "timestamp_ntz": [datetime(2000, 1, 1)],
+        "timestamp_ntz": [datetime(2000, 1, 1)],  # noqa: DTZ001 -- the type without a zone
     }
     parquet.write_table(pa.table(kinds), buffer)
     table = HotTable(UUID(int=0), tuple(HotColumn(kind, kind) for kind in kinds), "bigint")

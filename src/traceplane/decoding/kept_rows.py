@@ -1,11 +1,10 @@
-"""The rows of a file that lie at some positions, as a Parquet file of a given schema."""
+"""The rows of a file at given positions, as a Parquet file with a given schema."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
@@ -17,8 +16,8 @@ _ROWS_AT_ONCE = 16_384
 
 
 def write(file: parquet.ParquetFile, work: KeptRowsWork, sink: Any) -> int:
-    """How many there are."""
-    schema = schema_of(msgspec.to_builtins(work.columns))
+    """Returns the number of rows."""
+    schema = schema_of(work.columns)
     assert schema is not None, "a hot table has no types but those that Arrow knows by name"
     names = list(dict.fromkeys((*schema.names, work.position)))
     if missing := [name for name in names if name not in file.schema_arrow.names]:

@@ -1,19 +1,16 @@
-"""What decoders and their owners say to each other. Without Arrow: an owner starts without it."""
+"""Messages between a decoder and its owner. Without Arrow, so that an owner starts without it.
+
+A request is a `DecodeRequest` with the file's descriptor. The decoder sends the decoded file and, as the last frame
+(`linux.conversation`), a `Decoded` or a `FileRefusal`.
+"""
 
 from __future__ import annotations
 
-import struct
 from typing import Literal
 
 import msgspec
 
 from traceplane.model.hot_table import HotTable
-
-REQUEST_HEAD = struct.Struct(">I")
-"""The size of the request that follows. The file's descriptor comes with it."""
-ANSWER_HEAD = struct.Struct(">cI")
-"""Kind and size of a frame: D is a piece of what was made of the file, F is Done, E is a Refusal."""
-FRAME_BYTES = 256 << 10
 
 
 class HotRowsWork(msgspec.Struct, frozen=True, tag="hot_rows"):
@@ -24,7 +21,7 @@ class HotRowsWork(msgspec.Struct, frozen=True, tag="hot_rows"):
 
 class SignalsWork(msgspec.Struct, frozen=True, tag="signals"):
     ranges: list[tuple[int, int]] | None
-    """Positions whose rows are wanted, when that is not all of them."""
+    """The positions of the requested rows, if not all."""
 
 
 class KeptColumn(msgspec.Struct, frozen=True):
@@ -42,35 +39,38 @@ class KeptRowsWork(msgspec.Struct, frozen=True, tag="kept_rows"):
 Work = HotRowsWork | SignalsWork | KeptRowsWork
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Of one file; that on memory is the decoder's own."""
+class FileLimits(msgspec.Struct, frozen=True):
+    """Limits for one file; the memory limit is the decoder's own."""
 
     most_bytes: int
-    """Of what is made of it."""
+    """Of the result."""
     cpu_seconds: float = 10.0
     seconds: float = 60.0
 
 
-class Request(msgspec.Struct, frozen=True):
+class DecodeRequest(msgspec.Struct, frozen=True):
     work: Work
-    limits: Limits
+    limits: FileLimits
 
 
-class Done(msgspec.Struct, frozen=True):
+class Decoded(msgspec.Struct, frozen=True, tag=True):
     rows: int
     cpu_seconds: float
-    """That it took."""
+    """What the file took."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class FileRefusal(msgspec.Struct, frozen=True, tag=True):
     kind: Literal["misfit", "too_large", "out_of_memory", "unreadable"]
     message: str
     column: str | None = None
     next_step: str | None = None
 
 
-class Signal(msgspec.Struct, frozen=True, array_like=True):
-    """A line of what is made of signals."""
+DecoderAnswer = Decoded | FileRefusal
+
+
+class SignalLine(msgspec.Struct, frozen=True, array_like=True):
+    """One line of decoded signals."""
 
     position: int
     signal_id: str
@@ -79,16 +79,16 @@ class Signal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Misfit(Exception):
-    """What is in a file is not what it should be."""
+    """The contents of a file are not as they should be."""
 
     def __init__(self, message: str, *, column: str | None = None, next_step: str | None = None) -> None:
         super().__init__(message)
         self.column, self.next_step = column, next_step
 
 
-class TooLarge(Exception):
-    """It takes more to read a file than one file may take."""
+class FileTooLarge(Exception):
+    """Reading the file takes more than one file may take."""
 
 
 class Unreadable(Exception):
-    """It is not there, it is no Parquet file, or the processes that read it ended."""
+    """The file is missing, is not Parquet, or the processes that read it crashed."""

@@ -1,4 +1,4 @@
-"""Rows as the signals that triggers read: one line of JSON for each."""
+"""Rows as signals for triggers: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from traceplane.decoding.messages import Misfit, Signal, SignalsWork
+from traceplane.decoding.messages import Misfit, SignalLine, SignalsWork
 
 _ROWS_AT_ONCE = 1024
 _FIELDS = ("signal_id", "timestamp", "signal_type", "source")
@@ -16,7 +16,7 @@ _LONGEST_REASON = 500
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Others of its columns do not matter."""
+    """Other columns are ignored."""
 
     position: int
     signal_id: str
@@ -30,10 +30,10 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def write(file: parquet.ParquetFile, work: SignalsWork, sink: Any) -> int:
-    """How many there are."""
-    wanted = [name for name in file.schema_arrow.names if name in _Row.__struct_fields__]
+    """Returns the number of rows."""
+    columns = [name for name in file.schema_arrow.names if name in _Row.__struct_fields__]
     count = 0
-    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=wanted, use_threads=False):
+    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns, use_threads=False):
         for row in batch.to_pylist():
             try:
                 if work.ranges is None or any(
@@ -46,11 +46,11 @@ def write(file: parquet.ParquetFile, work: SignalsWork, sink: Any) -> int:
     return count
 
 
-def _signal(row: _Row) -> Signal:
+def _signal(row: _Row) -> SignalLine:
     about = {"ticker": row.ticker, "signal": row.signal, "confidence": row.confidence}
     metadata = msgspec.json.decode(row.metadata) if row.metadata else {}
     message = {**{name: getattr(row, name) for name in _FIELDS}, "tickers": [about], "metadata": metadata}
-    return Signal(row.position, row.signal_id, row.ticker, msgspec.Raw(msgspec.json.encode(message)))
+    return SignalLine(row.position, row.signal_id, row.ticker, msgspec.Raw(msgspec.json.encode(message)))
 
 
 def warm_up(buffer: Any) -> None:

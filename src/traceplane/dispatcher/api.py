@@ -10,20 +10,20 @@ from traceplane import __version__
 from traceplane.adapters.wake_queue import Message
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.completions import Completions
-from traceplane.dispatcher.leasing import (
+from traceplane.dispatcher.leases.calls import (
     Claim,
     EmissionCall,
     HeartbeatCall,
-    Leasing,
     completion_call,
     emission_call,
     granted,
     heartbeat_call,
 )
+from traceplane.dispatcher.leases.grouped_reports import GroupedReports
+from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import InvalidInput, NotFound, UserError
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import FROM_BODY, PUBLIC, Authenticate, Call, Push, Route, Stream
+from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Push, Route, Stream
 from traceplane.postgres import code_bundles, tasks
 from traceplane.postgres.database import Database
 from traceplane.runtime.group_commit import GroupCommit
@@ -51,23 +51,23 @@ from traceplane.wire.tasks import (
 
 WORKER = "worker"
 CAPABILITY = "capability"
-"""Carried per item in the body, since one call may speak for many tasks. A worker's token in the headers adds that its
-connection is kept where there are too many."""
+"""Sent per item in the body, since one call may cover many tasks. A worker's token in the headers also keeps its
+connection open when there are too many."""
 
 _VISIBILITY_SECONDS = 30.0
-"""For the moment between receiving and claiming, in case the dispatcher dies in it."""
+"""For the time between receiving and claiming, in case the dispatcher dies in between."""
 
 
 class InternalApi:
-    """`queues` are the local queues of runtimes; none where the wake queue is elsewhere. `rows_database` is a pool of
-    its own for the rows of hot inputs, which may take a while."""
+    """`queues` are the local queues of runtimes; empty if the wake queue is elsewhere. `rows_database` is a separate
+    pool for the rows of hot inputs, which may take a while to send."""
 
     def __init__(
         self,
         *,
         database: Database,
         authority: Authority,
-        leasing: Leasing,
+        leases: Leases,
         local_queue: PostgresWakeQueue,
         queues: Mapping[str, str],
         rows_database: Database | None = None,
@@ -75,17 +75,21 @@ class InternalApi:
         self._database = database
         self._rows_database = rows_database or database
         self._authority = authority
-        self._leasing = leasing
+        self._leases = leases
         self._local_queue = local_queue
         self._queues = queues
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        """One for each `take` that waits, by worker; set when the worker leaves."""
-        self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit("claim", leasing.claim, max_items=64)
-        self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
-            "heartbeat", leasing.heartbeat, concurrency=1
+        """One for each waiting `take`, by worker; set when the worker leaves."""
+        self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit(
+            "claim", leases.claims.claim, max_items=64
         )
-        self._events: GroupCommit[EmissionCall, EmissionOutcome] = GroupCommit("events", leasing.emit)
-        self._completions = Completions(leasing)
+        self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
+            "heartbeat", leases.heartbeats.extend, concurrency=1
+        )
+        self._events: GroupCommit[EmissionCall, EmissionOutcome] = GroupCommit(
+            "events", leases.emissions.accept
+        )
+        self._reports = GroupedReports(leases.reports)
 
     def app(self, *, max_body_bytes: int) -> App:
         routes = [
@@ -96,7 +100,7 @@ class InternalApi:
             Route("POST", "/internal/worker-leave", LeaveRequest, LeaveResponse, self.leave, WORKER,
                   "End the waiting calls of a worker that stops."),
             Route("GET", "/internal/task-fetch", None, FetchResponse, self.fetch, WORKER,
-                  "A held task again.", query=FetchQuery),
+                  "Fetch a held task again.", query=FetchQuery),
             Route("GET", "/internal/code", None, CodeResponse, self.code, WORKER,
                   "The code that jobs were deployed with.", query=CodeQuery),
             Route("POST", "/internal/heartbeat", HeartbeatRequest, HeartbeatResponse, self.heartbeat, CAPABILITY,
@@ -112,23 +116,20 @@ class InternalApi:
         ]  # fmt: skip
         return App(
             routes,
-            authenticate=self._authenticate(),
+            authenticate=self._authenticate,
             title="Traceplane internal API",
             version=__version__,
             ready=self._ready,
             max_body_bytes=max_body_bytes,
         )
 
-    def _authenticate(self) -> Authenticate:
-        def check(principal: str, headers: object) -> object:
+    def _authenticate(self, principal: str, authorization: str | None) -> object:
+        try:
+            return self._authority.worker(authorization)
+        except UserError:
             if principal == WORKER:
-                return self._authority.worker(headers)
-            try:
-                return self._authority.worker(headers)
-            except UserError:
-                return FROM_BODY
-
-        return check
+                raise
+            return FROM_BODY
 
     async def _ready(self) -> None:
         async with self._database.transaction():
@@ -140,7 +141,7 @@ class InternalApi:
         return (await self._claims.submit([claim]))[0]
 
     async def take(self, call: Call[TakeRequest]) -> ClaimResponse:
-        """Receives, claims and settles wake-ups in one call; what is claimed needs its wake-up no more."""
+        """Receives, claims and settles wake-ups in one call; a claimed task no longer needs its wake-up."""
         body = call.body
         queue = self._queues.get(body.runtime)
         if queue is None:
@@ -159,7 +160,7 @@ class InternalApi:
             claim = Claim(body.worker_id, body.runtime, task_ids, queue, tuple(m.receipt for m in messages))
             (answer,) = await self._claims.submit([claim])
             if hung_up.done() and answer.tasks:
-                await self._leasing.hand_back(answer.tasks)
+                await self._leases.hand_back(answer.tasks)
             return answer
         finally:
             hung_up.cancel()
@@ -185,7 +186,7 @@ class InternalApi:
         leaving = asyncio.ensure_future(left.wait())
         self._waiting[request.worker_id].add(left)
         try:
-            # A worker that died while it waited must not be handed tasks: they would wait out its lease.
+            # A worker that died while waiting must not get tasks: they would wait until its lease expires.
             await asyncio.wait((receiving, hung_up, leaving), return_when=asyncio.FIRST_COMPLETED)
             messages = receiving.result() if receiving.done() else []
             if messages and hung_up.done():
@@ -201,7 +202,9 @@ class InternalApi:
 
     async def fetch(self, call: Call[None]) -> FetchResponse:
         query: FetchQuery = call.query
-        return await self._leasing.fetch(tasks.Fence(query.task_id, query.attempt, query.lease_token))
+        return await self._leases.claims.fetch(
+            tasks.LeaseFence(query.task_id, query.attempt, query.lease_token)
+        )
 
     async def code(self, call: Call[None]) -> CodeResponse:
         query: CodeQuery = call.query
@@ -224,14 +227,14 @@ class InternalApi:
     async def complete(self, call: Call[CompleteRequest]) -> CompleteResponse:
         capabilities = self._authority.capabilities(call.body.tokens)
         calls = [completion_call(completion, capabilities) for completion in call.body.completions]
-        return CompleteResponse(list(await self._completions.submit(calls)))
+        return CompleteResponse(list(await self._reports.submit(calls)))
 
     async def input_rows(self, call: Call[RowsRequest]) -> Stream:
         request = call.body
         _, grants = granted(request.fence, self._authority.capabilities(request.tokens))
 
         async def write(push: Push) -> None:
-            await self._leasing.read_rows(self._rows_database, request, grants, push)
+            await self._leases.claims.read_rows(self._rows_database, request, grants, push)
 
         return Stream(write, "text/csv")
 

@@ -1,10 +1,9 @@
-"""Who may call: signing keys and tokens as they stand in Postgres, refreshed every few seconds."""
+"""Who may call: signing keys and tokens from Postgres, refreshed every few seconds."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from traceplane.auth.access import bearer
@@ -16,11 +15,6 @@ from traceplane.auth.store import load_keyring, load_token_book
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshed(Outcome):
-    keys: int = 0
 
 
 class Authority:
@@ -35,20 +29,20 @@ class Authority:
         self._clock_offset = 0.0
         self._cache = VerifiedCache(2_000)
 
-    async def refresh(self) -> Refreshed:
+    async def refresh(self) -> Outcome:
         async with self._database.transaction() as tx:
             self._keyring = await load_keyring(tx, self._master_key)
             self._book = await load_token_book(tx)
             self._clock_offset = await tokens.clock(tx) - time.monotonic()
-        return Refreshed()
+        return Outcome()
 
     @property
     def now(self) -> float:
-        """The database's time, carried forward by this process's monotonic clock between refreshes."""
+        """The database's time, advanced by this process's monotonic clock between refreshes."""
         return time.monotonic() + self._clock_offset
 
-    def worker(self, headers: Any) -> TokenRecord | Awaitable[TokenRecord]:
-        token = bearer(headers.get("authorization"))
+    def worker(self, authorization: str | None) -> TokenRecord | Awaitable[TokenRecord]:
+        token = bearer(authorization)
         return self._second_look.check(lambda: self._book.check(token, Principal.WORKER, self.now))
 
     def mint(self, capability: Capability) -> str:

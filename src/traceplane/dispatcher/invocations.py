@@ -1,12 +1,12 @@
 """Tasks of `invoke` runtimes: leased here, then called with their whole payload.
 
-The relay hands over ids of dispatched tasks. A pass claims as many as there is room for, and each claimed
-task is called while its lease is kept. The function answers how the task ended, which is committed like a
-worker's report; or `{"accepted": true}`, and from then on lease and report are the function's own affair.
+The relay hands over ids of dispatched tasks. A pass claims as many as there is room for and calls a function for
+each, extending its lease meanwhile. The function answers how the task ended, which is committed like a worker's
+report; or `{"accepted": true}`, and from then on the function is responsible for the lease and the report.
 
-Nothing here has to survive a crash. An id not yet claimed is a dispatched task, and the reconciler sends it
-again; a claimed one is a lease that runs out, and the reaper has it retried. The same goes for calls that do
-not end in time when the process stops. A call is never repeated here: the task's retry is the only one.
+Nothing here has to survive a crash. An id not yet claimed is a dispatched task, which the reconciler resends; a
+claimed one has a lease that expires, and the reaper retries it. The same applies to calls that do not end in time
+when the process stops. A call is never repeated here: only the task is retried.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import itertools
 import math
 import os
 import socket
-import time
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from uuid import UUID
@@ -32,20 +31,21 @@ from traceplane.adapters.invokers import (
     ProcessInvoker,
 )
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant
-from traceplane.dispatcher.completions import Completions
-from traceplane.dispatcher.leasing import (
+from traceplane.dispatcher.leases.calls import (
     Claim,
     CompletionCall,
     HeartbeatCall,
-    Leasing,
     completion_call,
     heartbeat_call,
 )
+from traceplane.dispatcher.leases.grouped_reports import GroupedReports
+from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import Forbidden, PlatformError
 from traceplane.model import runtimes
 from traceplane.model.runtimes import Runtime
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.runtime.process import Outcome, describe, run_loop
+from traceplane.runtime.retrying import pauses, retrying
 from traceplane.settings import Settings
 from traceplane.wire.scalars import Wire
 from traceplane.wire.tasks import (
@@ -59,11 +59,11 @@ from traceplane.wire.tasks import (
     TaskError,
 )
 
-# Calls under way at a time, per runtime; a child process weighs more than a connection.
+# Concurrent calls per runtime; a child process costs more than a connection.
 _AT_ONCE = {
-    runtimes.Invoker.HTTP: 256,
-    runtimes.Invoker.AWS_LAMBDA: 256,
-    runtimes.Invoker.PROCESS: 4 * (os.cpu_count() or 1),
+    runtimes.InvokerKind.HTTP: 256,
+    runtimes.InvokerKind.AWS_LAMBDA: 256,
+    runtimes.InvokerKind.PROCESS: 4 * (os.cpu_count() or 1),
 }
 _CLAIMS_AT_ONCE = 32
 _STOP_SECONDS = 5.0
@@ -76,13 +76,13 @@ class Invocation(Wire, frozen=True):
     task: ClaimedTask
     job: JobPayload
     token: str
-    """The capability token of this task and no other."""
+    """The capability token for this task only."""
     complete_url: str
     """Where a function that answers `accepted` reports, with the task's fence and the token."""
 
 
 class Answer(Wire, frozen=True):
-    """What a function answers: a completion without its fence, or that it will send one itself."""
+    """What a function answers: a completion without its fence, or that it will report by itself."""
 
     status: Literal["completed", "failed", "canceled"] | None = None
     outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = msgspec.field(
@@ -94,9 +94,9 @@ class Answer(Wire, frozen=True):
 
     def __post_init__(self) -> None:
         if self.accepted == (self.status is not None):
-            raise ValueError("an answer has either a status, or accepted: true")
+            raise ValueError("an answer needs either a status or accepted: true")
         if self.accepted and (self.outputs or self.events or self.error):
-            raise ValueError("an answer that is accepted: true has nothing else")
+            raise ValueError("an answer with accepted: true may have no other fields")
 
 
 _encode = msgspec.json.Encoder().encode
@@ -119,7 +119,7 @@ class Invoked(Outcome):
 
 @dataclass(slots=True)
 class _Lane:
-    """One runtime's tasks: those that wait for room, each once however often it is sent, and those called."""
+    """One runtime's tasks: those waiting for room, each once however often it is sent, and those being called."""
 
     runtime: Runtime
     invoker: Invoker
@@ -133,7 +133,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A task whose lease is ours."""
+    """A task whose lease this process holds."""
 
     task: ClaimedTask
     job: JobPayload
@@ -142,7 +142,7 @@ class _Held:
 
     @classmethod
     def of(cls, task: ClaimedTask, job: JobPayload, token: str) -> _Held:
-        """The grants are those of the token; this process gave it, and need not verify it."""
+        """The grants of the token, which this process issued and need not verify."""
         writes = tuple(
             WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in job.outputs
         )
@@ -172,17 +172,17 @@ class _Held:
 
 
 class Invocations:
-    def __init__(self, leasing: Leasing, settings: Settings) -> None:
-        self._leasing = leasing
+    def __init__(self, leases: Leases, settings: Settings) -> None:
+        self._leases = leases
         self._settings = settings
         self._worker_id = f"invoker:{socket.gethostname()}:{os.getpid()}"
         self._complete_url = f"{settings.dispatcher_address}/internal/task-complete"
         self._lanes: dict[str, _Lane] = {}
         self._kick = asyncio.Event()
         self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
-            "heartbeat", leasing.heartbeat, concurrency=1
+            "heartbeat", leases.heartbeats.extend, concurrency=1
         )
-        self._completions = Completions(leasing)
+        self._reports = GroupedReports(leases.reports)
 
     def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
         """Takes over dispatched tasks, to be called when there is room."""
@@ -194,22 +194,23 @@ class Invocations:
         lane.waiting.update(dict.fromkeys(task_ids))
         self._kick.set()
 
-    def _invoker(self, kind: runtimes.Invoker) -> Invoker:
+    def _invoker(self, kind: runtimes.InvokerKind) -> Invoker:
         limit = self._settings.max_body_bytes
         match kind:
-            case runtimes.Invoker.HTTP:
+            case runtimes.InvokerKind.HTTP:
                 return HttpInvoker(max_answer_bytes=limit)
-            case runtimes.Invoker.PROCESS:
+            case runtimes.InvokerKind.PROCESS:
                 return ProcessInvoker(max_answer_bytes=limit)
-            case runtimes.Invoker.AWS_LAMBDA:
+            case runtimes.InvokerKind.AWS_LAMBDA:
                 return LambdaInvoker(
                     region=self._settings.aws_region, connections=_AT_ONCE[kind], max_answer_bytes=limit
                 )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Calls what was handed over, until `stop`; then calls under way have a few seconds to end.
+        """Calls functions until `stop`; then running calls have a few seconds to end.
 
-        What has not is handed back: another dispatcher calls it again, and what the first call still reports is stale.
+        Tasks of calls that do not end are handed back: another dispatcher calls again, and a report of the first call
+        is stale.
         """
         try:
             await run_loop("invocations", self.run_once, interval=5.0, kick=self._kick, stop=stop)
@@ -227,7 +228,7 @@ class Invocations:
             ]
             if broken_off:
                 telemetry.emit("invocations.handed_back", "warning", tasks=len(broken_off))
-                await self._leasing.hand_back(broken_off)
+                await self._leases.hand_back(broken_off)
 
     def _running(self) -> dict[asyncio.Task[None], ClaimedTask]:
         return {call: task for lane in self._lanes.values() for call, task in lane.running.items()}
@@ -237,14 +238,15 @@ class Invocations:
         batch = self._next()
         if not batch:
             return Invoked()
-        # Each task is claimed by itself, so that its token, which user code gets to see, covers no other.
+        # Each task is claimed separately, so that its token, which user code sees, covers no other task.
         claims = [Claim(self._worker_id, lane.runtime.name, (task_id,)) for lane, task_id in batch]
         try:
-            answers = await self._leasing.claim(claims)
+            answers = await self._leases.claims.claim(claims)
         except PlatformError:
-            raise  # nothing was claimed that we know of; they wait for the next pass
+            raise  # nothing is known to be claimed; the tasks wait for the next pass
         except Exception:
-            _forget(batch)  # not to be stuck on one that cannot be claimed; the reconciler sends them again
+            # A task that cannot be claimed holds up no other; the reconciler resends them.
+            _forget(batch)
             raise
         _forget(batch)
         for (lane, _), answer in zip(batch, answers, strict=True):
@@ -257,7 +259,7 @@ class Invocations:
         )
 
     def _next(self) -> list[tuple[_Lane, UUID]]:
-        """Tasks that there is room for, fairly over the runtimes."""
+        """Tasks that there is room for, shared fairly among the runtimes."""
         share = max(1, _CLAIMS_AT_ONCE // max(1, len(self._lanes)))
         return [(lane, task_id) for lane in self._lanes.values() for task_id in lane.next_ids(share)]
 
@@ -271,7 +273,7 @@ class Invocations:
         call.add_done_callback(ended)
 
     async def _serve(self, lane: _Lane, task: ClaimedTask, job: JobPayload, token: str) -> None:
-        """One attempt, from its claim to its report. No answer of a function stops the dispatcher."""
+        """One attempt, from claim to report. No answer of a function can stop the dispatcher."""
         task_id = str(task.task_id)
         try:
             with telemetry.span(
@@ -289,7 +291,7 @@ class Invocations:
             telemetry.emit("invocation.broken", "error", task_id=task_id, job=job.name, **describe(error))
 
     async def _call(self, lane: _Lane, held: _Held) -> Answer | None:
-        """What is to be reported; None if that is somebody else's to do."""
+        """What to report; None if the function reports, or the lease is lost."""
         assert lane.runtime.target is not None
         payload = _encode(Invocation(held.task, held.job, held.token, self._complete_url))
         calling = asyncio.create_task(
@@ -310,7 +312,7 @@ class Invocations:
         return None if answer.accepted else answer
 
     async def _keep_lease(self, held: _Held) -> str:
-        """Sends heartbeats until one is not welcome, and answers with why."""
+        """Sends heartbeats until one is refused; returns the reason."""
         interval = pause = held.task.lease_seconds / 3
         while True:
             await asyncio.sleep(pause)
@@ -324,20 +326,15 @@ class Invocations:
             pause = interval
 
     async def _report(self, held: _Held, answer: Answer) -> None:
-        """A late report counts as long as nobody else has claimed the task, so an outage is waited out."""
+        """Retries through an outage: a late report counts as long as nobody else has claimed the task."""
         try:
             call = held.report(answer)
         except Forbidden as error:
             call = held.report(_failure(_bad_answer(str(error))))
-        deadline = time.monotonic() + max(held.task.lease_seconds, _SHORTEST_PATIENCE_SECONDS)
-        while True:
-            try:
-                await self._completions.submit([call])
-                return
-            except PlatformError:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(1.0)
+        patience = max(held.task.lease_seconds, _SHORTEST_PATIENCE_SECONDS)
+        await retrying(
+            lambda: self._reports.submit([call]), on=PlatformError, pauses=pauses(0.5, 2.0, seconds=patience)
+        )
 
 
 def _forget(batch: list[tuple[_Lane, UUID]]) -> None:
@@ -353,7 +350,7 @@ def _failure(error: InvocationFailed) -> Answer:
 def _bad_answer(why: str) -> InvocationFailed:
     return InvocationFailed(
         "invoke.bad_answer",
-        "the function's answer is not one that a function may give",
+        "the function's answer is invalid",
         value=why,
         next_step="answer as docs/concepts/runtimes.md says",
     )

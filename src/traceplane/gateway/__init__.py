@@ -2,9 +2,11 @@
 are transactions on the same tables; a dispatcher picks the work up when it is back.
 
     api            routes of the public API
-    backfill       history by hand: tasks for the scopes of a range, where they are wanted and not under way
+    backfill       tasks for the scopes of a range that need one and have none under way
     coverage       why some positions of a dataset are missing, followed upstream
     datasets       the catalog as people see it
+    deploys        deploys and versions of DAGs
+    emits          events by hand, committed in groups
     hidden_values  what operators wrote, as far as the caller may see what they were handed
     main           the gateway process, wired by hand
     pipelines      pipelines, lists of tickers and executions, as people and Celery workers reach them

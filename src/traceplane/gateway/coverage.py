@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from traceplane.errors import NotFound
 from traceplane.model.positions import Range, written
 from traceplane.postgres import coverage
+from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
 from traceplane.postgres.database import Transaction
 from traceplane.wire.control import CoverageView, ReasonView, ScopeExplanation
 
@@ -15,24 +14,23 @@ _RANGES_FOLLOWED = 3
 _DEEPEST = 20
 
 
-def view(found: coverage.Coverage | None) -> CoverageView | None:
-    if found is None or (found.first is None and not found.dead):
+def view(held: coverage.Coverage | None) -> CoverageView | None:
+    if held is None or (held.first is None and not held.dead):
         return None
-    return CoverageView(found.first, found.last, found.gap_count, found.gaps, found.dead)
+    return CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead)
 
 
 async def explain(tx: Transaction, org: str, dataset_id: str, positions: Range) -> ScopeExplanation:
-    asked = await coverage.asked(tx, org, dataset_id, positions)
-    if asked is None:
+    dataset = await coverage.missing_positions(tx, org, dataset_id, positions)
+    if dataset is None:
         raise NotFound(
             "dataset.unknown",
             "there is no such dataset",
             value=dataset_id,
             next_step="see `traceplane datasets`",
         )
-    missing = [(a, b) for a, b in asked["missing"] or ()]
-    reasons = await _Why(tx, org).of(asked, missing)
-    return ScopeExplanation(dataset_id, *positions, missing=tuple(missing), reasons=reasons)
+    reasons = await _Why(tx, org).of(dataset)
+    return ScopeExplanation(dataset_id, *positions, missing=dataset.missing, reasons=reasons)
 
 
 class _Why:
@@ -40,73 +38,80 @@ class _Why:
         self._tx, self._org = tx, org
         self._seen: set[tuple[str, Range]] = set()
 
-    async def of(self, asked: dict[str, Any], missing: list[Range], depth: int = 0) -> list[ReasonView]:
-        dataset = asked["dataset_id"]
+    async def of(self, dataset: MissingPositions, depth: int = 0) -> list[ReasonView]:
+        name, missing = dataset.dataset_id, dataset.missing
         if not missing:
-            return [ReasonView("held", f"{dataset} holds all of it.")]
+            return [ReasonView("held", f"{name} holds all of it.")]
         reasons: list[ReasonView] = []
         for positions in missing[:_RANGES_FOLLOWED]:
-            if (dataset, positions) not in self._seen and depth < _DEEPEST:
-                self._seen.add((dataset, positions))
-                reasons += await self._one(asked, positions, depth)
+            if (name, positions) not in self._seen and depth < _DEEPEST:
+                self._seen.add((name, positions))
+                reasons += await self._one(name, dataset.producer, positions, depth)
         if len(missing) > _RANGES_FOLLOWED:
-            reasons.append(
-                ReasonView("more", f"{dataset} lacks {len(missing) - _RANGES_FOLLOWED} more ranges.")
-            )
+            reasons.append(ReasonView("more", f"{name} lacks {len(missing) - _RANGES_FOLLOWED} more ranges."))
         return reasons
 
-    async def _one(self, asked: dict[str, Any], positions: Range, depth: int) -> list[ReasonView]:
-        dataset, job, where = asked["dataset_id"], asked["job"], written(positions)
-        if job is None:
+    async def _one(
+        self, dataset: str, producer: Producer | None, positions: Range, depth: int
+    ) -> list[ReasonView]:
+        where = written(positions)
+        if producer is None:
             return [ReasonView("no_job", f"{dataset} lacks {where}, and no deployed job makes it.")]
-        if asked["activation"] == "source":
-            sentence = (
-                f"{dataset} lacks {where}: its source {asked['dag']}/{job} has never said anything of it."
-            )
-            if asked["source_kind"] in ("manual", "webhook", "cron"):
-                first, last = positions
-                scope = str(first) if first == last else f"{first}..{last}"
-                sentence += f" If it is there to be read: `traceplane emit {dataset} {scope}`."
-            return [ReasonView("source", sentence)]
-        if asked["runtime"] == "dispatcher" and asked["operator"] == "aggregator" and asked["size"]:
-            size = asked["size"]
+        if producer.activation == "source":
+            return [_of_source(dataset, producer, positions)]
+        if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
             where = f"the whole of {written(positions)}"
-        tasks = await coverage.unfinished(self._tx, asked["job_id"], positions, _TASKS_TOLD)
+        tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_TOLD)
         if tasks:
             return [_of_task(dataset, task) for task in tasks]
-        reasons: list[ReasonView] = []
-        for name in asked["inputs"]:
-            read = await coverage.asked(self._tx, self._org, name, positions)
-            if read is None or not (lacking := [(a, b) for a, b in read["missing"] or ()]):
-                continue
-            said = ", ".join(written(r) for r in lacking[:_RANGES_FOLLOWED])
-            reasons.append(ReasonView("input", f"{dataset} waits for {where} of {name}, which lacks {said}."))
-            reasons += await self.of(read, lacking, depth + 1)
+        reasons = await self._of_inputs(dataset, producer, positions, where, depth)
         if reasons:
             return reasons
-        if asked["runtime"] == "dispatcher":
-            return [
-                ReasonView(
-                    "passes_on", f"{dataset} lacks {where}: {asked['dag']}/{job} has had no event about it."
-                )
-            ]
-        if tasks := await coverage.canceled(self._tx, asked["job_id"], positions, _TASKS_TOLD):
+        job = f"{producer.dag}/{producer.job}"
+        if producer.runtime == "dispatcher":
+            return [ReasonView("passes_on", f"{dataset} lacks {where}: {job} has had no event about it.")]
+        if tasks := await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_TOLD):
             return [_of_task(dataset, task) for task in tasks]
         first, last = positions
         return [
             ReasonView(
                 "never_asked",
-                f"{dataset} lacks {where}: no event has asked {asked['dag']}/{job} for it. "
+                f"{dataset} lacks {where}: no event has asked {job} for it. "
                 f"`traceplane backfill {dataset} --range {first}:{last}` computes it.",
             )
         ]
 
+    async def _of_inputs(
+        self, dataset: str, producer: Producer, positions: Range, where: str, depth: int
+    ) -> list[ReasonView]:
+        reasons: list[ReasonView] = []
+        for name in producer.inputs:
+            read = await coverage.missing_positions(self._tx, self._org, name, positions)
+            if read is None or not read.missing:
+                continue
+            ranges = ", ".join(written(r) for r in read.missing[:_RANGES_FOLLOWED])
+            reasons.append(
+                ReasonView("input", f"{dataset} waits for {where} of {name}, which lacks {ranges}.")
+            )
+            reasons += await self.of(read, depth + 1)
+        return reasons
 
-def _of_task(dataset: str, task: dict[str, Any]) -> ReasonView:
-    code = f" ({task['code']})" if task["code"] and task["state"] == "dead" else ""
+
+def _of_source(dataset: str, source: Producer, positions: Range) -> ReasonView:
+    job = f"{source.dag}/{source.job}"
+    sentence = f"{dataset} lacks {written(positions)}: its source {job} has never emitted an event for it."
+    if source.source_kind in ("manual", "webhook", "cron"):
+        first, last = positions
+        scope = str(first) if first == last else f"{first}..{last}"
+        sentence += f" If the data is there: `traceplane emit {dataset} {scope}`."
+    return ReasonView("source", sentence)
+
+
+def _of_task(dataset: str, task: ScopeTask) -> ReasonView:
+    code = f" ({task.code})" if task.code and task.state == "dead" else ""
     return ReasonView(
-        f"task_{task['state']}",
-        f"{dataset} {task['scope']}: task {task['task_id']} is {task['state']}{code}; "
-        f"`traceplane explain {task['task_id']}` says why.",
+        f"task_{task.state}",
+        f"{dataset} {task.scope}: task {task.task_id} is {task.state}{code}; "
+        f"`traceplane explain {task.task_id}` says why.",
     )

@@ -20,6 +20,6 @@ async def hidden_from(
         return {}
     hidden: dict[UUID, HiddenValues] = {}
     for row in await tasks.handed_values(tx, caller.org, task_ids):
-        handed = [row["config"]] if may_see_parameters(caller) else [row["config"], row["parameters"]]
-        hidden |= dict.fromkeys(row["task_ids"], HiddenValues(handed))
+        handed = [row.config] if may_see_parameters(caller) else [row.config, row.parameters]
+        hidden |= dict.fromkeys(row.task_ids, HiddenValues(handed))
     return hidden

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,13 +16,15 @@ from traceplane.auth.opaque import TokenRecord
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.http_service.routes import Call, Route
-from traceplane.model import cron
 from traceplane.model.hidden_values import HiddenValues
+from traceplane.model.json_object import JsonObject
 from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import executions, pipelines
 from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.pipelines import Pipeline
-from traceplane.wire.control import (
+from traceplane.postgres.executions import ListedExecution
+from traceplane.postgres.pipelines import ListedPipeline, Pipeline, ScannerList
+from traceplane.schedule import cron
+from traceplane.wire.pipelines import (
     ExecutionChange,
     ExecutionQuery,
     ExecutionsResponse,
@@ -39,6 +42,7 @@ from traceplane.wire.control import (
     UserLimitRequest,
     UserLimitsResponse,
 )
+from traceplane.wire.tasks import TaskError
 
 READER, WRITER, ADMIN = "reader", "writer", "admin"
 _LIMITS = "/api/v1/user-limits"
@@ -82,10 +86,9 @@ class PipelineApi:
 
     async def create(self, call: Call[PipelineRequest]) -> PipelineView:
         org, body = call.principal.org, call.body
-        fields = {name: getattr(body, name) for name in PipelineChange.__struct_fields__}
         async with self._database.transaction() as tx:
-            wanted = await _checked(tx, org, body.user_id or call.principal.name, fields)
-            pipeline_id = await pipelines.add(tx, org, wanted)
+            pipeline = await _checked(tx, org, body.user_id or call.principal.name, body)
+            pipeline_id = await pipelines.add(tx, org, pipeline)
             if pipeline_id is None:
                 raise _name_taken(body.name)
             view = await _pipeline(tx, call.principal, pipeline_id)
@@ -111,15 +114,15 @@ class PipelineApi:
         elif given.get("scanner_tickers") is not None:
             given.setdefault("scanner_list", None)
         async with self._database.transaction() as tx:
-            row = await pipelines.lock(tx, org, pipeline_id)
-            if row is None:
+            pipeline = await pipelines.lock(tx, org, pipeline_id)
+            if pipeline is None:
                 raise _no_pipeline(pipeline_id)
-            before = msgspec.structs.asdict(_pipeline_view({**row, "running": None}, call.principal))
+            before = msgspec.structs.asdict(_pipeline_view(pipeline, call.principal))
             fields = {name: before[name] for name in PipelineChange.__struct_fields__} | given
-            wanted = await _checked(tx, org, row["user_id"], fields)
-            if await pipelines.name_taken(tx, org, row["user_id"], wanted.name, besides=pipeline_id):
-                raise _name_taken(wanted.name)
-            await pipelines.change(tx, org, pipeline_id, wanted)
+            after = await _checked(tx, org, pipeline.user_id, PipelineRequest(**fields))
+            if await pipelines.name_taken(tx, org, pipeline.user_id, after.name, besides=pipeline_id):
+                raise _name_taken(after.name)
+            await pipelines.change(tx, org, pipeline_id, after)
             return await _pipeline(tx, call.principal, pipeline_id)
 
     async def delete(self, call: Call[None]) -> PipelineView:
@@ -148,18 +151,18 @@ class PipelineApi:
     async def delete_list(self, call: Call[None]) -> ScannerListView:
         org, name = call.principal.org, _list_name(call)
         async with self._database.transaction() as tx:
-            found = await pipelines.scanner_lists(tx, org, name)
-            gone = await pipelines.remove_scanner_list(tx, org, name)
-        if gone is None or not found:
+            lists = await pipelines.scanner_lists(tx, org, name)
+            removed = await pipelines.remove_scanner_list(tx, org, name)
+        if removed is None or not lists:
             raise _no_list(name)
-        if not gone:
+        if not removed:
             raise Conflict(
                 "scanner_list.in_use",
-                f"{found[0]['pipelines']} pipelines use this list",
+                f"{lists[0].pipelines} pipelines use this list",
                 value=name,
                 next_step="give them other tickers, or delete them, first",
             )
-        return _list_view(found[0])
+        return _list_view(lists[0])
 
     # Limits ----------------------------------------------------------------------------------------
 
@@ -192,27 +195,24 @@ class PipelineApi:
         """A claim is for one worker: of two messages about one execution the second is refused here."""
         org, execution_id, change = call.principal.org, _id(call, "execution_id"), call.body
         start = ("PENDING",) if change.status == "RUNNING" else ("RUNNING",)
-        error = (
-            {"code": "execution.failed", "message": change.error or ""} if change.status == "FAILED" else None
-        )
+        error = TaskError("execution.failed", change.error or "") if change.status == "FAILED" else None
         async with self._database.transaction() as tx:
-            found = await _execution(tx, call.principal, execution_id)
+            execution = await _execution(tx, call.principal, execution_id)
             moved = await executions.move(tx, org, execution_id, change.status, start=start, error=error)
-            if not moved and found.status == change.status != "RUNNING" and found.target == "celery":
-                return found  # the answer to the first call was lost
+            if not moved and execution.status == change.status != "RUNNING" and execution.target == "celery":
+                return execution  # the answer to the first call was lost
             if not moved:
-                raise _not_movable(found, change)
+                raise _not_movable(execution, change)
             view = await _execution(tx, call.principal, execution_id)
         if change.status != "RUNNING":
             telemetry.count("executions_finished_total", status=change.status)
         return view
 
 
-async def _checked(tx: Transaction, org: str, user_id: str, fields: dict[str, Any]) -> Pipeline:
+async def _checked(tx: Transaction, org: str, user_id: str, request: PipelineRequest) -> Pipeline:
     """The pipeline as it is to be stored, once all of it makes sense together."""
-    config: PipelineConfig = fields["config"]
-    tickers, scanner_list, schedule = fields["scanner_tickers"], fields["scanner_list"], fields["schedule"]
-    periodic = fields["trigger_mode"] == "periodic"
+    tickers, scanner_list, schedule = request.scanner_tickers, request.scanner_list, request.schedule
+    config, periodic = request.config, request.trigger_mode == "periodic"
     if periodic != (schedule is not None):
         raise InvalidInput(
             "pipeline.schedule",
@@ -222,7 +222,7 @@ async def _checked(tx: Transaction, org: str, user_id: str, fields: dict[str, An
         )
     if schedule is not None:
         _check_schedule(schedule)
-    _check_rules(fields["rules"])
+    _check_rules(request.rules)
     if (tickers is not None and scanner_list is not None) or (
         not periodic and tickers is None and scanner_list is None
     ):
@@ -242,32 +242,32 @@ async def _checked(tx: Transaction, org: str, user_id: str, fields: dict[str, An
     stored = msgspec.to_builtins(config) | {"target": config.target}
     return Pipeline(
         user_id=user_id,
-        name=fields["name"],
-        trigger_mode=fields["trigger_mode"],
+        name=request.name,
+        trigger_mode=request.trigger_mode,
         scanner_tickers=None if tickers is None else _distinct(tickers),
         scanner_list_id=list_id,
-        signal_subscriptions=[msgspec.to_builtins(s) for s in fields["signal_subscriptions"]],
-        rules=fields["rules"],
+        signal_subscriptions=[msgspec.to_builtins(s) for s in request.signal_subscriptions],
+        rules=request.rules,
         schedule=schedule,
-        is_active=fields["is_active"],
+        is_active=request.is_active,
         config=stored,
-        launches_per_hour=fields["launches_per_hour"],
+        launches_per_hour=request.launches_per_hour,
     )
 
 
 def _check_schedule(schedule: str) -> None:
     try:
-        cron.parse(schedule)
+        cron.check(schedule)
     except ValueError as error:
         raise InvalidInput(
             "pipeline.bad_schedule",
             f"this is not a cron schedule: {error}",
             value=schedule,
-            next_step="write five numeric fields, such as '*/5 * * * *'; times are in UTC",
+            next_step=f"{cron.FORM}; times are in UTC",
         ) from None
 
 
-def _check_rules(rules: dict[str, Any]) -> None:
+def _check_rules(rules: JsonObject) -> None:
     try:
         parse_rules(rules)
     except ValueError as error:
@@ -303,27 +303,27 @@ async def _pipeline(tx: Transaction, caller: TokenRecord, pipeline_id: UUID) -> 
     return _pipeline_view(rows[0], caller)
 
 
-def _pipeline_view(row: dict[str, Any], caller: TokenRecord) -> PipelineView:
-    config = msgspec.convert(row["config"], PipelineConfig)
+def _pipeline_view(pipeline: ListedPipeline, caller: TokenRecord) -> PipelineView:
+    config = msgspec.convert(pipeline.config, PipelineConfig)
     parameters, names = _parameters(config.parameters, caller)
     return PipelineView(
         **{
-            **row,
-            "created_at": row["created_at"].isoformat(),
+            **asdict(pipeline),
+            "created_at": pipeline.created_at.isoformat(),
             "config": msgspec.structs.replace(config, parameters=parameters),
-            "signal_subscriptions": msgspec.convert(row["signal_subscriptions"], list[Subscription]),
+            "signal_subscriptions": msgspec.convert(pipeline.signal_subscriptions, list[Subscription]),
             "hidden_parameters": names,
         }
     )
 
 
-def _parameters(given: dict[str, Any], caller: TokenRecord) -> tuple[dict[str, Any], list[str]]:
+def _parameters(given: JsonObject, caller: TokenRecord) -> tuple[JsonObject, list[str]]:
     """The parameters that the caller may see, and the names of those that it may not."""
     return (given, []) if may_see_parameters(caller) else ({}, sorted(given))
 
 
-def _list_view(row: dict[str, Any]) -> ScannerListView:
-    return ScannerListView(row["name"], row["tickers"], row["pipelines"])
+def _list_view(scanner_list: ScannerList) -> ScannerListView:
+    return ScannerListView(scanner_list.name, scanner_list.tickers, scanner_list.pipelines)
 
 
 async def _execution(tx: Transaction, caller: TokenRecord, execution_id: UUID) -> ExecutionView:
@@ -340,34 +340,52 @@ async def _execution(tx: Transaction, caller: TokenRecord, execution_id: UUID) -
 
 
 async def _execution_views(
-    tx: Transaction, caller: TokenRecord, rows: list[dict[str, Any]]
+    tx: Transaction, caller: TokenRecord, rows: Sequence[ListedExecution]
 ) -> list[ExecutionView]:
-    hidden = await hidden_from(tx, caller, [row["execution_id"] for row in rows if row["error"]])
-    return [_execution_view(row, caller, hidden.get(row["execution_id"])) for row in rows]
+    hidden = await hidden_from(tx, caller, [row.execution_id for row in rows if row.error])
+    return [_execution_view(row, caller, hidden.get(row.execution_id)) for row in rows]
 
 
 def _execution_view(
-    row: dict[str, Any], caller: TokenRecord, of_its_task: HiddenValues | None
+    row: ListedExecution, caller: TokenRecord, of_its_task: HiddenValues | None
 ) -> ExecutionView:
-    text: Callable[[Any], Any] = lambda v: v.isoformat() if isinstance(v, datetime) else v  # noqa: E731
-    parameters, names = _parameters(row["parameters"], caller)
-    hidden = of_its_task or HiddenValues([] if may_see_parameters(caller) else [row["parameters"]])
-    shown = {"parameters": parameters, "hidden_parameters": names, "error": hidden.without(row["error"])}
-    return ExecutionView(**{name: text(value) for name, value in {**row, **shown}.items()})
+    parameters, names = _parameters(row.parameters, caller)
+    hidden = of_its_task or HiddenValues([] if may_see_parameters(caller) else [row.parameters])
+    return ExecutionView(
+        execution_id=row.execution_id,
+        pipeline_id=row.pipeline_id,
+        pipeline=row.pipeline,
+        user_id=row.user_id,
+        target=row.target,
+        status=row.status,
+        signal_id=row.signal_id,
+        signal=row.signal,
+        scheduled_for=_time(row.scheduled_for),
+        error=hidden.without(row.error),
+        created_at=row.created_at.isoformat(),
+        started_at=_time(row.started_at),
+        finished_at=_time(row.finished_at),
+        parameters=parameters,
+        hidden_parameters=names,
+    )
 
 
-def _not_movable(found: ExecutionView, change: ExecutionChange) -> Conflict:
-    if found.target != "celery":
+def _time(value: datetime | None) -> str | None:
+    return value.isoformat() if value is not None else None
+
+
+def _not_movable(execution: ExecutionView, change: ExecutionChange) -> Conflict:
+    if execution.target != "celery":
         return Conflict(
             "execution.not_celery",
             "this execution is a task of the platform, which says itself how it ends",
-            value=str(found.execution_id),
+            value=str(execution.execution_id),
             next_step="see the task of the same id",
         )
     return Conflict(
         "execution.not_movable",
-        f"the execution is {found.status} and cannot become {change.status}",
-        value=str(found.execution_id),
+        f"the execution is {execution.status} and cannot become {change.status}",
+        value=str(execution.execution_id),
         next_step="somebody else has it, or it is over: do nothing",
     )
 

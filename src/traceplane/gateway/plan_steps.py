@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from traceplane.model.dag import Job
-from traceplane.registry.apply import Consequences
+from traceplane.postgres.versions import Weight
+from traceplane.registry.consequences import Consequences
 from traceplane.registry.plan import FieldChange, Plan
-from traceplane.wire.control import (
+from traceplane.wire.deploys import (
     ConcernedView,
     DatasetChangeView,
     FieldChangeView,
@@ -27,14 +28,17 @@ def plan_steps(plan: Plan, consequences: Consequences) -> PlanSteps:
         datasets_added=list(plan.datasets_added),
         datasets_changed=[DatasetChangeView(d.dataset_id, _fields(d.changes)) for d in plan.datasets_changed],
         datasets_removed=list(plan.datasets_removed),
-        computed_anew=[
-            WeightView(w.dataset_id, w.scopes, w.rows, w.bytes) for w in consequences.computed_anew
-        ],
+        computed_anew=_weights(consequences.computed_anew),
+        dropped=_weights(consequences.dropped),
         readers=[
             ConcernedView(r.dag, r.job, r.dataset_id, r.loses_it, list(r.broken_columns))
             for r in consequences.readers
         ],
     )
+
+
+def _weights(weights: Iterable[Weight]) -> list[WeightView]:
+    return [WeightView(w.dataset_id, w.scopes, w.rows, w.bytes, w.events) for w in weights]
 
 
 def _job(job: Job, changes: Iterable[FieldChange] = (), downstream_of: Iterable[str] = ()) -> JobChangeView:

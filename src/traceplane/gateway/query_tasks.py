@@ -15,7 +15,7 @@ from traceplane.model.dag import (
     Activation,
     Dag,
     Dataset,
-    Execution,
+    ExecutionSettings,
     ExecutionStrategy,
     Input,
     Job,
@@ -23,21 +23,26 @@ from traceplane.model.dag import (
     UpdateStrategy,
 )
 from traceplane.postgres import registry, tasks
-from traceplane.postgres.database import Database, again_if_concurrent
+from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.query.service import Caller, JobQuery, as_job
-from traceplane.registry import cutover, spec
-from traceplane.wire.control import QueryTask, QueryTaskRequest
+from traceplane.query.datasets import QueryCaller
+from traceplane.query.job import JobQuery, as_job
+from traceplane.registry import cutover, job_rows
+from traceplane.registry.job_rows import Generation
+from traceplane.registry.spec import normalized
+from traceplane.wire.queries import QueryTask, QueryTaskRequest
 
 _ATTEMPTS = 3
 
 
-async def start(database: Database, caller: Caller, asked: QueryTaskRequest, *, window: int) -> QueryTask:
+async def start(
+    database: Database, caller: QueryCaller, asked: QueryTaskRequest, *, window: int
+) -> QueryTask:
     async def once() -> QueryTask:
         async with database.transaction("deploy") as tx:
             query = await as_job(tx, caller, asked.sql, asked.as_of_version)
-            known = (await registry.datasets_by_id(tx, caller.org, [asked.dataset])).get(asked.dataset)
-            if known is not None and known["current_generation_id"] is not None:
+            existing = (await registry.datasets_by_id(tx, caller.org, [asked.dataset])).get(asked.dataset)
+            if existing is not None and existing.current_generation_id is not None:
                 raise Conflict(
                     "query.dataset_exists",
                     "there is a dataset of this name",
@@ -47,43 +52,38 @@ async def start(database: Database, caller: Caller, asked: QueryTaskRequest, *, 
             dag = _dag(asked.dataset, asked.sql, query)
             (job,), (dataset,) = dag.jobs, dag.datasets
             dag_id, org_id = await registry.lock_dag(tx, caller.org, dag.name)
-            version_id, _ = await registry.add_version(tx, dag_id, spec.dump_normalized(dag), {}, {})
+            version_id, _ = await registry.add_version(tx, dag_id, normalized.dump(dag), {}, {})
             made_by = dag.name
             dataset_uuid = await registry.add_dataset(tx, org_id, asked.dataset, dag_id, asdict(dataset))
             generation_id = await registry.add_generation(tx, dataset_uuid, made_by)
             await registry.map_dataset(tx, version_id, dataset_uuid, generation_id, asdict(dataset))
-            definition = {
-                "config": job.config,
-                "execution_strategy": job.execution_strategy,
-                "update_strategy": job.update_strategy,
-                "unique_key": [],
-                "generated_for": None,
-                "views": query.views,
-            }
-            job_id = await registry.add_job(tx, dag_id, job, made_by, definition, window)
-            uuids = await registry.datasets_by_id(
-                tx, caller.org, [i.dataset.dataset_id for i in query.inputs]
+            job_id = await job_rows.add_job(
+                tx,
+                dag_id,
+                job,
+                fingerprint=made_by,
+                window=window,
+                reads=await _reads(tx, caller.org, query, job),
+                writes=[Generation(dataset_uuid, generation_id)],
+                views=query.views,
             )
-            for number, used in enumerate(query.inputs):
-                assert used.dataset.generation_id is not None
-                await registry.add_job_input(
-                    tx,
-                    job_id,
-                    number,
-                    used.name,
-                    uuids[used.dataset.dataset_id]["dataset_uuid"],
-                    used.dataset.generation_id,
-                    {},
-                    used.columns,
-                )
-            await registry.add_job_output(tx, job_id, 0, job.outputs[0].name, dataset_uuid, generation_id)
             await registry.map_job(tx, version_id, job_id, job.execution, window)
             await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)
             return QueryTask(task_id, asked.dataset, dag.name)
 
-    return await again_if_concurrent(once)
+    return await retry_on_conflict(once)
+
+
+async def _reads(tx: Transaction, org: str, query: JobQuery, job: Job) -> list[tuple[Input, Generation]]:
+    rows = await registry.datasets_by_id(tx, org, [i.dataset.dataset_id for i in query.inputs])
+    reads = []
+    for declared, used in zip(job.inputs, query.inputs, strict=True):
+        assert used.dataset.generation_id is not None
+        dataset_uuid = rows[declared.dataset_id].dataset_uuid
+        reads.append((declared, Generation(dataset_uuid, used.dataset.generation_id)))
+    return reads
 
 
 def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
@@ -97,7 +97,7 @@ def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
         outputs=(Output("result", dataset_id),),
         execution_strategy=ExecutionStrategy.PER_UPDATE,
         update_strategy=UpdateStrategy.REPLACE,
-        execution=Execution(max_attempts=_ATTEMPTS),
+        execution=ExecutionSettings(max_attempts=_ATTEMPTS),
     )
     return Dag(
         name=f"query-{uuid4().hex[:16]}",

@@ -7,9 +7,9 @@ many: a call changes some of them and says whether there are more.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from traceplane.auth.opaque import TokenRecord
@@ -17,11 +17,12 @@ from traceplane.errors import InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.advice import Advice, advice
-from traceplane.model.explain import explain
+from traceplane.model.explain import ExplainFacts, explain
+from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.stuck import stuck
 from traceplane.postgres import events, task_logs, tasks
 from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.tasks import Chosen
+from traceplane.postgres.tasks import DeadTasks, LineageEvent, ListedTask, TaskFilter
 from traceplane.wire.control import (
     AttemptLog,
     ExplainResponse,
@@ -52,16 +53,16 @@ class TaskApi:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/v1/tasks", None, TasksResponse, self.listing, READER, "Tasks, newest first.",
+            Route("GET", "/api/v1/tasks", None, TasksResponse, self.listing, READER, "Tasks, newest first.",
                   query=TaskQuery),
-            Route("GET", "/v1/tasks/{task_id}", None, TaskDetail, self.task, READER, "One task with its lineage."),
-            Route("GET", "/v1/tasks/{task_id}/explain", None, ExplainResponse, self.explain, READER,
+            Route("GET", "/api/v1/tasks/{task_id}", None, TaskDetail, self.task, READER, "One task with its lineage."),
+            Route("GET", "/api/v1/tasks/{task_id}/explain", None, ExplainResponse, self.explain, READER,
                   "Why a task waits, or failed."),
-            Route("GET", "/v1/tasks/{task_id}/logs", None, TaskLogs, self.logs, READER, "What a task wrote."),
-            Route("POST", "/v1/tasks/retry", TaskSelection, TaskChanges, self.retry, WRITER,
+            Route("GET", "/api/v1/tasks/{task_id}/logs", None, TaskLogs, self.logs, READER, "What a task wrote."),
+            Route("POST", "/api/v1/tasks/retry", TaskSelection, TaskChanges, self.retry, WRITER,
                   "Start dead or canceled tasks again."),
-            Route("POST", "/v1/tasks/cancel", TaskSelection, TaskChanges, self.cancel, WRITER, "Stop tasks."),
-            Route("POST", "/v1/tasks/acknowledge", TaskSelection, TaskChanges, self.acknowledge, WRITER,
+            Route("POST", "/api/v1/tasks/cancel", TaskSelection, TaskChanges, self.cancel, WRITER, "Stop tasks."),
+            Route("POST", "/api/v1/tasks/acknowledge", TaskSelection, TaskChanges, self.acknowledge, WRITER,
                   "Dead tasks that need nobody any more."),
         ]  # fmt: skip
 
@@ -95,13 +96,13 @@ class TaskApi:
             raise _no_task(task_id)
         views: dict[str, list[LineageView]] = {"input": [], "output": []}
         for row in lineage:
-            views[row["side"]].append(
+            views[row.side].append(
                 LineageView(
-                    row["event_id"],
-                    row["dataset_id"],
-                    row["kind"],
+                    row.event_id,
+                    row.dataset_id,
+                    row.kind,
                     _scope_text(row) or "",
-                    row["producer_id"],
+                    row.producer_id,
                 )
             )
         return TaskDetail(_task_view(rows[0]), views["input"], views["output"])
@@ -114,18 +115,18 @@ class TaskApi:
                 raise _no_task(task_id)
             (facts,) = await as_seen_by(tx, call.principal, [facts])
             written = await self._logs(tx, call.principal, task_id, attempts=1)
-        told = _advice(facts)
+        advised = _advice(facts)
         return ExplainResponse(
             task_id,
-            facts["state"],
-            facts["job"],
+            facts.state,
+            facts.job,
             [ReasonView(r.code, r.sentence) for r in explain(facts)],
-            dag=facts["dag"],
+            dag=facts.dag,
             scope=_scope_text(facts),
-            error=facts["error"],
+            error=facts.error,
             log=written[0] if written else None,
-            next_step=told.next_step if told else None,
-            retry_helps=told.retry_helps if told else None,
+            next_step=advised.next_step if advised else None,
+            retry_helps=advised.retry_helps if advised else None,
         )
 
     async def logs(self, call: Call[None]) -> TaskLogs:
@@ -135,7 +136,7 @@ class TaskApi:
             if not rows:
                 raise _no_task(task_id)
             written = await self._logs(tx, call.principal, task_id, attempts=_LOGGED_ATTEMPTS)
-        return TaskLogs(task_id, rows[0]["state"], rows[0]["attempt"], written)
+        return TaskLogs(task_id, rows[0].state, rows[0].attempt, written)
 
     async def _logs(
         self, tx: Transaction, caller: TokenRecord, task_id: UUID, *, attempts: int
@@ -145,9 +146,9 @@ class TaskApi:
         hidden = (await hidden_from(tx, caller, [task_id])).get(task_id) if rows else None
         return [
             AttemptLog(
-                row["attempt"],
-                hidden.without(row["text"]) if hidden else row["text"],
-                row["written_at"].isoformat(),
+                row.attempt,
+                hidden.without(row.text) if hidden else row.text,
+                row.written_at.isoformat(),
             )
             for row in rows
         ]
@@ -157,43 +158,44 @@ class TaskApi:
     async def retry(self, call: Call[TaskSelection]) -> TaskChanges:
         org, asked = call.principal.org, call.body
 
-        async def choose(tx: Transaction, chosen: Chosen) -> list[UUID]:
+        async def choose(tx: Transaction, task_filter: TaskFilter) -> list[UUID]:
             if asked.state == "canceled":
-                return await tasks.choose_canceled(tx, org, chosen, _CHANGED_AT_ONCE, after=asked.after)
-            return await tasks.choose_dead(tx, org, chosen, _CHANGED_AT_ONCE, to_retry=True)
+                return await tasks.choose_canceled(tx, org, task_filter, _CHANGED_AT_ONCE, after=asked.after)
+            return await tasks.choose_dead(tx, org, task_filter, _CHANGED_AT_ONCE, to_retry=True)
 
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             return dict.fromkeys(await tasks.retry(tx, org, task_ids), "queued")
 
-        return await self._change(asked, choose, change)
+        return await self._change(org, asked, choose, change)
 
     async def cancel(self, call: Call[TaskSelection]) -> TaskChanges:
         org = call.principal.org
 
-        async def choose(tx: Transaction, chosen: Chosen) -> list[UUID]:
-            return await tasks.choose_unfinished(tx, org, chosen, _CHANGED_AT_ONCE)
+        async def choose(tx: Transaction, task_filter: TaskFilter) -> list[UUID]:
+            return await tasks.choose_unfinished(tx, org, task_filter, _CHANGED_AT_ONCE)
 
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             changed = await tasks.cancel(tx, org, task_ids)
             return {t: "canceling" if s == "running" else s for t, s in changed.items()}
 
-        return await self._change(call.body, choose, change)
+        return await self._change(org, call.body, choose, change)
 
     async def acknowledge(self, call: Call[TaskSelection]) -> TaskChanges:
         org, by = call.principal.org, call.principal.name
 
-        async def choose(tx: Transaction, chosen: Chosen) -> list[UUID]:
-            return await tasks.choose_dead(tx, org, chosen, _CHANGED_AT_ONCE, to_retry=False)
+        async def choose(tx: Transaction, task_filter: TaskFilter) -> list[UUID]:
+            return await tasks.choose_dead(tx, org, task_filter, _CHANGED_AT_ONCE, to_retry=False)
 
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             return dict.fromkeys(await tasks.acknowledge(tx, org, task_ids, by), "acknowledged")
 
-        return await self._change(call.body, choose, change)
+        return await self._change(org, call.body, choose, change)
 
     async def _change(
         self,
+        org: str,
         asked: TaskSelection,
-        choose: Callable[[Transaction, Chosen], Awaitable[list[UUID]]],
+        choose: Callable[[Transaction, TaskFilter], Awaitable[list[UUID]]],
         change: Change,
     ) -> TaskChanges:
         async with self._database.transaction() as tx:
@@ -201,14 +203,17 @@ class TaskApi:
             meant = (
                 asked.task_ids
                 if asked.dag is None
-                else await choose(tx, Chosen(asked.dag, asked.job, asked.start, asked.end))
+                else await choose(tx, TaskFilter(asked.dag, asked.job, asked.start, asked.end))
             )
             changed = await change(tx, meant) if meant else {}
+            unchanged = [t for t in meant if t not in changed] if by_id else []
+            why = await tasks.why_unchanged(tx, org, unchanged) if unchanged else {}
             await events.notify_dispatchers(tx)
         return TaskChanges(
             {str(t): s for t, s in changed.items()},
-            [t for t in meant if t not in changed] if by_id else [],
+            unchanged,
             after=meant[-1] if not by_id and len(meant) == _CHANGED_AT_ONCE else None,
+            why_unchanged={str(t): why.get(t, "unknown") for t in unchanged},
         )
 
 
@@ -230,56 +235,52 @@ class Standing:
 async def standing(tx: Transaction, caller: TokenRecord) -> Standing:
     unfinished = await tasks.counts(tx, caller.org)
     deaths = await as_seen_by(tx, caller, await tasks.deaths(tx, caller.org, _LOOKED_AT_PER_JOB))
-    retried = [row["newest_retry"] for row in unfinished if row["newest_retry"] is not None]
+    retried = [row.newest_retry for row in unfinished if row.newest_retry is not None]
     newest = {
         task_id: (await tasks.listing(tx, caller.org, task_id=task_id, limit=1))[0] for task_id in retried
     }
-    seen = {row["task_id"]: row for row in await as_seen_by(tx, caller, list(newest.values()))}
+    seen = {row.task_id: row for row in await as_seen_by(tx, caller, list(newest.values()))}
     counts: dict[str, dict[str, int]] = {}
-    failed = [
-        _failure(row, "dead", row["tasks"], capped=row["capped"])
-        for row in deaths
-        if row["standing"] == "open"
-    ]
+    failed = [_failure(row, "dead", row.tasks, capped=row.capped) for row in deaths if row.standing == "open"]
     for row in unfinished:
-        counts.setdefault(f"{row['dag']}/{row['job']}", {})[row["state"]] = row["tasks"]
-        if (example := seen.get(row["newest_retry"])) is not None:
-            failed.append(_failure(example, "retrying", row["retrying"]))
+        counts.setdefault(f"{row.dag}/{row.job}", {})[row.state] = row.tasks
+        if row.newest_retry in seen:
+            failed.append(_failure(seen[row.newest_retry], "retrying", row.retrying))
     elsewhere: dict[str, int] = {}
-    for row in deaths:
-        if row["standing"] != "open":
-            elsewhere[row["standing"]] = elsewhere.get(row["standing"], 0) + row["tasks"]
+    for dead in deaths:
+        if dead.standing != "open":
+            elsewhere[dead.standing] = elsewhere.get(dead.standing, 0) + dead.tasks
     waits = stuck(unfinished, await tasks.runtimes_at_work(tx))
     return Standing(failed, [StuckView(s.dag, s.job, s.reason, s.sentence) for s in waits], counts, elsewhere)
 
 
-def _failure(row: dict[str, Any], state: Any, count: int, *, capped: bool = False) -> FailureView:
-    error = row["error"] or {}
+def _failure(row: ListedTask | DeadTasks, state: Any, count: int, *, capped: bool = False) -> FailureView:
+    error = row.error or {}
     return FailureView(
-        dag=row["dag"],
-        job=row["job"],
+        dag=row.dag,
+        job=row.job,
         state=state,
         tasks=count,
         code=str(error.get("code", "unknown")),
         message=str(error.get("message", "")),
-        newest=row["task_id"],
+        newest=row.task_id,
         scope=_scope_text(row),
         and_more=capped,
     )
 
 
-def _advice(facts: dict[str, Any]) -> Advice | None:
-    if facts["state"] != "dead":
+def _advice(facts: ExplainFacts) -> Advice | None:
+    if facts.state != "dead":
         return None
-    error = facts["error"] or {}
+    error = facts.error or {}
     return advice(
         str(error.get("code", "")),
-        task_id=facts["task_id"],
+        task_id=facts.task_id,
         step=error.get("next_step"),
         raised=error.get("type"),
-        standing=facts["standing"],
-        code_deployed=facts["code_deployed"],
-        of_pipeline=facts["source_kind"] == "pipeline",
+        standing=facts.standing or "open",
+        code_deployed=facts.code_deployed,
+        of_pipeline=facts.source_kind == "pipeline",
     )
 
 
@@ -297,47 +298,49 @@ def _no_task(task_id: UUID) -> NotFound:
     )
 
 
-async def as_seen_by(
-    tx: Transaction, caller: TokenRecord, rows: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+Written = TypeVar("Written", ListedTask, DeadTasks, ExplainFacts)
+
+
+async def as_seen_by(tx: Transaction, caller: TokenRecord, rows: Sequence[Written]) -> list[Written]:
     """Rows of tasks, without config values in what their operators wrote if the caller may not see them."""
-    written = [row["task_id"] for row in rows if row["error"] or row.get("progress")]
+    written = [row.task_id for row in rows if row.error or (isinstance(row, ListedTask) and row.progress)]
     hidden = await hidden_from(tx, caller, written)
-    return [
-        {**row, **{f: hidden[row["task_id"]].without(row[f]) for f in ("error", "progress") if f in row}}
-        if row["task_id"] in hidden
-        else row
-        for row in rows
-    ]
+    return [_without(row, hidden[row.task_id]) if row.task_id in hidden else row for row in rows]
 
 
-def _scope_text(row: dict[str, Any]) -> str | None:
-    if row["range_start"] is None:
+def _without(row: Written, hidden: HiddenValues) -> Written:
+    if isinstance(row, ListedTask):
+        return replace(row, error=hidden.without(row.error), progress=hidden.without(row.progress))
+    return replace(row, error=hidden.without(row.error))
+
+
+def _scope_text(row: ListedTask | DeadTasks | ExplainFacts | LineageEvent) -> str | None:
+    if row.range_start is None:
         return None
-    return str(row["partition_key"] if row["partition_key"] is not None else row["range_start"])
+    return str(row.partition_key if row.partition_key is not None else row.range_start)
 
 
 def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
 
 
-def _task_view(row: dict[str, Any]) -> TaskView:
+def _task_view(row: ListedTask) -> TaskView:
     return TaskView(
-        task_id=row["task_id"],
-        dag=row["dag"],
-        job=row["job"],
-        state=row["state"],
-        kind=row["kind"],
-        attempt=row["attempt"],
-        max_attempts=row["max_attempts"],
-        created_at=row["created_at"].isoformat(),
+        task_id=row.task_id,
+        dag=row.dag,
+        job=row.job,
+        state=row.state,
+        kind=row.kind,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        created_at=row.created_at.isoformat(),
         scope=_scope_text(row),
-        priority="backfill" if row["priority"] else "normal",
-        worker_id=row["worker_id"],
-        started_at=_time(row["started_at"]),
-        finished_at=_time(row["finished_at"]),
-        cancel_requested=row["cancel_requested"],
-        progress=row["progress"],
-        error=row["error"],
-        standing=row["standing"],
+        priority="backfill" if row.priority else "normal",
+        worker_id=row.worker_id,
+        started_at=_time(row.started_at),
+        finished_at=_time(row.finished_at),
+        cancel_requested=row.cancel_requested,
+        progress=row.progress,
+        error=row.error,
+        standing=row.standing,
     )

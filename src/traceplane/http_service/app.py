@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
-from starlette.datastructures import Headers
 
 from traceplane import telemetry
 from traceplane.errors import (
@@ -41,6 +40,7 @@ from traceplane.http_service.routes import (
     Send,
     Stream,
     UnsupportedMediaType,
+    header_text,
 )
 from traceplane.runtime.process import describe
 
@@ -60,23 +60,23 @@ class App:
         version: str,
         ready: Callable[[], Awaitable[None]] | None = None,
         max_body_bytes: int = 4 * 1024 * 1024,
-        metrics: bool = True,
     ) -> None:
         self._authenticate = authenticate
-        self._exact: dict[bytes, dict[str, _Endpoint]] = {}
-        self._patterns: dict[int, dict[re.Pattern[bytes], dict[str, _Endpoint]]] = {}
-        described = [*routes, *_service_routes(ready, metrics)]
+        self._max_body_bytes = max_body_bytes
+        self._exact: dict[bytes, dict[str, _PreparedRoute]] = {}
+        self._patterns: dict[int, dict[re.Pattern[bytes], dict[str, _PreparedRoute]]] = {}
+        described = [*routes, *_service_routes(ready)]
         document = _encoder.encode(openapi(described, title, version))
-        for route in [*described, _document_route(document)]:
-            self._add(_Endpoint(route, route.max_body_bytes or max_body_bytes))
+        for declared in [*described, _document_route(document)]:
+            self._add(_PreparedRoute(declared))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         label = "unmatched"
         try:
-            endpoint, path_params = self._find(scope["method"], scope["raw_path"])
-            label = endpoint.label
-            reply = await self._answer(endpoint, path_params, scope, receive)
+            route, path_params = self._find(scope["method"], scope["raw_path"])
+            label = route.label
+            reply = await self._answer(route, path_params, scope, receive)
         except ClientGone:
             telemetry.count("http_requests_total", route=label, status=499)
             return
@@ -91,11 +91,12 @@ class App:
         telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
 
     async def _answer(
-        self, endpoint: _Endpoint, path_params: dict[str, str], scope: Scope, receive: Receive
+        self, route: _PreparedRoute, path_params: dict[str, str], scope: Scope, receive: Receive
     ) -> Reply | Stream:
+        headers = dict(scope["headers"])
         principal = None
-        if endpoint.auth != PUBLIC:
-            principal = self._authenticate(endpoint.auth, Headers(raw=scope["headers"]))
+        if route.auth != PUBLIC:
+            principal = self._authenticate(route.auth, header_text(headers.get(b"authorization")))
             if isinstance(principal, Awaitable):
                 principal = await principal
             if principal is None:
@@ -104,35 +105,34 @@ class App:
                 )
             if principal is not FROM_BODY:
                 scope[KNOWN_CALLER] = True
-        query = None if endpoint.query is None else endpoint.decode_query(scope["query_string"])
-        headers = dict(scope["headers"])
+        query = None if route.query is None else route.decode_query(scope["query_string"])
         raw = b""
-        if endpoint.reads_body:
-            endpoint.check_content_type(headers.get(b"content-type"))
-            raw = await _read_body(receive, headers.get(b"content-length"), endpoint.max_body_bytes)
-        body = raw if endpoint.decoder is None else endpoint.decode_body(raw)
+        if route.reads_body:
+            route.check_content_type(headers.get(b"content-type"))
+            raw = await _read_body(receive, headers.get(b"content-length"), self._max_body_bytes)
+        body = raw if route.decoder is None else route.decode_body(raw)
         try:
-            result = await endpoint.handler(Call(body, path_params, query, principal, headers, receive))
+            result = await route.handler(Call(body, path_params, query, principal, headers, receive))
         except RecursionError:
             if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked
                 raise _too_deep() from None
             raise
         if isinstance(result, Reply | Stream):
             return result
-        return Reply(b"" if endpoint.status == 204 else _encoder.encode(result), status=endpoint.status)
+        return Reply(b"" if route.status == 204 else _encoder.encode(result), status=route.status)
 
-    def _add(self, endpoint: _Endpoint) -> None:
-        path = endpoint.path.encode()
+    def _add(self, route: _PreparedRoute) -> None:
+        path = route.path.encode()
         if b"{" in path:
             pattern = re.compile(re.sub(rb"\\\{(\w+)\\\}", rb"(?P<\1>[^/]+)", re.escape(path)))
             methods = self._patterns.setdefault(path.count(b"/"), {}).setdefault(pattern, {})
         else:
             methods = self._exact.setdefault(path, {})
-        if endpoint.method in methods:
-            raise ValueError(f"two routes for {endpoint.label}")
-        methods[endpoint.method] = endpoint
+        if route.method in methods:
+            raise ValueError(f"two routes for {route.label}")
+        methods[route.method] = route
 
-    def _find(self, method: str, path: bytes) -> tuple[_Endpoint, dict[str, str]]:
+    def _find(self, method: str, path: bytes) -> tuple[_PreparedRoute, dict[str, str]]:
         if method == "HEAD":
             method = "GET"
         methods = self._exact.get(path, {})
@@ -140,9 +140,9 @@ class App:
             return methods[method], {}
         allowed = set(methods)
         for pattern, methods in self._patterns.get(path.count(b"/"), {}).items():
-            if (found := pattern.fullmatch(path)) is not None:
+            if (match := pattern.fullmatch(path)) is not None:
                 if method in methods:
-                    return methods[method], _path_params(found.groupdict())
+                    return methods[method], _path_params(match.groupdict())
                 allowed.update(methods)
         if allowed:
             raise MethodNotAllowed(method, allowed)
@@ -199,14 +199,13 @@ async def _send_stream(stream: Stream, label: str, receive: Receive, send: Send)
     return 500
 
 
-class _Endpoint:
+class _PreparedRoute:
     """A route with everything prepared that does not depend on the call."""
 
-    def __init__(self, route: Route, max_body_bytes: int) -> None:
+    def __init__(self, route: Route) -> None:
         self.method, self.path, self.auth, self.handler = route.method, route.path, route.auth, route.handler
         self.label = f"{route.method} {route.path}"
-        self.status = 204 if route.response is None else route.status
-        self.max_body_bytes = max_body_bytes
+        self.status = 204 if route.response is None else 200
         self.reads_body = route.request is not None
         self.decoder = None if route.request in (None, bytes) else msgspec.json.Decoder(route.request)
         self.query = route.query
@@ -215,7 +214,7 @@ class _Endpoint:
     def check_content_type(self, given: bytes | None) -> None:
         if given == b"application/json" or self.decoder is None:
             return
-        text = (given or b"").decode("latin-1")
+        text = header_text(given) or ""
         kind = text.partition(";")[0].strip().lower()
         if kind != JSON and not kind.endswith("+json"):
             raise UnsupportedMediaType(
@@ -307,8 +306,8 @@ def _too_deep() -> InvalidInput:
     return InvalidInput("request.invalid", "the body is nested too deeply")
 
 
-def _path_params(found: Mapping[str, bytes]) -> dict[str, str]:
-    params = {name: unquote(value.decode("latin-1")) for name, value in found.items()}
+def _path_params(groups: Mapping[str, bytes]) -> dict[str, str]:
+    params = {name: unquote(value.decode("latin-1")) for name, value in groups.items()}
     for name, value in params.items():
         if "\0" in value:
             raise InvalidInput("request.invalid", f"the path's `{name}` cannot contain the NUL character")
@@ -359,7 +358,7 @@ def _failure(error: Exception, route: str) -> Reply:
 # --- what every service answers ---------------------------------------------------------------------
 
 
-def _service_routes(ready: Callable[[], Awaitable[None]] | None, metrics: bool) -> Iterator[Route]:
+def _service_routes(ready: Callable[[], Awaitable[None]] | None) -> Iterator[Route]:
     async def healthz(_: Call[None]) -> Health:
         return Health()
 
@@ -373,8 +372,7 @@ def _service_routes(ready: Callable[[], Awaitable[None]] | None, metrics: bool) 
 
     yield Route("GET", "/healthz", None, Health, healthz, PUBLIC, "The process is alive.")
     yield Route("GET", "/readyz", None, Health, readyz, PUBLIC, "The service can do its work.")
-    if metrics:
-        yield Route("GET", "/metrics", None, Reply, render, PUBLIC, "Metrics in Prometheus's text format.")
+    yield Route("GET", "/metrics", None, Reply, render, PUBLIC, "Metrics in Prometheus's text format.")
 
 
 def _document_route(document: bytes) -> Route:

@@ -13,6 +13,8 @@ from traceplane.errors import (
     InvalidInput,
     NotFound,
     PlatformError,
+    Problem,
+    SpecInvalid,
     TooLarge,
     TraceplaneError,
     Unauthenticated,
@@ -118,6 +120,8 @@ def as_error(status: int, raw: bytes) -> TraceplaneError:
     """The error that a service answered with."""
     try:
         body = msgspec.json.decode(raw)["error"]
+        if body["code"] == "spec.invalid":
+            return SpecInvalid(tuple(Problem(**problem) for problem in body["problems"]))
         kind = _ERRORS.get(status, PlatformError)
         return kind(body["code"], body["message"], value=body.get("value"), next_step=body.get("next_step"))
     except (msgspec.DecodeError, KeyError, TypeError):

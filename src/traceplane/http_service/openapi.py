@@ -30,8 +30,8 @@ def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]
         types += [
             t for t in (route.request, route.response, route.query) if t not in (None, bytes, Reply, Stream)
         ]
-    found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    schemas = {type_: _as_int64(schema) for type_, schema in zip(types, found, strict=True)}
+    described, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas = {type_: _as_int64(schema) for type_, schema in zip(types, described, strict=True)}
     components = _as_int64(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -88,7 +88,7 @@ def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str
         answer["content"] = (
             {"*/*": {}} if route.response in (Reply, Stream) else {JSON: {"schema": schemas[route.response]}}
         )
-    status = 204 if route.response is None else route.status
+    status = 204 if route.response is None else 200
     failures = {str(code): {"$ref": f"#/components/responses/Error{code}"} for code in sorted(codes)}
     operation["responses"] = {str(status): answer, **failures}
     return operation

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
 
-from traceplane.errors import (
-    UserError,
-)
+from traceplane.errors import UserError
 
 PUBLIC = "public"
 JSON = "application/json"
@@ -22,7 +19,8 @@ Body = TypeVar("Body")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Authenticate = Callable[[str, Headers], Awaitable[object] | object]
+Authenticate = Callable[[str, str | None], Awaitable[object] | object]
+"""Takes the principal that the route names and the Authorization header; returns who calls, or raises."""
 
 
 class MethodNotAllowed(UserError):
@@ -46,6 +44,10 @@ class TooSlow(UserError):
     status = 408
 
 
+def header_text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
 class Call(msgspec.Struct, Generic[Body], frozen=True):
     """One request, as its handler sees it."""
 
@@ -62,8 +64,7 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
             pass
 
     def header(self, name: str) -> str | None:
-        value = self.raw_headers.get(name.lower().encode("latin-1"))
-        return None if value is None else value.decode("latin-1")
+        return header_text(self.raw_headers.get(name.lower().encode("latin-1")))
 
 
 Push = Callable[[bytes], Awaitable[None]]
@@ -107,8 +108,6 @@ class Route:
     auth: str
     summary: str
     query: type[msgspec.Struct] | None = None
-    status: int = 200
-    max_body_bytes: int | None = None
 
 
 class Health(msgspec.Struct, frozen=True):

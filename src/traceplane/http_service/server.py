@@ -25,11 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from traceplane.errors import (
-    InvalidInput,
-    PlatformError,
-    TraceplaneError,
-)
+from traceplane.errors import InvalidInput, PlatformError, TraceplaneError
 from traceplane.http_service.app import App
 from traceplane.http_service.routes import JSON, KNOWN_CALLER, TooSlow
 from traceplane.runtime.process import listen
@@ -38,9 +34,6 @@ from traceplane.settings import Settings
 LONGEST_HEAD = 64 * 1024
 MOST_PIPELINED = 16
 """Requests that may wait on a connection for the answer before them."""
-
-
-# --- serving ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +86,8 @@ async def serve(
     `bound` is resolved with the port once connections are accepted (0 asks the system for a free one). At
     `stop` no new connection is taken, and calls under way have `grace` seconds to finish.
     """
-    # uvloop sets TCP_NODELAY on every connection itself.
     listener = _listen_unix(uds) if uds is not None else _listen_tcp(host, port or 0)
-    config = uvicorn.Config(
-        app,
-        http=_Connection,
-        loop="none",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # handed to asyncio as it is
-    )
-    server = _Server(config, limits)
+    server = _Server(_config(app, grace), limits)
 
     async def end_at_stop() -> None:
         await stop.wait()
@@ -144,12 +122,29 @@ _OTHER_FILES = 256
 """Descriptors that are kept for the database, engines and files, where there are so many."""
 
 
-def _most_connections(wanted: int) -> int:
+def _config(app: App, grace: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_Connection,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # handed to asyncio as it is
+    )
+
+
+def _most_connections(most: int) -> int:
     """So few that the process never runs out of descriptors: then not even a health check could be accepted."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, allowed - min(_OTHER_FILES, allowed // 2)))
+        return most
+    return max(1, min(most, allowed - min(_OTHER_FILES, allowed // 2)))
 
 
 def _end_the_unread(connections: Sequence[_Connection], most_bytes: int) -> None:
@@ -167,9 +162,8 @@ def _end_the_unread(connections: Sequence[_Connection], most_bytes: int) -> None
 def _listen_tcp(host: str, port: int) -> socket.socket:
     # uvloop sets TCP_NODELAY on every connection itself.
     listener = listen(host, port)
-    if sys.platform == "linux":
-        # Or the kernel takes megabytes of each answer that nobody reads. Its connections inherit this.
-        listener.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
+    # Or the kernel takes megabytes of each answer that nobody reads. Its connections inherit this.
+    listener.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
     return listener
 
 

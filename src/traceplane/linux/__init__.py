@@ -1,13 +1,19 @@
-"""What Linux offers to confine a process: the system calls, Landlock's allow-list of paths, a filter of calls.
+"""What Linux offers to confine a process, and the one way in which all untrusted work is forked and confined.
 
-    connect_supervisor  connections of a confined process, made by somebody who looks where they lead
-    forking             a server that forks a confined process for each piece of work, both sides of it
+    confine             drops a process's privileges before it runs untrusted code
+    connect_supervisor  connections of a confined process, made by a supervisor that checks their targets
+    conversation        messages between a forked process and its owner, as bytes on their socket
+    fork_server         a server that forks a process for each piece of work, both sides
     kernel              the Linux calls the sandbox needs and the standard library lacks
-    landlock            landlock: an allow-list of paths, no TCP, and no signals or ptrace out of the sandbox
-    network_namespace   a network of its own: nothing in it but a loopback interface that those inside share
-    operator_ids        whom operators run as when the worker is root
-    plain_files         opens what a path names where somebody may have put a link
-    seccomp             a system call filter for operator code: what no data job needs is answered with an error
+    landlock            Landlock: an allow-list of paths, no TCP, and no signals or ptrace out of the sandbox
+    network_namespace   a private network: only a loopback interface, shared by the processes inside
+    operator_ids        the users that operators run as when the worker is root
+    plain_files         opens files where somebody may have put a link in the path
+    seccomp             a system call filter for operator code: calls that no data job needs fail
 
-Used by the worker's sandbox and by the query engine. Nothing here decides what is confined.
+Operators, queries and decoders each have a `fork_server`, and each process drops its privileges with `confine`. Its
+package decides what it keeps and passes that as data (`confine.Allowed`). Queries and decoders also share a
+`conversation`: one request, one answer, and the process is killed. Operators need more, which is in `sandbox`. They run
+in slots: a slot keeps a child ready before there is a task, supervises its connections, and outlives it to end every
+process that it left behind. And an operator talks with its wrapper in both directions while it runs.
 """

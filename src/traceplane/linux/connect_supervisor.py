@@ -1,12 +1,13 @@
-"""Connections of a process that may use the network, made by somebody who looks where they lead.
+"""Connections of a process that may use the network, made by a supervisor that checks their targets.
 
 The process runs under a system call filter that hands every `connect` to a listener (`seccomp.Filter` with
 `Sockets.SUPERVISED`). The supervisor copies the address out of the caller's memory, decides, and connects a copy of
-the caller's socket itself. The caller's memory is read once, so nothing can be exchanged between the look and the
-deed. A caller whose socket blocks is let go when the connection stands; meanwhile its socket does not block.
+the caller's socket itself. It reads the caller's memory only once, so the address cannot change between check and
+use. A caller with a blocking socket continues when the connection is established; until then its socket does not
+block.
 
-The process cannot make any sockets but TCP's, so this is all the network that it has. Names are resolved over TCP
-too (`RESOLVER_ENVIRONMENT`).
+The process can only create TCP sockets, so this is all the network that it has. Names are also resolved over TCP
+(`RESOLVER_ENVIRONMENT`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ITSELF = (
     "::/127",
     "fe80::/10",
     "ff00::/8",
-    # Where clouds tell an instance its credentials, if not at a link-local address.
+    # Where clouds serve an instance its credentials, if not at a link-local address.
     "100.100.100.200/32",
     "168.63.129.16/32",
     "192.0.0.192/32",
@@ -55,12 +56,12 @@ ITSELF = (
     "fd00:ec2::/32",
     "fd20:ce::254/128",
 )
-"""This machine itself, its link, and everybody at once."""
+"""This machine itself, its link, and broadcast and multicast."""
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """All addresses of a network, at one port or at any."""
+    """All addresses of a network, at one port or any."""
 
     network: Network
     port: int | None = None
@@ -86,8 +87,8 @@ class Endpoints:
 
 
 class Destinations:
-    """Where a process may connect to: everywhere but to this machine, its link and what is denied; to what is allowed
-    all the same; and never to `never`."""
+    """Where a process may connect: everywhere but to this machine, its link and denied targets; also to allowed ones
+    among these; and never to `never`."""
 
     def __init__(
         self, allowed: Iterable[str] = (), denied: Iterable[str] = (), never: Iterable[str] = ()
@@ -99,7 +100,7 @@ class Destinations:
         self._never = [Endpoints.parse(text) for text in never]
 
     def with_loopback_port(self, port: int) -> Destinations:
-        """The same, and a service of this machine; 0: none."""
+        """The same, plus a service of this machine; 0 for none."""
         if not port:
             return self
         wider = copy.copy(self)
@@ -118,38 +119,38 @@ class Destinations:
 
 
 def _inner(address: ipaddress.IPv6Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, if it does."""
+    """The IPv4 address that an IPv6 address maps, if any."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address
 
 
 def _is_this_machine(address: Address) -> bool:
-    """Whether an interface has it: to reach itself, a machine uses the address it wants to reach."""
+    """Whether an interface has it: to reach itself, a machine uses the target address as its source."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((str(address), 9))
             return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
     except OSError:
-        return False  # there is no way to it at all, and the connection will say so
+        return False  # there is no route, and the connection will report that
 
 
 def name_servers() -> list[str]:
-    """Of this machine, as endpoints; one may well be at a loopback address."""
+    """Name servers of this machine, as endpoints; one may be at a loopback address."""
     servers = []
     with contextlib.suppress(OSError), open("/etc/resolv.conf") as file:
         for line in file:
-            words = line.split()
-            if len(words) > 1 and words[0] == "nameserver":
+            fields = line.split()
+            if len(fields) > 1 and fields[0] == "nameserver":
                 with contextlib.suppress(ValueError):
-                    address = ipaddress.ip_address(words[1].partition("%")[0])
+                    address = ipaddress.ip_address(fields[1].partition("%")[0])
                     servers.append(f"[{address}]:53" if address.version == 6 else f"{address}:53")
     return servers
 
 
 class ConnectSupervisor:
-    """Serves one listener through a selector whose keys carry what to call."""
+    """Serves one listener through a selector whose keys carry callbacks."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class ConnectSupervisor:
         selector.register(listener, selectors.EVENT_READ, self._on_notice)
 
     def close(self) -> None:
-        """Whoever waits for an answer, or asks later, is told that there is no such call."""
+        """Pending and later calls fail as if the call did not exist."""
         self._selector.unregister(self._listener)
         os.close(self._listener)
         for waiting in self._connecting.values():
@@ -177,7 +178,7 @@ class ConnectSupervisor:
     def _on_notice(self) -> None:
         try:
             notice = _NOTICE.unpack(fcntl.ioctl(self._listener, _RECEIVE, bytes(_NOTICE.size)))
-        except OSError:  # it ended, or was interrupted, before it could be heard
+        except OSError:  # it ended, or was interrupted, before it was received
             return
         number, thread, arguments = notice[0], notice[1], notice[6:]
         try:
@@ -190,14 +191,14 @@ class ConnectSupervisor:
             self._answer(number, outcome)
 
     def _connect(self, number: int, thread: int, descriptor: int, address_at: int, length: int) -> int | None:
-        """The error's number, 0, or None if the answer has to wait."""
+        """The error number, 0, or None if the answer must wait."""
         length &= 0xFFFFFFFF
         if not 2 <= length <= _LONGEST_ADDRESS:
             return errno.EINVAL
         raw = kernel.read_memory(thread, address_at, length)
         fcntl.ioctl(
             self._listener, _STILL_WAITS, struct.pack("=Q", number)
-        )  # or the thread may be another by now
+        )  # or the thread id may have been reused
         if not self._permitted(raw):
             return errno.EACCES
         handle = kernel.handle_of_thread(thread, self._process_of(thread))
@@ -247,5 +248,5 @@ class ConnectSupervisor:
         self._answer(number, outcome)
 
     def _answer(self, number: int, outcome: int) -> None:
-        with contextlib.suppress(OSError):  # whoever asked may be gone
+        with contextlib.suppress(OSError):  # the caller may have ended
             fcntl.ioctl(self._listener, _ANSWER, _REPLY.pack(number, 0, -outcome, 0))

@@ -1,7 +1,7 @@
-"""The Linux calls the sandbox needs and the standard library lacks.
+"""Linux calls that the sandbox needs and the standard library lacks.
 
-Each function is one system call; a failure is an `OSError` that names the call. Nothing here
-decides anything. On other systems the module imports and every call fails with ENOSYS.
+Each function is one system call; a failure is an `OSError` that names the call. Nothing here makes decisions. On other
+systems the module imports, and every call fails with ENOSYS.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _HIGHEST_CAPABILITY = 63
 
 _libc = ctypes.CDLL(None, use_errno=True)
 if sys.platform == "linux":
-    # Looked up here, in the fork server, rather than by every child on its way to a task.
-    _libc.syscall, _libc.prctl, _libc.unshare, _libc.mount, _libc.capset  # noqa: B018
+    # Looked up here, in the fork server, rather than by every child before its task.
+    _libc.syscall, _libc.prctl, _libc.unshare, _libc.mount, _libc.capset  # noqa: B018 -- the access is the lookup
 
 
 class _Piece(ctypes.Structure):
@@ -124,26 +124,26 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def bind(source: str, target: str) -> None:
-    """Show `source`, with whatever is mounted below it, at `target` as well."""
+    """Also shows `source`, with everything mounted below it, at `target`."""
     mount(source, target, None, MS_BIND | MS_REC)
 
 
 def move(source: str, target: str) -> None:
-    """A mount, to another place."""
+    """Moves a mount to another place."""
     mount(source, target, None, MS_MOVE)
 
 
 def detach(path: str) -> None:
-    """Take the mount at `path` out of the tree; who holds something in it open keeps that."""
+    """Detaches the mount at `path`; open files in it stay usable."""
     _linux_only("umount2")
     flags = _MNT_DETACH | _UMOUNT_NOFOLLOW
     _checked(int(_libc.umount2(os.fsencode(path), flags)), f"umount2 {path}")
 
 
 def make_mount_read_only(path: str) -> None:
-    """Read-only and without set-uid, for the mount at `path` and all below it (Linux 5.12).
+    """Makes the mount at `path`, and all below it, read-only and without set-uid (Linux 5.12).
 
-    Fails with EBUSY while somebody has a file in it open for writing.
+    Fails with EBUSY while a file in it is open for writing.
     """
     _set_mount_flags(path, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID)
 
@@ -161,7 +161,7 @@ def _set_mount_flags(path: str, flags: int) -> None:
 
 
 def handle_of_thread(thread: int, process: int | None) -> int:
-    """A pidfd of a thread; `process` is what it belongs to, for kernels before 6.9, which have them for those only."""
+    """A pidfd of a thread; `process` is its process, for kernels before 6.9, which have pidfds only for processes."""
     try:
         return syscall("pidfd_open", _SYS_PIDFD_OPEN, thread, _PIDFD_THREAD)
     except OSError as error:
@@ -171,12 +171,12 @@ def handle_of_thread(thread: int, process: int | None) -> int:
 
 
 def descriptor_of(handle: int, number: int) -> int:
-    """A copy of somebody else's descriptor, for oneself."""
+    """A copy of another process's descriptor."""
     return syscall("pidfd_getfd", _SYS_PIDFD_GETFD, handle, number, 0)
 
 
 def read_memory(pid: int, address: int, length: int) -> bytes:
-    """Of another process; fewer bytes where its memory ends."""
+    """Reads another process's memory; returns fewer bytes where it ends."""
     _linux_only("process_vm_readv")
     buffer = ctypes.create_string_buffer(length)
     here = _Piece(ctypes.cast(buffer, ctypes.c_void_p), length)
@@ -187,24 +187,24 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
 
 
 def connect(descriptor: int, address: bytes) -> int:
-    """connect(2) with the address as it is in memory; 0, or the error's number."""
+    """connect(2) with the address as it is in memory; returns 0 or the error number."""
     _linux_only("connect")
     return ctypes.get_errno() if _libc.connect(descriptor, address, len(address)) < 0 else 0
 
 
 def shrink_capability_bounds() -> None:
-    """Take every capability out of the bounding set; no later exec can bring one back."""
+    """Drops every capability from the bounding set; no later exec can restore one."""
     for capability in range(_HIGHEST_CAPABILITY + 1):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError as error:
             if error.errno == errno.EINVAL:
-                return  # past the last one this kernel knows
+                return  # beyond the last one that this kernel knows
             raise
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this thread, for itself and for whatever it executes."""
+    """Gives up every capability of this thread, for itself and everything it executes."""
     _linux_only("capset")
     try:
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)

@@ -1,12 +1,11 @@
 """Landlock: an allow-list of paths, no TCP, and no signals or ptrace out of the sandbox.
 
-A process that restricts itself can reach only the paths it was granted, for the rest of its life
-and that of its children. Besides the rules: a restricted process can trace, and read the
-/proc entries of, its own descendants only (kernel ABI 1); can neither bind nor connect TCP unless
-granted (ABI 4); can neither signal nor meet over abstract sockets anyone outside (ABI 6).
+A process that restricts itself can reach only the paths it was granted, for the rest of its life and that of its
+children. Besides these rules, a restricted process can trace, and read the /proc entries of, only its own descendants
+(kernel ABI 1); can neither bind nor connect TCP unless granted (ABI 4); and can neither signal nor connect over
+abstract sockets to any process outside (ABI 6).
 
-What Landlock does not cover here: connecting to a unix socket that has a path (see `seccomp`),
-and UDP.
+Landlock does not cover connecting to a unix socket with a path (see `seccomp`), and UDP.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class _NetPort(ctypes.Structure):
 
 
 class Tcp(Enum):
-    """What a ruleset leaves of TCP, where the kernel can restrict it."""
+    """What a ruleset allows of TCP, where the kernel can restrict it."""
 
     ALL = 0
     CONNECT = _BIND_TCP
     """No listening."""
     GRANTED_PORTS = _BIND_TCP | _CONNECT_TCP
-    """No listening, and connections to granted ports only; none are granted at first."""
+    """No listening, and only connections to granted ports; none are granted at first."""
 
 
 class _PathBeneath(ctypes.Structure):
@@ -62,7 +61,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def supported_abi() -> int:
-    """The kernel's Landlock ABI; 0 when it has none or it is switched off."""
+    """The kernel's Landlock ABI; 0 if it has none or it is disabled."""
     nothing, zero = ctypes.c_void_p(None), ctypes.c_size_t(0)
     try:
         return kernel.syscall("landlock", _SYS_CREATE_RULESET, nothing, zero, _CREATE_RULESET_VERSION)
@@ -79,7 +78,7 @@ def _handled_file_access(abi: int) -> int:
 
 
 class Ruleset:
-    """A growing allow-list; `enforce` applies it to this process for good."""
+    """A growing allow-list; `enforce` applies it to this process permanently."""
 
     def __init__(self, abi: int, *, tcp: Tcp) -> None:
         self._file_access = _handled_file_access(abi)
@@ -94,12 +93,12 @@ class Ruleset:
         )
 
     def allow_read(self, paths: Iterable[str]) -> None:
-        """Reading and executing; a path that does not exist is left out."""
+        """Allows reading and executing; a path that does not exist is skipped."""
         for path in paths:
             self._allow(path, _READ)
 
     def allow_read_around(self, folder: str, hidden: Iterable[str]) -> None:
-        """Reading `folder` but for the hidden paths in it; their names can be listed, no more."""
+        """Allows reading `folder` except the hidden paths in it, of which only the names can be listed."""
         inside = [path for path in hidden if path.startswith(folder.rstrip("/") + "/")]
         if not inside:
             self.allow_read((folder,))
@@ -111,13 +110,13 @@ class Ruleset:
                     self.allow_read_around(entry.path, inside)
 
     def allow_read_without_links(self, paths: Iterable[str]) -> None:
-        """The same for paths where somebody hostile may have put a link, which raises ELOOP."""
+        """The same for paths where a hostile process may have put a link, which raises ELOOP."""
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 self._allow_opened(plain_files.open_place(path), _READ, path)
 
     def allow_write(self, paths: Iterable[str]) -> None:
-        """Everything but executing and making device nodes."""
+        """Allows everything but executing and creating device nodes."""
         for path in paths:
             self._allow(path, self._file_access & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV))
 
@@ -134,7 +133,7 @@ class Ruleset:
         self._allow_opened(fd, access, path)
 
     def _allow_opened(self, fd: int, access: int, name: str) -> None:
-        """What the descriptor stands for; it is closed."""
+        """Takes the file or folder of the descriptor, and closes it."""
         call = f"landlock_add_rule {name}"
         try:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):

@@ -1,7 +1,7 @@
-"""A network of its own: nothing in it but a loopback interface that those inside share.
+"""A private network: only a loopback interface, shared by the processes inside.
 
-The namespace lives as long as a descriptor of it is open. Without root it belongs to a user namespace, which has
-to be entered first; whoever made that may enter it, as long as it has not entered another one.
+The namespace lives as long as a descriptor of it is open. Without root it belongs to a user namespace, which must be
+entered first; the process that created it may enter it, unless it has entered another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUEST = struct.Struct("16sh22x")
 
 
 def make(enter_user_namespace: Callable[[], None]) -> list[int]:
-    """Descriptors of a new one, in the order in which `enter` takes them. Called in a process of its own."""
+    """Descriptors of a new namespace, in the order in which `enter` takes them. Call it in a separate process."""
     if os.geteuid() != 0:
         enter_user_namespace()
     kernel.unshare(kernel.CLONE_NEWNET)
@@ -33,7 +33,7 @@ def make(enter_user_namespace: Callable[[], None]) -> list[int]:
 
 
 def enter(descriptors: Sequence[int]) -> None:
-    """The user namespace, if there is one, then the network; in a process with one thread."""
+    """Enters the user namespace, if there is one, then the network; requires a single-threaded process."""
     if len(descriptors) > 1:
         kernel.setns(descriptors[0], kernel.CLONE_NEWUSER)
     kernel.setns(descriptors[-1], kernel.CLONE_NEWNET)

@@ -1,7 +1,7 @@
-"""Opens what a path names, where somebody hostile may have put a link in its place.
+"""Opens files where a hostile process may have put a link in the path.
 
-Files of the object store were written by operators and by Spark. Who opens one with rights that those do not have
-opens it here: no part of the path may be a link, and what is looked at is what was opened.
+Operators and Spark wrote the files of the object store. A process with more rights than they have must open them here:
+no part of the path may be a link, and the checks apply to the file that was opened.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PLACE = getattr(os, "O_PATH", os.O_RDONLY) | _ITSELF
 
 
 def open_place(path: str) -> int:
-    """A descriptor that stands for a file or folder; raises ELOOP if there is a link on the way to it, or at its end.
+    """A descriptor for a file or folder; raises ELOOP if the path contains or ends in a link.
 
-    It gives no right to read, and needs none (where the system has such descriptors).
+    It grants no right to read, and needs none (where the system has such descriptors).
     """
     folder, name = _open_folder_of(path)
     try:
@@ -32,11 +32,11 @@ def open_place(path: str) -> int:
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """A plain file, to be read; raises OSError if it is something else, or if there is a link on the way to it."""
+    """Opens a plain file for reading; raises OSError if it is something else, or if the path contains a link."""
     path = os.fspath(path)
     folder, name = _open_folder_of(path)
     try:
-        # A pipe is not waited for.
+        # Does not wait for a pipe.
         opened = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _ITSELF, dir_fd=folder)
     finally:
         os.close(folder)
@@ -47,7 +47,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def is_plain(path: str) -> bool:
-    """Whether it is a plain file that no link leads to. Raises FileNotFoundError."""
+    """Whether it is a plain file, reached without a link. Raises FileNotFoundError."""
     try:
         place = open_place(path)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def is_plain(path: str) -> bool:
 
 
 def _open_folder_of(path: str) -> tuple[int, str]:
-    """The folder that a path ends in, and the name there."""
+    """The parent folder of a path, and the name in it."""
     *names, last = path.strip("/").split("/")
     if not path.startswith("/") or ".." in (*names, last):
         raise OSError(errno.EINVAL, "the path is not absolute, or leads upwards", path)
@@ -70,7 +70,7 @@ def _open_folder_of(path: str) -> tuple[int, str]:
         try:
             below = os.open(name or ".", _PLACE | os.O_DIRECTORY, dir_fd=folder)
         except NotADirectoryError as error:
-            raise OSError(errno.ELOOP, "a part of the path is a link, or no folder", path) from error
+            raise OSError(errno.ELOOP, "a part of the path is a link or not a folder", path) from error
         finally:
             os.close(folder)
         folder = below

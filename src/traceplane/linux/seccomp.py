@@ -1,16 +1,15 @@
-"""A system call filter for operator code: what no data job needs is answered with an error.
+"""A system call filter for operator code: calls that no data job needs fail.
 
-Refused: tracing and reading other processes, namespaces and mounts, kernel keys, BPF, performance
-counters, io_uring (it would bypass this filter), memory that is shared and backed by no file (System V,
-memfd, anonymous mappings) or that counts as a stack: it would bypass the memory limit; leases on files
-(whoever opens such a file waits for their holder), sockets by family and type, and listening on them
-(`Sockets`). Unix sockets with a path are always refused, since Landlock does not cover them and
-the database may listen on one; `socketpair` works. A refused call returns EPERM or EACCES, or ENOSYS
-where libraries then fall back; a call made for another architecture kills the process.
+Rejected: tracing and reading other processes; namespaces and mounts; kernel keys; BPF; performance counters; io_uring,
+which would bypass this filter; memory that would bypass the memory limit, because it is shared without a file (System
+V, memfd, anonymous mappings) or counts as a stack; leases on files, because whoever opens such a file waits for the
+holder; sockets by family and type, and listening on them (`Sockets`). Unix sockets with a path are always rejected,
+since Landlock does not cover them and the database may listen on one; `socketpair` works. A rejected call returns EPERM
+or EACCES, or ENOSYS where libraries then fall back; a call for another architecture kills the process.
 
-Where neither a uid nor a mount of its own keeps a process from the platform's files (`keep_attributes`),
-changes of modes, owners, times and extended attributes are ignored: the call answers success and does
-nothing, since libraries change the modes of files that they have just written.
+Where neither a separate uid nor a mount protects the platform's files from a process (`keep_attributes`), changes of
+modes, owners, times and extended attributes are ignored: the call reports success and does nothing, since libraries
+change the modes of files that they have just written.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _ERRNO = 0x00050000
 _LOAD_WORD, _JUMP_IF_EQUAL, _JUMP_IF_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE = 0, 4
 _OFFSET_ARGUMENTS = (16, 24, 32, 40)
-"""Of the lower half of an argument: flags, families and types have no other."""
+"""The lower half of an argument: flags, families and types use no more."""
 _X32_BIT = 0x40000000
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}."""
@@ -134,7 +133,7 @@ _CHANGES_ATTRIBUTES = {
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 _MMAP, _CONNECT, _FCNTL = (9, 222), (42, 203), (72, 25)
 _SERVES = {"listen": (50, 201), "accept": (43, 202), "accept4": (288, 242)}
-"""A socket that listens without having been bound gets a port by itself, where Landlock does not look."""
+"""A socket that listens without being bound gets a port by itself, which Landlock does not check."""
 _SENDS = {"sendto": ((44, 206), 3), "sendmsg": ((46, 211), 2), "sendmmsg": ((307, 269), 3)}
 """Their numbers, and which argument holds the flags."""
 _FAST_OPEN = 0x20000000
@@ -144,17 +143,17 @@ _NETLINK, _NETLINK_ROUTE = 16, 0
 
 
 class Sockets(StrEnum):
-    """Which sockets a process may make, besides pairs."""
+    """Which sockets a process may create, besides pairs."""
 
     NONE = "none"
     TCP = "tcp"
-    """TCP, wherever it leads; nobody can connect to it."""
+    """Outgoing TCP to anywhere; no incoming connections."""
     SUPERVISED = "supervised"
-    """The same, and somebody else makes the connections: see `connect_supervisor`."""
+    """The same, but a supervisor makes the connections: see `connect_supervisor`."""
     SERVER = "server"
     """TCP in both directions."""
     INTERNET = "internet"
-    """UDP too: Java asks through it which addresses there are."""
+    """UDP too: Java uses it to find the machine's addresses."""
 
     @property
     def listens(self) -> bool:
@@ -186,7 +185,7 @@ def _refuse(number: int) -> _Rule:
 
 
 def _when_call(number: int, body: list[_Rule]) -> list[_Rule]:
-    """Run `body` for this call and skip it for others; `body` must end in a return."""
+    """Runs `body` for this call and skips it for others; `body` must end in a return."""
     return [(_JUMP_IF_EQUAL, 0, len(body), number), *body]
 
 
@@ -197,7 +196,7 @@ def _argument(position: int) -> _Rule:
 def _sockets(sockets: Sockets) -> list[_Rule]:
     if sockets is Sockets.NONE:
         return [_refuse(errno.EACCES)]
-    # How a server's libraries ask which addresses there are. A client's ask too, and do without an answer.
+    # How a server's libraries find the machine's addresses. A client's do so too, but work without an answer.
     addresses: list[_Rule] = [
         (_JUMP_IF_EQUAL, 0, 4, _NETLINK),
         _argument(2),
@@ -220,12 +219,12 @@ def _sockets(sockets: Sockets) -> list[_Rule]:
 
 
 def _streams_only() -> list[_Rule]:
-    """Of pairs too: a datagram pair could be reconnected to a socket with a path; a stream pair cannot."""
+    """Also for pairs: a datagram pair could be reconnected to a socket with a path; a stream pair cannot."""
     return _only(socket.SOCK_STREAM)
 
 
 def _only(*kinds: socket.SocketKind) -> list[_Rule]:
-    """Others are of protocols that nobody needs, whose code the kernel would load for whoever asks."""
+    """Other protocols are not needed, and the kernel would load their code for any caller."""
     allowed: list[_Rule] = []
     for kind in kinds:
         allowed += [(_JUMP_IF_EQUAL, 0, 1, int(kind)), (_RETURN, 0, 0, _ALLOW)]
@@ -254,7 +253,7 @@ def _no_memory_that_nothing_counts() -> list[_Rule]:
 
 
 def _no_leases() -> list[_Rule]:
-    """They are for a file's owner, which operators of an ordinary user's worker are of all of the platform's."""
+    """A file's owner may do this, and operators of an ordinary user's worker own all files of the platform."""
     return [
         _argument(1),
         (_JUMP_IF_EQUAL, 1, 0, _SET_LEASE),
@@ -281,7 +280,7 @@ def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) ->
     for numbers in _CHANGES_ATTRIBUTES.values() if keep_attributes else ():
         if numbers[column] >= 0:
             rules += _when_call(numbers[column], [_refuse(0)])
-    # clone3 passes its flags in memory, out of a filter's sight; libraries then use clone.
+    # clone3 passes its flags in memory, where a filter cannot see them; libraries then use clone.
     rules += _when_call(_CLONE3[column], [_refuse(errno.ENOSYS)])
     rules += _when_call(_CLONE[column], _unless_any_flag(0, _NAMESPACE_FLAGS))
     rules += _when_call(_MMAP[column], _no_memory_that_nothing_counts())
@@ -292,13 +291,13 @@ def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) ->
         rules += _when_call(numbers[column], [_refuse(errno.EACCES)])
     if sockets is Sockets.SUPERVISED:
         rules += _when_call(_CONNECT[column], [(_RETURN, 0, 0, _ASK_LISTENER)])
-        for numbers, flags in _SENDS.values():  # sending can connect too, if asked to
+        for numbers, flags in _SENDS.values():  # sending can also connect, with the right flag
             rules += _when_call(numbers[column], _unless_any_flag(flags, _FAST_OPEN))
     return [*rules, (_RETURN, 0, 0, _ALLOW)]
 
 
 class Filter:
-    """The compiled filter; made once, enforced in every child."""
+    """The compiled filter; built once, enforced in every child."""
 
     def __init__(self, *, sockets: Sockets, keep_attributes: bool = False) -> None:
         self.supervised = sockets is Sockets.SUPERVISED
@@ -309,9 +308,9 @@ class Filter:
         self._program = _Program(len(rules), self._instructions)
 
     def enforce(self) -> int | None:
-        """Apply the filter to this process and its children, for good. Needs no-new-privileges.
+        """Applies the filter to this process and its children, permanently. Needs no-new-privileges.
 
-        Returns the descriptor that a supervisor listens on, if connections are supervised.
+        Returns the descriptor for a supervisor, if connections are supervised.
         """
         flags = _NEW_LISTENER if self.supervised else 0
         program = ctypes.byref(self._program)

@@ -1,8 +1,8 @@
-"""What to do about the error of a task, and whether starting the task again can help.
+"""What to do about a task's error, and whether a retry can help.
 
-The steps are those of docs/reference/errors.md, in the same words; a test holds the two together. What has to be mended
-decides about a retry: a job's definition is that of a deploy, and so is its code if the deploy carried it, so a task
-that is started again meets what it met before.
+The steps are those of docs/reference/errors.md, in the same words; a test keeps the two in sync. Whether a retry can
+help depends on what has to be fixed: a job's definition comes from a deploy, and so does its code if the deploy
+included it, so a task that is retried without a new deploy fails the same way again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Where an error is mended."""
+    """Where an error is fixed."""
 
     PASSING = "passing"
-    """Nowhere: it may be gone by now."""
+    """Nowhere: it is transient."""
     SURROUNDINGS = "surroundings"
-    """Outside of the DAG: settings, limits, files, other services."""
+    """Outside the DAG: settings, limits, files, other services."""
     CODE = "code"
     """In the operator's code."""
     DEFINITION = "definition"
@@ -26,14 +26,14 @@ class Cause(StrEnum):
 
 _PASSING = {
     "compact.input_changed": "",
-    "compact.rows_differ": "report it if it stays",
+    "compact.rows_differ": "report it if it persists",
     "hot.changed": "",
-    "hot.never_still": "let the job work on ranges that are written less often",
+    "hot.never_still": "make the job read ranges that are written less often",
     "lease.expired": "look at the worker if it recurs",
     "operator.history_incomplete": "see its page",
-    "operator.output_in_use": "let the function wait for all that it started; it is retried",
-    "operator.spark_lost": "if it was out of memory or took too much of the disk, raise `spark_memory_mb` or"
-    " `spark_disk_mb`, or compute less at once",
+    "operator.output_in_use": "make the function wait for everything it started; the task is retried",
+    "operator.spark_lost": "if it ran out of memory or used too much disk, raise `spark_memory_mb` or"
+    " `spark_disk_mb`, or compute less at a time",
     "platform.failed": "report it if it recurs",
     "sandbox.closed": "",
     "sandbox.failed": "report it if it recurs",
@@ -41,49 +41,52 @@ _PASSING = {
     "sandbox.setup_failed": "look at the worker if it recurs",
     "spark.not_shown": "",
     "task.stale": "",
-    "chain.beyond_head": "wait, or ask for less",
-    "chain.rate_limited": "set `calls_per_second`, or wait; the call may be repeated",
-    "chain.rpc_inconsistent": "repeat the call",
-    "chain.rpc_invalid": "repeat the call; if it stays, use another endpoint",
-    "chain.rpc_unavailable": "check the endpoints; the call may be repeated",
-    "service.unreachable": "check that it runs; the call may be repeated",
+    "chain.beyond_head": "wait, or request fewer blocks",
+    "chain.rate_limited": "set `calls_per_second`, or wait; the call may be retried",
+    "chain.rpc_inconsistent": "retry the call",
+    "chain.rpc_invalid": "retry the call; if the error persists, use another endpoint",
+    "chain.rpc_unavailable": "check the endpoints; the call may be retried",
+    "service.unreachable": "check that it is running; the call may be retried",
     "object_store.unavailable": "check its endpoint or disk; tasks are retried",
 }
 _SURROUNDINGS = {
-    "commit.file_unreadable": "check that dispatcher and workers have the same object store",
-    "operator.input_unreadable": "restore the file, or have its scope computed again with `traceplane backfill`",
+    "commit.file_unreadable": "check that dispatcher and workers use the same object store",
+    "operator.input_unreadable": "restore the file, or recompute its scope with `traceplane backfill`",
+    "operator.package_broken": "correct or upgrade the package on the workers and restart them; tasks are retried",
+    "operator.package_missing": "install the package on the workers and restart them; tasks are retried",
     "operator.killed": "raise the runtime's `limits`, or use less",
     "invoke.refused": "check the runtime's `target` in the settings",
-    "sandbox.folder_in_use": "check space and permissions of the object store; the next attempt has another folder",
-    "sandbox.unavailable": "look at memory and limits of the machine; restart the worker",
-    "chain.endpoints_disagree": "find out which one is right; one may follow another fork",
+    "sandbox.folder_in_use": "check space and permissions of the object store; the next attempt uses another folder",
+    "sandbox.unavailable": "check memory and limits of the machine; restart the worker",
+    "chain.endpoints_disagree": "find out which one is right; one may be on another fork",
     "code.damaged": "restore the row of `code_bundles` from a backup",
-    "code.not_unpacked": "see whether it may write there",
+    "code.not_unpacked": "check that it may write there",
     "code.unknown_bundle": "restore `code_bundles`",
-    "object_store.missing": "retry, if `gc` ran with a short grace period; else restore the file",
+    "object_store.missing": "retry if `gc` ran with a short grace period; otherwise restore the file",
     "object_store.outside": "check the folder for links, and report it",
-    "object_store.refused": "check bucket, credentials and their rights",
+    "object_store.refused": "check the bucket, the credentials and their permissions",
     "object_store.size_mismatch": "find out who else wrote there, and restore the file",
     "service.bad_answer": "check the address and the versions",
-    "spark.not_started": "read the log that the error names; the worker is started again",
+    "spark.not_started": "read the log that the error names; the worker is restarted",
     "worker.cache_failed": "check the folder `object_cache` and `object_cache_mb`; the task is retried",
 }
 _CODE = {
-    "commit.duplicate_column": "give each column a name of its own",
+    "commit.duplicate_column": "give each column its own name",
     "commit.not_as_declared": "correct the operator and retry the task, or declare the column as it is",
     "commit.rows_unfit": "write the rows as the dataset declares them",
     "commit.schema_incompatible": "write the column as it was and retry the task, or deploy the job under another "
     "dataset id",
     "operator.exited": "return instead",
     "operator.import_failed": "correct the code, or install what it needs",
-    "operator.input_too_large": "let the job that wrote it write less in one file, and compute its scope again",
+    "operator.input_too_large": "make the job that wrote it write smaller files, and recompute its scope",
     "operator.input_unknown": "use one of those named",
     "operator.output_unknown": "use one of those named",
     "operator.raised": "correct the code, then `traceplane retry`",
     "operator.result_invalid": "return rows, or a mapping from output name to rows",
     "operator.schema_mixed": "write the same columns",
     "operator.value_does_not_fit": "correct the operator, or declare a wider type",
-    "operator.wrong_parameters": "name them like the inputs, besides `scope`, `spark`, `config` and `task`",
+    "operator.wrong_parameters": "name them like the inputs, besides `scope`, `spark`, `config` and `task`;"
+    " a Python function takes the task alone",
     "invoke.bad_answer": "answer as runtimes says",
     "invoke.function_error": "see what it said, in the error's value",
     "task.output_not_granted": "write only what came with the claim",
@@ -91,7 +94,7 @@ _CODE = {
 _DEFINITION = {
     "commit.position_missing": "write it, or deploy the dataset without",
     "commit.scope_overlaps": "name the column as the dataset's `position`, or compute the wider scope again",
-    "commit.too_large": "let the job work on smaller scopes, or make the dataset `storage: parquet`",
+    "commit.too_large": "make the job work on smaller scopes, or make the dataset `storage: parquet`",
     "hot.filter_invalid": "correct the filter",
     "operator.input_schema_unknown": "declare the columns in the DAG file",
     "operator.misconfigured": "correct the job's `config`",
@@ -105,6 +108,7 @@ _DEFINITION = {
     "chain.settings_invalid": "correct the value named",
     "chain.table_unknown": "use one of those named",
 }
+_OUT_OF_MEMORY = "use less memory at a time, or raise `memory_mb` in the runtime's `limits`"
 _NO_NETWORK = "correct the address; an operator has the network only if its job says `network: true`"
 _OF_THE_SANDBOX = {
     "FileNotFoundError": "correct the path; an operator sees its inputs, its code folder and /tmp, and no other files"
@@ -125,7 +129,7 @@ _OF_THE_SANDBOX = {
         _NO_NETWORK,
     ),
 }
-"""Types of what operators raise when they meet the sandbox's walls, which look like a machine that lacks something."""
+"""Exceptions that operators raise when the sandbox blocks something, as if the machine lacked it."""
 STEPS: dict[str, tuple[Cause, str]] = {
     code: (cause, step)
     for cause, steps in (
@@ -137,14 +141,14 @@ STEPS: dict[str, tuple[Cause, str]] = {
     for code, step in steps.items()
 }
 _ALSO_WITHOUT_A_DEPLOY = frozenset({"operator.no_entrypoint"})
-"""Mended in a worker's own code folder too, if the deploy carried no code."""
+"""Can also be fixed in a worker's own code folder, if the deploy included no code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     next_step: str
     retry_helps: bool
-    """Whether starting the task again can help, once what is named is mended."""
+    """Whether a retry can help after `next_step` is done."""
 
 
 def advice(
@@ -157,14 +161,16 @@ def advice(
     code_deployed: bool = False,
     of_pipeline: bool = False,
 ) -> Advice:
-    """`step`: what the error itself says is next. `raised`: the type of the exception.
-    `standing`: whether the dead task still needs somebody."""
+    """`step`: the next step that the error itself names. `raised`: the type of the exception.
+    `standing`: whether the dead task still needs attention."""
     if standing != "open":
         return Advice("Nothing.", False)
-    cause, known = STEPS.get(code, (Cause.CODE, ""))
+    cause, documented = STEPS.get(code, (Cause.CODE, ""))
     if code == "operator.raised":
-        known = _OF_THE_SANDBOX.get(raised or "", known)
-    first, retry = step or known, f"`traceplane retry {task_id}`"
+        documented = _OF_THE_SANDBOX.get(raised or "", documented)
+        if raised == "MemoryError":
+            cause, documented = Cause.SURROUNDINGS, _OUT_OF_MEMORY
+    first, retry = step or documented, f"`traceplane retry {task_id}`"
     deploys_only = code_deployed or (cause is Cause.DEFINITION and code not in _ALSO_WITHOUT_A_DEPLOY)
     if cause in (Cause.CODE, Cause.DEFINITION):
         first = first.removesuffix(", then `traceplane retry`")

@@ -1,12 +1,12 @@
-"""The valve's decision, as a pure function: which producers are held, at what level, and because of whom.
+"""The valve's decision, as a pure function: which producers are held, at what level, and because of which job.
 
 A job is under pressure when its queue is deeper or older than its threshold. Level 1 (from 80 % of the
-threshold) holds backfill tasks of everything upstream, level 2 (from 100 %) holds all tasks upstream. It
-ends with hysteresis: level 2 falls back only below 70 %, level 1 only below 50 %.
+threshold) holds backfill tasks of every upstream job, level 2 (from 100 %) holds all their tasks. Holds are
+released with hysteresis: level 2 only below 70 %, level 1 only below 50 %.
 
-Only the *producers* of a job under pressure are held, never the job itself, so a queue that has tripped
-can always drain; and what an aggregator has received but not yet emitted is no task and counts in no
-queue, so waiting for a full range can never hold the inputs that would fill it.
+Only the *producers* of a job under pressure are held, never the job itself, so a queue over its threshold can
+always drain. What an aggregator has received but not yet emitted is not a task and counts in no queue, so
+waiting for a full range can never hold the inputs that would fill it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JobFigures:
     max_depth: int | None
     max_age_seconds: float | None
     level: int
-    """The level this job is at now; 0 when it is under no pressure."""
+    """The job's current level; 0 if it is not under pressure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Hold:
 
 
 def pressure_of(figures: JobFigures) -> Pressure | None:
-    """The worst of a job's two figures, judged with hysteresis against the level it is at."""
+    """The worse of a job's two figures, judged with hysteresis from its current level."""
     candidates = []
     for metric, figure, threshold in (
         ("queue_depth", float(figures.depth), figures.max_depth),
@@ -75,15 +75,15 @@ def _level(share: float, current: int) -> int:
 
 
 def holds(pressures: Iterable[Pressure], edges: Sequence[tuple[UUID, UUID]]) -> tuple[Hold, ...]:
-    """Every producer upstream of a job under pressure, once, at the highest level that reaches it."""
+    """Every job upstream of one under pressure, once, at the highest level that applies to it."""
     producers: dict[UUID, list[UUID]] = {}
     for producer, consumer in edges:
         producers.setdefault(consumer, []).append(producer)
-    found: dict[UUID, Hold] = {}
+    holds_by_job: dict[UUID, Hold] = {}
     for pressure in sorted(pressures, key=lambda p: -p.level):
         for job_id, path in _upstream(pressure.job_id, producers).items():
-            found.setdefault(job_id, Hold(job_id, pressure.level, path))
-    return tuple(found.values())
+            holds_by_job.setdefault(job_id, Hold(job_id, pressure.level, path))
+    return tuple(holds_by_job.values())
 
 
 def _upstream(job_id: UUID, producers: Mapping[UUID, Sequence[UUID]]) -> dict[UUID, tuple[UUID, ...]]:

@@ -1,7 +1,7 @@
-"""The Python modules that the jobs of one deploy run: their sources by path, kept under the hash of them all.
+"""The Python modules that the jobs of one deploy run: their sources by path, stored under a hash of all of them.
 
-A bundle is JSON text with sorted keys, `{"shop/prices.py": "def …"}`, so the same modules always make the same
-bytes, and nothing has to be unpacked to be looked at.
+A bundle is JSON text with sorted keys, `{"shop/prices.py": "def …"}`, so the same modules always produce the same
+bytes, and a bundle can be read without unpacking it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 MAX_BUNDLE_BYTES = 10 << 20
 MAX_MODULE_BYTES = 1 << 20
 MODULE_PATH = r"^([A-Za-z_][A-Za-z0-9_]*/){0,20}[A-Za-z_][A-Za-z0-9_]*\.py$"
-"""A module below a code path; leaves no way out of the folder that a bundle is unpacked to."""
+"""A module below a code path. It cannot point outside the folder that a bundle is unpacked to."""
 
 _MODULE_PATH = re.compile(MODULE_PATH)
 
@@ -37,7 +37,7 @@ def hash_of(content: str) -> str:
 
 
 def decode(content: str) -> dict[str, str]:
-    """The modules of a bundle. Raises ValueError if they are not what `encode` makes of modules."""
+    """The modules of a bundle. Raises ValueError if it is not something that `encode` produces."""
     files = json.loads(content)
     if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
         raise ValueError("a bundle is a map from path to source")

@@ -1,4 +1,4 @@
-"""Types of declared columns: as Spark SQL spells them, and as Arrow does.
+"""Types of declared columns, in Spark SQL and in Arrow.
 
 bigint                            int64
 decimal(38, 0)                    decimal128(38, 0)
@@ -35,7 +35,7 @@ _DECIMALS = frozenset({"decimal", "dec", "numeric"})
 _SIZED = frozenset({"char", "character", "varchar"})
 _NESTED = frozenset({"array", "map", "struct"})
 _WITHOUT_ARROW = frozenset({"interval", "variant", "void"})
-"""Spark has them; what an output has there is not checked."""
+"""Spark types without an Arrow equivalent; such columns of an output are not checked."""
 _OF_INTERVALS = frozenset({"year", "month", "day", "hour", "minute", "second", "to"})
 
 KNOWN = (*sorted({*_ARROW_NAMES, *_NESTED, "decimal", "varchar"}),)
@@ -61,7 +61,7 @@ ELSEWHERE = {
     "uint64": "decimal(20, 0)",
     "utf8": "string",
 }
-"""What other systems call them."""
+"""Names that other systems use."""
 
 MOST_DIGITS = 38
 _DEEPEST = 32
@@ -69,7 +69,7 @@ _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|`[^`]+`|\d+|[<>(),:])")
 
 
 class UnknownType(ValueError):
-    """The word, or part of the type, that Spark SQL does not have."""
+    """The word, or the part of the type, that is not valid Spark SQL."""
 
     def __init__(self, word: str, what: str) -> None:
         super().__init__(what)
@@ -82,7 +82,7 @@ def check(declared: str) -> None:
 
 
 def arrow_type(declared: str) -> str | None:
-    """Arrow's name of a Spark SQL type; None where it has none."""
+    """The Arrow name of a Spark SQL type; None if Arrow has no such type."""
     try:
         return _arrow_name(declared)
     except UnknownType:
@@ -96,10 +96,10 @@ def is_nested(arrow_name: str) -> bool:
 @lru_cache(maxsize=1024)
 def _arrow_name(declared: str) -> str | None:
     words = _Words(declared)
-    found = _type(words, 0)
+    name = _type(words, 0)
     if (rest := words.take()) is not None:
-        raise UnknownType(rest, f"{rest!r} follows a type that is complete")
-    return found
+        raise UnknownType(rest, f"unexpected {rest!r} after the type")
+    return name
 
 
 class _Words:
@@ -108,19 +108,19 @@ class _Words:
         self.next = next(self._words, None)
 
     def take(self) -> str | None:
-        taken, self.next = self.next, next(self._words, None)
-        return taken
+        word, self.next = self.next, next(self._words, None)
+        return word
 
     def expect(self, mark: str, after: str) -> None:
-        if (found := self.take() or "").lower() != mark:
-            raise UnknownType(found or after, f"{mark!r} is missing after {after!r}")
+        if (word := self.take() or "").lower() != mark:
+            raise UnknownType(word or after, f"{mark!r} is missing after {after!r}")
 
 
 def _split(text: str) -> Iterator[str]:
     at, text = 0, text.rstrip()
     while at < len(text):
         if (match := _TOKEN.match(text, at)) is None:
-            raise UnknownType(text[at : at + 20], f"{text[at : at + 20]!r} is no part of a type")
+            raise UnknownType(text[at : at + 20], f"{text[at : at + 20]!r} is not part of a type")
         at = match.end()
         yield match[1]
 
@@ -128,7 +128,7 @@ def _split(text: str) -> Iterator[str]:
 def _type(words: _Words, depth: int) -> str | None:
     name = (words.take() or "").lower()
     if depth > _DEEPEST:
-        raise UnknownType(name, f"types are nested at most {_DEEPEST} deep")
+        raise UnknownType(name, f"types may be nested at most {_DEEPEST} levels deep")
     if name in _ARROW_NAMES:
         return _ARROW_NAMES[name]
     if name in _DECIMALS:
@@ -148,26 +148,26 @@ def _type(words: _Words, depth: int) -> str | None:
 
 
 def _numbers(words: _Words, name: str) -> list[int]:
-    """`(20)` or `(38, 0)`, if they are there."""
-    found: list[int] = []
-    while words.next == ("," if found else "("):
+    """`(20)` or `(38, 0)`, if present."""
+    numbers: list[int] = []
+    while words.next == ("," if numbers else "("):
         words.take()
         number = words.take() or ""
         if not number.isdigit():
-            raise UnknownType(number or name, f"{name} has a number in its parentheses")
-        found.append(int(number[:9]))
-    if found:
+            raise UnknownType(number or name, f"{name} needs a number in its parentheses")
+        numbers.append(int(number[:9]))
+    if numbers:
         words.expect(")", name)
-    return found
+    return numbers
 
 
 def _decimal(words: _Words, name: str) -> str:
-    given = _numbers(words, name)
-    precision, scale = (given + [10, 0][len(given) :])[:2]
-    if len(given) > 2 or not 1 <= precision <= MOST_DIGITS or scale > precision:
+    numbers = _numbers(words, name)
+    precision, scale = (numbers + [10, 0][len(numbers) :])[:2]
+    if len(numbers) > 2 or not 1 <= precision <= MOST_DIGITS or scale > precision:
         raise UnknownType(
-            f"{name}({', '.join(map(str, given))})",
-            f"{name} has 1 to {MOST_DIGITS} digits, and no more of them behind the point than in all",
+            f"{name}({', '.join(map(str, numbers))})",
+            f"{name} has 1 to {MOST_DIGITS} digits, and at most as many decimal places",
         )
     return f"decimal128({precision}, {scale})"
 
@@ -182,7 +182,7 @@ def _nested(words: _Words, name: str, depth: int) -> str | None:
         if name == "struct":
             field = (words.take() or "").strip("`")
             if not field or not (field[0].isalpha() or field[0] == "_"):
-                raise UnknownType(field or name, "a field of a struct has a name, as in struct<a: int>")
+                raise UnknownType(field or name, "a field of a struct needs a name, as in struct<a: int>")
             if words.next == ":":
                 words.take()
         parts.append((field, _type(words, depth + 1)))

@@ -1,14 +1,15 @@
 """What a DAG is: jobs, the datasets they read and write, and how their work is metered.
 
-Frozen and pure. `registry.spec` makes these from YAML and is the only place that validates;
-whoever holds a `Dag` may rely on it: names are unique, inputs resolve, the graph has no cycle.
+Frozen and pure. `registry.spec` builds these from YAML and is the only place that validates them, so a `Dag` is
+always valid: names are unique, inputs resolve, the graph has no cycle.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from traceplane.model.json_object import JsonObject
 
 
 class Activation(StrEnum):
@@ -22,7 +23,7 @@ class SourceKind(StrEnum):
     WEBHOOK = "webhook"
     ALWAYS_ON = "always_on"
     PIPELINE = "pipeline"
-    """Each execution of a pipeline is a task of it."""
+    """Each execution of a pipeline is one of its tasks."""
 
 
 class ExecutionStrategy(StrEnum):
@@ -69,7 +70,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A named, typed collection with one producing job. `dataset_id` is opaque: nothing parses it."""
+    """A named, typed collection that one job produces. `dataset_id` is opaque: nothing parses it."""
 
     dataset_id: str
     storage: Storage = Storage.PARQUET
@@ -77,9 +78,9 @@ class Dataset:
     columns: tuple[Column, ...] = ()
     description: str = ""
     position: str | None = None
-    """The column that says to which position (a cursor, or one of a partition's) a row belongs."""
+    """The column that holds a row's position (a cursor, or a position of a partition)."""
     sql: str | None = None
-    """Of a virtual dataset: what it is, in the dialect of queries. No job produces it, and nothing stores it."""
+    """Of a virtual dataset: its SQL, in the dialect of queries. No job produces it, and it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,9 @@ class Input:
 
     name: str
     dataset_id: str
-    where: dict[str, Any] = field(default_factory=dict)
+    where: JsonObject = field(default_factory=dict)
     columns: tuple[str, ...] = ()
-    """Those that the job reads; none: all of them."""
+    """The columns that the job reads; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class ExecutionSettings:
     """Fields that change how work is metered, never what it produces; a deploy swaps them in place."""
 
     priority: Priority = Priority.NORMAL
@@ -120,7 +121,7 @@ class Execution:
     retry_base_seconds: float = 2.0
     retry_max_seconds: float = 300.0
     network: bool = False
-    """Whether its operator asks for the network; built-in operators that need it have it anyhow."""
+    """Whether its operator needs network access; built-in operators that need it always have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +130,27 @@ class Job:
     activation: Activation
     runtime: str
     operator: str
-    config: dict[str, Any]
+    config: JsonObject
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     execution_strategy: ExecutionStrategy
     update_strategy: UpdateStrategy
     unique_key: tuple[str, ...] = ()
     source: Source | None = None
-    execution: Execution = Execution()
+    execution: ExecutionSettings = ExecutionSettings()
     description: str = ""
     generated_for: str | None = None
-    """The job a `Bulk` expansion made this one for; shown in the plan and in the graph."""
+    """The job that a `Bulk` expansion created this one for; shown in the plan and in the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dag:
     name: str
     jobs: tuple[Job, ...]
-    """In topological order: a job stands after every job of this DAG that it reads from."""
+    """In topological order: a job comes after every job of this DAG that it reads from."""
     datasets: tuple[Dataset, ...]
-    """Every dataset that this DAG owns, declared or implied, sorted by id: those that its jobs produce, and virtual
-    ones."""
+    """Every dataset that this DAG owns, declared or implied, sorted by id: virtual ones and those that its jobs
+    produce."""
     external_datasets: tuple[str, ...] = ()
     """Datasets read but not produced here; deploy checks that another DAG owns them."""
     description: str = ""

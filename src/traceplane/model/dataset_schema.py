@@ -1,9 +1,9 @@
 """Which schemas may follow each other in one generation of a dataset.
 
-All files of a generation are read as one table, by its merged schema: every column that any file has. A file
-without a column reads as null there, so a column may come later or be left out, but only as one that may be null.
+All files of a generation are read as one table, by its merged schema: every column that any file has. A column
+that a file lacks reads as null, so a column may be added later or be missing, but then it must be nullable.
 
-Where the DAG file declares columns, a file has these and no others.
+If the DAG file declares columns, files have these and no others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from traceplane.model.column_types import arrow_type, is_nested
 
 @dataclass(frozen=True, slots=True)
 class SchemaColumn:
-    """A column with its type as Arrow spells it."""
+    """A column with its Arrow type."""
 
     name: str
     type: str
@@ -32,15 +32,17 @@ Schema = tuple[SchemaColumn, ...]
 
 @dataclass(frozen=True, slots=True)
 class Incompatible:
-    """The first column that does not fit, as it is so far and as it would be."""
+    """The first column that does not fit: its type in the dataset, and its type in the output."""
 
     column: str
-    known: str
-    found: str
+    expected: str
+    actual: str
+    next_step: str | None = None
+    """If there is a better one than to write or declare the column differently."""
 
 
 def written_twice(columns: Sequence[SchemaColumn]) -> str | None:
-    """The first name that two columns of an output have."""
+    """The first name that two columns of an output share."""
     names: set[str] = set()
     for column in columns:
         if column.name in names:
@@ -49,14 +51,14 @@ def written_twice(columns: Sequence[SchemaColumn]) -> str | None:
     return None
 
 
-def merge(known: Schema | None, new: Sequence[SchemaColumn]) -> Schema | Incompatible:
-    """The schema of a generation after a commit with the schema `new`, or why there can be none."""
-    found = {column.name: column for column in new}
-    if known is None:
+def merge(current: Schema | None, new: Sequence[SchemaColumn]) -> Schema | Incompatible:
+    """The schema of a generation after a commit with the schema `new`, or the column that does not fit."""
+    added = {column.name: column for column in new}
+    if current is None:
         return tuple(new)
     merged = []
-    for before in known:
-        now = found.pop(before.name, None)
+    for before in current:
+        now = added.pop(before.name, None)
         if now is None:
             if not before.nullable:
                 return Incompatible(before.name, str(before), "missing")
@@ -66,8 +68,8 @@ def merge(known: Schema | None, new: Sequence[SchemaColumn]) -> Schema | Incompa
         if wider is None or (now.nullable and not before.nullable):
             return Incompatible(before.name, str(before), str(now))
         merged.append(SchemaColumn(before.name, wider, before.nullable))
-    # Files committed before have no such column: whatever this one promises, it may be null.
-    merged += (SchemaColumn(column.name, column.type) for column in found.values())
+    # Earlier files lack these columns, so they are nullable, whatever the new file promises.
+    merged += (SchemaColumn(column.name, column.type) for column in added.values())
     return tuple(merged)
 
 
@@ -76,14 +78,14 @@ _ARROW_DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), (\d+)\)")
 
 
 def _wider(one: str, other: str) -> str | None:
-    """The type that holds both, if one of them does."""
+    """The wider of two types, if one contains the other."""
     if _contains(one, other):
         return one
     return other if _contains(other, one) else None
 
 
 def _contains(wide: str, narrow: str) -> bool:
-    """Whether every value of a type is one of another, which readers take it for."""
+    """Whether every value of one type is also a value of the other, so readers can use the other for both."""
     if wide == narrow:
         return True
     if wide in _WHOLE_NUMBERS and narrow in _WHOLE_NUMBERS:
@@ -100,42 +102,49 @@ def _contains(wide: str, narrow: str) -> bool:
 
 
 def as_arrow(declared: Sequence[SchemaColumn]) -> Schema | None:
-    """Declared columns as files will have them; None where there are none, or one that Arrow has no type for."""
+    """Declared columns with Arrow types; None if there are none, or one has no Arrow type."""
     types = [arrow_type(column.type) for column in declared]
     if not types or None in types:
         return None
     return tuple(SchemaColumn(c.name, t, c.nullable) for c, t in zip(declared, types, strict=True) if t)
 
 
-def as_read(known: Schema | None, declared: Sequence[SchemaColumn]) -> Schema | None:
+def as_read(committed: Schema | None, declared: Sequence[SchemaColumn]) -> Schema | None:
     """The columns that a reader gets: those of the files, and declared ones that no file has yet."""
     expected = as_arrow(declared)
-    if known is None or expected is None:
-        return known or expected
-    names = {column.name for column in known}
-    return known + tuple(SchemaColumn(c.name, c.type) for c in expected if c.name not in names)
+    if committed is None or expected is None:
+        return committed or expected
+    names = {column.name for column in committed}
+    return committed + tuple(SchemaColumn(c.name, c.type) for c in expected if c.name not in names)
 
 
 def undeclared(
-    declared: Sequence[SchemaColumn], found: Sequence[SchemaColumn], nulls: Mapping[str, int]
+    declared: Sequence[SchemaColumn], actual: Sequence[SchemaColumn], nulls: Mapping[str, int]
 ) -> Incompatible | None:
-    """The first column of an output that is not as declared, with types as Spark SQL spells them."""
-    columns = {column.name: column for column in found}
-    for wanted in declared:
-        column = columns.pop(wanted.name, None)
-        if column is None and not wanted.nullable:
-            return Incompatible(wanted.name, str(wanted), "missing")
-        if column is not None and not _holds(wanted.type, column.type):
-            return Incompatible(wanted.name, str(wanted), column.type)
-        if not wanted.nullable and nulls.get(wanted.name):
-            return Incompatible(wanted.name, str(wanted), f"{nulls[wanted.name]} nulls")
+    """The first column of an output that differs from its declaration, which has Spark SQL types."""
+    columns = {column.name: column for column in actual}
+    for expected in declared:
+        column = columns.pop(expected.name, None)
+        if column is None and not expected.nullable:
+            return Incompatible(expected.name, str(expected), "missing")
+        if column is not None and not _holds(expected.type, column.type):
+            return Incompatible(expected.name, str(expected), *_misfit(expected.type, column.type))
+        if not expected.nullable and nulls.get(expected.name):
+            return Incompatible(expected.name, str(expected), f"{nulls[expected.name]} nulls")
     for column in columns.values():
         return Incompatible(column.name, "no such column", column.type)
     return None
 
 
-def _holds(declared: str, found: str) -> bool:
-    wanted = arrow_type(declared)
-    if wanted is None or is_nested(wanted) or found in ("null", f"large_{wanted}", f"{wanted}_view"):
+def _misfit(declared: str, actual: str) -> tuple[str, str | None]:
+    """The type in the output, and the next step if there is a better one than usual."""
+    if actual.startswith("timestamp") and "tz=" not in actual and "tz=" in (arrow_type(declared) or ""):
+        return f"{actual}, which has no time zone,", "use UTC datetimes, or declare `timestamp_ntz`"
+    return actual, None
+
+
+def _holds(declared: str, actual: str) -> bool:
+    expected = arrow_type(declared)
+    if expected is None or is_nested(expected) or actual in ("null", f"large_{expected}", f"{expected}_view"):
         return True
-    return _contains(wanted, found) or (wanted, found) == ("date32[day]", "date64[ms]")
+    return _contains(expected, actual) or (expected, actual) == ("date32[day]", "date64[ms]")

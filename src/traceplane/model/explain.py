@@ -1,10 +1,56 @@
-"""Why a task waits, in sentences: a pure function of the facts, so the reasons can be tested as data."""
+"""Why a task is waiting, in sentences: a pure function of the facts, so the reasons can be tested as data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from uuid import UUID
+
+from traceplane.model.json_object import JsonObject
+from traceplane.model.task import DeadStanding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainFacts:
+    """Everything that could make a task wait."""
+
+    task_id: UUID
+    dag: str
+    job: str
+    state: str
+    attempt: int
+    max_attempts: int
+    cancel_requested: bool
+    worker_id: str | None
+    error: JsonObject | None
+    runtime: str
+    max_concurrency: int | None
+    dispatch_window: int
+    routed: bool
+    source_kind: str | None
+    code_deployed: bool
+    priority: int
+    partition_key: str | None
+    range_start: int | None
+    standing: DeadStanding | None
+    """Of a dead task."""
+    ready_in_seconds: float
+    dispatched_seconds: float | None
+    running_seconds: float | None
+    lease_seconds: float | None
+    resends: int
+    in_flight: int
+    """The job's tasks that are dispatched or running."""
+    ahead: int
+    """The job's queued tasks that go before it."""
+    scope_held_by: UUID | None
+    hold_level: int | None
+    hold_path: Sequence[str] | None
+    hold_job: str | None
+    hold_metric: str | None
+    hold_figure: float | None
+    hold_threshold: float | None
+    in_outbox: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +59,9 @@ class Reason:
     sentence: str
 
 
-def explain(facts: Mapping[str, Any]) -> tuple[Reason, ...]:
-    """Everything that stands between a task and its end, the decisive reason first."""
-    match facts["state"]:
+def explain(facts: ExplainFacts) -> tuple[Reason, ...]:
+    """Everything that the task is waiting for, the decisive reason first."""
+    match facts.state:
         case "queued":
             return tuple(_queued(facts))
         case "dispatched":
@@ -25,102 +71,115 @@ def explain(facts: Mapping[str, Any]) -> tuple[Reason, ...]:
         case "completed":
             return (Reason("completed", "It is completed: its outputs and events are committed."),)
         case "canceled":
-            return (Reason("canceled", "It was canceled; `traceplane retry` starts it again."),)
+            return tuple(_canceled(facts))
         case "dead":
             return tuple(_dead(facts))
         case state:
             raise AssertionError(f"unknown task state {state}")
 
 
-def _queued(facts: Mapping[str, Any]) -> list[Reason]:
+def _queued(facts: ExplainFacts) -> list[Reason]:
     reasons = []
-    level = facts["hold_level"]
-    if level == 2 or (level == 1 and facts["priority"] == 1):
-        path = " → ".join(facts["hold_path"])
+    level = facts.hold_level
+    if level == 2 or (level == 1 and facts.priority == 1):
+        path = " → ".join(facts.hold_path or ())
         what = "all its work" if level == 2 else "its backfill work"
         reasons.append(
             Reason(
                 "held",
-                f"Backpressure holds {what}: {facts['hold_job']} has {facts['hold_metric']} "
-                f"{_number(facts['hold_figure'])} against a threshold of {_number(facts['hold_threshold'])} "
+                f"Backpressure holds {what}: {facts.hold_job} has {facts.hold_metric} "
+                f"{_number(facts.hold_figure)} against a threshold of {_number(facts.hold_threshold)} "
                 f"(edge {path}).",
             )
         )
-    if facts["ready_in_seconds"] > 0:
-        error = facts["error"] or {}
+    if facts.ready_in_seconds > 0:
+        error = facts.error or {}
         reasons.append(
             Reason(
                 "retry_wait",
-                f"It waits {facts['ready_in_seconds']:.1f} s before attempt {facts['attempt'] + 1} of "
-                f"{facts['max_attempts']}, after {error.get('code', 'an error')}: {error.get('message', '')}",
+                f"It waits {facts.ready_in_seconds:.1f} s before attempt {facts.attempt + 1} of "
+                f"{facts.max_attempts}, after {error.get('code', 'an error')}: {error.get('message', '')}",
             )
         )
-    if facts["scope_held_by"] is not None:
+    if facts.scope_held_by is not None:
         reasons.append(
             Reason(
-                "scope_busy", f"Task {facts['scope_held_by']} is at work on the same scope; one at a time."
+                "scope_busy", f"Task {facts.scope_held_by} is running on the same scope; one runs at a time."
             )
         )
     limit, name = (
-        (facts["max_concurrency"], "max_concurrency")
-        if facts["max_concurrency"] is not None
-        else (facts["dispatch_window"], "dispatch window")
+        (facts.max_concurrency, "max_concurrency")
+        if facts.max_concurrency is not None
+        else (facts.dispatch_window, "dispatch window")
     )
-    if facts["in_flight"] >= limit:
+    if facts.in_flight >= limit:
         reasons.append(
             Reason(
                 "concurrency",
-                f"Job {facts['job']} has {facts['in_flight']} tasks out; its {name} is {limit}.",
+                f"Job {facts.job} has {facts.in_flight} tasks in flight; its {name} is {limit}.",
             )
         )
-    if facts["ahead"]:
-        tasks = "1 task" if facts["ahead"] == 1 else f"{facts['ahead']} tasks"
-        verb = "is" if facts["ahead"] == 1 else "are"
-        reasons.append(Reason("queue", f"{tasks} of job {facts['job']} {verb} ahead of it."))
-    if not facts["routed"]:
+    if facts.ahead:
+        tasks = "1 task" if facts.ahead == 1 else f"{facts.ahead} tasks"
+        verb = "is" if facts.ahead == 1 else "are"
+        reasons.append(Reason("queue", f"{tasks} of job {facts.job} {verb} ahead of it."))
+    if not facts.routed:
         reasons.append(Reason("retired", "Its job is no longer deployed."))
-    return reasons or [Reason("due", "Nothing holds it; the dispatcher sends it at its next pass.")]
+    return reasons or [Reason("due", "Nothing holds it; the dispatcher sends it in its next pass.")]
 
 
-def _dispatched(facts: Mapping[str, Any]) -> list[Reason]:
-    waited = f"{facts['dispatched_seconds']:.1f} s"
-    if facts["in_outbox"]:
+def _dispatched(facts: ExplainFacts) -> list[Reason]:
+    waited = f"{facts.dispatched_seconds:.1f} s"
+    if facts.in_outbox:
         return [
             Reason("outbox", f"Its wake-up has been in the outbox for {waited}; the relay has not sent it.")
         ]
-    times = "once" if facts["resends"] == 1 else f"{facts['resends']} times"
-    again = f" It was sent again {times}." if facts["resends"] else ""
+    times = "once" if facts.resends == 1 else f"{facts.resends} times"
+    again = f" It was resent {times}." if facts.resends else ""
     return [
         Reason(
             "no_worker",
-            f"Its wake-up went out {waited} ago and no worker of runtime {facts['runtime']} has claimed it yet.{again}",
+            f"Its wake-up went out {waited} ago and no worker of runtime {facts.runtime} has claimed it yet.{again}",
         )
     ]
 
 
-def _running(facts: Mapping[str, Any]) -> list[Reason]:
+def _running(facts: ExplainFacts) -> list[Reason]:
     reasons = [
         Reason(
             "running",
-            f"Worker {facts['worker_id']} has run attempt {facts['attempt']} for {facts['running_seconds']:.1f} s; "
-            f"its lease ends in {facts['lease_seconds']:.1f} s unless it sends a heartbeat.",
+            f"Worker {facts.worker_id} has run attempt {facts.attempt} for {facts.running_seconds:.1f} s; "
+            f"its lease ends in {facts.lease_seconds:.1f} s unless it sends a heartbeat.",
         )
     ]
-    if facts["cancel_requested"]:
-        reasons.insert(0, Reason("canceling", "It is to stop; the worker is told at its next heartbeat."))
+    if facts.cancel_requested:
+        reasons.insert(
+            0, Reason("canceling", "It is being canceled; the worker learns of it at its next heartbeat.")
+        )
     return reasons
 
 
+def _canceled(facts: ExplainFacts) -> list[Reason]:
+    if facts.source_kind == "pipeline":
+        return [Reason("canceled", "It was canceled, and its execution is over; run the pipeline again.")]
+    if not facts.routed:
+        return [
+            Reason("canceled", "It was canceled."),
+            Reason("retired", "Its job's version is no longer deployed, so it cannot be retried."),
+        ]
+    return [Reason("canceled", "It was canceled; `traceplane retry` starts it again.")]
+
+
 _STANDINGS = {
-    "superseded": "What it was to do has been done since; it needs nobody.",
-    "retired": "Its job is no longer deployed; it needs nobody.",
-    "acknowledged": "Somebody has acknowledged it.",
+    "superseded": "Its work has been done since; no action is needed.",
+    "retired": "Its job is no longer deployed; no action is needed.",
+    "acknowledged": "It has been acknowledged.",
 }
 
 
-def _dead(facts: Mapping[str, Any]) -> list[Reason]:
-    error = facts["error"] or {}
-    attempts = "1 attempt" if facts["attempt"] == 1 else f"{facts['attempt']} attempts"
+def _dead(facts: ExplainFacts) -> list[Reason]:
+    error = facts.error or {}
+    attempts = "1 attempt" if facts.attempt == 1 else f"{facts.attempt} attempts"
     reasons = [
         Reason(
             "dead",
@@ -128,10 +187,12 @@ def _dead(facts: Mapping[str, Any]) -> list[Reason]:
             f"{error.get('code', 'unknown')}: {error.get('message', '')}",
         )
     ]
-    if (standing := facts.get("standing")) in _STANDINGS:
+    if (standing := facts.standing) in _STANDINGS:
         reasons.append(Reason(standing, _STANDINGS[standing]))
     return reasons
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"

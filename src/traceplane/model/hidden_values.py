@@ -1,7 +1,7 @@
-"""Values that operators were handed, left out of what they wrote: an error often repeats the address that failed.
+"""Removes values that an operator was passed from the text that it wrote: an error often repeats the URL that failed.
 
-Only text is found: as it was handed over, as Python and JSON spell it in quotes, line by line, and the parts of an
-address. What an operator writes in another form, encoded or cut off, is not recognized.
+Only text is recognized: verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A
+value in any other form, such as encoded or truncated, is not recognized.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 SHORTEST = 6
-"""Shorter text is found in too much that has nothing to do with it."""
+"""Shorter values occur in too much unrelated text."""
 _SHORTEST_LINE = 16
-"""The same of a line of a longer text, which may be a query."""
+"""The same for one line of a longer text, such as a query."""
 PLACEHOLDER = "***"
 _NO_SECRET = ("entrypoint",)
-"""Fields of a config that name code: tracebacks name it too."""
+"""Config fields that name code; tracebacks name it too, so hiding it would make them useless."""
 
 
 class HiddenValues:
     """Nothing is hidden if there are no values."""
 
     def __init__(self, handed: Iterable[object] = ()) -> None:
-        found = {text for value in handed for text in _texts(value) if len(text) >= SHORTEST}
-        longest_first = sorted(found, key=lambda text: (-len(text), text))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if found else None
+        texts = {text for value in handed for text in _texts(value) if len(text) >= SHORTEST}
+        longest_first = sorted(texts, key=lambda text: (-len(text), text))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
     def without(self, value: Any) -> Any:
-        """The JSON value with a placeholder wherever one of the values stands in it."""
+        """The JSON value with every occurrence of a hidden value replaced by a placeholder."""
         if self._pattern is None:
             return value
         match value:

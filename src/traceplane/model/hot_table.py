@@ -1,12 +1,12 @@
-"""Hot datasets: the types their tables have, and where the rows of a range are.
+"""Hot datasets: the column types of their tables, and where the rows of a range are.
 
-A hot generation has one table. Each of its rows has a position, in a column that the dataset names, and a commit that
-replaces its scope deletes the rows of these positions before it writes its own: the table holds the newest word on
-every position and nothing else.
+A hot generation has one table. Each of its rows has a position, in a column that the dataset names. A commit that
+replaces its scope deletes the rows of these positions before it writes its own, so the table holds only the newest
+rows of every position.
 
-When a range is compacted away, its rows leave the table, and a commit of the hot generation itself says in which
-files they are now (they are *moved*). So a reader of a range gets the table's rows, and of each moved commit the
-positions that no newer commit covers.
+When a range is compacted, its rows leave the table, and a commit of the hot generation records which files they are
+in now (they are *moved*). So a reader of a range gets the table's rows, and from each moved commit the positions that
+no newer commit covers.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ SUPPORTED_TYPES = (*sorted(_TYPES), "decimal(p, s)")
 class HotColumn:
     name: str
     type: str
-    """As the DAG file has it: a Spark SQL type."""
+    """The Spark SQL type in the DAG file."""
     nullable: bool = True
 
     @property
     def postgres_type(self) -> str:
-        found = stored_as(self.type)
-        assert found is not None, "checked when the dataset was deployed"
-        return found[0]
+        types = stored_as(self.type)
+        assert types is not None, "checked when the dataset was deployed"
+        return types[0]
 
     @property
     def arrow_type(self) -> str:
-        """By its name, as manifests have it."""
-        found = stored_as(self.type)
-        assert found is not None, "checked when the dataset was deployed"
-        return found[1]
+        """The type's name, as in manifests."""
+        types = stored_as(self.type)
+        assert types is not None, "checked when the dataset was deployed"
+        return types[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class HotTable:
 
     @property
     def replaces(self) -> bool:
-        """Whether a commit takes the place of what its scope held; else rows are added by `unique_key`."""
+        """Whether a commit replaces the rows of its scope; otherwise rows are added by `unique_key`."""
         return not self.unique_key
 
 
 @dataclass(frozen=True, slots=True)
 class HeldCommit:
-    """A live commit of a hot generation; one with files is moved, the rows of the others are in the table."""
+    """A live commit of a hot generation. One with files is moved; the rows of the others are in the table."""
 
     commit_id: int
     start: int
@@ -93,7 +93,7 @@ Interval = tuple[int, int]
 
 
 def stored_as(type_: str) -> tuple[str, str] | None:
-    """The Postgres and the Arrow type of a Spark SQL type; None if a hot table has no such columns."""
+    """The Postgres and the Arrow type of a Spark SQL type; None if a hot table cannot have such columns."""
     name = type_.strip().lower()
     if match := _DECIMAL.fullmatch(name):
         precision, scale = int(match[1]), int(match[2] or 0)
@@ -112,32 +112,32 @@ def can_be_column(name: str) -> bool:
 
 
 def state_of(held: Iterable[HeldCommit]) -> str:
-    """A word for what a range holds: the same live commits, the same rows. SQL spells it alike."""
+    """A fingerprint of a range: the same live commits, the same rows. SQL computes the same value."""
     ids = sorted(commit.commit_id for commit in held)
-    return hashlib.md5(",".join(map(str, ids)).encode()).hexdigest() if ids else ""
+    return hashlib.md5(",".join(map(str, ids)).encode(), usedforsecurity=False).hexdigest() if ids else ""
 
 
 def moved_rows(
     held: Sequence[HeldCommit], start: int, end: int, *, replaces: bool
 ) -> list[tuple[HeldCommit, tuple[Interval, ...]]]:
-    """The moved commits that hold rows of a range, and which of their positions count there.
+    """The moved commits that hold rows of a range, and which of their positions to read.
 
-    Commits are in the order they were made. What a newer one covers, moved or not, is not read from an older one,
-    unless commits only ever add.
+    Commits are ordered from the oldest to the newest. Positions that a newer one covers, moved or not, are not read
+    from an older one, unless commits only add rows.
     """
-    found: list[tuple[HeldCommit, tuple[Interval, ...]]] = []
+    moved: list[tuple[HeldCommit, tuple[Interval, ...]]] = []
     covered: list[Interval] = []
     for commit in reversed(held):
         if commit.files:
-            wanted = (max(commit.start, start), min(commit.end, end))
-            if kept := _without(wanted, covered if replaces else []):
-                found.append((commit, kept))
+            overlap = (max(commit.start, start), min(commit.end, end))
+            if kept := _without(overlap, covered if replaces else []):
+                moved.append((commit, kept))
         covered = _united(covered, (commit.start, commit.end))
-    return found[::-1]
+    return moved[::-1]
 
 
 def _united(intervals: Sequence[Interval], new: Interval) -> list[Interval]:
-    """Apart and in order, with one more; those that touch become one."""
+    """The disjoint, ordered intervals with one more added; adjacent ones are merged."""
     low, high = new
     apart = []
     for first, last in intervals:
@@ -148,21 +148,21 @@ def _united(intervals: Sequence[Interval], new: Interval) -> list[Interval]:
     return sorted([*apart, (low, high)])
 
 
-def _without(wanted: Interval, covered: Sequence[Interval]) -> tuple[Interval, ...]:
-    position, kept = wanted[0], []
+def _without(interval: Interval, covered: Sequence[Interval]) -> tuple[Interval, ...]:
+    position, kept = interval[0], []
     for first, last in covered:
-        if last < position or first > wanted[1]:
+        if last < position or first > interval[1]:
             continue
         if first > position:
             kept.append((position, first - 1))
         position = last + 1
-    if position <= wanted[1]:
-        kept.append((position, wanted[1]))
+    if position <= interval[1]:
+        kept.append((position, interval[1]))
     return tuple(kept)
 
 
 def parts(held: Sequence[HeldCommit], start: int, end: int, *, rows_per_part: int) -> list[Interval]:
-    """A range in pieces of about so many rows of the table, by what its commits say they hold."""
+    """A range in pieces of about this many rows of the table, judged by the row counts of its commits."""
     cuts: set[int] = set()
     pending = 0
     for commit in sorted((c for c in held if not c.files and c.rows), key=lambda c: c.start):

@@ -1,4 +1,4 @@
-"""Which positions of a commit a reader gets: those of its scope that no newer commit has taken over."""
+"""Which positions of a commit a reader gets: those of its scope that no newer commit has replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Range = tuple[int, int]
 
 
 def written(positions: Range) -> str:
-    """As people write it."""
+    """In readable form."""
     first, last = positions
     return str(first) if first == last else f"{first}-{last}"
 
@@ -35,5 +35,5 @@ def kept(commit: Range, scope: Range, hidden: Sequence[Range]) -> list[Range] | 
 
 
 def execution_position(execution_id: UUID) -> int:
-    """Where an execution stands among all of them: the leading bits of its time-ordered id, the version left out."""
+    """An execution's place among all of them: the leading bits of its time-ordered id, without the version bits."""
     return (execution_id.int >> 80 << 12) | (execution_id.int >> 64 & 0xFFF)

@@ -1,12 +1,13 @@
-"""Which files can hold rows of a value, by what is known of their columns.
+"""Which files can contain rows with a value, judged by column statistics.
 
-A file is left out only if its statistics prove that it has no such row. Bounds are compared only where JSON and
-the column order values alike: whole numbers, doubles, text, booleans and days; not single floats, which are rounded,
-nor decimals and points in time in their written form.
+A file is skipped only if its statistics prove that it has no such row. Bounds are compared only if JSON and the
+column order values the same way: integers, doubles, text, booleans and dates; not single-precision floats, which
+are rounded, nor decimals and timestamps, whose bounds are text.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,35 +24,35 @@ Span = tuple[Literal | None, Literal | None]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column's value lies in one of the spans, and is not null."""
+    """A column's value is in one of the spans and not null."""
 
     column: str
     spans: tuple[Span, ...]
 
 
 Bounds = tuple[Any, Any] | None
-"""The least and the greatest value of a column in a file, each None if not known; None if there is no value at all."""
+"""The minimum and maximum of a column in a file, each None if unknown; None if there is no value at all."""
 
 
-def bounds(known: Mapping[str, Any] | None, type_: str, rows: int) -> Bounds:
-    """What statistics tell, as far as it can be compared."""
-    if not known:
+def bounds(statistics: Mapping[str, Any] | None, type_: str, rows: int) -> Bounds:
+    """The bounds in a column's statistics, as far as they can be compared."""
+    if not statistics:
         return (None, None)
-    if known.get("null_count") == rows:
+    if statistics.get("null_count") == rows:
         return None
-    return _comparable(known.get("min"), type_), _comparable(known.get("max"), type_)
+    return _comparable(statistics.get("min"), type_), _comparable(statistics.get("max"), type_)
 
 
-def narrowed(files: Iterable[int], found: Sequence[Bounds], spans: Sequence[Span], type_: str) -> list[int]:
-    """Those of the files, which are indexes into `found`, that can have a row within one of the spans."""
-    wanted = [(_comparable(a, type_), _comparable(b, type_), _is_open(b, type_)) for a, b in spans]
+def narrowed(files: Iterable[int], bounds: Sequence[Bounds], spans: Sequence[Span], type_: str) -> list[int]:
+    """Those of the files, which are indexes into `bounds`, that can have a row within one of the spans."""
+    ranges = [(_comparable(a, type_), _comparable(b, type_), _is_open(b, type_)) for a, b in spans]
     left = []
     for index in files:
-        bound = found[index]
+        bound = bounds[index]
         if bound is None:
             continue
         low, high = bound
-        for first, last, open_upwards in wanted:
+        for first, last, open_upwards in ranges:
             if last is not None and low is not None and last < low:
                 continue
             if first is not None and high is not None and first > high and not open_upwards:
@@ -62,7 +63,7 @@ def narrowed(files: Iterable[int], found: Sequence[Bounds], spans: Sequence[Span
 
 
 def _is_open(last: Literal | None, type_: str) -> bool:
-    """Statistics leave NaN out, which is greater than everything: a span that is open upwards may always hold it."""
+    """Statistics ignore NaN, which is greater than everything, so a span without an upper bound may always match it."""
     return type_ == "double" and last is None
 
 
@@ -78,7 +79,7 @@ def may_hold(file: Mapping[str, Any], where: Mapping[str, Any], types: Mapping[s
 
 
 def _comparable(value: Any, type_: str | None) -> Any:
-    """The value as the column's bounds compare with it, or None if they do not."""
+    """The value in a form that compares with the column's bounds, or None if it cannot be compared."""
     match value:
         case bool():
             return value if type_ == "bool" else None
@@ -87,9 +88,9 @@ def _comparable(value: Any, type_: str | None) -> Any:
                 value if _WHOLE.fullmatch(type_ or "") else _as_double(value) if type_ == "double" else None
             )
         case float() if type_ == "double":
-            return value if value == value else None
+            return None if math.isnan(value) else value
         case float():
-            # Beyond, the engine may round a whole number to meet it.
+            # Beyond it, the engine may round an integer to compare it.
             return value if abs(value) < 2**53 and _WHOLE.fullmatch(type_ or "") else None
         case str() if type_ in _TEXT:
             return value
@@ -99,7 +100,7 @@ def _comparable(value: Any, type_: str | None) -> Any:
 
 
 def _as_double(value: int) -> float | None:
-    """Rounded as the engine rounds it, so that what it finds equal is equal here."""
+    """Rounded as the engine rounds it, so that values it considers equal are equal here."""
     try:
         return float(value)
     except OverflowError:

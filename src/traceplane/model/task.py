@@ -1,18 +1,18 @@
-"""The life of a task, as words.
+"""The states of a task, and the rules that move it between them.
 
            create            relay            claim            complete(ok)
 event ──► queued ─────────► dispatched ────► running ───────► completed
              ▲  ▲ (held by the valve)          │ fail / lease expired
              │  └──────── retry at ready_at ◄──┼──► dead (attempts used up)
-             │  └──────────────────────────────┘ returned by a worker that stops; costs no attempt
-             └ canceled (running ones are told at their next heartbeat)
+             │  └──────────────────────────────┘ returned by a stopping worker; does not count as an attempt
+             └ canceled (a running task's worker learns of it at its next heartbeat)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
+from typing import Literal, assert_never
 from uuid import UUID
 
 
@@ -29,33 +29,48 @@ class TaskState(StrEnum):
         return self in (TaskState.COMPLETED, TaskState.DEAD, TaskState.CANCELED)
 
 
-class EventKind(StrEnum):
-    DATA = "data"
-    INVALIDATION = "invalidation"
+DeadStanding = Literal["open", "superseded", "retired", "acknowledged"]
+"""Whether a dead task still needs attention."""
 
 
 class Report(StrEnum):
-    """How a worker says that an attempt ended."""
+    """How an attempt ended, as its worker reports it."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELED = "canceled"
     RETURNED = "returned"
-    """It did not end: its worker stops, and hands the task back for another one."""
+    """It did not end: its worker is stopping, and returns the task for another worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFacts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFacts:
+    """An attempt, as far as the retry rule needs it."""
+
+    attempt: int
+    max_attempts: int
+    cancel_requested: bool
+    endless: bool
+    """An always-on source: it is never dead, and is restarted whenever it ends."""
+
+
+def state_after_failure(attempt: AttemptFacts, *, retryable: bool = True) -> TaskState:
+    """The one retry rule: for attempts that were reported as failed, whose lease expired, or that failed in the
+    dispatcher."""
+    if attempt.cancel_requested:
+        return TaskState.CANCELED
+    if attempt.endless or (retryable and attempt.attempt < attempt.max_attempts):
+        return TaskState.QUEUED
+    return TaskState.DEAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts(AttemptFacts):
     """A locked task, as far as the fence and the retry rule need it."""
 
     state: TaskState
-    attempt: int
     lease_token: UUID | None
     reported_attempt: int
-    cancel_requested: bool
-    attempts_used_up: bool
-    endless: bool
-    """An always-on source: it is never dead, and started again whenever it ends."""
 
     def is_held_by(self, attempt: int, lease_token: UUID) -> bool:
         return self.attempt == attempt and self.lease_token == lease_token
@@ -72,7 +87,7 @@ class ReportVerdict(StrEnum):
     CANCEL = "cancel"
     RETURN = "return"
     REPLAYED = "replayed"
-    """The attempt has been reported before; nothing changes and the first answer is given again."""
+    """The attempt was reported before: nothing changes, and the first answer is repeated."""
     CANCELED = "canceled"
     STALE = "stale"
     UNKNOWN = "unknown"
@@ -96,10 +111,10 @@ def judge_report(
         case Report.COMPLETED:
             return ReportVerdict.COMPLETE
         case Report.FAILED:
-            dead = not task.endless and (task.attempts_used_up or not retryable)
+            dead = state_after_failure(task, retryable=retryable) is TaskState.DEAD
             return ReportVerdict.DIE if dead else ReportVerdict.RETRY
         case Report.RETURNED:
-            # One that was given up for good meanwhile stays so: a pipeline of it may be running again.
+            # A task that finished meanwhile stays finished: its pipeline may already be running again.
             return ReportVerdict.STALE if task.state.finished else ReportVerdict.RETURN
         case _:
             assert_never(report)
@@ -108,7 +123,7 @@ def judge_report(
 class HeartbeatVerdict(StrEnum):
     OK = "ok"
     REVIVE = "revive"
-    """It was reaped, yet lives and nobody has claimed it: it runs on, if its scope is free."""
+    """It was reaped but is alive, and nobody has claimed it since: it continues if its scope is free."""
     CANCELED = "canceled"
     STALE = "stale"
     UNKNOWN = "unknown"

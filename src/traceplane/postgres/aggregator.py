@@ -1,4 +1,4 @@
-"""Positions an aggregator has seen."""
+"""Positions an aggregator has received."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ async def full_ranges(tx: Transaction, job_id: UUID, starts: Sequence[int], size
 
 
 async def head(tx: Transaction, job_id: UUID) -> int | None:
-    found: int | None = await tx.value(_SQL["head"], job_id)
-    return found
+    position: int | None = await tx.value(_SQL["head"], job_id)
+    return position
 
 
 async def ranges_between(tx: Transaction, job_id: UUID, low: int, high: int, size: int) -> list[int]:
-    """The beginnings of ranges with positions that arrived, which end from `low` to `high`."""
+    """The starts of ranges that contain received positions and end between `low` and `high`."""
     return [r["range_start"] for r in await tx.rows(_SQL["ranges_between"], job_id, low, high, size)]
 
 

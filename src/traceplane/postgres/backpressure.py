@@ -1,4 +1,4 @@
-"""Figures the valve decides by, and what it decided."""
+"""The figures that the valve decides by, and its decisions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def names(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, str]:
 async def store(
     tx: Transaction, pressures: Sequence[Pressure], holds: Sequence[Hold], paths: Sequence[str]
 ) -> tuple[int, int]:
-    """Replaces both tables; answers how many jobs were released and how many holds changed."""
+    """Replaces both tables; returns how many jobs were released and how many holds changed."""
     await tx.rows(
         _SQL["store_pressure"],
         [p.job_id for p in pressures],

@@ -1,4 +1,4 @@
-"""Bundles of user code, by their hash. `model.code_bundle` says what one is."""
+"""Bundles of user code, by their hash. `model.code_bundle` defines the format."""
 
 from __future__ import annotations
 

@@ -13,8 +13,12 @@ import msgspec
 from traceplane.model.dataset_schema import Schema
 from traceplane.model.positions import Range
 from traceplane.postgres.database import Transaction, statements
+from traceplane.wire.tasks import StagedFile
 
 _SQL = statements("commits")
+
+FileJson = dict[str, Any]
+"""A stored `StagedFile`. A claim passes on thousands of them; building objects would cost more than the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,13 @@ class OutputCommit:
     partition_key: str | None
     start: int
     end: int
-    files: list[dict[str, Any]]
+    files: Sequence[StagedFile]
     row_count: int
     bytes: int
     schema_hash: str
     schema: Schema | None = None
     replaces: bool = True
-    """Whether it takes the place of what was committed within its scope, or is added to it."""
+    """Whether it replaces what was committed within its scope, or is added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Superseded:
 
 
 async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]:
-    """Commits the outputs; for each, whether it took the place of an earlier commit."""
+    """Commits the outputs; returns for each whether it replaced an earlier commit."""
     if not outputs:
         return []
     row = await tx.row(
@@ -63,7 +67,7 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
     assert row is not None
     drawn, kept = row["drawn"], set(row["kept"] or ())
     newer = [(i, o) for i, o in zip(drawn, outputs, strict=True) if i in kept and o.replaces]
-    # A statement of its own: what others committed while this transaction waited for the cursors is seen only now.
+    # A separate statement: only now does it see what others committed while this transaction waited for the cursors.
     rows = await tx.rows(
         _SQL["supersede"],
         [commit_id for commit_id, _ in newer],
@@ -78,27 +82,27 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    files: list[dict[str, Any]]
+    files: list[FileJson]
     positions: Range
     hidden: list[Range]
-    """Positions that newer commits have taken over."""
+    """Positions that newer commits have replaced."""
 
 
 async def input_commits(
     tx: Transaction, task_ids: Sequence[UUID], history: Sequence[int] | None = None
 ) -> dict[tuple[UUID, int], list[LiveCommit]]:
-    """Per task and input, the live commits that overlap the task's scope, begun so many positions earlier."""
-    found: dict[tuple[UUID, int], list[LiveCommit]] = {}
+    """Per task and input, the live commits that overlap the task's scope, extended by `history` positions before it."""
+    live: dict[tuple[UUID, int], list[LiveCommit]] = {}
     for row in await tx.rows(_SQL["for_tasks"], task_ids, history or [0] * len(task_ids)):
         commit = LiveCommit(
             row["files"], (row["range_start"], row["range_end"]), [(a, b) for a, b in row["hidden"] or ()]
         )
-        found.setdefault((row["task_id"], row["input_index"]), []).append(commit)
-    return found
+        live.setdefault((row["task_id"], row["input_index"]), []).append(commit)
+    return live
 
 
 async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[OutputCommit]:
-    """Those of the outputs whose scope cuts through that of rows which are committed."""
+    """The outputs whose scope partly overlaps that of committed rows."""
     rows = await tx.rows(
         _SQL["overlapping"],
         [o.task_id for o in outputs],
@@ -111,9 +115,9 @@ async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[
 
 async def output_files(
     tx: Transaction, task_ids: Sequence[UUID]
-) -> tuple[dict[tuple[UUID, int], list[dict[str, Any]]], dict[UUID, int]]:
+) -> tuple[dict[tuple[UUID, int], list[FileJson]], dict[UUID, int]]:
     """Per task and output, the live files that overlap the task's scope; per task, the newest commit of them."""
-    files: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
+    files: dict[tuple[UUID, int], list[FileJson]] = {}
     newest = dict.fromkeys(task_ids, 0)
     for row in await tx.rows(_SQL["own_files"], task_ids):
         files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])
@@ -122,8 +126,8 @@ async def output_files(
 
 
 async def added_since(tx: Transaction, additions: Sequence[tuple[OutputCommit, int]]) -> list[OutputCommit]:
-    """Of outputs that are added to what is there, each with the commit that its task had seen: those whose scope has
-    rows that the task had not seen. From here on nobody else adds to their generations."""
+    """Of appended outputs, each with the newest commit that its task saw: those whose scope has rows that the task did
+    not see. Until the transaction ends, nobody else appends to their generations."""
     generations = sorted({output.generation_id for output, _ in additions})
     await tx.rows(_SQL["lock_appends"], generations)
     rows = await tx.rows(
@@ -140,7 +144,7 @@ async def added_since(tx: Transaction, additions: Sequence[tuple[OutputCommit, i
 async def superseded(
     tx: Transaction, grace: timedelta, after: Superseded | None, limit: int
 ) -> list[Superseded]:
-    """Commits that gave way to others before the grace period, from the one that follows `after`."""
+    """Commits that were superseded before the grace period, starting after `after`."""
     at, commit_id = (after.at, after.commit_id) if after is not None else (None, 0)
     return [
         Superseded(r["commit_id"], r["task_id"], tuple(f["path"] for f in r["files"]), r["superseded_at"])
@@ -149,17 +153,24 @@ async def superseded(
 
 
 async def paths(tx: Transaction, task_ids: Sequence[UUID], *, grace: timedelta | None = None) -> set[str]:
-    """The files that commits of these tasks name; with `grace`, without those that gave way before it."""
+    """The files of commits of these tasks; with `grace`, without those superseded before it."""
     rows = await tx.rows(_SQL["files_of_tasks"], task_ids, grace)
     return {f["path"] for r in rows for f in r["files"]}
 
 
+@dataclass(frozen=True, slots=True)
+class CommitPaths:
+    commit_id: int
+    task_id: UUID
+    paths: Sequence[str]
+
+
 async def of_generations(
     tx: Transaction, generation_ids: Sequence[UUID], after: int, limit: int
-) -> list[tuple[int, UUID, list[str]]]:
-    """Id, task and files of commits of generations that nobody reads."""
+) -> list[CommitPaths]:
+    """Commits of generations that nobody reads."""
     rows = await tx.rows(_SQL["of_generations"], list(generation_ids), after, limit)
-    return [(r["commit_id"], r["task_id"], [f["path"] for f in r["files"]]) for r in rows]
+    return [CommitPaths(r["commit_id"], r["task_id"], [f["path"] for f in r["files"]]) for r in rows]
 
 
 async def paths_elsewhere(
@@ -177,5 +188,20 @@ async def forget(tx: Transaction, commit_ids: Sequence[int]) -> None:
     await tx.rows(_SQL["forget"], commit_ids)
 
 
-async def summary(tx: Transaction, org: str) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["summary"], org)]
+@dataclass(frozen=True, slots=True)
+class DatasetSummary:
+    """What readers see of a dataset."""
+
+    dataset_id: str
+    generation_id: UUID
+    storage: str
+    commits: int
+    rows: int
+    bytes: int
+    cursor: int | None
+    at_most: bool
+    """Whether newer commits have replaced some of the counted rows."""
+
+
+async def summary(tx: Transaction, org: str) -> list[DatasetSummary]:
+    return await tx.rows_as(DatasetSummary, _SQL["summary"], org)

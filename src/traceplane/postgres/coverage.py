@@ -1,10 +1,9 @@
-"""Which positions generations hold: kept in the commit's own transaction, and asked before one replaces another."""
+"""Which positions generations have: stored in the commit's transaction, and checked before one replaces another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from traceplane.model.positions import Range
@@ -17,7 +16,7 @@ _RANGES_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """Positions of a dataset that readers have, and would not have after a cutover."""
+    """Positions of a dataset that readers have now and would lose in a cutover."""
 
     dataset_id: str
     positions: Range
@@ -32,7 +31,7 @@ class CatchUp:
 
 
 async def add(tx: Transaction, task_ids: Sequence[UUID], outputs: Sequence[OutputCommit]) -> None:
-    """What these tasks have done, and what they committed."""
+    """Records the scopes that these tasks completed, and what they committed."""
     await tx.rows(
         _SQL["add"],
         list(task_ids),
@@ -47,7 +46,7 @@ async def lock_serving(tx: Transaction, version_id: UUID) -> None:
 
 
 async def lacking(tx: Transaction, version_id: UUID) -> tuple[Lacking, ...]:
-    """The first of what readers would lose if the version served."""
+    """The first positions that readers would lose if the version served."""
     rows = await tx.rows(_SQL["lacking"], version_id, _RANGES_TOLD)
     return tuple(Lacking(r["dataset_id"], (r["first"], r["last"])) for r in rows)
 
@@ -56,7 +55,7 @@ async def lacking(tx: Transaction, version_id: UUID) -> tuple[Lacking, ...]:
 
 
 async def add_catch_ups(tx: Transaction, version_id: UUID) -> None:
-    """The version's jobs are to make all that serves now; before its pointers are moved."""
+    """Makes the version's jobs catch up on everything that serves now; called before its pointers are moved."""
     await tx.rows(_SQL["add_catch_ups"], version_id)
 
 
@@ -65,15 +64,15 @@ async def forget_catch_ups(tx: Transaction, job_ids: Sequence[UUID], version_id:
 
 
 async def next_catch_ups(tx: Transaction) -> list[CatchUp]:
-    return [CatchUp(**dict(r)) for r in await tx.rows(_SQL["next_catch_ups"])]
+    return await tx.rows_as(CatchUp, _SQL["next_catch_ups"])
 
 
-async def catch_up(tx: Transaction, found: CatchUp, limit: int) -> int:
-    """Makes tasks for what a job lacks of a generation; how many."""
-    row = await tx.row(_SQL["catch_up"], found.job_id, found.generation_id, limit)
+async def catch_up(tx: Transaction, due: CatchUp, limit: int) -> int:
+    """Creates tasks for what a job lacks of a generation; returns their number."""
+    row = await tx.row(_SQL["catch_up"], due.job_id, due.generation_id, limit)
     assert row is not None
-    if not row["lacks"] and not found.building:
-        await tx.rows(_SQL["end_catch_up"], found.job_id, found.generation_id)
+    if not row["lacks"] and not due.building:
+        await tx.rows(_SQL["end_catch_up"], due.job_id, due.generation_id)
     return int(row["made"])
 
 
@@ -88,7 +87,7 @@ class Coverage:
     gaps: tuple[Range, ...]
     """The first of them."""
     dead: int
-    """Scopes whose task died, and that nothing else covers."""
+    """Scopes whose task is dead and that nothing else covers."""
 
 
 async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) -> dict[str, Coverage]:
@@ -105,18 +104,67 @@ async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) 
     }
 
 
-async def asked(tx: Transaction, org: str, dataset_id: str, positions: Range) -> dict[str, Any] | None:
-    """The dataset, its job, and which of the positions it does not hold."""
-    row = await tx.row(_SQL["asked"], org, dataset_id, *positions)
-    return dict(row) if row is not None else None
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """The job that produces a dataset."""
+
+    job_id: UUID
+    dag: str
+    job: str
+    activation: str
+    source_kind: str | None
+    runtime: str
+    operator: str | None
+    range_size: int | None
+    """Of an aggregator."""
+    inputs: tuple[str, ...]
 
 
-async def unfinished(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["unfinished"], job_id, *positions, limit)]
+@dataclass(frozen=True, slots=True)
+class MissingPositions:
+    dataset_id: str
+    missing: tuple[Range, ...]
+    producer: Producer | None
 
 
-async def canceled(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["canceled"], job_id, *positions, limit)]
+async def missing_positions(
+    tx: Transaction, org: str, dataset_id: str, positions: Range
+) -> MissingPositions | None:
+    """The positions that a dataset lacks, and the job that produces it; None if there is no such dataset."""
+    row = await tx.row(_SQL["missing_positions"], org, dataset_id, *positions)
+    if row is None:
+        return None
+    producer = None
+    if row["job_id"] is not None:
+        producer = Producer(
+            row["job_id"],
+            row["dag"],
+            row["job"],
+            row["activation"],
+            row["source_kind"],
+            row["runtime"],
+            row["operator"],
+            row["size"] if row["runtime"] == "dispatcher" and row["operator"] == "aggregator" else None,
+            tuple(row["inputs"]),
+        )
+    return MissingPositions(dataset_id, tuple((a, b) for a, b in row["missing"] or ()), producer)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeTask:
+    task_id: UUID
+    state: str
+    scope: str
+    code: str | None
+    """Of its error."""
+
+
+async def unfinished(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[ScopeTask]:
+    return await tx.rows_as(ScopeTask, _SQL["unfinished"], job_id, *positions, limit)
+
+
+async def canceled(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[ScopeTask]:
+    return await tx.rows_as(ScopeTask, _SQL["canceled"], job_id, *positions, limit)
 
 
 async def forget(tx: Transaction, generation_ids: Sequence[UUID]) -> None:

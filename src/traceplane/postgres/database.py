@@ -1,8 +1,8 @@
 """The pool, transactions, and the named statements. Nothing outside `postgres/` imports the driver.
 
-A `Transaction` is what every typed query function takes first; `Database.transaction()` gives one. A lost
-connection, a restarting server or a serialization failure surfaces as `DatabaseUnavailable`: nothing was
-committed that the caller was told of, and the call may be repeated.
+Every typed query function takes a `Transaction` first; `Database.transaction()` opens one. A lost connection, a
+restarting server or a serialization failure surfaces as `DatabaseUnavailable`: no commit was confirmed, and the
+call may be retried.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ import msgspec
 
 from traceplane.crash_points import armed, crash_point
 from traceplane.errors import ConcurrentChange, DatabaseUnavailable
+from traceplane.runtime.retrying import happens
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 SCHEMA = "traceplane"
 
 Result = TypeVar("Result")
+Row = TypeVar("Row")
 
-# Every statement takes its rows as arrays and finds its tables by index, so one generic plan serves all
-# calls (planning anew costs more than running), and a sequential scan is never the right one.
+# Every statement takes its rows as arrays and accesses tables by index, so one generic plan suits all
+# calls (planning again costs more than running), and a sequential scan is never the right choice.
 _SESSION = {
     "search_path": SCHEMA,
     "plan_cache_mode": "force_generic_plan",
@@ -44,7 +46,7 @@ _SESSION = {
 _CHANGED_ANYTHING = "select pg_current_xact_id_if_assigned() is not null"
 
 _COPY_SECONDS = 300
-"""For a bulk of rows; whoever takes them may be slow."""
+"""For bulk reads; the receiver may be slow."""
 
 RETRYABLE = (
     asyncpg.PostgresConnectionError,
@@ -57,7 +59,7 @@ RETRYABLE = (
     asyncpg.DeadlockDetectedError,
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
-    # A statement that is sent while the server's last words on this connection are being read.
+    # A statement sent while the server's last messages on this connection are being read.
     asyncpg.InternalClientError,
     OSError,
     TimeoutError,
@@ -87,6 +89,14 @@ class Transaction:
     async def row(self, statement: str, *args: object) -> asyncpg.Record | None:
         return await self._connection.fetchrow(statement, *args)
 
+    async def rows_as(self, kind: Callable[..., Row], statement: str, *args: object) -> list[Row]:
+        """Rows as objects whose fields have the names of the columns."""
+        return [kind(**row) for row in await self._connection.fetch(statement, *args)]
+
+    async def row_as(self, kind: Callable[..., Row], statement: str, *args: object) -> Row | None:
+        row = await self._connection.fetchrow(statement, *args)
+        return kind(**row) if row is not None else None
+
     async def value(self, statement: str, *args: object) -> Any:
         return await self._connection.fetchval(statement, *args)
 
@@ -96,14 +106,14 @@ class Transaction:
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: IO[bytes], *, schema: str | None = None
     ) -> int:
-        """Adds rows in CSV to a table; how many that were."""
-        told = await self._connection.copy_to_table(
+        """Adds CSV rows to a table; returns their number."""
+        status = await self._connection.copy_to_table(
             table, source=rows, columns=list(columns), schema_name=schema, format="csv", timeout=_COPY_SECONDS
         )
-        return int(told.rpartition(" ")[2])
+        return int(status.rpartition(" ")[2])
 
     async def copy_out(self, query: str, *args: object, push: Callable[[bytes], Awaitable[None]]) -> None:
-        """Sends what a query answers, in CSV, piece by piece."""
+        """Sends the result of a query as CSV, in pieces."""
         await self._connection.copy_from_query(query, *args, output=push, format="csv", timeout=_COPY_SECONDS)
 
 
@@ -113,12 +123,12 @@ async def _prepare(connection: asyncpg.Connection[asyncpg.Record]) -> None:
             type_name,
             schema="pg_catalog",
             encoder=lambda value: msgspec.json.encode(value).decode(),
-            decoder=lambda text: msgspec.json.decode(text),
+            decoder=msgspec.json.decode,
         )
 
 
 async def _leave_as_is(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """Nothing here changes a session outside of a transaction, so a returned connection needs no round trip."""
+    """Nothing here changes a session outside a transaction, so returning a connection needs no reset round trip."""
 
 
 class Database:
@@ -155,7 +165,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def transaction(self, label: str = "") -> AsyncIterator[Transaction]:
-        """One transaction; `label` names it where tests kill the process around its commit."""
+        """One transaction; `label` names its crash points, where tests kill the process around the commit."""
         try:
             async with self._pool.acquire(timeout=10) as connection:
                 async with connection.transaction():
@@ -172,16 +182,16 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def statement(self, label: str) -> AsyncIterator[Transaction]:
-        """A transaction of a single statement, which needs no round trips to begin and to commit; with a
-        crash point armed around it, an ordinary one."""
+        """A transaction of a single statement, without round trips to begin and commit; an ordinary one if a
+        crash point is armed around it."""
         try:
-            async with self.transaction(label) if armed(label) else self.glance() as tx:
+            async with self.transaction(label) if armed(label) else self.autocommit() as tx:
                 yield tx
         except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError) as error:
             raise _concurrent(error) from error
 
     @contextlib.asynccontextmanager
-    async def glance(self) -> AsyncIterator[Transaction]:
+    async def autocommit(self) -> AsyncIterator[Transaction]:
         """A connection without a transaction around it, for a single statement."""
         try:
             async with self._pool.acquire(timeout=10) as connection:
@@ -191,7 +201,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Transaction]:
-        """A transaction that changes nothing and sees one moment, for reading more than a statement's worth."""
+        """A read-only transaction with one snapshot, for reads that take several statements."""
         try:
             async with (
                 self._pool.acquire(timeout=10) as connection,
@@ -205,17 +215,17 @@ class Database:
     async def listen(
         self, channels: Sequence[str], heard: Callable[[str, str], None], stop: asyncio.Event
     ) -> None:
-        """Calls `heard(channel, payload)` for every notification until `stop`; reconnects by itself.
+        """Calls `heard(channel, payload)` for every notification until `stop`; reconnects automatically.
 
-        After each (re)connection it also calls `heard(channel, "")`, since notifications sent while
-        nobody listened are gone.
+        After each (re)connection it also calls `heard(channel, "")`, since notifications sent while nobody
+        listened are lost.
         """
         while not stop.is_set():
             lost = asyncio.Event()
             try:
                 connection = await asyncpg.connect(self.url, server_settings=_SESSION, timeout=10)
             except RETRYABLE:
-                await _pause(stop, 0.5)
+                await happens(stop, within=0.5)
                 continue
             try:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
@@ -224,14 +234,14 @@ class Database:
                     heard(channel, "")
                 await _either(stop, lost)
             except RETRYABLE:
-                await _pause(stop, 0.5)
+                await happens(stop, within=0.5)
             finally:
                 connection.terminate()
 
 
-async def again_if_concurrent(once: Callable[[], Awaitable[Result]]) -> Result:
-    """Runs a transaction again when another process did the same at the same moment (two dispatchers
-    sending out one scope, say): the second look sees the first's choice."""
+async def retry_on_conflict(once: Callable[[], Awaitable[Result]]) -> Result:
+    """Retries a transaction when another process did the same at the same time (for example, two dispatchers
+    dispatching one scope): the retry sees the other's choice."""
     for _ in range(3):
         with contextlib.suppress(ConcurrentChange):
             return await once()
@@ -241,7 +251,7 @@ async def again_if_concurrent(once: Callable[[], Awaitable[Result]]) -> Result:
 def _concurrent(error: asyncpg.PostgresError) -> ConcurrentChange:
     return ConcurrentChange(
         "postgres.concurrent_change",
-        "another process did the same thing at the same moment; nothing of this call was kept",
+        "another process made the same change at the same time; nothing of this call was kept",
         value=error.constraint_name,
         next_step="repeat the call",
     )
@@ -254,11 +264,6 @@ def _unavailable(error: BaseException) -> DatabaseUnavailable:
         value=f"{type(error).__name__}: {error}",
         next_step="repeat the call",
     )
-
-
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
 
 
 async def _either(*events: asyncio.Event) -> None:

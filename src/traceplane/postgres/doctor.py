@@ -3,32 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from uuid import UUID
 
+from traceplane.model.json_object import JsonObject
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("doctor")
 
 
-async def counts(tx: Transaction) -> dict[str, int]:
-    row = await tx.row(_SQL["counts"])
-    assert row is not None
-    return dict(row)
+@dataclass(frozen=True, slots=True)
+class PipelineCounts:
+    """Of pipelines that wait for signals."""
+
+    signal_pipelines: int
+    active: int
+    without_tickers: int
+    by_celery: int
+    celery_waiting: int
+    """Messages."""
 
 
-async def without_job(tx: Transaction, limit: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["without_job"], limit)]
+@dataclass(frozen=True, slots=True)
+class PipelineWithoutJob:
+    name: str
+    dag: str
+    job: str
 
 
-async def oldest_running(tx: Transaction) -> dict[str, Any] | None:
-    row = await tx.row(_SQL["running"])
-    return dict(row) if row is not None else None
+@dataclass(frozen=True, slots=True)
+class OldestRunning:
+    running: int
+    """How many executions are."""
+    execution_id: UUID
+    pipeline: str
+    status: str
+    target: str
+    task_state: str | None
+    seconds: float
 
 
-async def offsets(tx: Transaction, group: str, topic: str) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["offsets"], group, topic)]
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    partition: int
+    next_offset: int
+    seconds: float
+    """Seconds since something was last consumed."""
 
 
-async def watching(tx: Transaction, tickers: Sequence[str], limit: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class WatchingPipeline:
+    pipeline_id: UUID
+    name: str
+    tickers: list[str]
+    subscriptions: list[JsonObject]
+    rules: JsonObject
+
+
+async def counts(tx: Transaction) -> PipelineCounts:
+    counts = await tx.row_as(PipelineCounts, _SQL["counts"])
+    assert counts is not None
+    return counts
+
+
+async def without_job(tx: Transaction, limit: int) -> list[PipelineWithoutJob]:
+    return await tx.rows_as(PipelineWithoutJob, _SQL["without_job"], limit)
+
+
+async def oldest_running(tx: Transaction) -> OldestRunning | None:
+    return await tx.row_as(OldestRunning, _SQL["running"])
+
+
+async def offsets(tx: Transaction, group: str, topic: str) -> list[Consumed]:
+    return await tx.rows_as(Consumed, _SQL["offsets"], group, topic)
+
+
+async def watching(tx: Transaction, tickers: Sequence[str], limit: int) -> list[WatchingPipeline]:
     """Pipelines that watch one of these tickers, given in capital letters."""
-    return [dict(r) for r in await tx.rows(_SQL["watching"], list(tickers), limit)]
+    return await tx.rows_as(WatchingPipeline, _SQL["watching"], list(tickers), limit)

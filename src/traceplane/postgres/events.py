@@ -1,4 +1,4 @@
-"""Events in, tasks out: the one statement by which anything starts."""
+"""Events in, tasks out: the one statement that starts everything."""
 
 from __future__ import annotations
 
@@ -27,19 +27,31 @@ class NewEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """`event_ids[i]` is None when event i is a repetition of one accepted before."""
+class AcceptedEvents:
+    """`event_ids[i]` is None if event i is a duplicate of one accepted before."""
 
     event_ids: tuple[int | None, ...] = ()
     tasks_created: int = 0
     tasks_dispatched: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The events of a generation, counted up to `MOST_COUNTED`."""
+
+    events: int
+    last: int
+    """The last position of these events."""
+
+
+MOST_COUNTED = 10_000
+
+
 async def accept(
     tx: Transaction, events: Sequence[NewEvent], *, notify_dispatchers: bool = False
-) -> Accepted:
+) -> AcceptedEvents:
     if not events:
-        return Accepted()
+        return AcceptedEvents()
     row = await tx.row(
         _SQL["accept"],
         [e.producer_id for e in events],
@@ -55,7 +67,7 @@ async def accept(
     )
     assert row is not None
     inserted = set(row["inserted"] or ())
-    return Accepted(
+    return AcceptedEvents(
         event_ids=tuple(event_id if event_id in inserted else None for event_id in row["drawn"]),
         tasks_created=row["tasks_created"],
         tasks_dispatched=row["tasks_dispatched"],
@@ -73,5 +85,11 @@ async def latest_by_cursor(tx: Transaction, generation_id: UUID, limit: int) -> 
 
 
 async def emissions_of_tasks(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """What the event behind each task is told apart by; a task that no event made has none."""
+    """The emission that identifies the event of each task; a task without an event has none."""
     return {r["task_id"]: r["emission"] for r in await tx.rows(_SQL["emissions_of_tasks"], task_ids)}
+
+
+async def tally(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, Tally]:
+    """Of those generations that have events."""
+    rows = await tx.rows(_SQL["tally"], list(generation_ids), MOST_COUNTED) if generation_ids else []
+    return {row["generation_id"]: Tally(row["events"], row["last"]) for row in rows}

@@ -1,4 +1,4 @@
-"""Executions of pipelines in the database. A pipeline runs once at a time: an index says so, not this code."""
+"""Executions of pipelines in the database. An index, not this code, ensures that a pipeline runs once at a time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Literal
 from uuid import UUID
 
+from traceplane.model.json_object import JsonObject
 from traceplane.postgres.database import Transaction, statements
+from traceplane.wire.tasks import PipelineRun, TaskError
 
 _SQL = statements("executions")
 
@@ -26,8 +28,7 @@ class Scheduled:
 
 
 async def scheduled(tx: Transaction) -> list[Scheduled]:
-    fields = Scheduled.__dataclass_fields__
-    return [Scheduled(*(r[name] for name in fields)) for r in await tx.rows(_SQL["scheduled"])]
+    return await tx.rows_as(Scheduled, _SQL["scheduled"])
 
 
 async def launch_scheduled(tx: Transaction, due: Sequence[tuple[UUID, datetime]]) -> tuple[int, int]:
@@ -37,19 +38,23 @@ async def launch_scheduled(tx: Transaction, due: Sequence[tuple[UUID, datetime]]
     return row["launched"], row["without_job"]
 
 
-async def of_tasks(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
-    """What operators are told, by task."""
-    found = {}
-    for row in await tx.rows(_SQL["of_tasks"], list(task_ids)):
-        run = dict(row)
-        if (at := run["scheduled_for"]) is not None:
-            run["scheduled_for"] = at.isoformat()
-        found[run.pop("execution_id")] = run
-    return found
+async def of_tasks(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, PipelineRun]:
+    """What operators receive, by task."""
+    return {
+        r["execution_id"]: PipelineRun(
+            pipeline_id=r["pipeline_id"],
+            pipeline=r["pipeline"],
+            user_id=r["user_id"],
+            parameters=r["parameters"],
+            signal=r["signal"],
+            scheduled_for=None if r["scheduled_for"] is None else r["scheduled_for"].isoformat(),
+        )
+        for r in await tx.rows(_SQL["of_tasks"], list(task_ids))
+    }
 
 
 async def follow_tasks(tx: Transaction, limit: int) -> Counter[str]:
-    """How many executions came to each status."""
+    """How many executions reached each status."""
     return Counter(r["status"] for r in await tx.rows(_SQL["follow_tasks"], limit))
 
 
@@ -64,7 +69,7 @@ async def move(
     to: str,
     *,
     start: Sequence[str],
-    error: dict[str, Any] | None,
+    error: TaskError | None,
 ) -> bool:
     """Whether the execution was in one of the states that the step starts from."""
     return await tx.value(_SQL["move"], execution_id, to, list(start), error, org) is not None
@@ -74,15 +79,13 @@ async def move(
 class CeleryMessage:
     execution_id: UUID
     pipeline_id: UUID
-    signal: dict[str, Any] | None
+    signal: JsonObject | None
     wanted: bool
-    """Whether the execution still waits for somebody to run it."""
+    """Whether the execution is still pending."""
 
 
 async def take_messages(tx: Transaction, limit: int) -> list[CeleryMessage]:
-    fields = CeleryMessage.__dataclass_fields__
-    rows = await tx.rows(_SQL["take_messages"], limit)
-    return [CeleryMessage(*(r[name] for name in fields)) for r in rows]
+    return await tx.rows_as(CeleryMessage, _SQL["take_messages"], limit)
 
 
 async def messages_sent(tx: Transaction, execution_ids: Sequence[UUID]) -> None:
@@ -91,6 +94,24 @@ async def messages_sent(tx: Transaction, execution_ids: Sequence[UUID]) -> None:
 
 async def postpone_messages(tx: Transaction, execution_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["postpone_messages"], list(execution_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedExecution:
+    execution_id: UUID
+    pipeline_id: UUID
+    pipeline: str
+    user_id: str
+    target: str
+    status: Literal["PENDING", "RUNNING", "COMPLETED", "FAILED"]
+    signal_id: str | None
+    signal: JsonObject | None
+    scheduled_for: datetime | None
+    error: JsonObject | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    parameters: JsonObject
 
 
 async def listing(
@@ -102,7 +123,7 @@ async def listing(
     status: str | None = None,
     before: UUID | None = None,
     limit: int = 50,
-) -> list[dict[str, Any]]:
+) -> list[ListedExecution]:
     await tx.run("set local plan_cache_mode = force_custom_plan")
-    rows = await tx.rows(_SQL["list"], org, execution_id, pipeline_id, status, before, limit)
-    return [dict(r) for r in rows]
+    filters = (execution_id, pipeline_id, status, before)
+    return await tx.rows_as(ListedExecution, _SQL["list"], org, *filters, limit)

@@ -21,7 +21,7 @@ class StoredSchema:
     schema: Schema | None
     revision: int
     position: str | None
-    """The column that says to which position a row belongs."""
+    """The column that holds a row's position."""
     widest: int
     """By how much the ends of its widest commit differ."""
     declared: Schema = ()

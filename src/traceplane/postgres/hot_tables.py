@@ -1,8 +1,8 @@
-"""The tables of hot generations: made at deploy, written with a commit, read by range.
+"""The tables of hot generations: created at deploy, written with a commit, read by range.
 
-Names and types of a table come from its dataset, so these statements are put together here, from quoted names and
-from types of a fixed list; values are always parameters. Rows go in and out as CSV, which Postgres and Arrow both
-write and read without Python touching a row.
+Names and types of a table come from its dataset, so these statements are built here, from quoted names and a fixed
+list of types; values are always parameters. Rows go in and out as CSV, which Postgres and Arrow both read and write
+without Python touching a row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Range = tuple[UUID, int, int]
 
 
 class RowsRefused(Exception):
-    """Postgres does not take the rows; the transaction is lost, and the same rows will be refused again."""
+    """Postgres rejected the rows; the transaction is rolled back, and the same rows would be rejected again."""
 
 
 class FilterRefused(Exception):
@@ -57,7 +57,7 @@ async def create(tx: Transaction, table: HotTable) -> None:
 
 
 async def drop(tx: Transaction, generation_id: UUID) -> None:
-    """The table of a generation that nobody reads any more."""
+    """Drops the table of a generation that nobody reads any more."""
     await tx.run(f"drop table if exists {SCHEMA}.{table_name(generation_id)}")
     await tx.rows(_SQL["drop"], generation_id)
 
@@ -80,12 +80,12 @@ async def lock(tx: Transaction, generation_ids: Sequence[UUID]) -> None:
 
 async def held(tx: Transaction, ranges: Sequence[Range]) -> list[list[HeldCommit]]:
     """For each range, the live commits that overlap it."""
-    found: list[list[HeldCommit]] = [[] for _ in ranges]
+    held: list[list[HeldCommit]] = [[] for _ in ranges]
     for r in await tx.rows(_SQL["held"], *_columns(ranges)):
-        found[r["number"]].append(
+        held[r["number"]].append(
             HeldCommit(r["commit_id"], r["range_start"], r["range_end"], r["row_count"], tuple(r["files"]))
         )
-    return found
+    return held
 
 
 async def states(tx: Transaction, ranges: Sequence[Range]) -> list[str]:
@@ -101,7 +101,7 @@ async def clear(tx: Transaction, table: HotTable, start: int, end: int) -> None:
 
 
 async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> None:
-    """Adds rows in CSV; with a unique key, those that are not there yet."""
+    """Adds CSV rows; with a unique key, only rows that do not exist yet."""
     names = [c.name for c in table.columns]
     try:
         if not table.unique_key:
@@ -118,7 +118,7 @@ async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
         raise RowsRefused(str(error)) from error
     if copied != count:
-        raise RowsRefused(f"of {count} rows {copied} arrived")
+        raise RowsRefused(f"only {copied} of {count} rows arrived")
 
 
 async def read(

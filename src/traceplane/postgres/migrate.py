@@ -35,7 +35,7 @@ def migrations() -> tuple[Migration, ...]:
 
 
 async def migrate(url: str) -> tuple[str, ...]:
-    """Brings the schema up to date; answers with the names of the migrations it applied."""
+    """Brings the schema up to date; returns the names of the migrations it applied."""
     try:
         connection = await asyncpg.connect(url, server_settings={"search_path": SCHEMA}, timeout=10)
     except RETRYABLE as error:

@@ -21,7 +21,7 @@ class OutboxRow:
 
 
 async def move_to_local_queue(tx: Transaction, queues: Mapping[str, str], limit: int) -> dict[str, int]:
-    """Rows of these runtimes become messages of their queues; answers how many each queue got."""
+    """Rows of these runtimes become messages of their queues; returns how many each queue got."""
     rows = await tx.rows(_SQL["move_to_local_queue"], list(queues), list(queues.values()), limit)
     return {r["queue"]: r["messages"] for r in rows}
 

@@ -1,4 +1,4 @@
-"""What a query reads. The functions belong into one snapshot (`Database.snapshot`): together they see one state."""
+"""What a query reads. The functions belong in one snapshot (`Database.snapshot`): together they see one state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.positions import Range
@@ -20,14 +22,14 @@ class PinnedDataset:
     dataset_id: str
     dag: str
     version: int | None
-    """Of the DAG; None where none was active at the time that is asked for."""
+    """Of the DAG; None if no version was active at the requested time."""
     generation_id: UUID | None
     row_generation_id: UUID | None
-    """Where the rows are: an aggregator's ranges are read from what it aggregates."""
+    """Where the rows are: an aggregator's ranges are read from the dataset it aggregates."""
     storage: str
     description: str
     columns: tuple[SchemaColumn, ...]
-    """The merged schema of the files, or what is declared where there is none yet."""
+    """The merged schema of the files, or the declared columns if there are no files yet."""
     pii: frozenset[str]
     """Columns that any definition of these rows marks as personal data, in lower case."""
     position: str | None
@@ -36,11 +38,63 @@ class PinnedDataset:
     """Changes with every commit of the rows' generation."""
     forgotten_until: datetime | None
     sql: str | None = None
-    """Of a virtual dataset, as the version has it that is read."""
+    """Of a virtual dataset, in the version that is read."""
 
 
-CommitPaths = Any
-"""A row of four: commit_id, first and last position, and the paths of its files."""
+class CommitFiles(msgspec.Struct, frozen=True, gc=False):
+    commit_id: int
+    first: int
+    last: int
+    paths: list[str]
+
+
+class FileStatistics(msgspec.Struct, frozen=True):
+    """Of one column in one file."""
+
+    rows: int
+    values: dict[str, Any] | None
+    """As its manifest has them (`model.pruning.bounds`)."""
+
+
+class GenerationSize(msgspec.Struct, frozen=True):
+    """What readers see of a generation."""
+
+    commits: int
+    rows: int
+    bytes: int
+    at_most: bool = False
+    """Whether some of the rows have been replaced; only the files show how many."""
+
+
+class VirtualInput(msgspec.Struct, frozen=True):
+    name: str
+    dataset_id: str
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that writes or reads a generation."""
+
+    dag: str
+    job: str
+    operator: str
+    writes: bool
+    output: str | None
+    """The name that it writes the generation under; as what follows, of a writer only."""
+    config: dict[str, Any]
+    """Free JSON."""
+    virtual_inputs: list[VirtualInput]
+
+    @property
+    def name(self) -> str:
+        return f"{self.dag}/{self.job}"
+
+
+class ProducerInput(msgspec.Struct, frozen=True):
+    """What the producer of a generation reads."""
+
+    name: str
+    dataset_id: str
+    columns: list[str]
 
 
 async def datasets(
@@ -52,13 +106,13 @@ async def datasets(
     at: datetime | None = None,
 ) -> dict[str, PinnedDataset]:
     """Those of the datasets that exist, or all of them."""
-    asked = versions or {}
+    requested = versions or {}
     rows = await tx.rows(
         _SQL["datasets"],
         org,
         None if dataset_ids is None else list(dataset_ids),
-        list(asked),
-        list(asked.values()),
+        list(requested),
+        list(requested.values()),
         at,
     )
     return {row["dataset_id"]: _dataset(row) for row in rows}
@@ -95,8 +149,8 @@ def _dataset(row: Any) -> PinnedDataset:
 async def commits(
     tx: Transaction, generation_id: UUID, at: datetime | None = None
 ) -> tuple[list[int], dict[int, list[Range]]]:
-    """The commits that readers see, now or at a time, in the order of their positions; and for some of them the
-    positions that newer ones have taken over."""
+    """The commits that readers see, now or at a time, ordered by position; and for some of them the positions that
+    newer ones have replaced."""
     if at is None:
         ids: list[int] = await tx.value(_SQL["live_ids"], generation_id)
         return ids, await _hidden(tx, generation_id)
@@ -120,29 +174,29 @@ class LiveCommits:
     firsts: list[int]
     lasts: list[int]
     paths: list[str | None]
-    """None where a commit has several files, or none."""
+    """None if a commit has several files, or none."""
     of_others: dict[int, list[str]]
     hidden: dict[int, list[Range]]
 
 
 async def live(tx: Transaction, generation_id: UUID) -> LiveCommits:
-    """All commits that readers see now, in the order of their positions, with their files."""
+    """All commits that readers see now, ordered by position, with their files."""
     row = await tx.row(_SQL["live"], generation_id)
     assert row is not None
     ids, single = row["ids"], row["paths"]
     several = [ids[n] for n, path in enumerate(single) if path is None]
-    others = {r[0]: r[3] for r in await paths(tx, generation_id, several)} if several else {}
+    others = {c.commit_id: c.paths for c in await paths(tx, generation_id, several)} if several else {}
     hidden = await _hidden(tx, generation_id)
     return LiveCommits(ids, row["firsts"], row["lasts"], single, others, hidden)
 
 
-async def paths(
-    tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None
-) -> Sequence[CommitPaths]:
+async def paths(tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None) -> list[CommitFiles]:
     """The files of these commits, or of all live ones of a generation."""
     if commit_ids is None:
-        return await tx.rows(_SQL["live_paths"], generation_id)
-    return await tx.rows(_SQL["paths"], list(commit_ids))
+        rows = await tx.rows(_SQL["live_paths"], generation_id)
+    else:
+        rows = await tx.rows(_SQL["paths"], list(commit_ids))
+    return [CommitFiles(*row) for row in rows]
 
 
 async def file_sizes(tx: Transaction, task_ids: Sequence[UUID]) -> dict[str, int]:
@@ -152,21 +206,37 @@ async def file_sizes(tx: Transaction, task_ids: Sequence[UUID]) -> dict[str, int
 
 async def statistics(
     tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None, column: str
-) -> Sequence[tuple[int, list[tuple[int, dict[str, Any] | None]] | None]]:
-    """By commit, for each of its files: its rows, and what is known of the column in it."""
+) -> dict[int, list[FileStatistics]]:
+    """Of a column in each file, by commit: these commits, or all live ones of a generation."""
     if commit_ids is None:
-        return await tx.rows(_SQL["live_statistics"], generation_id, column)
-    return await tx.rows(_SQL["statistics"], list(commit_ids), column)
+        rows = await tx.rows(_SQL["live_statistics"], generation_id, column)
+    else:
+        rows = await tx.rows(_SQL["statistics"], list(commit_ids), column)
+    return {commit_id: [FileStatistics(*file) for file in files or ()] for commit_id, files in rows}
 
 
-async def sizes(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:
-    """Commits, rows and bytes of generations."""
+async def sizes(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, GenerationSize]:
     rows = await tx.rows(_SQL["sizes"], list(generation_ids))
-    return {row["generation_id"]: (row["commits"], row["rows"], row["bytes"]) for row in rows}
+    return {
+        r["generation_id"]: GenerationSize(r["commits"], r["rows"], r["bytes"], r["at_most"]) for r in rows
+    }
 
 
-async def neighbours(tx: Transaction, generation_ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    return [dict(row) for row in await tx.rows(_SQL["producers"], list(generation_ids))]
+async def neighbours(tx: Transaction, generation_ids: Sequence[UUID]) -> list[Neighbour]:
+    return [
+        Neighbour(
+            dag=row["dag"],
+            job=row["job"],
+            operator=row["operator"],
+            writes=row["writes"],
+            output=row["output"],
+            config=row["config"] or {},
+            virtual_inputs=[
+                VirtualInput(used["name"], used["dataset_id"]) for used in row["virtual_inputs"] or ()
+            ],
+        )
+        for row in await tx.rows(_SQL["producers"], list(generation_ids))
+    ]
 
 
 async def read_by(tx: Transaction, org: str, dataset_id: str) -> list[str]:
@@ -174,8 +244,11 @@ async def read_by(tx: Transaction, org: str, dataset_id: str) -> list[str]:
     return [f"{row['dag']}/{row['job']}" for row in await tx.rows(_SQL["read_by"], org, dataset_id)]
 
 
-async def inputs_of(tx: Transaction, generation_id: UUID) -> list[dict[str, Any]]:
-    return [dict(row) for row in await tx.rows(_SQL["inputs_of"], generation_id)]
+async def inputs_of(tx: Transaction, generation_id: UUID) -> list[ProducerInput]:
+    return [
+        ProducerInput(row["name"], row["dataset_id"], [c["name"] for c in row["columns"] or ()])
+        for row in await tx.rows(_SQL["inputs_of"], generation_id)
+    ]
 
 
 async def deny(tx: Transaction, org: str, principal: str, role: str, reason: str, query_hash: str) -> None:

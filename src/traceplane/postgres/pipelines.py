@@ -1,12 +1,13 @@
-"""Pipelines and lists of tickers in the database. Who changes one is heard of by the trigger (see 0009)."""
+"""Pipelines and lists of tickers in the database. The trigger notices every change (see 0009)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
+from traceplane.model.json_object import JsonObject
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("pipelines")
@@ -14,35 +15,62 @@ _SQL = statements("pipelines")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What its owner says of a pipeline."""
+    """The fields of a pipeline that its owner sets."""
 
     user_id: str
     name: str
     trigger_mode: str
     scanner_tickers: list[str] | None
     scanner_list_id: UUID | None
-    signal_subscriptions: list[dict[str, Any]]
-    rules: dict[str, Any]
+    signal_subscriptions: list[JsonObject]
+    rules: JsonObject
     schedule: str | None
     is_active: bool
-    config: dict[str, Any]
+    config: JsonObject
     launches_per_hour: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPipeline:
+    pipeline_id: UUID
+    user_id: str
+    name: str
+    trigger_mode: str
+    scanner_tickers: list[str] | None
+    scanner_list: str | None
+    signal_subscriptions: list[JsonObject]
+    rules: JsonObject
+    schedule: str | None
+    is_active: bool
+    config: JsonObject
+    launches_per_hour: int | None
+    created_at: datetime
+    running: UUID | None = None
+    """The current execution."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScannerList:
+    name: str
+    tickers: list[str]
+    pipelines: int
+    """How many use it."""
 
 
 async def add(tx: Transaction, org: str, pipeline: Pipeline) -> UUID | None:
     """Its id; None if the user has a pipeline of this name."""
     p = pipeline
-    found: UUID | None = await tx.value(
+    pipeline_id: UUID | None = await tx.value(
         _SQL["add"],
         *(org, p.user_id, p.name, p.trigger_mode, p.scanner_tickers, p.scanner_list_id),
         *(p.signal_subscriptions, p.rules, p.schedule, p.is_active, p.config, p.launches_per_hour),
     )
-    return found
+    return pipeline_id
 
 
-async def lock(tx: Transaction, org: str, pipeline_id: UUID) -> dict[str, Any] | None:
-    row = await tx.row(_SQL["lock"], org, pipeline_id)
-    return dict(row) if row is not None else None
+async def lock(tx: Transaction, org: str, pipeline_id: UUID) -> ListedPipeline | None:
+    """Without the current execution."""
+    return await tx.row_as(ListedPipeline, _SQL["lock"], org, pipeline_id)
 
 
 async def name_taken(tx: Transaction, org: str, user_id: str, name: str, *, besides: UUID) -> bool:
@@ -73,21 +101,19 @@ async def listing(
     is_active: bool | None = None,
     ticker: str | None = None,
     limit: int = 100,
-) -> list[dict[str, Any]]:
-    rows = await tx.rows(
-        _SQL["list"], org, pipeline_id, after, user_id, trigger_mode, is_active, ticker, limit
-    )
-    return [dict(r) for r in rows]
+) -> list[ListedPipeline]:
+    filters = (pipeline_id, after, user_id, trigger_mode, is_active, ticker)
+    return await tx.rows_as(ListedPipeline, _SQL["list"], org, *filters, limit)
 
 
 async def job_kind(tx: Transaction, org: str, dag: str, job: str) -> str | None:
-    """The source kind of a deployed job, `none` for one that is no source; None if there is no such job."""
-    found: str | None = await tx.value(_SQL["job_state"], org, dag, job)
-    return found
+    """The source kind of a deployed job, `none` if it is not a source; None if there is no such job."""
+    kind: str | None = await tx.value(_SQL["job_state"], org, dag, job)
+    return kind
 
 
-async def scanner_lists(tx: Transaction, org: str, name: str | None = None) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["lists"], org, name)]
+async def scanner_lists(tx: Transaction, org: str, name: str | None = None) -> list[ScannerList]:
+    return await tx.rows_as(ScannerList, _SQL["lists"], org, name)
 
 
 async def set_scanner_list(tx: Transaction, org: str, name: str, tickers: Sequence[str]) -> None:
@@ -95,14 +121,14 @@ async def set_scanner_list(tx: Transaction, org: str, name: str, tickers: Sequen
 
 
 async def scanner_list_id(tx: Transaction, org: str, name: str) -> UUID | None:
-    found: UUID | None = await tx.value(_SQL["list_id"], org, name)
-    return found
+    list_id: UUID | None = await tx.value(_SQL["list_id"], org, name)
+    return list_id
 
 
 async def remove_scanner_list(tx: Transaction, org: str, name: str) -> bool | None:
-    """Whether it is gone, or still in use; None if there is none of this name."""
-    found = await tx.value(_SQL["lock_list"], org, name)
-    return None if found is None else await tx.value(_SQL["remove_list"], found) is not None
+    """Whether it was deleted, or is still in use; None if there is no list of this name."""
+    list_id = await tx.value(_SQL["lock_list"], org, name)
+    return None if list_id is None else await tx.value(_SQL["remove_list"], list_id) is not None
 
 
 async def user_limits(tx: Transaction, org: str) -> dict[str, int]:

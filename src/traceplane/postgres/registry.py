@@ -1,14 +1,19 @@
-"""What is deployed, as rows. `registry.apply` decides; these functions only read and write."""
+"""What is deployed, as rows. The package `registry` decides; these functions only read and write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
-from traceplane.model.dag import Execution, Job, Priority, ScalingMode
-from traceplane.postgres.database import Transaction, statements
+import asyncpg
+import msgspec
+
+from traceplane.model.dag import ExecutionSettings, Job, Priority, ScalingMode
+from traceplane.model.job_definition import JobDefinition, OperatorFacts, VirtualInputs
+from traceplane.model.json_object import JsonObject
+from traceplane.postgres.database import Row, Transaction, statements
 
 _SQL = statements("registry")
 
@@ -16,21 +21,29 @@ _BACKFILL_WINDOW_FACTOR = 10
 
 
 async def lock_dag(tx: Transaction, org: str, name: str) -> tuple[UUID, UUID]:
-    """(dag_id, org_id) of the DAG, made if new and locked for this transaction."""
+    """(dag_id, org_id) of the DAG, created if new and locked for this transaction."""
     row = await tx.row(_SQL["lock_dag"], org, name)
     assert row is not None, f"no such organization: {org}"
     return row["dag_id"], row["org_id"]
 
 
-async def active_version(tx: Transaction, org: str, name: str) -> dict[str, Any] | None:
-    row = await tx.row(_SQL["active_version"], org, name)
-    return dict(row) if row is not None else None
+@dataclass(frozen=True, slots=True)
+class ActiveVersion:
+    dag_version_id: UUID
+    number: int
+    spec: JsonObject
+    job_fingerprints: dict[str, str]
+    definition_fingerprints: dict[str, str]
+
+
+async def active_version(tx: Transaction, org: str, name: str) -> ActiveVersion | None:
+    return await tx.row_as(ActiveVersion, _SQL["active_version"], org, name)
 
 
 async def add_version(
     tx: Transaction,
     dag_id: UUID,
-    spec: dict[str, Any],
+    spec: JsonObject,
     fingerprints: dict[str, str],
     definitions: dict[str, str],
     manual_cutover: bool = False,
@@ -43,12 +56,35 @@ async def add_version(
     return row["dag_version_id"], row["number"]
 
 
-async def datasets_by_id(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    return {r["dataset_id"]: dict(r) for r in await tx.rows(_SQL["datasets_by_id"], org, list(dataset_ids))}
+@dataclass(frozen=True, slots=True)
+class StoredDataset:
+    dataset_uuid: UUID
+    dataset_id: str
+    dag: str
+    """Its owner."""
+    current_generation_id: UUID | None
+    definition: JsonObject
+    free: bool
+    """Its DAG was deleted, and another may own it."""
+
+    @property
+    def sql(self) -> str | None:
+        """Of a virtual one."""
+        return self.definition.get("sql") or None
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that are declared."""
+        return [column["name"] for column in self.definition.get("columns") or ()]
+
+
+async def datasets_by_id(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, StoredDataset]:
+    rows = await tx.rows_as(StoredDataset, _SQL["datasets_by_id"], org, list(dataset_ids))
+    return {row.dataset_id: row for row in rows}
 
 
 async def add_dataset(
-    tx: Transaction, org_id: UUID, dataset_id: str, dag_id: UUID, definition: dict[str, Any]
+    tx: Transaction, org_id: UUID, dataset_id: str, dag_id: UUID, definition: JsonObject
 ) -> UUID:
     dataset_uuid: UUID = await tx.value(_SQL["add_dataset"], org_id, dataset_id, dag_id, definition)
     return dataset_uuid
@@ -61,13 +97,13 @@ async def add_generation(
     rows_of: UUID | None = None,
     position: str | None = None,
 ) -> UUID:
-    """`rows_of`: the generation to read when the new one holds ranges rather than rows."""
+    """`rows_of`: the generation to read if the new one has ranges rather than rows."""
     generation: UUID = await tx.value(_SQL["add_generation"], dataset_uuid, fingerprint, rows_of, position)
     return generation
 
 
 async def map_dataset(
-    tx: Transaction, version_id: UUID, dataset_uuid: UUID, generation_id: UUID, definition: dict[str, Any]
+    tx: Transaction, version_id: UUID, dataset_uuid: UUID, generation_id: UUID, definition: JsonObject
 ) -> None:
     await tx.rows(_SQL["map_dataset"], version_id, dataset_uuid, generation_id, definition)
 
@@ -77,12 +113,12 @@ async def generations_of(tx: Transaction, version_id: UUID) -> dict[str, UUID]:
 
 
 async def serving_jobs(tx: Transaction, dag_id: UUID) -> dict[str, UUID]:
-    """The jobs of a DAG that make what readers see, by name."""
+    """The jobs of a DAG that produce what readers see, by name."""
     return {r["name"]: r["job_id"] for r in await tx.rows(_SQL["serving_jobs"], dag_id)}
 
 
 async def add_job(
-    tx: Transaction, dag_id: UUID, job: Job, fingerprint: str, definition: dict[str, Any], window: int
+    tx: Transaction, dag_id: UUID, job: Job, fingerprint: str, definition: JobDefinition, window: int
 ) -> UUID:
     job_id: UUID = await tx.value(
         _SQL["add_job"],
@@ -93,13 +129,19 @@ async def add_job(
         job.source.kind if job.source else None,
         job.runtime,
         job.operator,
-        definition,
+        _stored(definition),
         *_execution_fields(job.execution, window),
     )
     return job_id
 
 
-def _execution_fields(execution: Execution, window: int) -> tuple[object, ...]:
+def _stored(definition: JobDefinition) -> JsonObject:
+    """Without keys whose value is null: an index finds the jobs that have a key `virtual`."""
+    fields: JsonObject = msgspec.to_builtins(definition)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _execution_fields(execution: ExecutionSettings, window: int) -> tuple[object, ...]:
     """As columns of jobs: priority, max_concurrency, dispatch_window and so on."""
     backfill = execution.scaling_mode is ScalingMode.BACKFILL
     age = execution.max_queue_age_seconds
@@ -129,7 +171,7 @@ async def add_job_input(
     name: str,
     dataset_uuid: UUID,
     generation_id: UUID,
-    where: dict[str, Any],
+    where: JsonObject,
     columns: Sequence[str],
 ) -> None:
     await tx.rows(
@@ -143,32 +185,67 @@ async def add_job_output(
     await tx.rows(_SQL["add_job_output"], job_id, index, name, dataset_uuid, generation_id)
 
 
-async def datasets_of_dag(tx: Transaction, org: str, dag_id: UUID) -> list[dict[str, Any]]:
-    """Datasets of a DAG (`own`) and virtual ones of others, with their `sql`."""
-    return [dict(r) for r in await tx.rows(_SQL["datasets_of_dag"], org, dag_id)]
+@dataclass(frozen=True, slots=True)
+class ServingDataset:
+    dataset_id: str
+    own: bool
+    """Whether it belongs to the DAG that was asked for."""
+    dag: str
+    sql: str | None
 
 
-async def pipelines_of_dag(tx: Transaction, org: str, dag: str) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["pipelines_of_dag"], org, dag)]
+async def datasets_of_dag(tx: Transaction, org: str, dag_id: UUID) -> list[ServingDataset]:
+    """Datasets of a DAG, and virtual ones of others."""
+    return await tx.rows_as(ServingDataset, _SQL["datasets_of_dag"], org, dag_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineName:
+    user_id: str
+    name: str
+
+
+async def pipelines_of_dag(tx: Transaction, org: str, dag: str) -> list[PipelineName]:
+    return await tx.rows_as(PipelineName, _SQL["pipelines_of_dag"], org, dag)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualReader:
+    """A job that reads virtual datasets."""
+
+    org: str
+    dag: str
+    job: str
+    job_id: UUID
+    definition: JobDefinition
+    reads: dict[str, str]
+    """The generations that it reads, by dataset."""
+
+    @property
+    def virtual(self) -> VirtualInputs:
+        assert self.definition.virtual is not None, "the statements select jobs with virtual inputs"
+        return self.definition.virtual
 
 
 async def readers_of_virtual(
     tx: Transaction, org: str, dag: str, dataset_ids: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Jobs of other DAGs that read these virtual datasets: dag, job, dataset_ids and definition."""
+) -> list[VirtualReader]:
+    """Jobs of other DAGs that read these virtual datasets."""
     if not dataset_ids:
         return []
-    return [dict(r) for r in await tx.rows(_SQL["readers_of_virtual"], org, dag, list(dataset_ids))]
+    rows = await tx.rows(_SQL["readers_of_virtual"], org, dag, list(dataset_ids))
+    return [_with_definition(VirtualReader, row) for row in rows]
 
 
-async def virtual_readers_to_follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[dict[str, Any]]:
-    """Jobs that may have to read something else when a DAG moves to a version: org, job_id, definition, reads."""
-    return [dict(r) for r in await tx.rows(_SQL["virtual_readers_to_follow"], dag_id, version_id)]
+async def virtual_readers_to_follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[VirtualReader]:
+    """Jobs whose inputs may change when a DAG moves to a version."""
+    rows = await tx.rows(_SQL["virtual_readers_to_follow"], dag_id, version_id)
+    return [_with_definition(VirtualReader, row) for row in rows]
 
 
-async def rewrite_virtual(tx: Transaction, job_id: UUID, definition: dict[str, Any] | None) -> None:
-    """What makes a job's virtual inputs; its rows of inputs are gone, and to be added anew."""
-    await tx.rows(_SQL["rewrite_virtual"], job_id, definition)
+async def redefine_inputs(tx: Transaction, job_id: UUID, definition: JobDefinition) -> None:
+    """Replaces the definition of a locked job, and deletes its inputs, which the caller adds again."""
+    await tx.rows(_SQL["redefine_inputs"], job_id, _stored(definition))
 
 
 async def set_strategy(tx: Transaction, job_id: UUID, strategy: str) -> None:
@@ -176,27 +253,108 @@ async def set_strategy(tx: Transaction, job_id: UUID, strategy: str) -> None:
     await tx.rows(_SQL["set_strategy"], job_id, strategy)
 
 
-async def map_job(tx: Transaction, version_id: UUID, job_id: UUID, execution: Execution, window: int) -> None:
+async def set_config(tx: Transaction, job_id: UUID, config: JsonObject, facts: OperatorFacts) -> None:
+    """Of a job that keeps its data: the parts of its definition that do not affect the data."""
+    await tx.rows(_SQL["set_config"], job_id, {"config": config, **asdict(facts)})
+
+
+async def map_job(
+    tx: Transaction, version_id: UUID, job_id: UUID, execution: ExecutionSettings, window: int
+) -> None:
     await tx.rows(_SQL["map_job"], version_id, job_id, *_execution_fields(execution, window))
 
 
-async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["job_payloads"], list(job_ids))]
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """What workers need to know of a job; static under one revision."""
+
+    job_id: UUID
+    revision: int
+    name: str
+    runtime: str
+    operator: str
+    definition: JobDefinition
+    activation: str
+    source_kind: str | None
+    org: str
+    dag: str
+    timeout_seconds: float
+    lease_seconds: float
+    max_attempts: int
+    network: bool
+    inputs: list[JsonObject]
+    """As `wire.tasks.InputRef`."""
+    row_generations: list[UUID]
+    """Per input, the generation whose rows are read."""
+    input_columns: list[list[JsonObject]]
+    """Per input, the columns that its dataset declares."""
+    reads_files: bool
+    outputs: list[JsonObject]
+    """As `wire.tasks.OutputRef`."""
+
+
+async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobRow]:
+    rows = await tx.rows(_SQL["job_payloads"], list(job_ids))
+    return [_with_definition(JobRow, row) for row in rows]
+
+
+def _with_definition(kind: Callable[..., Row], row: asyncpg.Record) -> Row:
+    return kind(**{**row, "definition": msgspec.convert(row["definition"], JobDefinition)})
+
+
+@dataclass(frozen=True, slots=True)
+class ManualTarget:
+    """A dataset that events are emitted for, and the job that produces it."""
+
+    org: str
+    dataset_id: str
+    generation_id: UUID | None
+    """The one that serves."""
+    job: str | None
+    source_kind: str | None
+    voice: UUID | None
+    """The first source of the generation, in whose name its events are emitted."""
 
 
 async def manual_targets(
     tx: Transaction, datasets: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], dict[str, Any]]:
+) -> dict[tuple[str, str], ManualTarget]:
     """By organization and dataset, since calls of several organizations are committed together."""
-    rows = await tx.rows(_SQL["manual_target"], [org for org, _ in datasets], [name for _, name in datasets])
-    return {(r["org"], r["dataset_id"]): dict(r) for r in rows}
+    orgs, names = [org for org, _ in datasets], [name for _, name in datasets]
+    targets = await tx.rows_as(ManualTarget, _SQL["manual_target"], orgs, names)
+    return {(target.org, target.dataset_id): target for target in targets}
 
 
-async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> dict[str, Any] | None:
-    """generation_id, job_id, job, activation, runtime and range_size; the job's are None if nothing produces it."""
-    row = await tx.row(_SQL["backfill_target"], org, dataset_id)
-    return dict(row) if row is not None else None
+@dataclass(frozen=True, slots=True)
+class BackfillTarget:
+    """A dataset's generation and the job that produces it."""
+
+    generation_id: UUID
+    job_id: UUID
+    job: str
+    activation: str
+    runtime: str
+    range_size: int | None
+    """The size of the ranges that feed the job."""
 
 
-async def overview(tx: Transaction, org: str) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["overview"], org)]
+async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> BackfillTarget | None:
+    """None if no job produces such a dataset."""
+    return await tx.row_as(BackfillTarget, _SQL["backfill_target"], org, dataset_id)
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedJob:
+    dag: str
+    version: int
+    job: str
+    runtime: str
+    operator: str
+    activation: str
+    source_kind: str | None
+    max_concurrency: int | None
+    hold_level: int | None
+
+
+async def overview(tx: Transaction, org: str) -> list[DeployedJob]:
+    return await tx.rows_as(DeployedJob, _SQL["overview"], org)

@@ -15,7 +15,7 @@ async def refresh(tx: Transaction) -> int:
     if not await tx.value(_SQL["turn"]):
         return 0
     tables = [r["relname"] for r in await tx.rows(_SQL["stale"])]
-    # A coarse picture is all that index probes need, and it is read from a tenth of the pages.
+    # Coarse statistics are enough for index probes, and need a tenth of the pages.
     await tx.run("set local default_statistics_target = 10")
     for table in tables:
         await tx.run(f'analyze "{table}"')

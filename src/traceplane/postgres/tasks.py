@@ -1,24 +1,28 @@
-"""The life of a task in the database. Every function is set-based: one statement for the whole batch."""
+"""The lifecycle of a task in the database. Every function is set-based: one statement for the whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from traceplane.errors import ConcurrentChange
+from traceplane.model.explain import ExplainFacts
+from traceplane.model.json_object import JsonObject
 from traceplane.model.positions import Range
 from traceplane.model.scope import Partition, Scope
-from traceplane.model.task import TaskFacts, TaskState
+from traceplane.model.stuck import UnfinishedTasks
+from traceplane.model.task import AttemptFacts, DeadStanding, TaskFacts, TaskState
 from traceplane.postgres.database import Transaction, statements
+from traceplane.wire.tasks import TaskError
 
 _SQL = statements("tasks")
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class LeaseFence:
     """What proves that a caller holds the current attempt of a task."""
 
     task_id: UUID
@@ -43,6 +47,23 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldTask:
+    """A task as its holder sees it."""
+
+    claimed: Claimed
+    state: str
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFence:
+    """A running attempt, locked until the transaction ends."""
+
+    cancel_requested: bool
+    backfill: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LockedTask:
     """A task held by this transaction."""
 
@@ -52,17 +73,42 @@ class LockedTask:
     seconds: float | None
     """Since the attempt started."""
     replaces: bool
-    """Whether what it commits takes the place of what was there, or is added to it."""
+    """Whether its commits replace existing rows, or are added to them."""
     backfill: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
+class ExpiredLease:
+    """A running task whose lease expired, locked by this transaction."""
+
     task_id: UUID
-    job_id: UUID
-    state: str
-    attempt: int
     worker_id: str | None
+    facts: AttemptFacts
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTask:
+    """A task that the dispatcher runs itself, held by this transaction."""
+
+    task_id: UUID
+    kind: str
+    partition_key: str | None
+    range_start: int
+    range_end: int
+    traceparent: str | None
+    backfill: bool
+    progress: JsonObject | None
+    next_attempt: AttemptFacts
+    """The attempt that this transaction makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    task_id: UUID
+    attempt: int
+    state: TaskState
+    """What the task is now."""
+    error: TaskError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +118,111 @@ class WaitingJob:
     operator: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTask:
+    task_id: UUID
+    dag: str
+    job: str
+    state: str
+    kind: str
+    partition_key: str | None
+    range_start: int | None
+    range_end: int | None
+    attempt: int
+    max_attempts: int
+    priority: int
+    worker_id: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: JsonObject | None
+    progress: JsonObject | None
+    cancel_requested: bool
+    standing: DeadStanding | None
+    """Of a dead task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadTasks:
+    """Dead tasks of one job with the same error and standing, and the newest of them."""
+
+    dag: str
+    job: str
+    standing: DeadStanding
+    code: str | None
+    tasks: int
+    task_id: UUID
+    error: JsonObject | None
+    partition_key: str | None
+    range_start: int | None
+    capped: bool
+    """Whether the job has more dead tasks than were read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDepth:
+    """Unfinished tasks of one job in one state."""
+
+    dag: str
+    job: str
+    state: str
+    tasks: int
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedValues:
+    """The values that the operators of some tasks received."""
+
+    config: JsonObject
+    parameters: JsonObject | None
+    task_ids: Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageEvent:
+    side: Literal["input", "output"]
+    event_id: int
+    dataset_id: str
+    kind: str
+    partition_key: str | None
+    range_start: int
+    range_end: int
+    producer_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillCounts:
+    """How scopes stood."""
+
+    created: int
+    """Tasks that were created, or would be."""
+    unfinished: int
+    missing: int
+    failed: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputGap:
+    dataset_id: str
+    first: int
+    last: int
+
+
 _STAGES = {"queued": 0, "dispatched": 1, "running": 1, "completed": 2, "canceled": 2, "dead": 3}
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
 
 
 async def claim(
-    tx: Transaction, wanted: Sequence[tuple[UUID, int, str, str]], spent: Sequence[tuple[str, int]] = ()
+    tx: Transaction, requests: Sequence[tuple[UUID, int, str, str]], spent: Sequence[tuple[str, int]] = ()
 ) -> list[tuple[int, Claimed]]:
-    """Leases for (task, claim, worker, runtime); each answer names the claim that it belongs to. The local
+    """Leases for (task, claim, worker, runtime); each result names the claim that it belongs to. The local
     wake-ups (queue, message) in `spent` are deleted."""
-    columns = [*([w[n] for w in wanted] for n in range(4)), *([s[n] for s in spent] for n in range(2))]
+    columns = [
+        *([request[n] for request in requests] for n in range(4)),
+        *([s[n] for s in spent] for n in range(2)),
+    ]
     rows = await tx.rows(_SQL["claim"], *columns)
     return [(r["claim"], Claimed(*(r[name] for name in _CLAIMED))) for r in rows]
 
@@ -97,12 +238,12 @@ async def why_not_claimed(tx: Transaction, task_ids: Sequence[UUID], runtime: st
     return {r["task_id"]: reason(r) for r in await tx.rows(_SQL["why_not_claimed"], task_ids)}
 
 
-async def fetch(tx: Transaction, fence: Fence) -> tuple[Claimed, str, bool] | None:
-    """The task as its holder sees it, its state, and whether it is to stop; None for a stale holder."""
+async def fetch(tx: Transaction, fence: LeaseFence) -> HeldTask | None:
+    """None for a stale holder."""
     row = await tx.row(_SQL["fetch"], fence.task_id, fence.attempt, fence.lease_token)
     if row is None:
         return None
-    return Claimed(*(row[name] for name in _CLAIMED)), row["state"], row["cancel_requested"]
+    return HeldTask(Claimed(*(row[name] for name in _CLAIMED)), row["state"], row["cancel_requested"])
 
 
 async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTask]:
@@ -114,7 +255,7 @@ async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTa
                 lease_token=r["lease_token"],
                 reported_attempt=r["reported_attempt"],
                 cancel_requested=r["cancel_requested"],
-                attempts_used_up=r["attempts_used_up"],
+                max_attempts=r["max_attempts"],
                 endless=r["endless"],
             ),
             r["job_id"],
@@ -136,7 +277,7 @@ async def revivable(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
 
 
 async def extend(
-    tx: Transaction, task_ids: Sequence[UUID], progress: Sequence[dict[str, Any] | None]
+    tx: Transaction, task_ids: Sequence[UUID], progress: Sequence[JsonObject | None]
 ) -> dict[UUID, datetime]:
     """The new ends of the leases."""
     rows = await tx.rows(_SQL["extend"], task_ids, progress)
@@ -151,32 +292,47 @@ async def mark_canceled(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["mark_canceled"], task_ids)
 
 
-async def mark_failed(
-    tx: Transaction, task_ids: Sequence[UUID], dead: Sequence[bool], errors: Sequence[dict[str, Any] | None]
-) -> None:
-    await tx.rows(_SQL["mark_failed"], task_ids, dead, errors)
+async def mark_failed(tx: Transaction, failed: Sequence[FailedAttempt], *, reported: bool) -> None:
+    """`reported` closes the attempts for late reports."""
+    await tx.rows(
+        _SQL["mark_failed"],
+        [f.task_id for f in failed],
+        [f.attempt for f in failed],
+        [f.state for f in failed],
+        [f.error for f in failed],
+        reported,
+    )
 
 
 async def mark_returned(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["mark_returned"], task_ids)
 
 
-async def hold_fences(tx: Transaction, fences: Sequence[Fence]) -> dict[Fence, tuple[str, bool]]:
-    """ok | canceled for each current and running attempt, and whether it is backfill; one that is missing is
-    stale."""
+async def hold_fences(tx: Transaction, fences: Sequence[LeaseFence]) -> dict[LeaseFence, HeldFence]:
+    """For each current and running attempt; a missing one is stale."""
     rows = await tx.rows(_SQL["hold_fences"], [f.task_id for f in fences])
     return {
-        Fence(r["task_id"], r["attempt"], r["lease_token"]): (
-            "canceled" if r["cancel_requested"] else "ok",
-            r["backfill"],
+        LeaseFence(r["task_id"], r["attempt"], r["lease_token"]): HeldFence(
+            r["cancel_requested"], r["backfill"]
         )
         for r in rows
     }
 
 
-async def reap(tx: Transaction, limit: int) -> list[Reaped]:
-    rows = await tx.rows(_SQL["reap"], limit)
-    return [Reaped(r["task_id"], r["job_id"], r["state"], r["attempt"], r["worker_id"]) for r in rows]
+async def lock_expired(tx: Transaction, limit: int) -> list[ExpiredLease]:
+    return [
+        ExpiredLease(
+            r["task_id"],
+            r["worker_id"],
+            AttemptFacts(
+                attempt=r["attempt"],
+                max_attempts=r["max_attempts"],
+                cancel_requested=r["cancel_requested"],
+                endless=r["endless"],
+            ),
+        )
+        for r in await tx.rows(_SQL["lock_expired"], limit)
+    ]
 
 
 async def resend(tx: Transaction, older_than: timedelta, limit: int) -> int:
@@ -184,7 +340,7 @@ async def resend(tx: Transaction, older_than: timedelta, limit: int) -> int:
 
 
 async def waiting_kinds(tx: Transaction) -> set[bool]:
-    """Whether jobs wait that the dispatcher runs itself (True), and jobs that go out (False)."""
+    """Which kinds of job have queued tasks: those that the dispatcher runs itself (True), and others (False)."""
     return {r["in_process"] for r in await tx.rows(_SQL["waiting_kinds"])}
 
 
@@ -197,8 +353,26 @@ async def dispatch(tx: Transaction, job_ids: Sequence[UUID], limit_per_job: int)
     return int(await tx.value(_SQL["dispatch"], job_ids, limit_per_job))
 
 
-async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["take_in_process"], job_id, limit)]
+async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[QueuedTask]:
+    return [
+        QueuedTask(
+            task_id=r["task_id"],
+            kind=r["kind"],
+            partition_key=r["partition_key"],
+            range_start=r["range_start"],
+            range_end=r["range_end"],
+            traceparent=r["traceparent"],
+            backfill=r["backfill"],
+            progress=r["progress"],
+            next_attempt=AttemptFacts(
+                attempt=r["attempt"] + 1,
+                max_attempts=r["max_attempts"],
+                cancel_requested=r["cancel_requested"],
+                endless=r["endless"],
+            ),
+        )
+        for r in await tx.rows(_SQL["take_in_process"], job_id, limit)
+    ]
 
 
 async def waiting_publishers(tx: Transaction) -> list[UUID]:
@@ -209,16 +383,12 @@ async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["finish_in_process"], task_ids)
 
 
-async def keep_progress(tx: Transaction, progress: dict[UUID, dict[str, Any]]) -> None:
+async def keep_progress(tx: Transaction, progress: Mapping[UUID, JsonObject]) -> None:
     await tx.rows(_SQL["keep_progress"], list(progress), list(progress.values()))
 
 
-async def fail_in_process(tx: Transaction, task_ids: Sequence[UUID], error: dict[str, Any]) -> None:
-    await tx.rows(_SQL["fail_in_process"], task_ids, error)
-
-
 async def start_sources(tx: Transaction) -> tuple[int, int]:
-    """Runs of always-on sources created, and runs that had ended and were started again."""
+    """Runs of always-on sources that were created, and ended runs that were restarted."""
     row = await tx.row(_SQL["start_sources"])
     assert row is not None
     return row["started"], row["restarted"]
@@ -228,7 +398,7 @@ async def lock_routed_job(tx: Transaction, job_id: UUID) -> None:
     if await tx.row(_SQL["lock_routed_job"], job_id) is None:
         raise ConcurrentChange(
             "postgres.concurrent_change",
-            "a deploy replaced the job at the same moment; nothing of this call was kept",
+            "a deploy replaced the job at the same time; nothing of this call was kept",
             next_step="repeat the call",
         )
 
@@ -242,9 +412,9 @@ async def backfill(
     wanted: str,
     create: bool,
     allow_gaps: bool,
-) -> dict[str, int]:
-    """How the scopes stood: `created` (or to be), `unfinished`, `missing`, `failed` and `left_out`."""
-    row = await tx.row(
+) -> BackfillCounts:
+    counts = await tx.row_as(
+        BackfillCounts,
         _SQL["backfill"],
         job_id,
         generation_id,
@@ -255,13 +425,13 @@ async def backfill(
         create,
         allow_gaps,
     )
-    assert row is not None
-    return dict(row)
+    assert counts is not None
+    return counts
 
 
-async def backfill_gaps(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[dict[str, Any]]:
-    """What inputs lack of the positions, by dataset."""
-    return [dict(r) for r in await tx.rows(_SQL["backfill_gaps"], job_id, *positions, limit)]
+async def backfill_gaps(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[InputGap]:
+    """The positions that inputs lack, by dataset."""
+    return await tx.rows_as(InputGap, _SQL["backfill_gaps"], job_id, *positions, limit)
 
 
 async def create_for_everything(tx: Transaction, job_id: UUID) -> UUID:
@@ -284,7 +454,7 @@ async def cancel(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> dict[UU
 
 
 async def cancel_retired(tx: Transaction, limit: int) -> int:
-    """Cancels unfinished tasks of jobs that receive no more events, so many at once; how many it found."""
+    """Cancels a batch of unfinished tasks of jobs that receive no more events; returns how many it found."""
     return len(await tx.rows(_SQL["cancel_retired"], limit))
 
 
@@ -292,13 +462,18 @@ async def retry(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[UUI
     return [r["task_id"] for r in await tx.rows(_SQL["retry"], task_ids, org)]
 
 
+async def why_unchanged(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The state of each task, or `retired` or `pipeline` if its job is the reason; nothing of unknown ones."""
+    return {r["task_id"]: r["why"] for r in await tx.rows(_SQL["why_unchanged"], task_ids, org)}
+
+
 async def acknowledge(tx: Transaction, org: str, task_ids: Sequence[UUID], by: str) -> list[UUID]:
     return [r["task_id"] for r in await tx.rows(_SQL["acknowledge"], task_ids, org, by)]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Tasks that are meant without their ids: of a DAG, of one of its jobs, of positions from `start` to `end`."""
+class TaskFilter:
+    """Selects tasks without their ids: of a DAG, of one of its jobs, of positions from `start` to `end`."""
 
     dag: str
     job: str | None = None
@@ -306,30 +481,33 @@ class Chosen:
     end: int | None = None
 
 
-async def choose_unfinished(tx: Transaction, org: str, chosen: Chosen, limit: int) -> list[UUID]:
-    return await _choose(tx, _SQL["choose_unfinished"], org, chosen, limit)
+async def choose_unfinished(tx: Transaction, org: str, task_filter: TaskFilter, limit: int) -> list[UUID]:
+    return await _choose(tx, _SQL["choose_unfinished"], org, task_filter, limit)
 
 
-async def choose_dead(tx: Transaction, org: str, chosen: Chosen, limit: int, *, to_retry: bool) -> list[UUID]:
-    return await _choose(tx, _SQL["choose_dead"], org, chosen, limit, to_retry)
+async def choose_dead(
+    tx: Transaction, org: str, task_filter: TaskFilter, limit: int, *, to_retry: bool
+) -> list[UUID]:
+    return await _choose(tx, _SQL["choose_dead"], org, task_filter, limit, to_retry)
 
 
 async def choose_canceled(
-    tx: Transaction, org: str, chosen: Chosen, limit: int, *, after: UUID | None
+    tx: Transaction, org: str, task_filter: TaskFilter, limit: int, *, after: UUID | None
 ) -> list[UUID]:
-    return await _choose(tx, _SQL["choose_canceled"], org, chosen, limit, after)
+    return await _choose(tx, _SQL["choose_canceled"], org, task_filter, limit, after)
 
 
 async def _choose(
-    tx: Transaction, statement: str, org: str, chosen: Chosen, limit: int, *more: object
+    tx: Transaction, statement: str, org: str, task_filter: TaskFilter, limit: int, *more: object
 ) -> list[UUID]:
     await tx.run("set local plan_cache_mode = force_custom_plan")
-    rows = await tx.rows(statement, org, chosen.dag, chosen.job, chosen.start, chosen.end, limit, *more)
+    f = task_filter
+    rows = await tx.rows(statement, org, f.dag, f.job, f.start, f.end, limit, *more)
     return [r["task_id"] for r in rows]
 
 
-async def deaths(tx: Transaction, org: str, limit_per_job: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["deaths"], org, limit_per_job)]
+async def deaths(tx: Transaction, org: str, limit_per_job: int) -> list[DeadTasks]:
+    return await tx.rows_as(DeadTasks, _SQL["deaths"], org, limit_per_job)
 
 
 async def runtimes_at_work(tx: Transaction) -> set[str]:
@@ -349,33 +527,30 @@ async def listing(
     start: int | None = None,
     end: int | None = None,
     limit: int = 100,
-) -> list[dict[str, Any]]:
+) -> list[ListedTask]:
     await tx.run("set local plan_cache_mode = force_custom_plan")
     if standing is not None:
         state = "dead"
     stage = _STAGES[state] if state is not None else None
     filters = (dag, job, state, task_id, limit, before, stage, org, standing, start, end)
-    rows = await tx.rows(_SQL["list"], *filters)
-    return [dict(r) for r in rows]
+    return await tx.rows_as(ListedTask, _SQL["list"], *filters)
 
 
-async def counts(tx: Transaction, org: str) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["counts"], org)]
+async def counts(tx: Transaction, org: str) -> list[UnfinishedTasks]:
+    return await tx.rows_as(UnfinishedTasks, _SQL["counts"], org)
 
 
-async def depths(tx: Transaction) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["depths"])]
+async def depths(tx: Transaction) -> list[QueueDepth]:
+    return await tx.rows_as(QueueDepth, _SQL["depths"])
 
 
-async def explain_facts(tx: Transaction, org: str, task_id: UUID) -> dict[str, Any] | None:
-    row = await tx.row(_SQL["explain_facts"], task_id, org)
-    return dict(row) if row is not None else None
+async def explain_facts(tx: Transaction, org: str, task_id: UUID) -> ExplainFacts | None:
+    return await tx.row_as(ExplainFacts, _SQL["explain_facts"], task_id, org)
 
 
-async def handed_values(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    """`config` and `parameters` that operators were handed, with the `task_ids` that they belong to."""
-    return [dict(r) for r in await tx.rows(_SQL["handed_values"], list(task_ids), org)]
+async def handed_values(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[HandedValues]:
+    return await tx.rows_as(HandedValues, _SQL["handed_values"], list(task_ids), org)
 
 
-async def lineage(tx: Transaction, org: str, task_id: UUID) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["lineage"], task_id, org)]
+async def lineage(tx: Transaction, org: str, task_id: UUID) -> list[LineageEvent]:
+    return await tx.rows_as(LineageEvent, _SQL["lineage"], task_id, org)

@@ -1,4 +1,4 @@
-"""What the trigger keeps in the database: offsets, pipelines, launches."""
+"""What the trigger stores in the database: offsets, pipelines, launches."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StoredPipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Offsets of one partition: where this consumer left it, and where it goes on."""
+class OffsetMove:
+    """Offsets of one partition: where this consumer left it, and where it continues."""
 
     partition: int
     expected: int
@@ -34,19 +34,19 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchResult:
     holds: bool
-    """Whether the offsets were where this consumer left them; if not, nothing was done."""
+    """Whether the offsets were where this consumer left them; if not, nothing was changed."""
     launched: Sequence[UUID]
-    """Pipelines that run now."""
+    """Pipelines that were launched."""
     idle: int
-    """Pipelines that did not run."""
+    """Pipelines that were idle."""
     without_job: int
     """Pipelines whose job is not deployed."""
     held_back: int
     """Pipelines that may not be launched now: a limit is reached, or they are no longer active."""
     repeated: Sequence[UUID]
-    """Idle pipelines that the signal named for them launched before. Nothing was done: name more of theirs."""
+    """Idle pipelines that the passed signal launched before. Nothing was changed: pass more of their signals."""
 
 
 async def stored_offsets(
@@ -61,8 +61,8 @@ async def begin_partitions(tx: Transaction, group: str, topic: str, offsets: Map
 
 
 async def changed_pipelines(tx: Transaction, since: int) -> tuple[int, Sequence[UUID]]:
-    """The point to ask from next time, and what was written since the one that was told last time (0: all).
-    Both, and what `pipelines` tells then, belong to one snapshot, so `tx` is one."""
+    """The point to read from next time, and the changes since the previous point (0: all). Both, and the result of
+    `pipelines`, must come from one snapshot, so `tx` is one."""
     return await tx.value(_SQL["oldest_open_transaction"]), await tx.value(_SQL["changed_pipelines"], since)
 
 
@@ -77,15 +77,15 @@ async def launch(
     tx: Transaction,
     group: str,
     topic: str,
-    moved: Sequence[Moved],
+    moved: Sequence[OffsetMove],
     matched: Sequence[UUID],
     signal_of: Sequence[int],
     signals: Sequence[Any],
     *,
     exhaustive: bool,
-) -> Launch:
-    """`signal_of` says for each matched pipeline which of the signals launches it. A pipeline may be there several
-    times; `exhaustive` says that no signal of the batch was left out that may launch one."""
+) -> LaunchResult:
+    """`signal_of` has for each matched pipeline the signal that launches it. A pipeline may occur several times;
+    `exhaustive`: no signal of the batch that may launch one was left out."""
     row = await tx.row(
         _SQL["launch"],
         group,
@@ -99,7 +99,7 @@ async def launch(
         exhaustive,
     )
     assert row is not None
-    return Launch(
+    return LaunchResult(
         row["holds"],
         row["launched"],
         row["idle"],

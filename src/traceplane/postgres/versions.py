@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Literal
 from uuid import UUID
 
 from traceplane.postgres import coverage
@@ -14,16 +14,54 @@ from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("versions")
 
+VersionState = Literal["building", "active", "retired", "aborted", "collected"]
+
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Where a DAG stands, locked for this transaction."""
+    """The state of a DAG, locked for this transaction."""
 
     dag_id: UUID
     active_id: UUID | None
     active: int | None
     building_id: UUID | None
     building: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    dag_version_id: UUID
+    number: int
+    state: VersionState
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """A version that is being built."""
+
+    org: str
+    dag: str
+    dag_version_id: UUID
+    manual_cutover: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListedVersion:
+    number: int
+    state: VersionState
+    manual_cutover: bool
+    created_at: datetime
+    activated_at: datetime | None
+    dag_version_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """Scopes of a dataset that is rebuilt: those that serve, and how many of them are built."""
+
+    dataset_id: str
+    built: int
+    serving: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +74,25 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceBehind:
+    """A source that has yet to emit what the serving one did, from this position on."""
+
+    job: str
+    dataset_id: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
-    """What a version that is being built lacks of what serves."""
+    """What a version that is being built still lacks, compared with what serves."""
 
     replays: int
     unfinished: int
     """Tasks, counted up to a thousand."""
     dead: int
-    sources_behind: int
+    sources_behind: tuple[SourceBehind, ...]
     positions: tuple[Lacking, ...] = ()
-    """The first of what readers have and would lose."""
+    """The first positions that readers have and would lose."""
 
     @property
     def anything(self) -> bool:
@@ -53,33 +100,32 @@ class Missing:
 
 
 async def lock(tx: Transaction, org: str, dag: str) -> Versions | None:
-    row = await tx.row(_SQL["lock"], org, dag)
-    if row is None:
-        return None
-    return Versions(
-        row["dag_id"], row["active_version_id"], row["active"], row["building_id"], row["building"]
-    )
+    return await tx.row_as(Versions, _SQL["lock"], org, dag)
 
 
-async def by_number(tx: Transaction, dag_id: UUID, number: int | None) -> dict[str, Any] | None:
-    row = await tx.row(_SQL["by_number"], dag_id, number)
-    return dict(row) if row is not None else None
+async def by_number(tx: Transaction, dag_id: UUID, number: int | None) -> Version | None:
+    """One version of a DAG; without a number, the one that served before the current one."""
+    return await tx.row_as(Version, _SQL["by_number"], dag_id, number)
 
 
-async def building(tx: Transaction) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["building"])]
+async def building(tx: Transaction) -> list[Building]:
+    return await tx.rows_as(Building, _SQL["building"])
 
 
 async def missing(tx: Transaction, version_id: UUID, *, drop: bool = False) -> Missing:
-    """`drop`: what readers would lose does not count."""
+    """`drop`: ignore what readers would lose, dead tasks, and sources that are behind: these may never change."""
     row = await tx.row(_SQL["missing"], version_id)
     assert row is not None
-    positions = () if drop or row["drop_missing"] else await coverage.lacking(tx, version_id)
-    return Missing(row["replays"], row["unfinished"], row["dead"], row["sources_behind"], positions)
+    if drop:
+        return Missing(row["replays"], row["unfinished"], dead=0, sources_behind=())
+    behind = await tx.rows_as(SourceBehind, _SQL["sources_behind"], version_id)
+    # A version that was deployed with `drop_missing` is not to serve before its sources have caught up.
+    positions = () if row["drop_missing"] else await coverage.lacking(tx, version_id)
+    return Missing(row["replays"], row["unfinished"], row["dead"], tuple(behind), positions)
 
 
 async def replaces(tx: Transaction, version_id: UUID) -> bool:
-    """Whether a dataset that serves would get another generation."""
+    """Whether a serving dataset would get another generation."""
     return bool(await tx.value(_SQL["replaces"], version_id))
 
 
@@ -87,45 +133,43 @@ async def replaces(tx: Transaction, version_id: UUID) -> bool:
 
 
 async def stop_the_stream(tx: Transaction) -> None:
-    """Until this transaction ends nobody accepts events, and all that were accepted are visible: what comes after
-    it finds the jobs as they are then, and what came before can be replayed."""
+    """Until this transaction ends, no events are accepted, and all accepted ones are visible: later events are routed
+    to the jobs as they are then, and earlier ones can be replayed."""
     await tx.rows("lock table events in share row exclusive mode")
 
 
 async def add_replays(
-    tx: Transaction, wanted: Iterable[tuple[UUID, UUID]], *, everything: bool = False
+    tx: Transaction, pairs: Sequence[tuple[UUID, UUID]], *, everything: bool = False
 ) -> None:
-    """`wanted`: jobs and the generations whose past they are to be told."""
-    pairs = list(wanted)
+    """`pairs`: jobs, and the generations whose past events they receive."""
     if pairs:
         await tx.rows(_SQL["add_replays"], [j for j, _ in pairs], [g for _, g in pairs], everything)
 
 
 async def replay_inputs(tx: Transaction, job_ids: Sequence[UUID]) -> None:
-    """Jobs are to be told what they have missed of all that they read."""
+    """Makes jobs receive the events that they missed from everything they read."""
     await tx.rows(_SQL["replay_inputs"], list(job_ids))
 
 
 async def next_replay(tx: Transaction) -> Replay | None:
-    row = await tx.row(_SQL["replays"])
-    return Replay(**dict(row)) if row is not None else None
+    return await tx.row_as(Replay, _SQL["replays"])
 
 
-async def replay(tx: Transaction, told: Replay, limit: int) -> int:
-    """Makes tasks for a page of a replay, and remembers how far it is; the number of tasks."""
-    has_commits = await tx.value(_SQL["has_commits"], told.generation_id)
+async def add_replayed_tasks(tx: Transaction, replay: Replay, limit: int) -> int:
+    """Creates tasks for a page of a replay, and stores how far it is; returns the number of tasks."""
+    has_commits = await tx.value(_SQL["has_commits"], replay.generation_id)
     page = await tx.row(
         _SQL["replay"],
-        told.job_id,
-        told.generation_id,
-        told.told_through,
+        replay.job_id,
+        replay.generation_id,
+        replay.told_through,
         limit,
         has_commits,
-        told.everything,
+        replay.everything,
     )
     assert page is not None
     done = page["starts"] < limit
-    await tx.rows(_SQL["advance_replay"], told.job_id, told.generation_id, page["last"], done)
+    await tx.rows(_SQL["advance_replay"], replay.job_id, replay.generation_id, page["last"], done)
     return int(page["tasks"])
 
 
@@ -146,7 +190,7 @@ async def unroute(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[UUID]
 
 
 async def route(tx: Transaction, version_id: UUID) -> list[UUID]:
-    """Lets the version's jobs serve; those that have missed events."""
+    """Makes the version's jobs serve; returns those that have missed events."""
     return [r["job_id"] for r in await tx.rows(_SQL["route"], version_id)]
 
 
@@ -168,7 +212,7 @@ async def abort(tx: Transaction, version_id: UUID) -> list[UUID]:
 
 
 async def delete(tx: Transaction, dag_id: UUID) -> list[UUID]:
-    """Lets no version of a DAG serve any more; the jobs that did."""
+    """Makes all versions of a DAG stop serving; returns the jobs that did."""
     return [r["job_id"] for r in await tx.rows(_SQL["delete"], dag_id)]
 
 
@@ -176,13 +220,13 @@ async def delete(tx: Transaction, dag_id: UUID) -> list[UUID]:
 
 
 async def expire_results(tx: Transaction, age: timedelta) -> int:
-    """Lets go of results of queries that are older; how many."""
+    """Expires older query results; returns their number."""
     return len(await tx.rows(_SQL["expire_results"], age))
 
 
-async def old(tx: Transaction, grace: timedelta, keep: int) -> list[dict[str, Any]]:
-    """Versions that nobody can want any more; `keep` of those that served stay."""
-    return [dict(r) for r in await tx.rows(_SQL["old"], grace, keep)]
+async def old(tx: Transaction, grace: timedelta, keep: int) -> list[UUID]:
+    """Versions that are no longer needed; `keep` of those that served are kept."""
+    return [r["dag_version_id"] for r in await tx.rows(_SQL["old"], grace, keep)]
 
 
 async def give_up(tx: Transaction, version_ids: Sequence[UUID]) -> None:
@@ -190,7 +234,7 @@ async def give_up(tx: Transaction, version_ids: Sequence[UUID]) -> None:
 
 
 async def forgotten_generations(tx: Transaction, version_ids: Sequence[UUID]) -> dict[UUID, bool]:
-    """Generations that only these versions, and those given up before, have; and whether they are hot."""
+    """Generations that only these versions, and those given up before, use; and whether they are hot."""
     rows = await tx.rows(_SQL["forgotten_generations"], list(version_ids))
     return {r["generation_id"]: r["hot"] for r in rows}
 
@@ -198,17 +242,38 @@ async def forgotten_generations(tx: Transaction, version_ids: Sequence[UUID]) ->
 # Looking -------------------------------------------------------------------------------------------
 
 
-async def listing(tx: Transaction, org: str, dag: str, limit: int) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["list"], org, dag, limit)]
+async def listing(tx: Transaction, org: str, dag: str, limit: int) -> list[ListedVersion]:
+    return await tx.rows_as(ListedVersion, _SQL["list"], org, dag, limit)
 
 
-async def progress(tx: Transaction, version_id: UUID) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["progress"], version_id)]
+async def progress(tx: Transaction, version_id: UUID) -> list[BuildProgress]:
+    return await tx.rows_as(BuildProgress, _SQL["progress"], version_id)
 
 
-async def weight(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["weight"], org, list(dataset_ids))]
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a dataset holds."""
+
+    dataset_id: str
+    scopes: int
+    rows: int
+    bytes: int
+    events: int
+    """Those that a source has emitted."""
 
 
-async def readers_elsewhere(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[dict[str, Any]]:
-    return [dict(r) for r in await tx.rows(_SQL["readers_elsewhere"], org, list(dataset_ids))]
+async def weight(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[Weight]:
+    return await tx.rows_as(Weight, _SQL["weight"], org, list(dataset_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReader:
+    """A job of another DAG that reads a dataset."""
+
+    dataset_id: str
+    dag: str
+    job: str
+
+
+async def readers_elsewhere(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[DatasetReader]:
+    return await tx.rows_as(DatasetReader, _SQL["readers_elsewhere"], org, list(dataset_ids))

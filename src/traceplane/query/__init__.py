@@ -1,22 +1,37 @@
 """SQL over published datasets: one SELECT, over granted relations, on one consistent set of generations.
 
-    catalog       file lists of generations, kept between queries, and what is left of them for a query
-    duckdb_types  DuckDB's names of Arrow's types, as manifests spell them (`str(type)`)
-    engine        one query in a process of its own: what the server forks, and the server that forks it
-    engines       the gateway's side of the engine: a server process that forks, and one conversation for each query
-    hot_rows      rows of hot tables as files for one query
-    lineage       which columns a query computes its columns from
-    service       a query from its text to the pieces of its result, and the catalog that people look at
+On the gateway's side:
 
-A query passes four lines, each of which denies by default:
+    catalog         file lists of generations, kept between queries, and which of their files a query reads
+    datasets        the datasets of a query, read in one snapshot, and the parts that the caller may see
+    duckdb_types    DuckDB's names of Arrow types, from their spelling in manifests (`str(type)`)
+    engine_pool     a server that forks a process for each query, with a limit on concurrent ones
+    hot_rows        rows of hot tables as files for one query
+    job             a query as a Spark job
+    lineage         which columns a query computes its columns from
+    preparation     everything that a query needs before it runs
+    service         a query from its text to the pieces of its result
 
-1. `sql.gate` parses it with sqlglot, lets through only syntax, functions and relations that are listed, and writes it
-   anew with names of its own for every relation. It is pure, and also says which values each relation is asked for.
-2. `engine` has DuckDB parse what was written, and checks relations and functions again on DuckDB's own tree, so that
-   two parsers would have to be fooled in the same way.
-3. DuckDB itself is locked down: no file but the listed ones, no extension, no setting, bounded memory and spill.
-4. It runs in a process of its own for each query, without environment, credentials or network (Landlock, seccomp),
-   which is killed when the time is over or the caller is gone.
+Between the two:
 
-Pointers and file lists are read in one snapshot (`postgres.pinned`); the lists of a commit never change and are kept.
+    wire            the messages between them
+
+In a separate process for each query:
+
+    encoders        the result in the requested format
+    engine_process  the process of one query, and the server that forks it
+    failures        why a query failed, in terms of its caller
+    locked_duckdb   a DuckDB locked down to one query, and a second check of the query on DuckDB's own tree
+
+A query passes four barriers, each of which denies by default:
+
+1. `sql.gate` parses it with sqlglot, allows only listed syntax, functions and relations, and rewrites it with its own
+   names for all relations. It is pure, and also returns the conditions on each relation.
+2. `locked_duckdb` has DuckDB parse the rewritten query, and checks relations and functions again on DuckDB's own tree,
+   so that an attack would have to fool two parsers in the same way.
+3. DuckDB itself is locked down: only the listed files, no extensions, no settings, bounded memory and spill.
+4. Each query runs in a separate process, without environment, credentials or network (Landlock, seccomp), which is
+   killed on timeout or when the caller disconnects.
+
+Pointers and file lists are read in one snapshot (`postgres.pinned`); a commit's file list never changes and is cached.
 """

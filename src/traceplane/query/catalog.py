@@ -1,8 +1,8 @@
-"""File lists of generations, kept between queries, and what is left of them for a query.
+"""File lists of generations, cached between queries, and the files of them that a query reads.
 
-A commit's files never change, so they are read once, and the bounds of a column when a query first asks for it. Which
-commits are live is asked anew whenever the generation had a commit since (its `row_version`), in the query's own
-snapshot; so the list is always the snapshot's.
+A commit's files never change, so they are read once, and the bounds of a column when a query first needs them. The live
+commits are read again, in the query's own snapshot, whenever the generation has had a commit since (its `row_version`),
+so the list is always that of the snapshot.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from traceplane.model.positions import Range, kept
 from traceplane.model.pruning import Bounds, Condition, bounds, narrowed
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.pinned import LiveCommits, PinnedDataset
+from traceplane.postgres.pinned import FileStatistics, LiveCommits, PinnedDataset
+from traceplane.query.wire import FileGroup
 
 MOST_COMMITS = 500_000
-"""That are kept in memory, over all generations; about half a kilobyte each."""
+"""Cached commits of all generations; about half a kilobyte each."""
 _EVERYTHING = (-(2**63), 2**63 - 1)
 _MADE_AT_ONCE = 20_000
 
@@ -34,27 +35,27 @@ Column = tuple[str, str]
 
 
 class Commit:
-    """What a commit holds; it never changes."""
+    """The contents of a commit; they never change."""
 
     __slots__ = ("bounds", "commit_id", "paths", "positions")
 
     def __init__(self, commit_id: int, first: int, last: int, paths: list[str]) -> None:
         self.commit_id, self.positions, self.paths = commit_id, (first, last), paths
         self.bounds: dict[Column, list[Bounds]] | None = None
-        """Of columns that were asked about, in each file."""
+        """Bounds of columns that queries have asked about, for each file."""
 
 
 class FileList:
-    """The files of a generation in one state of it."""
+    """The files of a generation at one row version."""
 
     def __init__(self, row_version: str, commits: list[Commit], hidden: dict[int, list[Range]]) -> None:
         self.row_version = row_version
         self.commits = commits
         self.hidden = hidden
-        """Positions that newer commits have taken over, by commit."""
+        """Positions that newer commits have replaced, by commit."""
         self.paths = [path for commit in commits for path in commit.paths]
         self.bounds: dict[Column, list[Bounds]] = {}
-        """Of columns that were asked about, in each file."""
+        """Bounds of columns that queries have asked about, for each file."""
 
     @cached_property
     def commit_of_file(self) -> list[Commit]:
@@ -62,11 +63,11 @@ class FileList:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What a query reads of a relation."""
+class ChosenFiles:
+    """The files that a query reads of a relation."""
 
-    groups: list[tuple[list[str], list[Range]]]
-    """Paths, and the ranges of positions to read of them; no ranges for all of it."""
+    groups: list[FileGroup]
+    """With paths as in the object store."""
     files: int
     of_files: int
 
@@ -82,10 +83,10 @@ class Catalog:
         conditions: Iterable[Condition],
         at: datetime | None = None,
     ) -> FileList:
-        """The file list of the rows' generation, as the transaction sees it, with what the conditions need to know."""
+        """The file list of the generation, as the transaction sees it, with the bounds that the conditions need."""
         generation = dataset.row_generation_id
         if generation is None or not dataset.row_version:
-            return FileList("", [], {})  # nothing was ever committed
+            return FileList("", [], {})  # nothing has been committed
         listed = self._lists.get(generation)
         if at is not None or listed is None or listed.row_version != dataset.row_version:
             listed = await self._list(tx, dataset, generation, listed, at)
@@ -101,21 +102,24 @@ class Catalog:
         tx: Transaction,
         dataset: PinnedDataset,
         generation: UUID,
-        known: FileList | None,
+        cached: FileList | None,
         at: datetime | None,
     ) -> FileList:
-        if at is None and known is None:
+        if at is None and cached is None:
             return await _made(dataset.row_version, await pinned.live(tx, generation))
         ids, hidden = await pinned.commits(tx, generation, at)
-        held = {commit.commit_id: commit for commit in known.commits} if known is not None else {}
-        missing = [commit_id for commit_id in ids if commit_id not in held]
+        by_id = {commit.commit_id: commit for commit in cached.commits} if cached is not None else {}
+        missing = [commit_id for commit_id in ids if commit_id not in by_id]
         if missing:
             most = at is None and len(missing) * 2 > len(ids)
-            rows = await pinned.paths(tx, generation, None if most else missing)
-            for start in range(0, len(rows), _MADE_AT_ONCE):
-                held |= {row[0]: Commit(*row) for row in rows[start : start + _MADE_AT_ONCE]}
-                await asyncio.sleep(0)  # others are served meanwhile
-        return FileList(dataset.row_version, [held[commit_id] for commit_id in ids], hidden)
+            commits = await pinned.paths(tx, generation, None if most else missing)
+            for start in range(0, len(commits), _MADE_AT_ONCE):
+                by_id |= {
+                    c.commit_id: Commit(c.commit_id, c.first, c.last, c.paths)
+                    for c in commits[start : start + _MADE_AT_ONCE]
+                }
+                await asyncio.sleep(0)  # lets other queries run
+        return FileList(dataset.row_version, [by_id[commit_id] for commit_id in ids], hidden)
 
     def _keep(self, generation: UUID, listed: FileList) -> None:
         self._lists[generation] = listed
@@ -135,13 +139,13 @@ async def _made(row_version: str, live: LiveCommits) -> FileList:
                     live.ids[part], live.firsts[part], live.lasts[part], live.paths[part], strict=True
                 )
             ]
-        await asyncio.sleep(0)  # others are served meanwhile
+        await asyncio.sleep(0)  # lets other queries run
     return FileList(row_version, commits, live.hidden)
 
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Python looks for cycles each time so and so many objects were made; here all of them stay, and there are none."""
+    """Pauses garbage collection: all these objects stay, and they have no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -152,65 +156,71 @@ def _without_collecting() -> Iterator[None]:
 
 
 async def _learn(tx: Transaction, generation: UUID, listed: FileList, column: Column, *, live: bool) -> None:
-    """Reads the bounds of a column, of those commits that were not asked about it before."""
+    """Reads the bounds of a column for commits that do not have them yet."""
     name, type_ = column
     missing = [commit for commit in listed.commits if commit.bounds is None or column not in commit.bounds]
     if missing:
         most = live and len(missing) * 2 > len(listed.commits)
-        rows = await pinned.statistics(tx, generation, None if most else [c.commit_id for c in missing], name)
-        found = {row[0]: row[1] for row in rows}
+        statistics = await pinned.statistics(
+            tx, generation, None if most else [c.commit_id for c in missing], name
+        )
         for commit in missing:
-            files = found.get(commit.commit_id) or [(0, None)] * len(commit.paths)
-            commit.bounds = {**(commit.bounds or {}), column: [bounds(k, type_, rows) for rows, k in files]}
+            files = statistics.get(commit.commit_id) or [FileStatistics(0, None)] * len(commit.paths)
+            commit.bounds = {
+                **(commit.bounds or {}),
+                column: [bounds(file.values, type_, file.rows) for file in files],
+            }
     listed.bounds[column] = [b for commit in listed.commits for b in (commit.bounds or {})[column]]
 
 
 def asked_of(dataset: PinnedDataset, conditions: Iterable[Condition]) -> list[tuple[Column, Condition]]:
-    """The conditions that are about columns of this dataset, with these columns and their types."""
+    """The conditions on columns of this dataset, with these columns and their types."""
     types = {column.name: column.type for column in dataset.columns}
     names = _by_lower_case(types)
     return [((name, types[name]), c) for c in conditions if (name := names.get(c.column)) is not None]
 
 
-def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condition]) -> Chosen:
+def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condition]) -> ChosenFiles:
     """The files that can hold rows which meet all conditions."""
-    left: Sequence[int] = range(len(listed.paths))
+    remaining: Sequence[int] = range(len(listed.paths))
     for (name, type_), condition in asked_of(dataset, conditions):
-        if (known := listed.bounds.get((name, type_))) is not None:
-            left = narrowed(left, known, condition.spans, type_)
+        if (bounds := listed.bounds.get((name, type_))) is not None:
+            remaining = narrowed(remaining, bounds, condition.spans, type_)
         if name == dataset.position:
-            left = _within_commits(listed, left, condition)
-    return Chosen(_grouped(listed, dataset, left), len(left), len(listed.paths))
+            remaining = _within_commits(listed, remaining, condition)
+    return ChosenFiles(_grouped(listed, dataset, remaining), len(remaining), len(listed.paths))
 
 
-def _within_commits(listed: FileList, left: Sequence[int], condition: Condition) -> list[int]:
-    """A row lies within the positions of its commit, also where a file tells nothing of the column."""
-    positions = [listed.commit_of_file[index].positions for index in left]
-    return [left[n] for n in narrowed(range(len(left)), positions, condition.spans, "int64")]
+def _within_commits(listed: FileList, remaining: Sequence[int], condition: Condition) -> list[int]:
+    """A row lies within the positions of its commit, even if a file has no bounds for the column."""
+    positions = [listed.commit_of_file[index].positions for index in remaining]
+    return [remaining[n] for n in narrowed(range(len(remaining)), positions, condition.spans, "int64")]
 
 
-def _grouped(
-    listed: FileList, dataset: PinnedDataset, left: Sequence[int]
-) -> list[tuple[list[str], list[Range]]]:
+def _grouped(listed: FileList, dataset: PinnedDataset, remaining: Sequence[int]) -> list[FileGroup]:
     if not listed.hidden or dataset.position is None:
-        whole = listed.paths if len(left) == len(listed.paths) else [listed.paths[index] for index in left]
-        return [(whole, [])] if whole else []
+        whole = (
+            listed.paths
+            if len(remaining) == len(listed.paths)
+            else [listed.paths[index] for index in remaining]
+        )
+        return [FileGroup(whole)] if whole else []
     groups: dict[tuple[Range, ...], list[str]] = {}
-    for index in left:
+    for index in remaining:
         commit = listed.commit_of_file[index]
         hidden = listed.hidden.get(commit.commit_id)
         ranges = kept(commit.positions, _EVERYTHING, hidden) if hidden else None
         if ranges is None or ranges:
             groups.setdefault(tuple(ranges or ()), []).append(listed.paths[index])
-    return [(paths, list(ranges)) for ranges, paths in groups.items()]
+    return [FileGroup(paths, list(ranges)) for ranges, paths in groups.items()]
 
 
 def _by_lower_case(names: Mapping[str, str]) -> dict[str, str]:
-    """Columns as SQL finds them, which does not tell upper from lower case; without those that only differ in it."""
-    found: dict[str, str] = {}
+    """Columns by lower-case name, as SQL ignores case; without those that differ only in case."""
+    by_lower: dict[str, str] = {}
     twice = set()
     for name in names:
-        if name.lower() in found:
+        if name.lower() in by_lower:
             twice.add(name.lower())
-        found[name.lower()] = name
-    return {lower: name for lower, name in found.items() if lower not in twice}
+        by_lower[name.lower()] = name
+    return {lower: name for lower, name in by_lower.items() if lower not in twice}

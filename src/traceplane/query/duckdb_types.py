@@ -1,4 +1,4 @@
-"""DuckDB's names of Arrow's types, as manifests spell them (`str(type)`)."""
+"""DuckDB's names of Arrow types, from their spelling in manifests (`str(type)`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BYTES = re.compile(r"fixed_size_binary\[\d+\]")
 
 
 def type_of(name: str) -> str | None:
-    """None for a type that is left to the file itself."""
+    """None for a type that DuckDB takes from the file itself."""
     if plain := _PLAIN.get(name):
         return plain
     if match := _DECIMAL.fullmatch(name):

@@ -1,5 +1,5 @@
-"""The rows of hot tables as files for one query, from the snapshot that its pointers and file lists come from: a row
-that compaction moves is in the table or in a file there, never in both and never in neither."""
+"""The rows of hot tables as files for one query, from the same snapshot as its pointers and file lists: a row that
+compaction moves is either in the table or in a file, never in both or neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 async def export(tx: Transaction, generation_id: UUID, folder: Path, schema: pa.Schema) -> Path:
-    """A Parquet file with all rows that are in the table of a generation."""
+    """A Parquet file with all rows in the table of a generation."""
     table = (await hot_tables.load(tx, [generation_id]))[generation_id]
     received = folder / f"{generation_id}.csv"
     size = 0
@@ -33,9 +33,9 @@ async def export(tx: Transaction, generation_id: UUID, folder: Path, schema: pa.
             if size > MOST_BYTES:
                 raise TooLarge(
                     "query.hot_too_large",
-                    f"a hot table has more than the {MOST_BYTES >> 20} MB that a query reads of it",
+                    f"a hot table has more than {MOST_BYTES >> 20} MB, the most that a query may read of it",
                     value=str(generation_id),
-                    next_step="compact it into files, and query the compacted dataset beside it",
+                    next_step="compact it into files, and query the compacted dataset instead",
                 )
             file.write(piece)
 

@@ -1,5 +1,5 @@
-"""Which columns the SQL of a job or a virtual dataset computes its columns from. A best effort: what cannot be told
-is left out."""
+"""Which columns the columns of a job's SQL or a virtual dataset are computed from. A best effort: unknown ones are left
+out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def column_lineage(
 ) -> dict[str, list[str]]:
     """By output column, in lower case: `dataset.column` of each input column that it depends on.
 
-    `columns` are those of the inputs, by the names that the query reads them under.
+    `columns` are those of the inputs, by the names that the query uses.
     """
-    schema: dict[str, object] = {name: dict.fromkeys(found, "text") for name, found in columns.items()}
+    schema: dict[str, object] = {name: dict.fromkeys(names, "text") for name, names in columns.items()}
     try:
         tree = qualify(parse_one(sql, read=dialect), schema=schema, dialect=dialect, quote_identifiers=False)
         if not isinstance(tree, exp.Query):
@@ -35,24 +35,24 @@ def column_lineage(
 
 
 def virtual_lineage(read: Expanded, columns: Mapping[str, Sequence[str]]) -> dict[str, dict[str, list[str]]]:
-    """By relation of a virtual dataset, what its columns are computed from in the datasets that it names; `columns` are
+    """By relation of a virtual dataset, the columns of its inputs that its columns are computed from; `columns` are
     those of stored relations."""
-    known = dict(columns)
-    found: dict[str, dict[str, list[str]]] = {}
+    known_columns = dict(columns)
+    lineages: dict[str, dict[str, list[str]]] = {}
     for view in read.views:
-        inputs = {r.name: known[r.name] for r in view.reads}
+        inputs = {r.name: known_columns[r.name] for r in view.reads}
         ids = {r.name: r.dataset_id for r in view.reads}
-        found[view.relation.name] = column_lineage(view.sql, inputs, ids, "duckdb")
-        known[view.relation.name] = list(found[view.relation.name])
-    return found
+        lineages[view.relation.name] = column_lineage(view.sql, inputs, ids, "duckdb")
+        known_columns[view.relation.name] = list(lineages[view.relation.name])
+    return lineages
 
 
 def _leaves(root: Node, dataset_ids: Mapping[str, str]) -> list[str]:
-    found = set()
+    sources = set()
     for node in root.walk():
         if isinstance(node.expression, exp.Table) and not node.downstream:
             dataset = dataset_ids.get(node.expression.name)
             column = node.name.rpartition(".")[2].strip('"`')
             if dataset is not None and column != "*":
-                found.add(f"{dataset}.{column}")
-    return sorted(found)
+                sources.add(f"{dataset}.{column}")
+    return sorted(sources)

@@ -13,7 +13,7 @@ from uuid import UUID
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
 from traceplane.postgres import coverage, registry, tasks, versions
-from traceplane.postgres.database import Database, Transaction, again_if_concurrent
+from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Versions
 from traceplane.registry import virtual_inputs
@@ -73,7 +73,7 @@ async def cut_over(database: Database, org: str, dag: str, *, drop_missing: bool
             await coverage.forget_catch_ups(tx, [], version_id)
             return Moved(dag, number, found.active)
 
-    return await again_if_concurrent(once)
+    return await retry_on_conflict(once)
 
 
 async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -> Moved:
@@ -90,21 +90,21 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -
                     value=to if to is not None else dag,
                     next_step="see `traceplane versions`",
                 )
-            if target["state"] != "retired":
+            if target.state != "retired":
                 raise Conflict(
-                    _WHY_NOT.get(target["state"], "version.never_served"),
-                    f"version {target['number']} is {target['state']}",
-                    value=target["number"],
+                    _WHY_NOT.get(target.state, "version.never_served"),
+                    f"version {target.number} is {target.state}",
+                    value=target.number,
                     next_step="choose one that was active before; see `traceplane versions`",
                 )
             if found.building_id is not None:
                 await _give_up(tx, found.building_id)
-            lacking = await coverage.lacking(tx, target["dag_version_id"])
-            await coverage.add_catch_ups(tx, target["dag_version_id"])
-            await move(tx, found.dag_id, target["dag_version_id"])
-            return Moved(dag, target["number"], found.active, lacking, found.building)
+            lacking = await coverage.lacking(tx, target.dag_version_id)
+            await coverage.add_catch_ups(tx, target.dag_version_id)
+            await move(tx, found.dag_id, target.dag_version_id)
+            return Moved(dag, target.number, found.active, lacking, found.building)
 
-    return await again_if_concurrent(once)
+    return await retry_on_conflict(once)
 
 
 async def abort(database: Database, org: str, dag: str) -> int:
@@ -118,7 +118,7 @@ async def abort(database: Database, org: str, dag: str) -> int:
             await notify_dispatchers(tx)
             return number
 
-    return await again_if_concurrent(once)
+    return await retry_on_conflict(once)
 
 
 def _building(found: Versions, dag: str) -> tuple[UUID, int]:

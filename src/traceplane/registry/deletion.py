@@ -12,7 +12,7 @@ from uuid import UUID
 
 from traceplane.errors import Conflict, NotFound
 from traceplane.postgres import registry, tasks, versions
-from traceplane.postgres.database import Database, Transaction, again_if_concurrent
+from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.sql import virtual
 
@@ -55,27 +55,29 @@ async def delete(database: Database, org: str, dag: str, *, force: bool) -> Dele
             await notify_dispatchers(tx)
             return Deleted(tuple(datasets), tuple(readers))
 
-    return await again_if_concurrent(once)
+    return await retry_on_conflict(once)
 
 
 async def _datasets_and_readers(
     tx: Transaction, org: str, dag: str, dag_id: UUID
 ) -> tuple[list[str], list[str]]:
     rows = await registry.datasets_of_dag(tx, org, dag_id)
-    datasets = [row["dataset_id"] for row in rows if row["own"]]
+    datasets = [row.dataset_id for row in rows if row.own]
     readers = [
-        f"{row['dag']}/{row['job']} reads {row['dataset_id']}"
+        f"{row.dag}/{row.job} reads {row.dataset_id}"
         for row in await versions.readers_elsewhere(tx, org, datasets)
     ]
     readers += [
-        f"{row['dag']}/{row['job']} reads a virtual dataset of it"
+        f"{row.dag}/{row.job} reads a virtual dataset of it"
         for row in await registry.readers_of_virtual(tx, org, dag, datasets)
     ]
     for row in rows:
-        if not row["own"] and (read := set(virtual.reads(row["sql"])) & set(datasets)):
-            readers.append(f"the virtual dataset {row['dataset_id']} of {row['dag']} reads {min(read)}")
+        if row.own or row.sql is None:
+            continue
+        if read := set(virtual.reads(row.sql)) & set(datasets):
+            readers.append(f"the virtual dataset {row.dataset_id} of {row.dag} reads {min(read)}")
     readers += [
-        f"the pipeline {row['name']} of {row['user_id']} runs it"
+        f"the pipeline {row.name} of {row.user_id} runs it"
         for row in await registry.pipelines_of_dag(tx, org, dag)
     ]
     return datasets, readers

@@ -2,7 +2,9 @@
 
 A job's fingerprint covers its own definition and the fingerprints of the jobs of the same DAG that it
 reads from, so a change flows downstream. How work is metered (`Execution`), descriptions, a dataset's
-write mode and its PII marks change no data and stay out of it.
+write mode and its PII marks change no data and stay out of it. Fields of a config that change no data, as the
+operator's spec says, are in it: plans compare jobs as if those were the deployed ones, so that what is deployed keeps
+its fingerprint when a spec learns of such a field.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ async def _old_versions(
     async with database.transaction() as tx:
         if not dry_run:
             await versions.expire_results(tx, grace)
-        gone = [v["dag_version_id"] for v in await versions.old(tx, grace, keep)]
+        gone = await versions.old(tx, grace, keep)
         if not dry_run:
             await versions.give_up(tx, gone)  # nobody can go back to them from here on
         generations = await versions.forgotten_generations(tx, gone)
@@ -74,17 +74,17 @@ async def _old_versions(
     while generations:
         async with database.transaction() as tx:
             batch = await commits.of_generations(tx, list(generations), after, _COMMITS_AT_ONCE)
-            tasks_of = sorted({task_id for _, task_id, _ in batch})
+            tasks_of = sorted({commit.task_id for commit in batch})
             read = await commits.paths_elsewhere(tx, tasks_of, list(generations), grace) if batch else set()
         if not batch:
             break
-        there = await store.sizes(sorted({path for _, _, paths in batch for path in paths} - read))
+        there = await store.sizes(sorted({path for commit in batch for path in commit.paths} - read))
         if not dry_run:
             await store.delete([f.path for f in there])
             async with database.transaction() as tx:
-                await commits.forget_of_generations(tx, [commit_id for commit_id, _, _ in batch])
+                await commits.forget_of_generations(tx, [commit.commit_id for commit in batch])
         count, files, size = count + len(batch), files + len(there), size + _told(there, found)
-        after = batch[-1][0]
+        after = batch[-1].commit_id
     if generations and not dry_run:
         async with database.transaction() as tx:
             await coverage.forget(tx, list(generations))

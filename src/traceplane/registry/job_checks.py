@@ -1,4 +1,5 @@
-"""What would only have failed in a job's first task, found when it is deployed: its entrypoint, its query.
+"""What would only have failed in a job's first task, found when it is deployed: its operator and config, its
+entrypoint, its query.
 
 The command line asks before anything is sent, with the folders at hand; the gateway asks again of what was sent.
 """
@@ -7,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from traceplane.model.dag import Dag, Job
-from traceplane.model.runtimes import SPARK, Runtime
-from traceplane.registry import code_identity, compaction
-from traceplane.registry.code_identity import Project
-from traceplane.registry.spec import Fault, near, placed
+from traceplane.model.dag import Dag, Job, SourceKind
+from traceplane.model.runtimes import Runtime
+from traceplane.operators import catalog, config
+from traceplane.operators.grouping import rows_of
+from traceplane.operators.spec import Misfit, OperatorSpec, Ports
+from traceplane.registry import code_identity
+from traceplane.registry.code_project import Project
+from traceplane.registry.spec.job_faults import JobFault, placed
+from traceplane.registry.spec.yaml_reader import near
 from traceplane.sql import job_query
 
 Columns = Sequence[str] | None
@@ -27,9 +32,17 @@ def refuse(
     *,
     is_elsewhere: Callable[[str], bool],
     no_folder: str | None = None,
+    knows_packages: bool = True,
 ) -> None:
-    """Raises SpecInvalid, with every fault at its place in the file."""
+    """Raises SpecInvalid, with every fault at its place in the file. `knows_packages`: what is installed here is what
+    counts; else operators that are not built in are left to the gateway."""
     found = [
+        *(
+            fault
+            for job in dag.jobs
+            if knows_packages or job.operator in catalog.BUILT_IN
+            for fault in operator_faults(job, dag, runtimes)
+        ),
         *code_identity.faults(dag, runtimes, project, is_elsewhere=is_elsewhere, no_folder=no_folder),
         *(fault for job in dag.jobs for fault in query_faults(job, dag, runtimes)),
     ]
@@ -37,28 +50,91 @@ def refuse(
         raise invalid
 
 
+def operator_of(job: Job, runtimes: Mapping[str, Runtime]) -> OperatorSpec | None:
+    """None for a function, which is its own operator."""
+    spec = catalog.find(job.operator)
+    return spec if spec is not None and runtimes[job.runtime].family in spec.runtimes else None
+
+
+def operator_faults(job: Job, dag: Dag, runtimes: Mapping[str, Runtime]) -> Iterator[JobFault]:
+    """An operator that there is not, or that cannot work with what the job gives it."""
+    family = runtimes[job.runtime].family
+    if family is None or job.generated_for is not None:
+        return
+    at = (job.name, "operator")
+    if (problem := catalog.problem(job.operator)) is not None:
+        step = problem.next_step if catalog.listed(job.operator) else _near_operator(job.operator, family)
+        yield JobFault(problem.code, at, problem.message, step)
+        return
+    spec = catalog.find(job.operator)
+    assert spec is not None
+    if not spec.for_dags:
+        message = f"the operator {spec.name} is the platform's own, and not for DAG files"
+        yield JobFault("deploy.unknown_operator", at, message, _near_operator(job.operator, family))
+    elif family not in spec.runtimes:
+        message = f"the runtime {job.runtime} does not run the operator {spec.name}"
+        able = sorted(name for name, runtime in runtimes.items() if runtime.family in spec.runtimes)
+        yield JobFault("deploy.unknown_operator", at, message, f"set runtime: {' or '.join(able)}")
+    else:
+        for misfit in _misfits(job, dag, spec):
+            yield JobFault("deploy.config_invalid", (job.name, *misfit.at), misfit.message, misfit.allowed)
+
+
+def _near_operator(name: str, family: str) -> str | None:
+    specs = [spec for listed in catalog.names() if (spec := catalog.find(listed)) is not None]
+    return near(name, [spec.name for spec in specs if family in spec.runtimes and spec.for_dags])
+
+
+def _misfits(job: Job, dag: Dag, spec: OperatorSpec) -> Iterator[Misfit]:
+    yield from config.misfits(job.config, spec)
+    yield from _port_misfits("inputs", [used.name for used in job.inputs], spec.inputs)
+    yield from _port_misfits("outputs", [made.name for made in job.outputs], spec.outputs)
+    if spec.always_on and (job.source is None or job.source.kind is not SourceKind.ALWAYS_ON):
+        yield Misfit(("source",), "it is a source that always runs", "write source: { kind: always_on }")
+    if spec.check is not None:
+        yield from spec.check(job, dag)
+
+
+def _port_misfits(what: str, names: Sequence[str], ports: Ports) -> Iterator[Misfit]:
+    known = ", ".join(ports.names)
+    for name in names:
+        if ports.names and name not in ports.names:
+            yield Misfit(
+                (what,), f"{name[:100]!r} is none of its {what}", f"name each of them one of: {known}"
+            )
+    if len(names) < ports.least or (ports.most is not None and len(names) > ports.most):
+        exactly = ports.least == ports.most
+        count = str(ports.least) if exactly or len(names) < ports.least else str(ports.most)
+        limit = "" if exactly else "at least " if len(names) < ports.least else "at most "
+        noun = what.removesuffix("s") if count == "1" else what
+        message = f"it has {limit}{count} {noun}, and the job has {len(names)}"
+        yield Misfit((what,), message, f"name each of them one of: {known}" if known else None)
+
+
 def query_faults(
     job: Job,
     dag: Dag,
     runtimes: Mapping[str, Runtime],
     columns_elsewhere: Mapping[str, Sequence[str]] = {},
-) -> Iterator[Fault]:
-    """Of a `sql` job; `columns_elsewhere` are those that datasets of other DAGs declare."""
-    if job.operator != "sql" or SPARK not in runtimes[job.runtime].capabilities:
+) -> Iterator[JobFault]:
+    """Of a job with SQL; `columns_elsewhere` are those that datasets of other DAGs declare."""
+    spec = operator_of(job, runtimes)
+    if spec is None or spec.query_field is None:
         return
-    at, query = (job.name, "config", "query"), job.config.get("query")
+    field = spec.query_field
+    at, query = (job.name, "config", field), job.config.get(field)
     outputs = [output.name for output in job.outputs]
     if query is None:
-        yield Fault("sql.no_query", at, "config.query is missing", "add query: select ...")
+        yield JobFault("sql.no_query", at, f"the field config.{field} is missing", f"add {field}: select ...")
         return
     if isinstance(query, str) and len(outputs) > 1:
         suggestion = f"write a query for each output: {', '.join(outputs)[:200]}"
-        yield Fault("sql.no_query", at, f"there is one query for {len(outputs)} outputs", suggestion)
+        yield JobFault("sql.no_query", at, f"there is one query for {len(outputs)} outputs", suggestion)
         return
     for output in query if isinstance(query, Mapping) else ():
         if output not in outputs:
             message = f"there is a query for {str(output)[:100]!r}, which is no output of the job"
-            yield Fault("sql.unknown_output", (*at, str(output)), message, near(str(output), outputs))
+            yield JobFault("sql.unknown_output", (*at, str(output)), message, near(str(output), outputs))
     inputs = {
         used.name: _columns(used.dataset_id, used.columns, dag, columns_elsewhere) for used in job.inputs
     }
@@ -66,10 +142,12 @@ def query_faults(
     for output, text in queries.items():
         place = (*at, str(output)) if output else at
         if not isinstance(text, str) or not text.strip():
-            yield Fault("sql.no_query", place, "expected SQL text", "write query: select ...")
+            yield JobFault("sql.no_query", place, "expected SQL text", f"write {field}: select ...")
             continue
         for fault in job_query.faults(text, inputs):
-            yield Fault(fault.code, place, fault.message, near(fault.word, fault.known) or _NEXT[fault.code])
+            yield JobFault(
+                fault.code, place, fault.message, near(fault.word, fault.known) or _NEXT[fault.code]
+            )
 
 
 _NEXT = {
@@ -85,6 +163,6 @@ def _columns(
     dataset_id: str, read: Sequence[str], dag: Dag, elsewhere: Mapping[str, Sequence[str]]
 ) -> Columns:
     """Of the rows that an input holds: those that are read, or else those that their dataset declares."""
-    rows = compaction.rows_of(dataset_id, dag)
+    rows = rows_of(dataset_id, dag)
     declared = {d.dataset_id: [c.name for c in d.columns] for d in dag.datasets if not d.sql}
     return read or declared.get(rows) or elsewhere.get(rows) or None

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from traceplane.model.dag import Dag, Dataset, Job
+from traceplane.operators import catalog
 from traceplane.registry import fingerprint
 from traceplane.sql import virtual
 
@@ -41,7 +42,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionChanged:
-    """A job that goes on with its data, under new execution fields or a new description."""
+    """A job that goes on with its data, under new execution fields, of its config too, or a new description."""
 
     job: Job
     changes: tuple[FieldChange, ...]
@@ -100,7 +101,8 @@ def plan(
     if deployed.dag.name != desired.name:
         raise ValueError(f"a plan compares versions of one DAG, not {deployed.dag.name} with {desired.name}")
     before = {job.name: job for job in deployed.dag.jobs}
-    old_definitions, new_definitions = fingerprint.definitions(deployed.dag), fingerprint.definitions(desired)
+    old_definitions = fingerprint.definitions(deployed.dag)
+    new_definitions = fingerprint.definitions(with_deployed_execution_config(desired, deployed.dag))
     causes = _causes(deployed, desired, definition_fingerprints)
     added, unchanged, execution_changed, rebuilt = [], [], [], []
     for job in desired.jobs:
@@ -154,6 +156,28 @@ def with_deployed_strategies(desired: Dag, deployed: Dag) -> Dag:
     return replace(desired, jobs=tuple(jobs))
 
 
+def with_deployed_execution_config(desired: Dag, deployed: Dag) -> Dag:
+    """`desired`, with the deployed values of those fields of configs that change no data."""
+    before = {job.name: job for job in deployed.jobs}
+    return replace(
+        desired, jobs=tuple(_with_execution_config_of(before.get(j.name), j) for j in desired.jobs)
+    )
+
+
+def _with_execution_config_of(old: Job | None, new: Job) -> Job:
+    if old is None or old.operator != new.operator:
+        return new
+    data = {name: value for name, value in new.config.items() if name not in _execution_config(new)}
+    return replace(new, config={**data, **_execution_config(old)})
+
+
+def _execution_config(job: Job) -> dict[str, Any]:
+    """The fields of its config that say how data is made, and not what it is."""
+    operator = catalog.find(job.operator)
+    fields = operator.execution_fields if operator is not None else ()
+    return {name: value for name, value in job.config.items() if name in fields}
+
+
 def _causes(deployed: Deployed, desired: Dag, definitions: dict[str, str]) -> dict[str, tuple[str, ...]]:
     """For each job, the nearest jobs and virtual datasets upstream that are new, gone or changed in themselves."""
     old_producer, new_producer = _producers(deployed.dag), _producers(desired)
@@ -194,7 +218,8 @@ def _by_id(dag: Dag) -> dict[str, Dataset]:
 
 
 def _in_place_fields(job: Job) -> dict[str, Any]:
-    return {**asdict(job.execution), "description": job.description, "generated_for": job.generated_for}
+    own = {"description": job.description, "generated_for": job.generated_for}
+    return {**asdict(job.execution), **own, "config": _execution_config(job)}
 
 
 def _dataset_changes(old: Dataset, new: Dataset) -> Iterator[FieldChange]:

@@ -14,6 +14,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 
 from traceplane.model.dag import Dag, Dataset, Job
+from traceplane.operators import catalog
 
 
 def with_deployed_queries(desired: Dag, deployed: Dag) -> Dag:
@@ -33,9 +34,11 @@ def _with_sql_of(old: str | None, new: Dataset) -> Dataset:
 
 
 def _with_query_of(old: Job | None, new: Job) -> Job:
-    if old is None or old.operator != "sql" or new.operator != "sql" or "query" not in new.config:
+    operator = catalog.find(new.operator)
+    field = operator.query_field if operator is not None else None
+    if old is None or old.operator != new.operator or field is None or field not in new.config:
         return new
-    return replace(new, config={**new.config, "query": _kept(old.config.get("query"), new.config["query"])})
+    return replace(new, config={**new.config, field: _kept(old.config.get(field), new.config[field])})
 
 
 def _kept(old: Any, new: Any) -> Any:

@@ -11,14 +11,17 @@ its inputs are written anew in the transaction that moves that DAG's pointers, a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 from uuid import UUID
 
 from traceplane.errors import Conflict, InvalidInput, UserError
 from traceplane.model.dag import Dag, Input, Job
+from traceplane.model.job_definition import InputView, VirtualInputs
 from traceplane.model.runtimes import SPARK, Runtime
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
+from traceplane.postgres.registry import StoredDataset
+from traceplane.registry.job_rows import Generation, add_inputs
 from traceplane.sql import spark_dialect, virtual
 from traceplane.sql.gate import Relation
 
@@ -27,8 +30,8 @@ _ABLE = frozenset({"pyspark", "sql"})
 
 def resolve(
     inputs: Sequence[Input], texts: Mapping[str, str], own: Mapping[str, str]
-) -> tuple[list[Input], dict[str, Any] | None]:
-    """The stored datasets that a job reads; and what makes its inputs of them, if some are virtual.
+) -> tuple[list[Input], VirtualInputs | None]:
+    """The stored datasets that a job reads; and how its inputs are made from them, if some are virtual.
 
     `texts` is the SQL of all virtual datasets, `own` of those that belong to the job's DAG.
     """
@@ -47,38 +50,34 @@ def resolve(
     stored = [used for used in inputs if used.name not in relations]
     stored += [Input(name, dataset_id) for dataset_id, name in names.items()]
     used_texts = sorted({view.relation.dataset_id for view in expanded.views})
-    definition = {
-        "inputs": [
-            {"name": i.name, "dataset_id": i.dataset_id, "where": i.where, "columns": list(i.columns)}
-            for i in inputs
-        ],
-        "datasets": used_texts,
-        "own": {dataset_id: own[dataset_id] for dataset_id in used_texts if dataset_id in own},
-        "views": [
-            {
-                "name": view.relation.name,
-                "sql": spark_dialect.translated(view.sql, [r.name for r in view.reads]),
-                "reads": {r.name: names[r.dataset_id] for r in view.reads if r.dataset_id in names},
-            }
+    return stored, VirtualInputs(
+        inputs=tuple(inputs),
+        datasets=tuple(used_texts),
+        own={dataset_id: own[dataset_id] for dataset_id in used_texts if dataset_id in own},
+        views=tuple(
+            InputView(
+                view.relation.name,
+                spark_dialect.translated(view.sql, [r.name for r in view.reads]),
+                {r.name: names[r.dataset_id] for r in view.reads if r.dataset_id in names},
+            )
             for view in expanded.views
-        ],
-        "given": {name: relation.name for name, relation in relations.items()},
-    }
-    return stored, definition
+        ),
+        given={name: relation.name for name, relation in relations.items()},
+    )
 
 
 async def load(
     tx: Transaction, org: str, wanted: Iterable[str], own: Mapping[str, str], mine: Collection[str] = ()
-) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, str], dict[str, StoredDataset]]:
     """The SQL of all virtual datasets at and below those that are wanted, and the rows of those that are not `mine`,
     of which the virtual ones are `own`."""
-    texts, rows = dict(own), dict[str, dict[str, Any]]()
+    texts, rows = dict(own), dict[str, StoredDataset]()
     waiting, seen = {*wanted, *own}, set[str]()
     while waiting:
         seen |= waiting
-        found = await registry.datasets_by_id(tx, org, sorted(waiting - own.keys() - set(mine)))
-        rows |= found
-        texts |= {i: row["definition"]["sql"] for i, row in found.items() if row["definition"].get("sql")}
+        stored = await registry.datasets_by_id(tx, org, sorted(waiting - own.keys() - set(mine)))
+        rows |= stored
+        texts |= {i: row.sql for i, row in stored.items() if row.sql is not None}
         waiting = {read for i in waiting if i in texts for read in virtual.reads(texts[i])} - seen
     return texts, rows
 
@@ -92,7 +91,7 @@ async def refused(
     dag: Dag,
     runtimes: Mapping[str, Runtime],
     texts: Mapping[str, str],
-    rows: Mapping[str, Mapping[str, Any]],
+    rows: Mapping[str, StoredDataset],
 ) -> UserError | None:
     own = dag.virtual
     mine = {dataset.dataset_id for dataset in dag.datasets}
@@ -103,17 +102,18 @@ async def refused(
             # Its order within this DAG, and what is to be rebuilt with it, could not be told.
             below = virtual.expand([Relation("tp_d0", dataset_id)], lambda r: texts.get(r.dataset_id))
             if loops := sorted({r.dataset_id for r in below.stored} & mine):
-                return _loops_back(dataset_id, rows[dataset_id]["dag"], loops[0], dag.name)
+                return _loops_back(dataset_id, rows[dataset_id].dag, loops[0], dag.name)
         for job in dag.jobs:
             if any(used.dataset_id in texts for used in job.inputs):
                 if refusal := _refused_job(job, runtimes, texts):
                     return refusal
                 resolve(job.inputs, texts, own)
         for reader in await registry.readers_of_virtual(tx, org, dag.name, sorted(own)):
-            found, _ = await _resolved_again(tx, org, reader, own)
-            if theirs := await _owned(tx, org, found, reader["dag"], reader["definition"]["virtual"]):
-                name = next(i for i in reader["definition"]["virtual"]["datasets"] if i in own)
-                return _loops_back(name, dag.name, theirs, reader["dag"])
+            before = reader.virtual
+            stored, _ = await _resolved_again(tx, org, before, own)
+            if theirs := await _owned(tx, org, stored, reader.dag, before):
+                name = next(i for i in before.datasets if i in own)
+                return _loops_back(name, dag.name, theirs, reader.dag)
     except UserError as error:
         return InvalidInput(error.code, error.message, value=error.value, next_step=error.next_step)
     return None
@@ -141,57 +141,50 @@ def _loops_back(dataset_id: str, owner: str, below: str, dag: str) -> Conflict:
 
 
 async def _owned(
-    tx: Transaction, org: str, inputs: Sequence[Input], dag: str, before: Mapping[str, Any]
+    tx: Transaction, org: str, inputs: Sequence[Input], dag: str, before: VirtualInputs
 ) -> str | None:
     """A dataset of the job's own DAG among what it would read through virtual datasets only."""
-    direct = {i["dataset_id"] for i in before["inputs"]}
+    direct = {i.dataset_id for i in before.inputs}
     rows = await registry.datasets_by_id(tx, org, [i.dataset_id for i in inputs])
-    return next((i for i, row in rows.items() if row["dag"] == dag and i not in direct), None)
+    return next((i for i, row in rows.items() if row.dag == dag and i not in direct), None)
 
 
 # --- following another DAG --------------------------------------------------------------------------
 
 
 async def _resolved_again(
-    tx: Transaction, org: str, reader: Mapping[str, Any], changed: Mapping[str, str] = {}
-) -> tuple[list[Input], dict[str, Any] | None]:
-    before = reader["definition"]["virtual"]
-    inputs = [Input(i["name"], i["dataset_id"], i["where"], tuple(i["columns"])) for i in before["inputs"]]
-    own = {**changed, **before["own"]}
-    texts, _ = await load(tx, org, [i.dataset_id for i in inputs], own)
-    return resolve(inputs, texts, before["own"])
+    tx: Transaction, org: str, before: VirtualInputs, changed: Mapping[str, str] = {}
+) -> tuple[list[Input], VirtualInputs | None]:
+    own = {**changed, **before.own}
+    texts, _ = await load(tx, org, [i.dataset_id for i in before.inputs], own)
+    return resolve(before.inputs, texts, before.own)
 
 
 async def follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[tuple[UUID, UUID]]:
     """Jobs whose virtual inputs mean something else since the pointers moved read what they mean now; these jobs,
     with all the generations that they read."""
-    told: list[tuple[UUID, UUID]] = []
+    replays: list[tuple[UUID, UUID]] = []
     for reader in await registry.virtual_readers_to_follow(tx, dag_id, version_id):
+        before = reader.virtual
         try:
-            stored, definition = await _resolved_again(tx, reader["org"], reader)
+            stored, resolved = await _resolved_again(tx, reader.org, before)
         except UserError:
             continue  # it goes on with what it read before
-        if definition == reader["definition"]["virtual"]:
+        # Without virtual datasets it keeps its declared inputs, to follow a rollback that brings them back.
+        virtual_inputs = resolved or replace(before, datasets=(), views=(), given={})
+        if virtual_inputs == before:
             continue
-        rows = await registry.datasets_by_id(tx, reader["org"], [i.dataset_id for i in stored])
-        read: Mapping[str, str] = reader["reads"]
-        generations = {
-            i: UUID(read[i]) if i in read else row["current_generation_id"] for i, row in rows.items()
-        }
-        if any(generations.get(i.dataset_id) is None for i in stored):
+        rows = await registry.datasets_by_id(tx, reader.org, [i.dataset_id for i in stored])
+        generations: dict[str, Generation] = {}
+        for dataset_id, row in rows.items():
+            read = reader.reads.get(dataset_id)
+            generation_id = UUID(read) if read is not None else row.current_generation_id
+            if generation_id is not None:
+                generations[dataset_id] = Generation(row.dataset_uuid, generation_id)
+        if any(i.dataset_id not in generations for i in stored):
             continue
-        await registry.rewrite_virtual(tx, reader["job_id"], definition)
-        for number, used in enumerate(stored):
-            row, generation = rows[used.dataset_id], generations[used.dataset_id]
-            await registry.add_job_input(
-                tx,
-                reader["job_id"],
-                number,
-                used.name,
-                row["dataset_uuid"],
-                generation,
-                used.where,
-                used.columns,
-            )
-            told.append((reader["job_id"], generation))
-    return told
+        reads = [(i, generations[i.dataset_id]) for i in stored]
+        await registry.redefine_inputs(tx, reader.job_id, replace(reader.definition, virtual=virtual_inputs))
+        await add_inputs(tx, reader.job_id, reads)
+        replays += [(reader.job_id, generation.generation_id) for _, generation in reads]
+    return replays

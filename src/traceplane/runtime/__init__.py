@@ -1,5 +1,8 @@
-"""How the platform's processes live, and how their calls share transactions.
+"""Process lifecycle, working folders, retries, and transactions that calls share.
 
-group_commit  concurrent calls share one transaction
-process       how a process lives: background loops, tasks that live and die together, a graceful stop
+group_commit   concurrent calls share one transaction
+in_parallel    many calls of one kind, a few at a time
+locked_folder  the working folder of one process, and cleanup of folders whose process was killed
+process        process lifecycle: background loops, tasks that live and die together, graceful shutdown
+retrying       retries with exponential backoff and jitter
 """

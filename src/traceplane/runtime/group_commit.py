@@ -1,4 +1,4 @@
-"""Concurrent calls share one transaction: whoever waits while one commits goes together in the next."""
+"""Concurrent calls share one transaction: calls that arrive during a commit go together in the next one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Answer = TypeVar("Answer")
 
 
 class GroupCommit(Generic[Item, Answer]):
-    """Gathers submissions into groups. There is no timer: a lone call waits for nobody.
+    """Gathers submissions into groups. There is no timer, so a lone call never waits for others.
 
-    If a group fails for a reason that is not the database's absence, its submissions are tried one by one,
-    so that one caller's trouble is not another's.
+    If a group fails and the database is not down, its submissions are retried one by one, so that one caller's
+    failure does not affect the others.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class GroupCommit(Generic[Item, Answer]):
 
     async def _drain(self) -> None:
         try:
-            # One turn of the loop lets calls that arrived in the same breath join the group.
+            # One turn of the event loop lets calls that arrived at the same moment join the group.
             await asyncio.sleep(0)
             await self._commit_waiting()
         finally:
-            # Here, and not when the task is seen to be done, a turn later: a call that arrives in between
-            # would take this drain for alive and wait for nobody.
+            # Not in the task's done callback, which runs a turn later: a call that arrives in between would
+            # count on this drain, and nothing would ever commit it.
             self._draining -= 1
 
     async def _commit_waiting(self) -> None:

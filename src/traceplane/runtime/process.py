@@ -1,20 +1,19 @@
-"""How a process lives: background loops, tasks that live and die together, a graceful stop.
+"""Process lifecycle: background loops, tasks that live and die together, graceful shutdown.
 
 A process is one coroutine `main(stop)`, run by `run_process`. It starts its loops and servers in a
-`task_group`; each of them ends when `stop` is set. SIGTERM or SIGINT sets `stop`; a second one exits at once.
-Nothing dies quietly: a task that fails stops its siblings and the process, with an error event and exit
-code 1, for a supervisor to start it again; or 2 if it would only fail again, since the caller has to mend
-something. A loop's pass may fail (the database restarts, say): it is reported, and tried again after a
-growing pause.
+`task_group`; each of them ends when `stop` is set. SIGTERM or SIGINT sets `stop`; a second one exits immediately,
+or sets `hurry` if the process has cleanup that must not be skipped.
+No failure is silent: a task that fails stops its siblings and the process, with an error event and exit code 1,
+so that a supervisor restarts it; or exit code 2 if a restart cannot help, because the caller has to fix
+something. A pass of a loop may fail (the database restarts, for example): the failure is logged, and the pass is
+retried after a growing pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
-import random
 import signal
 import socket
 import sys
@@ -28,17 +27,18 @@ import uvloop
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError, UserError
+from traceplane.runtime.retrying import backoff, happens
 
 LONGEST_BACKOFF = 30.0
-# A kicked loop makes thousands of passes a second; one line a second tells as much.
+# A kicked loop makes thousands of passes a second; one log line a second is enough.
 LOG_EVERY = 1.0
 _QUIET_INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one pass did. A loop subclasses it with int fields, and may add `more: bool`, which says that
-    work is left and the next pass should start at once."""
+    """What one pass did. A loop subclasses it with int fields, and may add `more: bool`: work is left, and the
+    next pass should start immediately."""
 
     def counts(self) -> dict[str, int]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -46,8 +46,8 @@ class Outcome:
 
 
 class Activity:
-    """Whether anything happens in this process's world. Loops that share it look less often while nothing does, and
-    at once when something does again; a platform that nobody uses costs next to nothing."""
+    """Whether this process has seen work recently. Loops that share it poll less often while there is none, and
+    immediately when work arrives, so an idle platform costs next to nothing."""
 
     def __init__(self, quiet_after: float = 10.0) -> None:
         self._quiet_after = quiet_after
@@ -80,11 +80,11 @@ async def run_loop(
     activity: Activity | None = None,
     stop: asyncio.Event,
 ) -> None:
-    """Call `run_once` every `interval` seconds, less often without `activity`, at once when kicked, until `stop` is
-    set.
+    """Call `run_once` every `interval` seconds until `stop` is set: less often without `activity`, immediately when
+    kicked.
 
-    A pass under way when `stop` is set is finished. `<name>.pass` is logged when a count is not zero, at
-    most once a second with the sums since the last line.
+    A pass that is running when `stop` is set is finished. `<name>.pass` is logged when a count is not zero, at
+    most once a second, with the sums since the last line.
     """
     wake = kick if kick is not None else asyncio.Event()
     if activity is not None:
@@ -105,12 +105,12 @@ async def run_loop(
                 outcome = await run_once()
             except Exception as error:
                 failures += 1
-                pause = _backoff(failures, interval)
+                pause = backoff(failures, max(0.05, min(interval, 1.0)), LONGEST_BACKOFF)
                 telemetry.count("loop_errors_total", loop=name)
                 telemetry.emit(
                     f"{name}.error", "error", **describe(error), failures=failures, retry_in=round(pause, 3)
                 )
-                await _wait(stop, pause)
+                await happens(stop, within=pause)
                 continue
             failures = 0
             telemetry.observe("loop_seconds", time.perf_counter() - started, loop=name)
@@ -120,7 +120,7 @@ async def run_loop(
             if getattr(outcome, "more", False):
                 await asyncio.sleep(0)
             else:
-                await _wait(wake, interval if activity is None else activity.pause(interval))
+                await happens(wake, within=interval if activity is None else activity.pause(interval))
     finally:
         waker.cancel()
         report.flush()
@@ -136,7 +136,7 @@ class _PassReport:
         self.logged_at = -LOG_EVERY
 
     def add(self, outcome: Outcome) -> bool:
-        """Whether it did anything."""
+        """Returns whether the pass did anything."""
         counts = outcome.counts()
         did_something = any(counts.values())
         if did_something:
@@ -154,10 +154,14 @@ class _PassReport:
 
 
 def describe(error: BaseException) -> dict[str, object]:
-    """An error as log fields; one that nobody foresaw brings its traceback."""
+    """An error as log fields; an unexpected one includes its traceback."""
     if isinstance(error, TraceplaneError):
-        told: dict[str, object] = {"code": error.code, "type": type(error).__name__, "message": error.message}
-        return told if error.next_step is None else {**told, "next_step": error.next_step}
+        log_fields: dict[str, object] = {
+            "code": error.code,
+            "type": type(error).__name__,
+            "message": error.message,
+        }
+        return log_fields if error.next_step is None else {**log_fields, "next_step": error.next_step}
     return {
         "code": "internal.unexpected",
         "type": type(error).__name__,
@@ -166,31 +170,20 @@ def describe(error: BaseException) -> dict[str, object]:
     }
 
 
-def _backoff(failures: int, interval: float) -> float:
-    first = max(0.05, min(interval, 1.0))
-    return min(LONGEST_BACKOFF, first * 2.0 ** min(failures - 1, 16)) * random.uniform(0.5, 1.0)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-
-
 async def task_group(
     stop: asyncio.Event, /, *, grace: float = 20.0, **coroutines: Coroutine[Any, Any, object]
 ) -> None:
     """Run the named coroutines until all have ended.
 
-    The first that fails sets `stop`; the others have `grace` seconds to end, then they are canceled, and
-    its error is raised.
+    The first failure sets `stop`. The others have `grace` seconds to end before they are canceled; then the
+    first error is raised.
     """
     tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in coroutines.items()]
-    reported: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def report(task: asyncio.Task[object]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            reported.append(error)
+            errors.append(error)
             telemetry.emit("process.task_died", "error", task=task.get_name(), **describe(error))
 
     for task in tasks:
@@ -204,41 +197,57 @@ async def task_group(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if reported:
-        raise reported[0]
+    if errors:
+        raise errors[0]
 
 
-def run_process(main: Callable[[asyncio.Event], Awaitable[None]], *, grace: float = 30.0) -> NoReturn:
-    """Run `main` to its end and exit: 0 when it returned, 1 when it failed or did not stop within `grace`, 2 when it
-    failed by an error of the caller's making."""
-    sys.exit(run_to_end(main, grace=grace))
+def run_process(
+    main: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    grace: float = 30.0,
+    hurry: asyncio.Event | None = None,
+) -> NoReturn:
+    """Run `main` to its end and exit: 0 if it returned, 1 if it failed or did not stop within `grace`, 2 if it
+    failed with an error that the caller has to fix.
+
+    With `hurry`, `main` has to end soon after `hurry` is set, and no signal ends the process earlier."""
+    sys.exit(run_to_end(main, grace=grace, hurry=hurry))
 
 
-def run_to_end(main: Callable[[asyncio.Event], Awaitable[None]], *, grace: float) -> int:
-    """The same, and the code is returned."""
+def run_to_end(
+    main: Callable[[asyncio.Event], Awaitable[None]], *, grace: float, hurry: asyncio.Event | None = None
+) -> int:
+    """Like `run_process`, but returns the exit code."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(_supervise(main, grace))
+        code = runner.run(_supervise(main, grace, hurry))
     telemetry.shutdown()
     return code
 
 
-async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], grace: float) -> int:
+async def _supervise(
+    main: Callable[[asyncio.Event], Awaitable[None]], grace: float, hurry: asyncio.Event | None
+) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     signals: list[signal.Signals] = []
-    parent, told_at = os.getppid(), 0.0
-    strays: list[BaseException] = []
+    parent, signaled_at = os.getppid(), 0.0
+    stray_errors: list[BaseException] = []
 
     def on_signal(number: signal.Signals) -> None:
-        nonlocal told_at
-        if signals and os.getppid() != parent and time.monotonic() - told_at < 1.0:
-            return  # the kernel tells of a parent's death once for each of its threads
+        nonlocal signaled_at
+        if signals and os.getppid() != parent and time.monotonic() - signaled_at < 1.0:
+            return  # the kernel signals a parent's death once for each of the parent's threads
+        if signals and hurry is not None:
+            if not hurry.is_set():
+                telemetry.emit("process.hurrying", signal=number.name)
+            hurry.set()
+            return
         if signals:
             telemetry.emit("process.killed", "warning", signal=number.name)
             os._exit(128 + number)
         telemetry.emit("process.stopping", signal=number.name)
         signals.append(number)
-        told_at = time.monotonic()
+        signaled_at = time.monotonic()
         stop.set()
 
     def on_stray_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -246,7 +255,7 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], grace: fl
         described = describe(error) if error is not None else {}
         telemetry.emit("process.stray_error", "error", where=context["message"], **described)
         if error is not None and isinstance(context.get("future"), asyncio.Task):
-            strays.append(error)
+            stray_errors.append(error)
             stop.set()
 
     loop.set_exception_handler(on_stray_error)
@@ -260,11 +269,11 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], grace: fl
         telemetry.emit("process.failed", "error", **describe(error))
         return 2 if isinstance(error, UserError) else 1
     telemetry.emit("process.stopped", seconds=round(time.monotonic() - started, 3))
-    return 1 if strays else 0
+    return 1 if stray_errors else 0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections; why there can be none is said in a sentence."""
+    """A listening socket; the error explains why it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -272,14 +281,14 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise Conflict(
                 "service.port_in_use",
-                "another process listens on this port",
+                "another process is listening on this port",
                 value=f"{host}:{port}",
                 next_step="stop it (is it another `traceplane up`?), or choose other ports with the settings"
                 " gateway_port, dispatcher_port and trigger_port",
             ) from error
         raise InvalidInput(
             "service.address_unusable",
-            f"this process cannot listen here: {error.strerror or error}",
+            f"this process cannot listen on this address: {error.strerror or error}",
             value=f"{host}:{port}",
             next_step="check the setting host and the ports",
         ) from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from traceplane.sandbox.frames import ColumnBounds, Failure, Limits, WrittenColumn
+from traceplane.model.task_payload import TaskPayload
+from traceplane.sandbox.frames import ColumnBounds, EmittedEvent, Failure, ReportedColumn, RunLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +53,20 @@ class UsedSpark:
 class Assignment:
     """One attempt of one task.
 
-    `payload` is handed to the operator. The sandbox reads from it `inputs` (`[{name, files, where}]`;
-    the files become readable) and `outputs` (`[{name, folder}]`; each folder is made for this attempt,
-    writable by it alone, and must be new or empty). An output without a folder gets one below `staging`.
+    `payload` is handed to the operator. The files of its inputs become readable. The folder of each output is made
+    for this attempt, is writable by it alone, and must be new or empty; an output without one gets one below `staging`.
     """
 
     task_id: str
     attempt: int
     entrypoint: str
     """package.module:function, found on the code paths."""
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    error_codes: tuple[str, ...] = ()
+    """Codes that it may raise, besides those of the platform."""
+    payload: TaskPayload = field(default_factory=TaskPayload)
     code_paths: tuple[Path, ...] = ()
     """With `reuse`, without links."""
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     spark: UsedSpark | None = None
     """The Spark server that the task uses, and that writes to the output folders too."""
     staging: Path | None = None
@@ -88,7 +90,7 @@ class OutputResult:
     name: str
     files: tuple[OutputFile, ...]
     schema_hash: str
-    columns: tuple[WrittenColumn, ...] = ()
+    columns: tuple[ReportedColumn, ...] = ()
 
     @property
     def row_count(self) -> int:
@@ -107,7 +109,7 @@ class RunResult:
     attempt: int
     status: Literal["ok", "failed"]
     outputs: tuple[OutputResult, ...] = ()
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[EmittedEvent, ...] = ()
     """What the operator emitted, unless it was streamed while running."""
     error: Failure | None = None
     log_tail: str = ""

@@ -2,7 +2,7 @@
 
 The child runs them in their order and tells the end of each before it begins the next. What comes of a task is taken
 here as long as it is the usual thing: it went well, and its outputs, if it has any, came with the report. At anything
-else the batch ends, and the task in question is an `Execution`'s to follow and judge.
+else the batch ends, and the task in question is a `TaskRun`'s to follow and judge.
 
 What is not begun when the batch's time is over is never begun by that child (`runner._next`), so that those behind a
 task that takes long do not have to wait for it: once the clock has passed, and everything that was said before has been
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from traceplane.sandbox import frames
 from traceplane.sandbox.assignment import OutputResult, RunResult
+from traceplane.sandbox.child_log import LogLines
 from traceplane.sandbox.frames import Assign, FrameInvalid
 from traceplane.sandbox.job_queues import Waiting
-from traceplane.sandbox.slot import Child, LogLines
+from traceplane.sandbox.slot import Child
 from traceplane.sandbox.staging import TaskFolders
 
 BATCH_SECONDS = 0.1
@@ -43,7 +44,7 @@ class Link:
     """Whether others of its batch are behind it, to which the child will not get."""
 
 
-class Batch:
+class TaskBatch:
     def __init__(
         self,
         child: Child,
@@ -117,7 +118,7 @@ class Batch:
     def _take_what_came(self) -> bool:
         """Whether the batch goes on."""
         goes_on = self.child.hear()
-        ended: list[tuple[Link, frames.Done, tuple[OutputResult, ...]]] = []
+        ended: list[tuple[Link, frames.Succeeded, tuple[OutputResult, ...]]] = []
         try:
             while self.done < len(self.links):
                 link = self.links[self.done]
@@ -129,7 +130,7 @@ class Batch:
                         link.started_ns = monotonic_ns
                     case frames.Progress(stages, tasks, tasks_done) if link.waiting.on_progress is not None:
                         link.waiting.on_progress({"stages": stages, "tasks": tasks, "tasks_done": tasks_done})
-                    case frames.Done(outputs, events) if (
+                    case frames.Succeeded(outputs, events) if (
                         link.started_ns is not None
                         and all(event.output_index < len(link.folders.outputs) for event in events)
                         and frame.inline_bytes <= link.assign.inline_bytes
@@ -161,7 +162,7 @@ class Batch:
         return goes_on
 
     def _result(
-        self, link: Link, done: frames.Done, outputs: tuple[OutputResult, ...], seconds: float
+        self, link: Link, done: frames.Succeeded, outputs: tuple[OutputResult, ...], seconds: float
     ) -> RunResult:
         assign, began_ns = link.assign, link.waiting.began_ns
         log_tail = ""
@@ -177,7 +178,7 @@ class Batch:
             attempt=assign.attempt,
             status="ok",
             outputs=outputs,
-            events=tuple(event.as_dict() for event in done.events),
+            events=tuple(done.events),
             log_tail=log_tail,
             start_seconds=(started_ns - began_ns) / 1e9 if began_ns <= started_ns <= now_ns else None,
             run_seconds=(now_ns - began_ns) / 1e9,

@@ -1,10 +1,9 @@
-"""Everything that takes power away from the process that will run user code.
+"""Which barriers this machine has for operators, and how the process that will run user code is put behind them.
 
 `confine` is called in the child after the task is known and before any user code is imported; it
 either does all of what `probe` found to work, or raises, and the child then ends. The order matters:
 
-    descriptors → private root → limits → capabilities and uid → death signal, no new privileges
-    → Landlock → seccomp → environment
+    descriptors → private root → what every confined process gives up (`linux.confine`) → environment
 
 Layers and what each one stops:
 
@@ -25,23 +24,23 @@ import errno
 import os
 import resource
 import selectors
-import signal
 import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from traceplane.linux import kernel, landlock, network_namespace, operator_ids, seccomp
+from traceplane.linux import kernel, landlock, network_namespace, seccomp
+from traceplane.linux.confine import Allowed, Barriers, confine, protect_this_process, take_uid
 from traceplane.linux.connect_supervisor import RESOLVER_ENVIRONMENT, ConnectSupervisor, Destinations
 from traceplane.sandbox import private_root
 from traceplane.sandbox.frames import (
     Configure,
-    Limits,
     NetworkAccess,
     Reach,
     ReachNothing,
     ReachSpark,
+    RunLimits,
     ServeSpark,
 )
 
@@ -57,7 +56,6 @@ _STACK_BYTES = 8 << 20
 """As usual. A stack is not data either, and could otherwise be let grow as far as there are addresses."""
 _READABLE_PROC = ("/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory")
 _READABLE_SYS = ("/sys/devices/system/cpu",)
-NOBODY_ELSE = 0o077
 _SLOT_OWN_PROCESSES = 1
 _ROOM_FOR_OTHERS = 256
 
@@ -101,17 +99,6 @@ class Isolation:
     def keeps_attributes(self) -> bool:
         """Whether only the system call filter keeps operators from changing the modes of the platform's files."""
         return not self.has(UID_SLOTS) and not self.has(NAMESPACES)
-
-
-def protect_this_process() -> None:
-    """Hide this process's memory, environment and descriptors from others of the same uid."""
-    if sys.platform == "linux":
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-
-
-def _protect_task(*, from_supervisor: bool) -> None:
-    """The same for a task, unless a supervisor without privileges has to look into it."""
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0 if from_supervisor else 1)
 
 
 def enter_user_namespace() -> None:
@@ -237,9 +224,11 @@ def _try_supervision() -> None:
     child = os.fork()
     if child == 0:
         try:
-            _protect_task(from_supervisor=os.geteuid() == 0)
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0 if os.geteuid() == 0 else 1)
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-            _hand_over_connections(seccomp.Filter(sockets=seccomp.Sockets.SUPERVISED), theirs)
+            listener = seccomp.Filter(sockets=seccomp.Sockets.SUPERVISED).enforce()
+            assert listener is not None
+            _hand_over_connections(listener, theirs)
             with socket.socket() as client:
                 outcome = client.connect_ex(("127.0.0.1", 1))
             os.write(writer, errno.errorcode.get(outcome, str(outcome)).encode())
@@ -260,13 +249,9 @@ def _try_supervision() -> None:
         raise OSError(errno.EACCES, f"a supervised connection ended with {told or 'nothing'}")
 
 
-def _hand_over_connections(
-    system_calls: seccomp.Filter, supervisor: socket.socket, spark_port: int | None = None
-) -> None:
-    """Enforce the filter, and give away the descriptor on which it asks about connections. They may lead to the
-    task's own Spark server, wherever else they may."""
-    listener = system_calls.enforce()
-    assert listener is not None
+def _hand_over_connections(listener: int, supervisor: socket.socket, spark_port: int | None = None) -> None:
+    """Give away the descriptor on which the filter asks about connections. They may lead to the task's own Spark
+    server, wherever else they may."""
     socket.send_fds(supervisor, [SPARK_PORT.pack(spark_port or 0)], [listener])
     os.close(listener)
     supervisor.close()
@@ -364,7 +349,7 @@ class Cell:
     def temp_inside(self, paths: Paths) -> str:
         return paths.temp_at if self._root is not None else paths.temp
 
-    def confine(self, paths: Paths, limits: Limits, *, spare_processes: int) -> None:
+    def confine(self, paths: Paths, limits: RunLimits, *, spare_processes: int) -> None:
         """Leave this process with nothing but what the task needs. There is no way back."""
         if self._root is not None:
             self._root.enter(
@@ -376,27 +361,23 @@ class Cell:
                 hidden=self._hidden,
             )
         temp = self.temp_inside(paths)
-        set_limits(limits, processes=limits.processes + spare_processes)
-        os.umask(NOBODY_ELSE)
-        if self._uid is not None:
-            take_uid(self._uid)
-        if sys.platform == "linux":
-            kernel.drop_capabilities()
-            _protect_task(from_supervisor=self._supervisor is None or self._uid is not None)
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if self._rules is not None:
-            for path in paths.readable if self._root is None else ():
-                self._rules.allow_read_around(path, self._hidden)
-            self._rules.allow_read_without_links(paths.inputs if self._root is None else ())
-            self._rules.allow_write((temp, *paths.writable, *paths.grantable))
-            if paths.spark_port is not None:
-                self._rules.allow_connect(paths.spark_port)
-            self._rules.enforce()
-        if self._supervisor is not None and self._system_calls is not None:
-            _hand_over_connections(self._system_calls, self._supervisor, paths.spark_port)
-        elif self._system_calls is not None:
-            self._system_calls.enforce()
+        isolation = self._isolation
+        listener = confine(
+            Allowed(
+                limits=_resource_limits(limits, processes=limits.processes + spare_processes),
+                readable=paths.readable if self._root is None else (),
+                hidden=self._hidden,
+                inputs=paths.inputs if self._root is None else (),
+                writable=(temp, *paths.writable, *paths.grantable),
+                ports=() if paths.spark_port is None else (paths.spark_port,),
+                uid=self._uid,
+                supervised=self._supervisor is not None and self._uid is None,
+            ),
+            Barriers(isolation.landlock_abi, self._system_calls, _tcp(isolation.network)),
+            self._rules,
+        )
+        if self._supervisor is not None and listener is not None:
+            _hand_over_connections(listener, self._supervisor, paths.spark_port)
         os.chdir(temp)
 
 
@@ -408,13 +389,6 @@ def _tcp(network: NetworkAccess) -> landlock.Tcp:
             return landlock.Tcp.CONNECT
         case ReachSpark() | ReachNothing():
             return landlock.Tcp.GRANTED_PORTS
-
-
-def take_uid(uid: int) -> None:
-    """Become an unprivileged user, in a group of the same number, and in the one that all operators share."""
-    os.setgroups([operator_ids.GROUP])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
 
 
 def processes_not_of_the_task(isolation: Isolation) -> int:
@@ -436,29 +410,19 @@ def _threads_of_this_user() -> int:
     return count
 
 
-def set_limits(limits: Limits, *, processes: int) -> None:
-    wanted: list[tuple[int, int | None]] = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, limits.cpu_seconds),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_FSIZE, limits.file_bytes),
-        (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_DATA, limits.memory_bytes),
-    ]
+def _resource_limits(limits: RunLimits, *, processes: int) -> dict[int, int]:
+    values: dict[int, int | None] = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: limits.cpu_seconds,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_DATA: limits.memory_bytes,
+    }
     if limits.memory_bytes is not None:
-        wanted.append((resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_HEADROOM))
-        wanted.append((resource.RLIMIT_STACK, _STACK_BYTES))
-    for kind, value in wanted:
-        if value is not None:
-            _lower_limit(kind, value)
-
-
-def _lower_limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    with contextlib.suppress(ValueError):  # macOS refuses some kinds
-        resource.setrlimit(kind, (value, value))
+        values[resource.RLIMIT_AS] = limits.memory_bytes + _ADDRESS_SPACE_HEADROOM
+        values[resource.RLIMIT_STACK] = _STACK_BYTES
+    return {kind: value for kind, value in values.items() if value is not None}
 
 
 def clean_environment(network: NetworkAccess) -> dict[str, str]:
@@ -483,13 +447,3 @@ def system_call_filter(isolation: Isolation) -> seccomp.Filter | None:
         case ReachNothing():
             sockets = seccomp.Sockets.NONE
     return seccomp.Filter(sockets=sockets, keep_attributes=isolation.keeps_attributes)
-
-
-def close_descriptors(kept: Iterable[int]) -> None:
-    """Close everything but 0, 1, 2 and the ones named."""
-    low = 3
-    highest = os.sysconf("SC_OPEN_MAX")
-    for descriptor in sorted(kept):
-        os.closerange(low, descriptor)
-        low = descriptor + 1
-    os.closerange(low, max(highest, 1 << 16))

@@ -2,7 +2,8 @@
 
     wrapper ── Configure, OpenSlot ──► fork server ── Hello ──► wrapper
     wrapper ── Kill, Inspect ──► slot ── Ready (with the child's channel and log pipe), Inspected, Exited ──► wrapper
-    wrapper ── Assign, Accepted, Refused ──► child ── Started, Declined, Passed, Events, Done, Failed ──► wrapper
+    wrapper ── Assign, EventsAccepted, EventsRefused ──► child
+    child ── Started, Progress, Declined, Passed, Events, Succeeded, Failed ──► wrapper
 
 A frame is a four-byte length and JSON. Whatever comes from the child is hostile until proven
 otherwise: it is bounded in size and decoded into exactly these types or not at all.
@@ -13,9 +14,11 @@ from __future__ import annotations
 import array
 import socket
 import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from traceplane.model.task_payload import TaskPayload
 
 _LENGTH = struct.Struct(">I")
 _MAX_TRUSTED_FRAME = 1 << 30
@@ -34,7 +37,7 @@ class OutputInUse(FrameInvalid):
     code = "operator.output_in_use"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one task may use. Memory and cpu are per process, the rest for the whole task."""
 
     memory_bytes: int | None = 4 << 30
@@ -152,17 +155,19 @@ class Assign(msgspec.Struct, frozen=True):
     task_id: str
     attempt: int
     entrypoint: str
-    payload: dict[str, Any]
+    payload: TaskPayload
     code_paths: list[str]
     readable: list[str]
     writable: list[str]
     """Both count for the first task of a child; it stays confined to them."""
     output_folders: dict[str, str]
     temp: str
-    limits: Limits
+    limits: RunLimits
     streaming: bool
     keep: bool
     """After this task, wait for another one."""
+    error_codes: list[str] = []
+    """Codes that the operator may raise, besides those of the platform."""
     spark_port: int | None = None
     inline_bytes: int = 0
     """How much of its files may come with the result."""
@@ -179,11 +184,11 @@ class Assign(msgspec.Struct, frozen=True):
         return f"\0{self.task_id}\n".encode() if self.batch else b""
 
 
-class Accepted(msgspec.Struct, frozen=True, tag=True):
+class EventsAccepted(msgspec.Struct, frozen=True, tag=True):
     batch: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class EventsRefused(msgspec.Struct, frozen=True, tag=True):
     batch: int
     code: str
     message: str
@@ -230,10 +235,6 @@ class EmittedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["data", "invalidation"]
     emission: Emission
 
-    def as_dict(self) -> dict[str, Any]:
-        body: dict[str, Any] = msgspec.to_builtins(self)
-        return body
-
 
 class Started(msgspec.Struct, frozen=True, tag=True):
     """The operator is about to be called; the time is the system-wide monotonic clock."""
@@ -268,7 +269,7 @@ class ColumnBounds(msgspec.Struct, frozen=True):
     null_count: Count | None = None
 
 
-class WrittenFile(msgspec.Struct, frozen=True):
+class ReportedFile(msgspec.Struct, frozen=True):
     name: FileName
     rows: Count
     bytes: Count
@@ -281,25 +282,25 @@ class WrittenFile(msgspec.Struct, frozen=True):
             raise ValueError("a file's content is not of the size that is told")
 
 
-class WrittenColumn(msgspec.Struct, frozen=True):
+class ReportedColumn(msgspec.Struct, frozen=True):
     name: Name
     type: Name
     nullable: bool = True
 
 
-class WrittenOutput(msgspec.Struct, frozen=True):
+class ReportedOutput(msgspec.Struct, frozen=True):
     name: str
-    files: list[WrittenFile]
+    files: list[ReportedFile]
     schema_hash: Digest | None
-    columns: Annotated[list[WrittenColumn], _Several] = []
+    columns: Annotated[list[ReportedColumn], _Several] = []
 
     def __post_init__(self) -> None:
         if len({file.name for file in self.files}) < len(self.files):
             raise ValueError("a file is reported twice")
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    outputs: list[WrittenOutput]
+class Succeeded(msgspec.Struct, frozen=True, tag=True):
+    outputs: list[ReportedOutput]
     events: Annotated[list[EmittedEvent], _Several]
 
     @property
@@ -322,16 +323,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signal: str | None = None
     hint: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        body: dict[str, Any] = msgspec.to_builtins(self)
-        return body
-
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     error: Failure
 
 
-FromChild = Started | Progress | Declined | Passed | Events | Done | Failed
+FromChild = Started | Progress | Declined | Passed | Events | Succeeded | Failed
 
 _from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from traceplane.sandbox.assignment import Assignment, RunResult
-from traceplane.sandbox.execution import OnProgress
-from traceplane.sandbox.slot import OnLog
+from traceplane.sandbox.child_log import OnLog
+from traceplane.sandbox.task_run import OnProgress
 
 
 @dataclass(slots=True, eq=False)

@@ -42,7 +42,7 @@ SYSTEM_SETTINGS = (
     *sorted(glob.glob("/etc/java*")),
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-TEMP = "/tmp"
+TEMP = "/tmp"  # noqa: S108 -- of the task alone
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MOST_LINKS = 40
 

@@ -6,19 +6,21 @@ The first half (`serve` up to `confine`) is the platform's and trusted; from the
 entrypoint on, anything may happen in this process, and the wrapper believes nothing it says. Every
 way an operator can end has a stable code:
 
-    operator.raised          it raised; with its type, message, place and the user's part of the traceback
-    operator.no_entrypoint   the module or function does not exist
-    operator.import_failed   its module could not be imported
-    operator.exited          it called sys.exit, or the process ended without a result
-    operator.output_unknown  it wrote to, or emitted for, an output the job does not declare
-    operator.result_invalid  what it returned cannot be a result
-    sandbox.setup_failed     the confinement could not be built; no user code ran
+    operator.raised            it raised; with its type, message, place and the user's part of the traceback
+    operator.no_entrypoint     the module or function does not exist
+    operator.import_failed     its module could not be imported
+    operator.wrong_parameters  it cannot be called with the task alone
+    operator.exited            it called sys.exit, or the process ended without a result
+    operator.output_unknown    it wrote to, or emitted for, an output the job does not declare
+    operator.result_invalid    what it returned cannot be a result
+    sandbox.setup_failed       the confinement could not be built; no user code ran
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import os
 import signal
 import socket
@@ -30,6 +32,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from traceplane.linux.confine import NOBODY_ELSE, close_descriptors
+from traceplane.model.task_payload import TaskPayload
 from traceplane.sandbox import confinement, frames
 from traceplane.sandbox.frames import Assign, Failure
 from traceplane.sandbox.surroundings import LoadedCode, Surroundings
@@ -45,11 +49,9 @@ _MAX_FRAMES = 40
 _REHEARSAL = "traceplane.sandbox.selfcheck:look_around"
 
 _assignments: msgspec.json.Decoder[Assign] = msgspec.json.Decoder(Assign)
-_answers: msgspec.json.Decoder[frames.Accepted | frames.Refused] = msgspec.json.Decoder(
-    frames.Accepted | frames.Refused
+_answers: msgspec.json.Decoder[frames.EventsAccepted | frames.EventsRefused] = msgspec.json.Decoder(
+    frames.EventsAccepted | frames.EventsRefused
 )
-
-Operator = Callable[[OperatorTask], Any]
 
 
 def serve(
@@ -79,7 +81,7 @@ def serve(
         _finish(connection, frames.Failed(Failure(code="sandbox.setup_failed", message=message)), 1 << 20)
     if parent and os.getppid() != parent:
         os._exit(EXIT_BROKEN)  # the slot died before its death could be signalled to us
-    surroundings = Surroundings(temp, confinement.NOBODY_ELSE)
+    surroundings = Surroundings(temp, NOBODY_ELSE)
     code = LoadedCode(assignment.code_paths, assignment.entrypoint)
     while True:
         outcome = _outcome(assignment, temp, connection, code)
@@ -109,7 +111,7 @@ def _arrange_descriptors(
         os.dup2(descriptor, place)
     if channel != _CHANNEL:
         os.dup2(channel, _CHANNEL, inheritable=False)
-    confinement.close_descriptors((_CHANNEL, *((supervisor.fileno(),) if supervisor is not None else ())))
+    close_descriptors((_CHANNEL, *((supervisor.fileno(),) if supervisor is not None else ())))
     return socket.socket(fileno=_CHANNEL), supervisor
 
 
@@ -136,8 +138,8 @@ def _next(connection: socket.socket, ended_batch: int) -> Assign:
         passed = ended_batch = assignment.batch
 
 
-def _left_files(outcome: frames.Done | frames.Failed) -> bool:
-    return isinstance(outcome, frames.Done) and any(
+def _left_files(outcome: frames.Succeeded | frames.Failed) -> bool:
+    return isinstance(outcome, frames.Succeeded) and any(
         file.content is None for output in outcome.outputs for file in output.files
     )
 
@@ -152,23 +154,27 @@ def rehearse() -> None:
         task_id="",
         attempt=1,
         entrypoint=_REHEARSAL,
-        payload={"scope": {"cursor": 1}},
+        payload=TaskPayload(cursor=1),
         code_paths=[],
         readable=[],
         writable=[],
         output_folders={},
-        temp="/tmp",
-        limits=frames.Limits(),
+        temp="/tmp",  # noqa: S108 -- nothing is written
+        limits=frames.RunLimits(),
         streaming=False,
         keep=False,
     )
     assignment = _assignments.decode(msgspec.json.encode(sample))
     task = OperatorTask(
-        task_id=assignment.task_id, attempt=1, payload=assignment.payload, output_folders={}, temp_dir="/tmp"
+        task_id=assignment.task_id,
+        attempt=1,
+        payload=assignment.payload,
+        output_folders={},
+        temp_dir=assignment.temp,
     )
     load(assignment.entrypoint)
     frames.encode(frames.Started(time.monotonic_ns()))
-    frames.encode(frames.Done(_written(task), as_events(task.emitted)))
+    frames.encode(frames.Succeeded(_written(task), as_events(task.emitted)))
 
 
 def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -> str:
@@ -209,7 +215,7 @@ def _as_task(assignment: Assign, temp: str, connection: socket.socket) -> Operat
 
 def _outcome(
     assignment: Assign, temp: str, connection: socket.socket, loaded: LoadedCode
-) -> frames.Done | frames.Failed:
+) -> frames.Succeeded | frames.Failed:
     code_paths = tuple(assignment.code_paths)
     began_ns = time.time_ns()
     try:
@@ -232,22 +238,41 @@ def _outcome(
         task.write_returned(operator(task))
         if assignment.keep:
             loaded.note(began_ns)
-        return frames.Done(_written(task), as_events(task.emitted))
+        return frames.Succeeded(_written(task), as_events(task.emitted))
     except SystemExit as error:
         return frames.Failed(_exited(error))
     except OperatorError as error:
-        code = error.code if error.code.startswith(("chain.", "operator.", "sandbox.")) else "operator.raised"
+        known = error.code in assignment.error_codes or error.code.startswith(("operator.", "sandbox."))
+        code = error.code if known else "operator.raised"
         return frames.Failed(describe(code, error, code_paths))
     except BaseException as error:
+        if isinstance(error, TypeError) and not _takes_one_argument(operator):
+            return frames.Failed(_wrong_parameters(assignment.entrypoint, operator))
         return frames.Failed(describe("operator.raised", error, code_paths))
 
 
-def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
+def _takes_one_argument(operator: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(operator).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C need not have a signature
+        pass
+    return True
+
+
+def _wrong_parameters(entrypoint: str, operator: Callable[..., Any]) -> Failure:
+    name = f"{entrypoint.rpartition(':')[2]}{inspect.signature(operator)}"
+    message = f"{name} cannot be called with the task, which is the only argument of a Python operator"
+    return Failure(code="operator.wrong_parameters", message=message[:_MAX_TEXT])
+
+
+def _written(task: OperatorTask) -> list[frames.ReportedOutput]:
     return [
-        frames.WrittenOutput(
+        frames.ReportedOutput(
             name,
             [
-                frames.WrittenFile(
+                frames.ReportedFile(
                     file.name,
                     file.rows,
                     file.bytes,
@@ -257,7 +282,7 @@ def _written(task: OperatorTask) -> list[frames.WrittenOutput]:
                 for file in written.files
             ],
             written.schema_hash,
-            [frames.WrittenColumn(**column) for column in written.columns],
+            [frames.ReportedColumn(**column) for column in written.columns],
         )
         for name, written in task.written.items()
     ]
@@ -307,7 +332,7 @@ def _text_of(error: BaseException) -> str:
         return "(its message could not be read)"
 
 
-def _finish(connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int) -> NoReturn:
+def _finish(connection: socket.socket, outcome: frames.Succeeded | frames.Failed, limit: int) -> NoReturn:
     status = 0
     try:
         _report(connection, outcome, limit)
@@ -317,7 +342,7 @@ def _finish(connection: socket.socket, outcome: frames.Done | frames.Failed, lim
 
 
 def _report(
-    connection: socket.socket, outcome: frames.Done | frames.Failed, limit: int, log_end: bytes = b""
+    connection: socket.socket, outcome: frames.Succeeded | frames.Failed, limit: int, log_end: bytes = b""
 ) -> bool:
     """Send what came of the task; whether it could be sent as it is."""
     data, fits = _encode_outcome(outcome, limit)
@@ -331,7 +356,7 @@ def _report(
     return fits
 
 
-def _encode_outcome(outcome: frames.Done | frames.Failed, limit: int) -> tuple[bytes, bool]:
+def _encode_outcome(outcome: frames.Succeeded | frames.Failed, limit: int) -> tuple[bytes, bool]:
     try:
         data = frames.encode(outcome)
         problem = f"the result has {len(data)} bytes; the limit is {limit}" if len(data) > limit else None
@@ -363,7 +388,7 @@ class EventStream:
             body, _ = frames.receive(self._connection)
             answer = _answers.decode(body)
             self._acknowledged = answer.batch
-            if isinstance(answer, frames.Refused):
+            if isinstance(answer, frames.EventsRefused):
                 raise EmitRefused(answer.code, f"{answer.code}: {answer.message}")
 
     def _answer_waits(self) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from traceplane.model.runtimes import Network
 from traceplane.sandbox.frames import Reach
-from traceplane.sandbox.pool import Sandbox, SandboxSettings
+from traceplane.sandbox.pool import Sandbox
+from traceplane.sandbox.sandbox_settings import SandboxSettings
 
 
 class Sandboxes:

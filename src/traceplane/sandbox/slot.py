@@ -1,4 +1,4 @@
-"""The wrapper's side of one slot, of the child waiting in it, and of the child's log.
+"""The wrapper's side of one slot, and of the child waiting in it.
 
 A slot tells the wrapper when a child is ready and when it has ended. Both sides may vanish at any
 time: a slot that goes away ends its child with `None` in place of an `Exited`. A slot is in use from
@@ -13,30 +13,20 @@ import contextlib
 import os
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import msgspec
 
-from traceplane.adapters.locked_folder import remove_tree
+from traceplane.runtime.locked_folder import remove_tree
 from traceplane.sandbox import frames
+from traceplane.sandbox.child_log import READ_SIZE, READS_AT_THE_END, LogReader, OnLog
 from traceplane.sandbox.frames import Exited, FromChild, Inspect, Inspected, Kill, Ready, SlotReport
 from traceplane.sandbox.staging import TempFolder
 
-OnLog = Callable[[str], None]
-
 _CONTROL_TIMEOUT_SECONDS = 5.0
 _END_TIMEOUT_SECONDS = 5.0
-_READ_SIZE = 65_536
-_LONGEST_LINE = 8_192
-_TAIL_BYTES = 16_384
-_READS_AT_THE_END = 32
-"""Far more than a pipe holds; whoever fills it faster is still writing."""
 _READS_AT_ONCE = 128
-_BEGIN_SECONDS = 0.01
-_PAUSE_SECONDS = 0.005
-"""Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
 
 
 class Child:
@@ -125,9 +115,9 @@ class Child:
 
     def is_silent(self) -> bool:
         """Whether it has nothing more to say, now that what it wrote to its log beyond its tasks is forgotten."""
-        for _ in range(_READS_AT_THE_END):
+        for _ in range(READS_AT_THE_END):
             try:
-                if not os.read(self._log_fd, _READ_SIZE):
+                if not os.read(self._log_fd, READ_SIZE):
                     return False
             except BlockingIOError:
                 self._logged.clear()
@@ -166,7 +156,7 @@ class Child:
         """`count` bytes; nothing if the stream ended before the first, FrameInvalid if in between."""
         while (missing := count - len(self._received)) > 0:
             try:
-                part = await self._loop.sock_recv(self._channel, _READ_SIZE)
+                part = await self._loop.sock_recv(self._channel, READ_SIZE)
             except ConnectionError:
                 part = b""
             if not part:
@@ -188,7 +178,7 @@ class Child:
         """Receive what has arrived; whether there may be more to come."""
         for _ in range(_READS_AT_ONCE):
             try:
-                part = self._channel.recv(_READ_SIZE)
+                part = self._channel.recv(READ_SIZE)
             except BlockingIOError:
                 return True
             except OSError:
@@ -210,11 +200,11 @@ class Child:
 
     def log_up_to(self, end: bytes) -> bytes:
         """What it wrote before that, or all that it wrote if that is missing."""
-        for _ in range(_READS_AT_THE_END):
+        for _ in range(READS_AT_THE_END):
             if (at := self._logged.find(end)) >= 0:
                 break
             try:
-                data = os.read(self._log_fd, _READ_SIZE)
+                data = os.read(self._log_fd, READ_SIZE)
             except BlockingIOError:
                 data = b""
             if not data:
@@ -245,118 +235,6 @@ class Child:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-class LogLines:
-    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail."""
-
-    def __init__(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> None:
-        self._on_log = on_log
-        self._left = limit
-        self._end_mark = end.rstrip(b"\n")
-        self._dropped = self._cut = 0
-        self._partial = b""
-        self._tail: deque[str] = deque()
-        self._tail_bytes = 0
-
-    @property
-    def tail(self) -> str:
-        note = f"[{self._dropped} bytes of log were not forwarded]\n" if self._dropped else ""
-        if self._cut:
-            note += f"[{self._cut} earlier lines were not kept]\n"
-        return note + "\n".join(self._tail)
-
-    def take(self, data: bytes) -> None:
-        lines = (self._partial + data).split(b"\n")
-        self._partial = lines.pop()
-        if len(self._partial) > _LONGEST_LINE:
-            lines.append(self._partial)
-            self._partial = b""
-        for line in lines:
-            self._hand_on(line)
-
-    def take_rest(self) -> None:
-        """There is nothing more: what is left is a line too."""
-        if self._partial:
-            self._hand_on(self._partial)
-            self._partial = b""
-
-    def _hand_on(self, raw: bytes) -> None:
-        if self._end_mark and raw.endswith(self._end_mark):
-            raw = raw[: -len(self._end_mark)]
-            if not raw:
-                return
-        line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
-        self._tail.append(line)
-        self._tail_bytes += len(line) + 1
-        while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:
-            self._tail_bytes -= len(self._tail.popleft()) + 1
-            self._cut += 1
-        if self._left <= 0:
-            self._dropped += len(raw) + 1
-            return
-        self._left -= len(raw) + 1
-        if self._on_log is not None:
-            with contextlib.suppress(Exception):  # a consumer of logs must not be able to fail a task
-                self._on_log(line)
-
-
-class LogReader(LogLines):
-    """The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
-    since most tasks are over by then and what they wrote is read at once, by `drain`.
-    """
-
-    def __init__(self, fd: int, on_log: OnLog | None, limit: int, end: bytes) -> None:
-        super().__init__(on_log, limit, end)
-        self._loop = asyncio.get_running_loop()
-        self._fd = fd
-        self._ended = asyncio.Event()
-        self._stopped = False
-        self._beginning = self._loop.call_later(_BEGIN_SECONDS, self._resume)
-
-    async def wait_ended(self) -> None:
-        self._beginning.cancel()
-        self._resume()
-        await self._ended.wait()
-
-    def drain(self) -> bool:
-        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
-        for _ in range(_READS_AT_THE_END):
-            if not self._read():
-                self.take_rest()
-                return not self._ended.is_set()
-        return False
-
-    def _read(self) -> bool:
-        try:
-            data = os.read(self._fd, _READ_SIZE)
-        except BlockingIOError:
-            return False
-        if data:
-            self.take(data)
-        else:
-            self._end()
-        return bool(data)
-
-    def _on_readable(self) -> None:
-        if self._read() and self._left <= 0:
-            self._loop.remove_reader(self._fd)
-            self._loop.call_later(_PAUSE_SECONDS, self._resume)
-
-    def _resume(self) -> None:
-        if not self._stopped:
-            self._loop.add_reader(self._fd, self._on_readable)
-
-    def _end(self) -> None:
-        self.take_rest()
-        self._ended.set()
-        self.stop()
-
-    def stop(self) -> None:
-        if not self._stopped:
-            self._stopped = True
-            self._beginning.cancel()
-            self._loop.remove_reader(self._fd)
 
 
 class Slot:

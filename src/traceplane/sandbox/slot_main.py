@@ -314,10 +314,11 @@ def _usage_of(pid: int, process: str) -> _Usage:
 def start_slot(slot: OpenSlot, state: ServerState, control: socket.socket, lifeline: int) -> NoReturn:
     """Turn this freshly forked process into a slot; never returns."""
     try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the wrapper's to handle
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, 0)  # it watches the lifeline instead, and ends its task first
         confinement.enter_slot_namespaces(state.isolation)
         if state.isolation.has(NAMESPACES) and os.fork() != 0:
             os._exit(0)  # the new process is number 1 of the namespace; the fork server adopts it
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with contextlib.suppress(OSError):
             kernel.shrink_capability_bounds()  # not ours to shrink without privileges, nor needed then
         with contextlib.suppress(OSError):

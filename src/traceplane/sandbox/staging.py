@@ -24,14 +24,13 @@ import fcntl
 import os
 import signal
 import stat
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from traceplane.adapters.locked_folder import remove_tree
 from traceplane.errors import PlatformError
+from traceplane.runtime.locked_folder import remove_tree
 from traceplane.sandbox.assignment import OutputFile, OutputResult, UsedSpark
-from traceplane.sandbox.frames import FrameInvalid, OutputInUse, WrittenFile, WrittenOutput
+from traceplane.sandbox.frames import FrameInvalid, OutputInUse, ReportedFile, ReportedOutput
 
 _BLOCK = 512
 _INODE_COST = 4096
@@ -105,7 +104,7 @@ def make_private(folder: Path, uid: int | None, spark_uid: int | None = None) ->
     if uid is not None:
         os.chown(folder, uid, uid if spark_uid is None else spark_uid)
         if spark_uid is not None:
-            os.chmod(folder, 0o770)
+            os.chmod(folder, 0o770)  # noqa: S103 -- Spark writes there as another user
 
 
 def _remove_if_empty(folder: Path) -> bool:
@@ -147,7 +146,7 @@ class TaskFolders:
     ) -> None:
         self.temp_folder = temp
         self._areas = areas
-        self._unwritten: list[tuple[Path, list[WrittenFile]]] = []
+        self._unwritten: list[tuple[Path, list[ReportedFile]]] = []
         self.left_files = False
         """Whether there were files that did not come with the report."""
         self._uid = uid
@@ -194,7 +193,7 @@ class TaskFolders:
     def bytes_used(self) -> int:
         return sum(bytes_below(str(folder)) for folder in (self.temp, *self.for_child.values()))
 
-    def seal_empty(self, written: Iterable[WrittenOutput]) -> bool:
+    def seal_empty(self, written: Iterable[ReportedOutput]) -> bool:
         """The same as `seal` for a task that wrote nothing, and quick; whether it was one."""
         if any(True for _ in written):
             return False
@@ -203,7 +202,7 @@ class TaskFolders:
         return all(_remove_if_empty(folder) for folder in self.outputs.values())
 
     def seal(
-        self, written: Iterable[WrittenOutput], *, child_lives: bool = False
+        self, written: Iterable[ReportedOutput], *, child_lives: bool = False
     ) -> tuple[OutputResult, ...]:
         """Check and take over what the operator reports to have written. Raises FrameInvalid.
 
@@ -215,7 +214,7 @@ class TaskFolders:
         reported = {output.name: output for output in written}
         unknown = reported.keys() - self.outputs.keys()
         if unknown:
-            raise FrameInvalid(f"it reports an output that does not exist: {sorted(unknown)[0][:100]!r}")
+            raise FrameInvalid(f"it reports an output that does not exist: {min(unknown)[:100]!r}")
         results = []
         for name, folder in self.outputs.items():
             output = reported.get(name)
@@ -233,7 +232,7 @@ class TaskFolders:
         return tuple(results)
 
     def _seal_folder(
-        self, folder: Path, files: list[WrittenFile], child_lives: bool
+        self, folder: Path, files: list[ReportedFile], child_lives: bool
     ) -> tuple[OutputFile, ...]:
         if not files and _remove_if_empty(folder):
             return ()
@@ -261,7 +260,7 @@ class TaskFolders:
             OutputFile(str(folder / file.name), file.rows, file.bytes, file.statistics) for file in files
         )
 
-    def _seal_file(self, directory: int, file: WrittenFile, child_lives: bool) -> None:
+    def _seal_file(self, directory: int, file: ReportedFile, child_lives: bool) -> None:
         try:
             fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         except OSError as error:
@@ -285,11 +284,11 @@ class TaskFolders:
         finally:
             os.close(fd)
 
-    def accept(self, written: Iterable[WrittenOutput]) -> tuple[OutputResult, ...] | None:
+    def accept(self, written: Iterable[ReportedOutput]) -> tuple[OutputResult, ...] | None:
         """The same as `seal` for what came with the report, without a look at any folder; None if there is more."""
         names = list(self.outputs)
         results: list[OutputResult] = []
-        unwritten: list[tuple[Path, list[WrittenFile]]] = []
+        unwritten: list[tuple[Path, list[ReportedFile]]] = []
         for output in written:
             if output.name not in self.outputs or any(file.content is None for file in output.files):
                 return None
@@ -365,7 +364,7 @@ def _make_readable(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.chmod(0o755)
         os.mkdir(folder)
-    os.chmod(folder, 0o755)
+    os.chmod(folder, 0o755)  # noqa: S103 -- tasks read it as other users
 
 
 def _write_all(fd: int, content: bytes) -> None:
@@ -392,8 +391,6 @@ def _may_be_written(fd: int) -> bool:
 
     The kernel grants a read lease only on a file that nobody has open for writing.
     """
-    if sys.platform != "linux":
-        return True
     try:
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # a broken lease is told by a signal; not a deadly one
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)

@@ -1,11 +1,11 @@
-"""Spark's classes as Java has them in memory, in a file that each start maps instead of loading 20,000 of them anew.
+"""Spark's classes in a file that each start maps into memory, instead of loading 20,000 of them again.
 
     python -m traceplane.spark.classes
 
-makes the file, once for a Java and a Spark, beside the packages that it is made of: `make test` does it, or else the
-first worker that starts Spark, with the time that others leave. It comes of a Java that runs nothing but what stands
-here, in a network of its own where the machine has such. Servers run users' code and can read the file, not write it.
-Java checks that it fits, and does without it if not.
+creates the file, once per Java and Spark version, next to the packages that it is made of. `make test` does it, or else
+the first worker that starts Spark, at low priority. A Java that runs only what is listed here creates it, in its own
+network if the machine has namespaces. Servers run users' code and can read the file but not write it. Java checks that
+it fits, and works without it if not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import secrets
@@ -23,26 +24,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from traceplane.adapters.locked_folder import remove_tree
+from traceplane import telemetry
 from traceplane.dataplane.java import Java, find_java
 from traceplane.linux import kernel, network_namespace
+from traceplane.runtime.locked_folder import remove_tree
 from traceplane.sandbox import confinement
 from traceplane.spark.command import POOLS, SparkSettings, environment, java_command, spark_home
-from traceplane.spark.frames import PORT_MARK, TEMP_MARK
+from traceplane.spark.frames import filled_in
 from traceplane.spark.served_port import ServedPort
 
 _FOLDER = Path(sys.prefix) / "share" / "traceplane"
 _MAKE = {17: "-XX:ArchiveClassesAtExit", 21: "-XX:ArchiveClassesAtExit", 25: "-XX:AOTCacheOutput"}
 _USE = {17: "-XX:SharedArchiveFile", 21: "-XX:SharedArchiveFile", 25: "-XX:AOTCache"}
-# Mapped where it was made for, so that servers share its pages and the machine can drop them. If it does not fit, Java
-# would say so at each start.
+# Mapped at its preferred address, so that servers share its pages and the machine can drop them. If it does not fit,
+# Java would print a warning at each start.
 _USE_AS_IT_IS = (
     *("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0"),
     *("-Xlog:disable", "-Xlog:all=error"),
 )
 _SECONDS = 300.0
 _BESIDE = "--beside"
-"""With the time of the processor that nobody else wants."""
+"""At the lowest priority."""
 
 
 def options(java: Java) -> list[str]:
@@ -52,12 +54,15 @@ def options(java: Java) -> list[str]:
 
 
 async def make_beside(java: Java, stop: asyncio.Event) -> None:
-    """With the time that others leave, if there is none and there can be one, until `stop`."""
+    """Creates the file at low priority, if it is missing and possible, until `stop`."""
     if not _is_wanted(java):
         return
     making = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, _BESIDE),
+        *(sys.executable, "-I", "-m", __name__, _BESIDE),
         stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
@@ -65,6 +70,8 @@ async def make_beside(java: Java, stop: asyncio.Event) -> None:
     ended = asyncio.ensure_future(making.wait())
     try:
         await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() and ended.result():
+            telemetry.emit("spark.classes_not_made", "warning", code=ended.result())
     finally:
         stopping.cancel()
         with contextlib.suppress(ProcessLookupError):
@@ -77,7 +84,7 @@ def _is_wanted(java: Java) -> bool:
 
 
 def _file(java: Java) -> Path:
-    """Another Java or another Spark in the same place has another name, as has what is made in another way."""
+    """Another Java or Spark in the same place has another name, and so has a file created in another way."""
     parts = [java.home / "lib" / "modules", spark_home() / "jars", Path(__file__)]
     made_of = [(str(part), part.stat().st_mtime_ns) for part in parts if part.exists()]
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
@@ -85,7 +92,7 @@ def _file(java: Java) -> Path:
 
 
 def make(java: Java) -> Path | None:
-    """None if somebody else is at it."""
+    """None if another process is creating it."""
     file = _file(java)
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "spark-classes.lock").open("w") as lock:
@@ -96,7 +103,7 @@ def make(java: Java) -> Path | None:
         for old in _FOLDER.glob(f"spark-classes-{java.version}-*"):
             old.unlink()
         place = _FOLDER / "spark-classes-making"
-        remove_tree(place)  # of one that was killed
+        remove_tree(place)  # left by a process that was killed
         place.mkdir(mode=0o700)
         try:
             fresh = place / "made"
@@ -111,15 +118,15 @@ def make(java: Java) -> Path | None:
 
 @contextlib.contextmanager
 def _server(java: Java, option: str, place: Path) -> Iterator[str]:
-    """Where it listens. At its end, when it has written the file, it has ended."""
+    """Yields its address. It has written the file and ended when the context ends."""
     pools = place / "pools.xml"
     pools.write_text(POOLS)
     settings = SparkSettings(folder=place, object_store=place)
     token, port = secrets.token_urlsafe(32), ServedPort()
-    marks = {TEMP_MARK: str(place), PORT_MARK: str(port.number)}
+    fill_in = functools.partial(filled_in, temp=str(place), port=port.number)
     process = subprocess.Popen(
-        [_filled(word, marks) for word in java_command(settings, java, pools, [option])],
-        env={name: _filled(text, marks) for name, text in environment(settings, java, token).items()},
+        [fill_in(word) for word in java_command(settings, java, pools, [option])],
+        env={name: fill_in(text) for name, text in environment(settings, java, token).items()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -133,12 +140,7 @@ def _server(java: Java, option: str, place: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
-
-
-def _filled(text: str, marks: dict[str, str]) -> str:
-    for mark, value in marks.items():
-        text = text.replace(mark, value)
-    return text
+        port.close()
 
 
 def _end_with_parent() -> None:
@@ -146,13 +148,13 @@ def _end_with_parent() -> None:
 
 
 def _wait_for(port: ServedPort, process: subprocess.Popen[bytes]) -> None:
-    """Until it listens, it and nobody else: whoever is sent the token can have anything done."""
+    """Waits until it, and no other process, listens: whoever gets the token can make it do anything."""
     until = time.monotonic() + _SECONDS
     while process.poll() is None and time.monotonic() < until:
         if port.is_served_by(process.pid, None):
             return
         time.sleep(0.05)
-    raise OSError(f"Spark did not start to make its classes' file: exit code {process.returncode}")
+    raise OSError(f"Spark did not start to create its class file: exit code {process.returncode}")
 
 
 def _use(remote: str, place: Path) -> None:
@@ -179,16 +181,20 @@ def _use(remote: str, place: Path) -> None:
 
 
 def main(beside: bool) -> None:
-    signal.alarm(int(2 * _SECONDS))  # whatever it waits for; Java ends with it
-    with contextlib.suppress(OSError):  # where there are no namespaces, the token alone keeps others out
+    signal.alarm(int(2 * _SECONDS))  # whatever it waits for; Java ends too
+    with contextlib.suppress(OSError):  # without namespaces, only the token keeps others out
         for descriptor in network_namespace.make(confinement.enter_user_namespace):
             os.close(descriptor)
     if beside:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     java = find_java()
+    os.environ.clear()  # variables must not name a proxy or another server
     if _is_wanted(java):
         make(java)
 
 
 if __name__ == "__main__":
-    main(_BESIDE in sys.argv[1:])
+    try:
+        main(_BESIDE in sys.argv[1:])
+    except Exception as problem:
+        sys.exit(f"Spark's classes were not prepared, so each of its starts takes longer: {problem}")

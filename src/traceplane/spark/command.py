@@ -1,6 +1,6 @@
 """How Spark's Java is called: its settings, options and environment.
 
-Where a path depends on how the server is confined, a mark stands for it, which `launcher` fills in.
+Paths that depend on the server's confinement are placeholders, which `launcher` fills in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PYTHON_MEMORY_MB = 4096
 @dataclass(frozen=True, kw_only=True)
 class SparkSettings:
     folder: Path
-    """Below it, each server has a folder of its own."""
+    """Each server has its own folder in it."""
     object_store: Path
     """Where tasks write, and read unless their inputs are elsewhere."""
     inputs: Path | None = None
@@ -31,13 +31,13 @@ class SparkSettings:
     master: str = "local[*]"
     memory_mb: int = 1024
     quick: bool = False
-    """Starts sooner and computes slower: the compiler's last level, which pays off over minutes, is left out."""
+    """Starts faster and computes slower: leaves out the compiler's last level, which pays off only over minutes."""
     conf: tuple[tuple[str, str], ...] = ()
     allow_weak: bool = False
     private_network: tuple[int, ...] = ()
-    """Descriptors of the network namespace it is to be in."""
+    """Descriptors of the network namespace for the server."""
     disk_bytes: int | None = None
-    """Of its temporary files: what it shuffles and spills, and whatever its functions leave there."""
+    """The most bytes of temporary files: shuffles, spills, and whatever functions leave there."""
     uid_range: tuple[int, int] = UID_RANGE
     disabled_layers: frozenset[str] = frozenset()
 
@@ -47,7 +47,7 @@ POOLS = """<?xml version="1.0"?>
 <schedulingMode>FAIR</schedulingMode><minShare>0</minShare><weight>1</weight>
 </pool></allocations>
 """
-"""All work is in the default pool, which by itself does it in the order it came: a long job before all short ones."""
+"""All work is in the default pool, which without this runs jobs in order of arrival: a long one before short ones."""
 
 _CONF = {
     "spark.ui.enabled": "false",
@@ -55,16 +55,16 @@ _CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # Tasks of several jobs at once: each gets its share of the cores.
+    # Tasks of several jobs run at once, and each gets its share of the cores.
     "spark.scheduler.mode": "FAIR",
-    # A client that is gone does not come back: stop what it asked for. It is missed when a stream to it ends, not
-    # before, so streams are short; clients that live take them up again.
+    # A client that has disconnected does not return, so its work is stopped. Spark notices that only when a stream to
+    # the client ends, so streams are short; live clients reconnect to them.
     "spark.connect.execute.reattachable.senderMaxStreamDuration": "5s",
     "spark.connect.execute.manager.detachedTimeout": "10s",
     "spark.connect.execute.manager.maintenanceInterval": "1s",
     "spark.connect.session.manager.defaultSessionTimeout": "30m",
     "spark.connect.progress.reportInterval": "500ms",
-    # Small tasks: few partitions, no listing in parallel, no metadata that nobody reads.
+    # Small tasks: few partitions, no parallel listing, no unused metadata.
     "spark.sql.shuffle.partitions": "4",
     "spark.default.parallelism": "4",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
@@ -78,16 +78,16 @@ _CONF = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-# A JVM that ran out of memory may have lost any of its threads: it ends, and is started again. Checking the bytecode
-# of Spark's own classes, which were installed by their hashes, is a quarter of what a start and a first task take.
+# A JVM that ran out of memory may have lost any of its threads, so it exits and is restarted. Verifying the bytecode
+# of Spark's own classes, which were installed by their hashes, would take a quarter of a start and a first task.
 _JAVA_OPTIONS = (
     "-XX:+UseSerialGC -Xms64m -Xss4m -Djava.io.tmpdir={temp} -XX:-UsePerfData"
     " -XX:+ExitOnOutOfMemoryError -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-# The driver serves its files and blocks at ports of their own, and decodes whatever objects are sent there: only to
-# whom knows a secret, which Spark makes itself. A cluster has one of its own.
+# The driver serves its files and blocks on separate ports, and decodes any objects sent there, so they require a
+# secret, which Spark generates. A cluster has its own.
 _LOCAL_OPTIONS = ("-Dspark.authenticate=true",)
-# With only that compiler, Java has room for 48 MB of its code, and compiles over and over what it had to drop.
+# With only that compiler, Java reserves 48 MB for its code, and recompiles what it had to drop over and over.
 _QUICK_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=128m")
 _OPENED = (
     "java.base/java.lang",
@@ -108,25 +108,25 @@ _OPENED = (
 
 
 def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequence[str]) -> list[str]:
-    """`classes`: options that say where Java finds those of Spark, or writes them, see `classes`."""
+    """`classes` are options that tell Java where to read or write Spark's classes, see `classes`."""
     conf = {
         **_CONF,
         "spark.scheduler.allocation.file": f"file://{pools}",
         "spark.connect.grpc.binding.port": PORT_MARK,
-        # What is collected is held in the heap: more than a part of it is refused, with a message.
+        # Collected results are held in the heap: more than a part of it is rejected, with a message.
         "spark.driver.maxResultSize": f"{max(64, settings.memory_mb // 4)}m",
-        # Executors of a cluster find user code under the same paths, as they find the object store.
+        # Executors of a cluster find user code under the same paths, like the object store.
         "spark.executorEnv.PYTHONPATH": _search_path(settings.code_paths),
         "spark.local.dir": TEMP_MARK,
         "spark.sql.warehouse.dir": f"{TEMP_MARK}/warehouse",
         "spark.sql.artifact.isolation.enabled": "false",
         **dict(settings.conf),
     }
-    if settings.master.startswith("local"):  # a cluster has limits of its own
+    if settings.master.startswith("local"):  # a cluster has its own limits
         conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
     jars = spark_home() / "jars" / "*"
     options = _JAVA_OPTIONS.format(temp=TEMP_MARK).split()
-    opens = [word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")]
+    opens = [option for module in _OPENED for option in ("--add-opens", f"{module}=ALL-UNNAMED")]
     return [
         str(java.executable),
         *classes,
@@ -165,8 +165,8 @@ def _search_path(folders: tuple[Path, ...]) -> str:
 
 
 def spark_home() -> Path:
-    """Found, not imported: only user code's processes need the library."""
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    """Located, not imported: only processes of user code need the library."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

@@ -1,33 +1,37 @@
-"""What travels between a worker and the launcher of its Spark server (`launcher`)."""
+"""Messages between a worker and the launcher of its Spark server (`launcher`)."""
 
 from __future__ import annotations
 
 import msgspec
 
 TEMP_MARK = "@TEMP@"
-"""Stands for the server's temporary folder in its command and environment: its name depends on the confinement."""
+"""Placeholder for the server's temporary folder in its command and environment; it depends on the confinement."""
 PORT_MARK = "@PORT@"
-"""Stands for the port that the server is to listen on: the launcher finds one in the network that it is in."""
+"""Placeholder for the server's port: the launcher picks one in the network that it is in."""
+
+
+def filled_in(text: str, *, temp: str, port: int) -> str:
+    return text.replace(TEMP_MARK, temp).replace(PORT_MARK, str(port))
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """May carry descriptors: of the network namespace that the server is to be in."""
+    """May carry descriptors of the server's network namespace."""
 
     command: list[str]
     environment: dict[str, str]
     folder: str
-    """The launcher's own: nothing in it can be written by the server."""
+    """The launcher's own folder; the server cannot write to it."""
     temp: str
     readable: list[str]
     stores: list[str]
-    """Where grants lie; readable and writable as a whole where there are no mounts of the server's own."""
+    """Where granted folders are; readable and writable as a whole if the server has no mounts of its own."""
     uid: int | None
     disabled: list[str]
     allow_weak: bool
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
-    """Shown to the server until the same is revoked: folders to read, and folders in them to write."""
+    """Shown to the server until revoked: folders to read, and folders in them to write."""
 
     readable: list[str]
     writable: list[str]
@@ -36,7 +40,7 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
 class Revoke(msgspec.Struct, frozen=True, tag=True):
     grant: Grant
     sealed: bool
-    """What was written is to stay as it is."""
+    """The written files must not change any more."""
 
 
 SparkRequest = Grant | Revoke
@@ -55,21 +59,21 @@ class TooWeak(msgspec.Struct, frozen=True, tag=True):
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """The server listens on that port, it and nobody else."""
+    """The server, and no other process, listens on this port."""
 
     port: int
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """To the requests, in their order."""
+    """Answers to the requests, in their order."""
 
     problem: str | None = None
     quiet: bool = True
-    """Whether nobody can change any more what was sealed."""
+    """Whether the sealed files can no longer be changed."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The server has ended, and with it all that it started; a negative code is a signal's."""
+    """The server has ended, with everything that it started; a negative code is a signal."""
 
     code: int
 

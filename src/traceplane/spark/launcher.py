@@ -1,16 +1,16 @@
-"""Starts the Spark server where it can reach its tasks' data and nothing else, and ends it with all that it started.
+"""Starts the Spark server where it can reach only its tasks' data, and ends it with everything that it started.
 
     python -I -m traceplane.spark.launcher CONTROL
 
-Users' code runs in the server: their functions, and whatever they make Spark do. So it is confined as operators are,
-by the same means (`confinement`): a uid of its own where the worker is root, a root with only its own paths, its own
-pid space, the worker's private network, Landlock, seccomp, no capabilities. This process stays outside of that, holds
-no secret, never runs users' code, and
+Users' code runs in the server: their functions, and whatever they make Spark do. So it is confined like operators, by
+the same means (`confinement`): a separate uid if the worker is root, a root with only its own paths, its own pid space,
+the worker's private network, Landlock, seccomp, no capabilities. This process stays outside of that, holds no secrets,
+never runs users' code, and
 
-- shows the server what tasks may read and write, while they run (`Grant`, `Revoke`), where it has mounts of its own;
-- says when the server listens: it, as the kernel knows, and nobody else who was faster to take its port;
+- shows the server what tasks may read and write while they run (`Grant`, `Revoke`), if it has its own mounts;
+- reports when the server listens: the server itself, according to the kernel, and no process that took its port first;
 - keeps the port from others as long as tasks may still believe that the server is there;
-- says when the server has ended;
+- reports when the server has ended;
 - ends every process that the server started, at its end or when the worker's end of the control socket closes.
 
 The server's output goes to descriptors 1 and 2, which the worker reads: no log is opened where the server can write.
@@ -19,6 +19,7 @@ The server's output goes to descriptors 1 and 2, which the worker reads: no log 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
@@ -29,12 +30,11 @@ from typing import NoReturn
 import msgspec
 
 from traceplane.linux import kernel
+from traceplane.linux.confine import close_descriptors, protect_this_process
 from traceplane.sandbox import confinement, private_root, process_tree
 from traceplane.sandbox.confinement import NAMESPACES, Isolation
-from traceplane.sandbox.frames import Configure, Limits, ServeSpark, receive, send
+from traceplane.sandbox.frames import Configure, RunLimits, ServeSpark, receive, send
 from traceplane.spark.frames import (
-    PORT_MARK,
-    TEMP_MARK,
     Answered,
     Confined,
     Ended,
@@ -45,13 +45,14 @@ from traceplane.spark.frames import (
     SparkReport,
     SparkRequest,
     TooWeak,
+    filled_in,
 )
 from traceplane.spark.served_port import ServedPort
 
-_LIMITS = Limits(
+_LIMITS = RunLimits(
     memory_bytes=None, open_files=1 << 16, processes=1 << 12, file_bytes=1 << 36, disk_bytes=None
 )
-"""The worker looks after the disk. Threads count as processes: the JVM and its Python workers need some hundreds."""
+"""The worker watches the disk. Threads count as processes: the JVM and its Python workers need some hundreds."""
 _READABLE_BY_THE_TASK = 0o022
 _OTHER_TEMP = "/scratch"
 _LOOK_SECONDS = 0.05
@@ -61,7 +62,7 @@ _WITHOUT_MOUNTS = (
     "/sys/devices/system",
     "/sys/kernel/mm",
     "/etc/group",
-    "/dev/shm",
+    "/dev/shm",  # noqa: S108 -- a path to allow
 )
 _KILL_ME_FIRST = "900"
 
@@ -70,9 +71,9 @@ _requests: msgspec.json.Decoder[SparkRequest] = msgspec.json.Decoder(SparkReques
 
 def main(control_descriptor: int) -> NoReturn:
     control = socket.socket(fileno=control_descriptor)
-    confinement.close_descriptors((control_descriptor,))
+    close_descriptors((control_descriptor,))
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    confinement.protect_this_process()
+    protect_this_process()
     os.umask(0o022)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_KILL_ME_FIRST)
@@ -157,7 +158,7 @@ class Launcher:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.setsid()
-            confinement.close_descriptors(())
+            close_descriptors(())
             cell = confinement.Cell(
                 self._isolation,
                 root=self._root,
@@ -178,17 +179,17 @@ class Launcher:
             temp = cell.temp_inside(paths)
             cell.confine(paths, _LIMITS, spare_processes=self._others)
             os.umask(_READABLE_BY_THE_TASK)
-            marks = {TEMP_MARK: temp, PORT_MARK: str(self._port.number)}
-            command = [_filled_in(word, marks) for word in launch.command]
-            environment = {name: _filled_in(value, marks) for name, value in launch.environment.items()}
-            os.execve(command[0], command, environment)
+            fill_in = functools.partial(filled_in, temp=temp, port=self._port.number)
+            command = [fill_in(argument) for argument in launch.command]
+            environment = {name: fill_in(value) for name, value in launch.environment.items()}
+            os.execve(command[0], command, environment)  # noqa: S606 -- a shell is not wanted
         except BaseException as error:
             os.write(2, f"the Spark server could not be confined: {error}\n".encode())
         finally:
             os._exit(1)
 
     def _temp_point(self) -> str:
-        """Its /tmp; unless that would hide what is shown below /tmp later."""
+        """Its /tmp, unless that would hide folders below /tmp that are shown later."""
         usual = private_root.TEMP
         hides = any(private_root.is_within(store, usual) for store in self._launch.stores)
         return _OTHER_TEMP if hides else usual
@@ -241,12 +242,6 @@ class Launcher:
     def _leave(self) -> NoReturn:
         process_tree.end_all(self._launch.uid)
         os._exit(0)
-
-
-def _filled_in(text: str, marks: dict[str, str]) -> str:
-    for mark, value in marks.items():
-        text = text.replace(mark, value)
-    return text
 
 
 if __name__ == "__main__":

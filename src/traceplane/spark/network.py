@@ -1,8 +1,8 @@
-"""The network that a worker's Spark servers and their tasks share, and nobody else is in.
+"""The network that a worker's Spark servers and their tasks share, and nobody else can use.
 
     python -I -m traceplane.spark.network CONTROL
 
-Made once by a process that ends at once; it lives as long as the worker holds its descriptors.
+Created once, by a process that ends immediately; it lives as long as the worker holds its descriptors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from traceplane.sandbox import confinement
 @dataclass
 class PrivateNetwork:
     descriptors: tuple[int, ...]
-    """None: there is no such network here, for that reason, and tasks reach Spark over this machine's own."""
+    """Empty if there is no such network here; then tasks reach Spark over this machine's own network."""
     missing: str | None = None
+    """Why there is none."""
 
     @classmethod
     async def make(cls) -> PrivateNetwork:
@@ -38,7 +39,7 @@ class PrivateNetwork:
         with ours:
             await process.wait()
             message, descriptors, _, _ = socket.recv_fds(ours, 1000, 2)
-        return cls(tuple(descriptors), None if descriptors else message.decode() or "it could not be made")
+        return cls(tuple(descriptors), None if descriptors else message.decode() or "it could not be created")
 
     def close(self) -> None:
         for descriptor in self.descriptors:

@@ -1,20 +1,20 @@
-"""The Spark Connect server of a worker: one JVM, confined, started again when it dies.
+"""The Spark Connect server of a worker: one JVM, confined, restarted when it dies.
 
 User code reaches Spark over Connect and can make it do whatever a JVM can, so the server is trusted as little as the
-code that it runs. `launcher` confines it. Here, on the trusted side:
+code that it runs. `launcher` confines it. On the trusted side, here:
 
-- A task is shown to the server while it runs (`granting`): the generations it reads, and its output folders, which are
-  taken away before the outputs are looked at. What lies in the server's own folder is never opened; its log comes by
-  a pipe.
-- Whoever connects needs the server's token, and where the machine has namespaces, has to be in the worker's private
-  network, which leads nowhere else. Token and port are new at each start, and tasks get them when the server listens
-  there, it and nobody else. When it ends, its tasks are ended before anybody else can have the port.
+- The server sees a task's folders only while the task runs (`granting`): the generations it reads, and its output
+  folders, which are revoked before the outputs are inspected. Nothing in the server's own folder is ever opened; its
+  log comes through a pipe.
+- Clients need the server's token and, if the machine has namespaces, must be in the worker's private network, which
+  leads nowhere else. Token and port are new at each start, and tasks get them once the server itself, and no other
+  process, listens there. When it ends, its tasks are ended before any other process can get the port.
 
-Tasks that use one server are not kept apart by it. With `spark_isolation = "job"` (`SparkServers`)
-they are tasks of one job.
+The server does not isolate tasks that share it. With `spark_isolation = "job"` (`SparkServers`) they all belong to one
+job.
 
-An execution whose client is gone (a task that was killed, timed out or canceled) is interrupted within some
-twenty seconds by the server itself.
+If a client disappears (its task was killed, timed out or canceled), the server itself interrupts its execution within
+about twenty seconds.
 """
 
 from __future__ import annotations
@@ -27,19 +27,16 @@ import secrets
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import msgspec
-
 from traceplane import telemetry
-from traceplane.adapters.locked_folder import LockedFolder, remove_tree
 from traceplane.dataplane.java import Java, find_java
 from traceplane.errors import PlatformError
+from traceplane.runtime.locked_folder import LockedFolder, remove_tree
 from traceplane.sandbox import frames
 from traceplane.sandbox.assignment import UsedSpark
 from traceplane.sandbox.confinement import NAMESPACES, UID_SLOTS
@@ -51,32 +48,26 @@ from traceplane.spark.command import POOLS, SparkSettings, environment, java_com
 from traceplane.spark.frames import (
     Answered,
     Confined,
-    Ended,
     Grant,
     Launch,
-    Listening,
     Revoke,
-    SparkReport,
     SparkRequest,
-    TooWeak,
 )
+from traceplane.spark.launcher_connection import LauncherConnection
+from traceplane.spark.server_log import ServerLog
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 _TASKS_END_SECONDS = 30.0
 _DISK_CHECK_SECONDS = 2.0
 _DEFAULT_PORT = 15002
-_LONGEST_REPORT = 1 << 20
-_LONGEST_LOG = 16 << 20
-_LOGS_KEPT = 20
-_reports: msgspec.json.Decoder[SparkReport] = msgspec.json.Decoder(SparkReport)
 
 
 _EXIT_OUT_OF_MEMORY = 3
 
 
 class SparkGrant:
-    """What a server is shown of one task, from `__aenter__` on."""
+    """What a server may see of one task, from `__aenter__` on."""
 
     def __init__(
         self, server: SparkServer | None, readable: Iterable[Path], writable: Iterable[Path]
@@ -87,7 +78,7 @@ class SparkGrant:
         )
         self.start = server.starts if server is not None else 0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the server that the task was told of is no more."""
+        """Done when the server that the task was given has ended."""
         self._unused = asyncio.Event()
         self._unused.set()
 
@@ -101,7 +92,7 @@ class SparkGrant:
 
     @contextlib.contextmanager
     def using(self, on_lost: Callable[[object], None]) -> Iterator[None]:
-        """While a process of the task runs, which is to end when it has lost its server."""
+        """While a process of the task runs; it is ended when it has lost its server."""
         self._unused.clear()
         self.lost.add_done_callback(on_lost)
         try:
@@ -122,20 +113,20 @@ class SparkGrant:
         await self._unused.wait()
 
     async def end(self, *, sealed: bool) -> bool:
-        """Take it all away; with `sealed`, whether nobody can change any more what was written."""
+        """Revokes everything; with `sealed`, returns whether the written files can no longer be changed."""
         server, self._server = self._server, None
         return server is None or await server.hide(self, sealed=sealed)
 
 
 @dataclass(frozen=True)
 class RemoteSpark:
-    """A Spark Connect server that somebody else runs; it must reach the object store under the same paths."""
+    """A Spark Connect server run by somebody else; it must reach the object store under the same paths."""
 
     remote: str
 
     @property
     def used(self) -> UsedSpark:
-        """Where the worker is root, the server has to be so too: it writes to folders of the worker's group."""
+        """If the worker is root, the server must be too: it writes to folders of the worker's group."""
         return UsedSpark(urlsplit(self.remote).port or _DEFAULT_PORT, 0 if os.geteuid() == 0 else None)
 
     @property
@@ -147,7 +138,7 @@ class RemoteSpark:
 
 
 class SparkServer:
-    """Made by `start`; `remote` is where clients connect, and with what."""
+    """Created by `start`; `remote` is the address and token for clients."""
 
     def __init__(self, settings: SparkSettings, java: Java) -> None:
         self._settings = settings
@@ -158,18 +149,18 @@ class SparkServer:
         self._lease = UidLease(*settings.uid_range, 1) if has_uid else None
         self._folder = LockedFolder(settings.folder, "server-", ())
         self.starts = 0
-        """How often it was started; each time it has another port and token."""
+        """How often it was started; each start has another port and token."""
         self._up = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
-        self._launcher: _LauncherConnection | None = None
-        self._log = _Log(settings.folder / "logs")
+        self._launcher: LauncherConnection | None = None
+        self._log = ServerLog(settings.folder / "logs")
         self._grants: dict[int, SparkGrant] = {}
         self._closed = False
         self._given_up: Exception | None = None
         self.pid = 0
         self.layers: tuple[str, ...] = ()
         self.last_end: str | None = None
-        """Why the server that ran before this one ended, for people."""
+        """Why the previous server ended, for people."""
 
     @property
     def remote(self) -> str:
@@ -200,16 +191,15 @@ class SparkServer:
         return server
 
     async def until_up(self) -> None:
-        """Waits while it is being started again: until then nobody knows where it will be."""
+        """Waits while it is restarting: until then its address is unknown."""
         await self._up.wait()
         if self._given_up is not None:
             raise PlatformError(
-                "spark.not_started", "the Spark server could not be started again", value=self._given_up
+                "spark.not_started", "the Spark server could not be restarted", value=self._given_up
             )
 
     async def keep_running(self, stop: asyncio.Event) -> None:
-        """Starts it again when it dies, or takes too much of the disk; tasks that were running on it fail and are
-        retried."""
+        """Restarts it when it dies or uses too much disk; its running tasks fail and are retried."""
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
@@ -235,7 +225,7 @@ class SparkServer:
     async def _until_ended(
         self, ended: asyncio.Future[int | None], stopping: asyncio.Future[Any]
     ) -> str | None:
-        """Why it has to be ended, if it has not ended by itself."""
+        """Why it must be ended, if it has not ended by itself."""
         limit = self._settings.disk_bytes
         while not ended.done() and not stopping.done():
             await asyncio.wait(
@@ -251,7 +241,8 @@ class SparkServer:
         return None
 
     async def _end_tasks(self) -> None:
-        """Those that use it: they wait for an answer that others must not give. The launcher keeps the port so long."""
+        """Ends the tasks that use it: they wait for an answer that no other process may give. Until then the launcher
+        keeps the port."""
         used = [grant for grant in self._grants.values() if grant.start == self.starts]
         for grant in used:
             grant.lose()
@@ -272,18 +263,18 @@ class SparkServer:
     # What tasks it may see -------------------------------------------------------------------------
 
     def granting(self, readable: Iterable[Path], writable: Iterable[Path]) -> SparkGrant:
-        """Each writable folder lies in one of the readable ones."""
+        """Each writable folder is inside one of the readable ones."""
         return SparkGrant(self, readable, writable)
 
     @property
     def uses(self) -> int:
-        """How many tasks run on it."""
+        """The number of tasks that run on it."""
         return sum(grant.is_used for grant in self._grants.values())
 
     async def show(self, grant: SparkGrant) -> None:
         self._grants[id(grant)] = grant
         if grant.start != self.starts or not self._up.is_set():
-            grant.lose()  # the task was told of one that ended meanwhile
+            grant.lose()  # the task was given one that has ended since
         try:
             await self._ask(grant.frame)
         except BaseException:
@@ -296,7 +287,7 @@ class SparkServer:
         return (await self._ask(Revoke(grant.frame, sealed))).quiet
 
     async def _ask(self, request: SparkRequest) -> Answered:
-        """A launcher that has gone, or has not come yet, is told of all grants when it comes."""
+        """A launcher that has ended, or not started yet, gets all grants when it starts."""
         launcher = self._launcher
         answer = await launcher.ask(request) if launcher is not None else Answered()
         if answer.problem is not None:
@@ -320,7 +311,7 @@ class SparkServer:
             self._lease.release()
 
     async def _end_process(self) -> None:
-        """When its control socket closes, the launcher ends all that the server started; or else it is killed."""
+        """When its control socket closes, the launcher ends everything that the server started, or else is killed."""
         launcher, self._launcher = self._launcher, None
         process, self._process = self._process, None
         if launcher is not None:
@@ -361,8 +352,8 @@ class SparkServer:
             theirs.close()
         await self._log.follow(output)
         frames.send(ours, launch, self._settings.private_network)
-        launcher = await _LauncherConnection.open(ours)
-        # In one go: a grant that ends meanwhile is revoked after it was shown, and one that begins is not missed.
+        launcher = await LauncherConnection.open(ours)
+        # In one step: a grant that ends in the meantime is revoked after it was shown, and a new one is not missed.
         self._launcher = launcher
         await asyncio.gather(*[launcher.put(grant.frame) for grant in self._grants.values()])
         await self._wait_until_ready(launcher)
@@ -376,14 +367,14 @@ class SparkServer:
             isolation=list(self.layers),
         )
 
-    async def _wait_until_ready(self, launcher: _LauncherConnection) -> None:
+    async def _wait_until_ready(self, launcher: LauncherConnection) -> None:
         waiting: tuple[asyncio.Future[Any], ...] = (launcher.listening, launcher.ended)
         await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if launcher.weakness is not None:
             raise PlatformError(
                 "sandbox.too_weak",
                 f"user code on Spark cannot be isolated well enough here: {launcher.weakness}",
-                next_step="see docs/concepts/sandbox.md; allow_weak_sandbox is for where all operator code is trusted",
+                next_step="see docs/concepts/sandbox.md; allow_weak_sandbox is only for trusted operator code",
             )
         if not launcher.listening.done():
             await self._end_process()
@@ -419,7 +410,7 @@ class SparkServer:
 
 
 def _next_step(confined: Confined | None) -> str | None:
-    """Java's login fails for a user without a name, which only a private root can give it."""
+    """Java's login fails for a user without a name, and only a private root can provide one."""
     if confined is None or NAMESPACES in confined.layers:
         return None
     try:
@@ -429,112 +420,3 @@ def _next_step(confined: Confined | None) -> str | None:
             f"Spark needs a user with a name, and /etc/passwd has none for the user id {os.geteuid()}: add it"
         )
     return None
-
-
-class _LauncherConnection:
-    """The worker's end of the control socket of a `launcher`."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        self._reader = reader
-        self._writer = writer
-        self._asked: deque[asyncio.Future[Answered]] = deque()
-        self.confined: Confined | None = None
-        self.weakness: str | None = None
-        self.listening: asyncio.Future[int] = loop.create_future()
-        """On which port."""
-        self.ended: asyncio.Future[int | None] = loop.create_future()
-        """The server's exit code; None: nobody knows."""
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def open(cls, control: socket.socket) -> _LauncherConnection:
-        return cls(*await asyncio.open_connection(sock=control))
-
-    async def ask(self, request: SparkRequest) -> Answered:
-        return await asyncio.shield(self.put(request))
-
-    def put(self, request: SparkRequest) -> asyncio.Future[Answered]:
-        """Its answer; requests are carried out in the order in which they are put."""
-        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        if self.ended.done():
-            answer.set_result(Answered())
-        else:
-            self._asked.append(answer)
-            self._writer.write(frames.encode(request))
-        return answer
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                header = await self._reader.readexactly(4)
-                body = await self._reader.readexactly(frames.frame_length(header, _LONGEST_REPORT))
-                report = _reports.decode(body)
-                match report:
-                    case Confined():
-                        self.confined = report
-                    case TooWeak(reason):
-                        self.weakness = reason
-                    case Listening(port):
-                        self.listening.set_result(port)
-                    case Answered():
-                        answer = self._asked.popleft() if self._asked else None
-                        if answer is not None and not answer.done():
-                            answer.set_result(report)
-                    case Ended():
-                        self._on_ended(report.code)
-        except (asyncio.IncompleteReadError, OSError):
-            pass
-        finally:
-            self._on_ended(None)
-
-    def _on_ended(self, code: int | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(code)
-        for answer in self._asked:
-            if not answer.done():
-                answer.set_result(Answered())  # with the server, all that it had open is gone
-        self._asked.clear()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Log:
-    """What the server says, read from a pipe and kept in a file of bounded size."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_LOGS_KEPT]:
-            old.unlink(missing_ok=True)
-        self.path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.log"
-        self._file = os.open(
-            self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
-        self._written = 0
-        self._following: asyncio.Task[None] | None = None
-        self._tail: deque[str] = deque(maxlen=200)
-
-    async def follow(self, output: int) -> None:
-        reader = asyncio.StreamReader()
-        pipe = os.fdopen(output, "rb", 0)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        self._following = asyncio.create_task(self._copy(reader))
-
-    async def _copy(self, reader: asyncio.StreamReader) -> None:
-        while data := await reader.read(1 << 16):
-            self._tail.extend(data.decode(errors="replace").splitlines())
-            if self._written > _LONGEST_LOG:
-                os.ftruncate(self._file, 0)
-                self._written = 0
-            self._written += os.write(self._file, data)
-
-    def last_problem(self) -> str:
-        problems = [line for line in self._tail if "Exception" in line or "Error" in line]
-        lines = problems or [line for line in self._tail if line.strip()]
-        return lines[-1][:300] if lines else "it said nothing"
-
-    def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-        os.close(self._file)

@@ -1,9 +1,9 @@
-"""Which Spark server a task uses: the one that all tasks of the worker share, or one of its job alone.
+"""Which Spark server a task uses: one shared by all tasks of the worker, or one of its job.
 
-Tasks that share a server can do to each other whatever the server itself can: see what is shown to it of the others,
-change what they have not finished writing, use each other's sessions. With `by_job` only tasks of one job share one.
-A server takes seconds to start and a heap of memory, so those of jobs come with their first task, stay for a while,
-and make room for other jobs when they are idle.
+Tasks that share a server can do to each other whatever the server itself can: see the others' data that it is shown,
+change files that they have not finished writing, use each other's sessions. With `by_job` only tasks of one job share a
+server. A server takes seconds to start and a heap of memory, so a job's server starts with its first task, stays for a
+while, and makes room for other jobs when it is idle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Entry:
 
 
 class SparkServers:
-    """Of one worker; made by `start`."""
+    """The servers of one worker; created by `start`."""
 
     def __init__(
         self, settings: SparkSettings, java: Java, network: PrivateNetwork, *, by_job: bool, most: int
@@ -55,7 +55,7 @@ class SparkServers:
     async def start(
         cls, settings: SparkSettings, *, private: bool, by_job: bool = False, most: int = 2
     ) -> SparkServers:
-        """With a server that all share, it is there when this returns; its `too_weak` and the like are raised."""
+        """Returns when a shared server is running; raises its `too_weak` and similar errors."""
         java = await asyncio.to_thread(find_java)
         network = await PrivateNetwork.make() if private else PrivateNetwork((), "Spark has the network")
         servers = cls(settings, java, network, by_job=by_job, most=most)
@@ -70,7 +70,7 @@ class SparkServers:
 
     @contextlib.asynccontextmanager
     async def for_job(self, job: Hashable) -> AsyncIterator[Spark]:
-        """The server of that job, running; kept until the task is done with it."""
+        """The running server of this job; kept until the task has finished with it."""
         key = job if self._by_job else None
         entry = await self._take(key)
         try:
@@ -105,7 +105,7 @@ class SparkServers:
             await self._end(room)
 
     async def keep_running(self, stop: asyncio.Event) -> None:
-        """Starts servers again that die, and ends those of jobs that have had no task for a while."""
+        """Restarts servers that die, and ends those of jobs that have had no task for a while."""
         await asyncio.gather(self._keep_servers(stop), spark_classes.make_beside(self._java, stop))
 
     async def _keep_servers(self, stop: asyncio.Event) -> None:
@@ -127,7 +127,7 @@ class SparkServers:
             await self._end(entry)
 
     def _on_given_up(self, key: Hashable, running: asyncio.Task[None]) -> None:
-        """A server that could not be started again; the next task of its job tries."""
+        """A server could not be restarted; the next task of its job tries again."""
         if running.cancelled() or (error := running.exception()) is None:
             return
         telemetry.emit("spark.given_up", "error", error=str(error))
@@ -148,7 +148,7 @@ class SparkServers:
 
 
 class OneRemoteSpark:
-    """The same for a server that somebody else runs."""
+    """The same for a server run by somebody else."""
 
     network = PrivateNetwork((), "Spark is elsewhere")
 

@@ -1,9 +1,9 @@
-"""Functions that a query may call: those that compute a value from their arguments, and nothing else. Then the types
-and the units of time that it may name.
+"""Functions that a query may call: only those that compute a value from their arguments. Then the types and the units
+of time that it may name.
 
-What is not listed is refused, so a newer DuckDB brings no function into reach by itself. Left out on purpose are
-those that tell of the engine or the session (settings, variables, catalogs, plans, the text of views and queries),
-keep state, wait, or run text as SQL.
+Anything not listed is rejected, so a newer DuckDB makes no function available by itself. Left out on purpose are those
+that reveal the engine or the session (settings, variables, catalogs, plans, the text of views and queries), keep state,
+wait, or run text as SQL.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ TIMESTAMPLTZ TIMESTAMPNTZ TIMESTAMPTZ TIMETZ TINYINT UBIGINT UINT UINT128 UNION 
 VARCHAR VARIANT
 """
 TYPES = frozenset(_TYPE_NAMES.split())
-"""By sqlglot's names. It writes the name of any other type as it was typed, whatever stands in it."""
+"""By sqlglot's names. It writes the name of any other type exactly as typed, whatever it contains."""
 TYPES_UNKNOWN_TO_SQLGLOT = frozenset({"uint8", "uint16", "uint32", "uint64"})
 
 _UNIT_NAMES = """

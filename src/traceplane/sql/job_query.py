@@ -1,7 +1,8 @@
-"""The query of a `sql` job, looked at before it runs: whether it parses, and whether what it names is there. Pure.
+"""Checks the query of a `sql` job before it runs: whether it parses, and whether the names in it exist. Pure.
+The columns that the SQL of a virtual dataset names are checked in the same way.
 
-Spark has the last word, so only what cannot work is refused. A name counts as known if a relation, an alias or a
-lambda anywhere in the query has it; a relation whose columns nobody declared may have any.
+Spark decides in the end, so only what cannot work is rejected. A name counts as known if a relation, an alias or a
+lambda anywhere in the query has it; a relation with undeclared columns may have any.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _CHANGES_SOMETHING = (
     *(exp.Create, exp.Drop, exp.Alter, exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.TruncateTable),
     *(exp.Command, exp.Set, exp.Use, exp.Cache, exp.Uncache, exp.LoadData),
 )
-"""What it made would outlive the task, be seen by others and be in the way of another attempt."""
+"""Their effects would outlive the task, be visible to others and disturb another attempt."""
 _NAMES_ANYTHING = (exp.Pivot, exp.Command)
-"""Parts of a query that make columns which their text does not name."""
+"""Parts of a query that create columns which its text does not name."""
+_NAMES_ANYTHING_IN_DUCKDB = (exp.Unnest, exp.Explode, exp.Columns, exp.Comprehension, exp.Values)
 _MADE_BY_SPARK = COLUMNS_OF_THE_SESSION | {
     "_metadata", "window", "session_window", "start", "end", "localtime", "localtimestamp",
 }  # fmt: skip
@@ -37,42 +39,59 @@ _UNKNOWN_TO_THE_PARSER = (
     (re.compile(r">>>"), ">>"),
     (re.compile(r"\bx\s+'", re.IGNORECASE), "x'"),
 )
-"""All that it does not understand of the examples of Spark's functions, and what reads alike."""
+"""Everything in the examples of Spark's functions that it does not understand, and similar text."""
 _LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class QueryFault:
     code: str
     message: str
     word: str
     known: tuple[str, ...] = ()
-    """What could have been meant."""
+    """Suggestions."""
 
 
-def faults(query: str, inputs: Mapping[str, Collection[str] | None]) -> list[Fault]:
-    """`inputs` are the relations of the query and their columns, None where those are not known."""
+def faults(query: str, inputs: Mapping[str, Collection[str] | None]) -> list[QueryFault]:
+    """`inputs` are the relations of the query and their columns; None if unknown."""
     try:
         statements = _parsed(query[:_LONGEST])
     except ParseError as error:
         return [_unparsed(error)]
     except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-        return [Fault("sql.malformed", f"the query cannot be parsed: {_first_line(str(error))}", query[:40])]
+        return [
+            QueryFault("sql.malformed", f"the query cannot be parsed: {_first_line(str(error))}", query[:40])
+        ]
     except RecursionError:
         return []
     if len(statements) != 1:
-        return [Fault("sql.several_statements", f"the query has {len(statements)} statements", query[:40])]
+        return [
+            QueryFault("sql.several_statements", f"the query has {len(statements)} statements", query[:40])
+        ]
     (tree,) = statements
     if isinstance(tree, _CHANGES_SOMETHING):
         kind = query.split(maxsplit=1)[0]
         return [
-            Fault("sql.not_a_query", f"the query changes something instead of reading: {kind[:40]!r}", kind)
+            QueryFault(
+                "sql.not_a_query", f"the query changes something instead of reading: {kind[:40]!r}", kind
+            )
         ]
     if not isinstance(tree, exp.Query):
         return []
     try:
         return [*_unknown_relations(tree, inputs), *_unknown_columns(tree, inputs)]
     except RecursionError:
+        return []
+
+
+def unknown_columns(select: str, relations: Mapping[str, Collection[str] | None]) -> list[QueryFault]:
+    """Of the SQL of a virtual dataset as the gate of queries has rewritten it, in DuckDB's dialect."""
+    try:
+        tree = sqlglot.parse_one(select, read="duckdb")
+        if tree.find(*_NAMES_ANYTHING_IN_DUCKDB):
+            return []
+        return list(_unknown_columns(tree, relations))
+    except (SqlglotError, RecursionError):
         return []
 
 
@@ -89,11 +108,11 @@ def _parsed(query: str) -> list[exp.Expr]:
     return [statement for statement in found if statement is not None]
 
 
-def _unparsed(error: ParseError) -> Fault:
+def _unparsed(error: ParseError) -> QueryFault:
     told = error.errors[0] if error.errors else {}
     word = str(told.get("highlight") or "")
     place = f" at line {told['line']}, column {told['col'] - len(word) + 1}" if told.get("line") else ""
-    return Fault("sql.malformed", f"the query cannot be parsed{place}, at {word[:40]!r}", word)
+    return QueryFault("sql.malformed", f"the query cannot be parsed{place}, at {word[:40]!r}", word)
 
 
 def _first_line(text: str) -> str:
@@ -103,7 +122,7 @@ def _first_line(text: str) -> str:
 # --- relations --------------------------------------------------------------------------------------
 
 
-def _unknown_relations(tree: exp.Expr, inputs: Mapping[str, object]) -> Iterator[Fault]:
+def _unknown_relations(tree: exp.Expr, inputs: Mapping[str, object]) -> Iterator[QueryFault]:
     known = {name.lower() for name in inputs} | {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     for table in tree.find_all(exp.Table):
         if not isinstance(table.this, exp.Identifier):
@@ -113,19 +132,19 @@ def _unknown_relations(tree: exp.Expr, inputs: Mapping[str, object]) -> Iterator
             # Any table that Spark's own catalog has, unless it is what an input is called.
             if name.lower() in known:
                 message = f"the query reads {name!r}, which for Spark is a table of a database"
-                yield Fault("sql.unknown_relation", message, name, (f"`{name}`",))
+                yield QueryFault("sql.unknown_relation", message, name, (f"`{name}`",))
             continue
         if name.lower() in known or table.find_ancestor(exp.Hint):
             continue
         known.add(name.lower())
         message = f"the query reads {name!r}, which is no input of the job"
-        yield Fault("sql.unknown_relation", message, name, tuple(inputs))
+        yield QueryFault("sql.unknown_relation", message, name, tuple(inputs))
 
 
 # --- columns ----------------------------------------------------------------------------------------
 
 
-def _unknown_columns(tree: exp.Expr, inputs: Mapping[str, Collection[str] | None]) -> Iterator[Fault]:
+def _unknown_columns(tree: exp.Expr, inputs: Mapping[str, Collection[str] | None]) -> Iterator[QueryFault]:
     if any(True for _ in tree.find_all(*_NAMES_ANYTHING)):
         return
     relations = _Relations.of(tree, inputs)
@@ -150,7 +169,7 @@ def _unknown_columns(tree: exp.Expr, inputs: Mapping[str, Collection[str] | None
         if told.lower() not in seen:
             seen.add(told.lower())
             message = f"the query names the column {told!r}, which is not there"
-            yield Fault("sql.unknown_column", message, word, tuple(sorted(known)))
+            yield QueryFault("sql.unknown_column", message, word, tuple(sorted(known)))
 
 
 @dataclass(frozen=True, slots=True)

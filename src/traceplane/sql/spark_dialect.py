@@ -1,10 +1,10 @@
-"""A query in Spark's dialect: translated from a checked tree, and checked again as what Spark will read. Pure.
+"""A query in Spark's dialect: translated from a checked tree, and checked again as Spark will read it. Pure.
 
-Spark has no second line behind it: no process per query, no locked configuration, and SQL can call Java and read any
-path. So the text is not trusted because the tree was good. It is cut into words here, by rules that are simpler than
-Spark's own: a bare word has to be listed, a text holds no escape but `\\\\` and `\\'`, an identifier stands in
-backticks, and there are no comments, hints, parameters or variables. Then sqlglot parses it as Spark SQL: one query,
-listed syntax, and no relations but those that the platform named.
+Spark has no second barrier: no process per query, no locked configuration, and SQL can call Java and read any path. So
+the text is not trusted just because the tree was good. It is split into tokens here, by rules simpler than Spark's own:
+bare words must be listed, a text has no escapes but `\\\\` and `\\'`, an identifier is in backticks, and there are
+no comments, hints, parameters or variables. Then sqlglot parses it as Spark SQL: one query, listed syntax, and only
+relations that the platform named.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from traceplane.sql.spark_functions import COLUMNS_OF_THE_SESSION, FUNCTIONS, KE
 
 
 def translated(sql: str, relations: Iterable[str]) -> str:
-    """What the gate wrote, in Spark's dialect. `relations` are the names that it may read."""
+    """The gate's output in Spark's dialect. `relations` are the names that it may read."""
     return _translated(sql, frozenset(relations))
 
 
-@lru_cache(maxsize=256)  # a deploy translates for its checks and again for what it stores
+@lru_cache(maxsize=256)  # a deploy translates once to check and again to store
 def _translated(sql: str, relations: frozenset[str]) -> str:
     tree = gate.read_again(sql, relations)
     _check_translatable(tree)
@@ -51,14 +51,14 @@ def _translated(sql: str, relations: frozenset[str]) -> str:
 
 
 def checked(text: str, relations: Collection[str]) -> str:
-    """SQL for Spark, whoever wrote it, if it is one query over these relations and does nothing but compute."""
+    """SQL for Spark, whoever wrote it, if it is one query over these relations and only computes."""
     text = _checked_words(text)
     _checked_tree(text, relations)
     return text
 
 
 def _check_translatable(tree: exp.Expr) -> None:
-    """Refuses what sqlglot writes in a way that Spark cannot parse, or that means something else there."""
+    """Rejects what sqlglot writes in a way that Spark cannot parse, or that means something else there."""
     for node in tree.walk():
         match node:
             case exp.Table() if isinstance(node.this, exp.Func):
@@ -110,7 +110,7 @@ def _denied(value: str) -> Forbidden:
 
 class _SparkTextGenerator(SparkGenerator):
     def lateral_sql(self, expression: exp.Lateral) -> str:
-        """sqlglot writes the alias of a LATERAL VIEW as it was typed."""
+        """sqlglot writes the alias of a LATERAL VIEW exactly as typed."""
         if not expression.args.get("view"):
             return super().lateral_sql(expression)
         alias = expression.args["alias"]
@@ -147,7 +147,7 @@ _SIGNS = {
 
 
 def _checked_words(text: str) -> str:
-    """The same text, if every word and sign of it is listed."""
+    """The same text, if every word and sign in it is listed."""
     spaced = _spaced(text)
     tokens = [(kind, token) for kind, token in spaced if kind != "space"]
     for number, (kind, token) in enumerate(tokens):
@@ -163,7 +163,7 @@ def _checked_words(text: str) -> str:
                     raise _denied(token)
                 if after[1] == "(" and not (before[1] == "AS" or _CTE.fullmatch(token.strip("`"))):
                     raise _denied(token)  # a quoted name is a function too
-            case "sign" if token not in _SIGNS or (token == ":" and not _is_field(tokens, number)):
+            case "sign" if token not in _SIGNS or (token == ":" and not _is_field(tokens, number)):  # noqa: S105 -- of SQL
                 raise _denied(token)
     return "".join(_without_variables(token) if kind == "text" else token for kind, token in spaced)
 
@@ -172,7 +172,7 @@ _CTE = re.compile(r"tp_c[0-9]+")
 
 
 def _spaced(text: str) -> list[tuple[str, str]]:
-    """All of the text, in pieces of one kind each."""
+    """The whole text, as tokens with their kinds."""
     found: list[tuple[str, str]] = []
     at = 0
     while at < len(text):
@@ -194,12 +194,12 @@ def _check_word(word: str, *, is_called: bool) -> None:
 
 
 def _is_field(tokens: list[tuple[str, str]], number: int) -> bool:
-    """In `STRUCT<`a`: INT>`; anywhere else a colon begins a parameter."""
+    """In `STRUCT<`a`: INT>`; anywhere else a colon starts a parameter."""
     return number >= 2 and tokens[number - 1][0] == "name" and tokens[number - 2][1] in ("<", ",")
 
 
 def _without_variables(text: str) -> str:
-    """Spark replaces `${env:HOME}` and the like before it parses, inside of texts too; it does not know this one."""
+    """Spark replaces `${env:HOME}` and the like before it parses, even inside texts; it does not know this one."""
     return text.replace("${", "\\044{")
 
 
@@ -250,7 +250,7 @@ def _checked_tree(text: str, relations: Collection[str]) -> exp.Expr:
 
 
 def _relations(tree: exp.Expr) -> Counter[str]:
-    """The relations that a tree reads, and the common table expressions that it makes."""
+    """The relations that a tree reads, and the common table expressions that it defines."""
     found = Counter(".".join(part.name for part in table.parts) for table in tree.find_all(exp.Table)
                     if not isinstance(table.this, exp.Func))  # fmt: skip
     return found + Counter(f"WITH {cte.alias}" for cte in tree.find_all(exp.CTE))

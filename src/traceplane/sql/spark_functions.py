@@ -1,9 +1,9 @@
-"""Words that SQL for Spark may hold outside of quotes: functions, types, units and keywords.
+"""Words that SQL for Spark may contain outside quotes: functions, types, units and keywords.
 
-What is not listed is refused, so a newer Spark or sqlglot brings nothing into reach by itself. Functions are those
-that compute a value from their arguments, and that queries are translated to. Left out on purpose are those that call
-Java (`reflect`, `java_method`), tell of the engine, its session or its files (`version`, `current_user`,
-`input_file_name`), keep state, or make a value that nobody can compute again (`uuid`).
+Anything not listed is rejected, so a newer Spark or sqlglot makes nothing available by itself. Functions are those that
+compute a value from their arguments, and that queries are translated to. Left out on purpose are those that call Java
+(`reflect`, `java_method`), reveal the engine, its session or its files (`version`, `current_user`, `input_file_name`),
+keep state, or return a value that cannot be computed again (`uuid`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _SESSION_COLUMNS = "current_date current_time current_timestamp current_user gro
 
 FUNCTIONS = frozenset((_SAME_AS_IN_DUCKDB + _TRANSLATED_TO).split())
 GRAMMAR = frozenset({"cast", "try_cast", "extract", "exists", "filter"})
-"""Those that Spark's grammar has: its catalog of functions does not need to know them."""
+"""Part of Spark's grammar: its function catalog need not know them."""
 
 TYPES = frozenset(_TYPE_NAMES.split())
 UNITS = frozenset(_UNIT_NAMES.split())
 KEYWORDS = frozenset(_KEYWORDS.split())
 
 COLUMNS_OF_THE_SESSION = frozenset(_SESSION_COLUMNS.split())
-"""What Spark takes for a function of its session where no relation has a column of the name, quoted or not."""
+"""Spark takes these for functions of its session if no relation has a column of the name, quoted or not."""

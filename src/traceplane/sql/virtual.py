@@ -1,7 +1,8 @@
-"""Virtual datasets: SQL in the place of a name, lazily, as deep as they are built on each other. Pure.
+"""Virtual datasets: SQL in place of a name, evaluated lazily, nested to any allowed depth. Pure.
 
-Their SQL is in the dialect of queries and passes the same gate. A query reads a virtual dataset as a view over what it
-reads; so does a Spark job, in its own dialect (`spark_dialect`). Nothing is stored, so a change below is seen at once.
+Their SQL is in the dialect of queries and passes the same gate. A query reads a virtual dataset as a view over its
+inputs; so does a Spark job, in its own dialect (`spark_dialect`). Nothing is stored, so a change below is visible
+immediately.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from sqlglot.optimizer.qualify import qualify
 
 from traceplane.errors import Forbidden, InvalidInput, TooLarge
 from traceplane.model.pruning import Condition
-from traceplane.sql.gate import MOST_RELATIONS, Gated, Relation, admit, is_plain_join, is_plain_table, written
+from traceplane.sql.conditions import is_plain_join, is_plain_table
+from traceplane.sql.gate import MOST_RELATIONS, Gated, Relation, admit, written
 
 DEEPEST = 16
-"""Virtual datasets upon virtual datasets."""
+"""The deepest nesting of virtual datasets."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A virtual dataset at one place of a query, over the relations that it reads."""
+    """A virtual dataset at one place in a query, over the relations that it reads."""
 
     relation: Relation
     sql: str
@@ -39,17 +41,17 @@ class Expanded:
     views: tuple[View, ...]
     """Each after those that it reads."""
     stored: tuple[Relation, ...]
-    """What is read in the end."""
+    """The stored datasets that are read in the end."""
 
 
 @lru_cache(maxsize=1024)
 def checked(sql: str, within: str = "tp_d") -> Gated:
-    """The SQL of a virtual dataset, if it may be one."""
+    """The SQL of a virtual dataset, if it is valid."""
     gated = admit(sql, within=within)
     if any(relation.as_of is not None for relation in gated.relations):
         raise InvalidInput(
             "query.bad_as_of",
-            "a virtual dataset reads what is there when it is read",
+            "a virtual dataset cannot use AS OF in its own SQL",
             next_step="leave AS OF to the query that reads it",
         )
     if not gated.relations:
@@ -67,10 +69,10 @@ def expand(
     sql_of: Callable[[Relation], str | None],
     hidden_of: Callable[[Relation], frozenset[str]] = lambda _: frozenset(),
 ) -> Expanded:
-    """Relations down to stored datasets; `sql_of` tells what a virtual one is, and None for others.
+    """Relations down to stored datasets; `sql_of` returns the SQL of a virtual one, and None for others.
 
-    `hidden_of` are the columns, in lower case, that the caller may not see. Nothing is asked of them: a query cannot
-    mean a column that its relation does not have, and which files are left out must not depend on what is hidden.
+    `hidden_of` are the columns, in lower case, that the caller may not see. Conditions on them are dropped: a query
+    cannot mean a column that its relation does not have, and the choice of files must not depend on hidden values.
     """
     views: list[View] = []
     stored: list[Relation] = []
@@ -88,7 +90,7 @@ def expand(
             if len(path) >= DEEPEST:
                 raise TooLarge(
                     "query.too_deep",
-                    f"virtual datasets stand upon each other more than {DEEPEST} times",
+                    f"virtual datasets are nested more than {DEEPEST} levels deep",
                     value=relation.dataset_id,
                 )
             gated = checked(sql, f"{relation.name}_")
@@ -126,8 +128,8 @@ _CHANGES_WITH_ROWS = ("group", "having", "qualify", "limit", "offset", "sample",
 
 
 def _passed_on(sql: str, conditions: Sequence[Condition]) -> dict[str, list[Condition]]:
-    """What is asked of a view, as asked of the relations below it: where a column is passed on as it is, and rows
-    that fail could as well have been missing from the start."""
+    """Conditions on a view, as conditions on the relations below it: where a column is passed on unchanged, and rows
+    that fail could also have been missing from the start."""
     if not conditions:
         return {}
     select = sqlglot.parse_one(sql, read="duckdb")
@@ -168,10 +170,10 @@ def without(
     hidden: Mapping[str, frozenset[str]],
     own: frozenset[str],
 ) -> tuple[str, tuple[str, ...], frozenset[str]]:
-    """A view that computes nothing from hidden columns; with the columns that are left of it, and those that are not.
+    """A view that computes nothing from hidden columns, its remaining columns, and the hidden ones.
 
-    `columns` are those of relations by their names, with the `hidden` ones among them; `own` are columns of the view
-    that are hidden whatever they are made from. Where rows depend on a hidden column there is no such view.
+    `columns` are those of relations by name, including the `hidden` ones; `own` are columns of the view that are hidden
+    regardless of their source. If its rows depend on a hidden column, there is no such view.
     """
     found = _without(
         view.sql,
@@ -188,7 +190,7 @@ def without(
     return found
 
 
-@lru_cache(maxsize=512)  # analysis takes longer than many a query
+@lru_cache(maxsize=512)  # the analysis takes longer than many a query
 def _without(
     sql: str, relations: tuple[tuple[str, tuple[str, ...], frozenset[str]], ...], own: frozenset[str]
 ) -> tuple[str, tuple[str, ...], frozenset[str]] | None:
@@ -232,6 +234,6 @@ def _without(
 
 
 def _touched(tree: exp.Expr, hidden: Mapping[str, frozenset[str]]) -> bool:
-    """Whether a hidden column is named anywhere; by its name alone, which may find one too many."""
+    """Whether a hidden column is named anywhere; compares only names, so it may find too many."""
     names: set[str] = set().union(*hidden.values())
     return any(column.name.lower() in names for column in tree.find_all(exp.Column))

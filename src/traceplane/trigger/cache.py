@@ -1,4 +1,4 @@
-"""Pipelines in memory. Asked for what changed, at once when told of a change and every so often in any case."""
+"""Pipelines in memory, refreshed when a change is notified and at a fixed interval."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
-from traceplane.trigger.matching import Index, IndexBuilder, Subscription, Wanted
+from traceplane.trigger.matching import Index, IndexBuilder, SignalFilter, Watch
 
 _PIECE = 2000
 _BATCHES = 100
-"""How many of the last batches `cache_hit_rate` is about."""
-
-
-class _Wanted(msgspec.Struct, frozen=True):
-    signal_type: str | None = None
-    direction: str | None = None
-    min_confidence: float = 0.0
+"""`cache_hit_rate` covers this many recent batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +28,10 @@ class Refreshed(Outcome):
 
 
 class PipelineCache:
-    """`index` is always whole: a new one takes its place by one assignment."""
+    """`index` is always complete: one assignment replaces it."""
 
     def __init__(self, database: Database, *, interval: float) -> None:
-        """`interval` is how often, in seconds, it is refreshed if nothing goes wrong."""
+        """`interval` is the time between refreshes, in seconds, while they succeed."""
         self._database = database
         self._interval = interval
         self._refreshed_at = float("-inf")
@@ -48,9 +42,9 @@ class PipelineCache:
         self.index: Index = self._builder.index()
 
     def index_for_batch(self) -> Index:
-        """The index, whatever its age: a pipeline that was stopped meanwhile is not launched anyway. How often a
-        batch had to do with an old one is told."""
-        # A refresh takes its time after the interval is over, and one that hangs does not fail.
+        """The index, whatever its age: the launch skips a pipeline that was stopped since. `cache_hit_rate` reports
+        how often the index was fresh."""
+        # Twice the interval, because a refresh starts after it and takes time. A refresh that hangs does not fail.
         fresh = self._failures == 0 and time.monotonic() - self._refreshed_at <= 2 * self._interval
         self._hits.append(fresh)
         telemetry.gauge("cache_hit_rate", sum(self._hits) / len(self._hits))
@@ -59,13 +53,13 @@ class PipelineCache:
     async def refresh(self) -> Refreshed:
         started = time.perf_counter()
         try:
-            # In pieces, since a row takes many times the memory of what is kept of it; in a thread, since many
-            # pipelines take a while, and batches go on meanwhile.
+            # In pieces, because a row takes many times the memory of its index entry; in a thread, because many
+            # pipelines take a while and batches continue.
             async with self._database.snapshot() as tx:
-                seen, changed = await trigger.changed_pipelines(tx, self._since)
+                latest, changed = await trigger.changed_pipelines(tx, self._since)
                 for first in range(0, len(changed), _PIECE):
                     piece = await trigger.pipelines(tx, changed[first : first + _PIECE])
-                    await asyncio.to_thread(self._builder.change, {p.pipeline_id: _wanted(p) for p in piece})
+                    await asyncio.to_thread(self._builder.change, {p.pipeline_id: _watch(p) for p in piece})
             if changed:
                 self.index = await asyncio.to_thread(self._builder.index)
         except Exception:
@@ -73,7 +67,7 @@ class PipelineCache:
             telemetry.count("cache_refresh_failures_total")
             telemetry.gauge("cache_refresh_failures_in_a_row", self._failures)
             raise
-        self._since, self._failures, self._refreshed_at = seen, 0, time.monotonic()
+        self._since, self._failures, self._refreshed_at = latest, 0, time.monotonic()
         telemetry.gauge("cache_refresh_failures_in_a_row", 0)
         telemetry.gauge("cache_pipelines", self.index.live)
         telemetry.gauge("cache_size_bytes", self.index.nbytes)
@@ -88,20 +82,16 @@ class PipelineCache:
         return Refreshed(len(changed))
 
 
-def _wanted(pipeline: trigger.StoredPipeline) -> Wanted | None:
+def _watch(pipeline: trigger.StoredPipeline) -> Watch | None:
     if not pipeline.live:
         return None
     try:
-        wanted = msgspec.convert(pipeline.subscriptions, tuple[_Wanted, ...])
+        filters = msgspec.convert(pipeline.subscriptions, tuple[SignalFilter, ...])
         rules = parse_rules(pipeline.rules)
     except (msgspec.ValidationError, ValueError) as error:
         _leave_out(pipeline.pipeline_id, str(error))
         return None
-    return Wanted(
-        pipeline.tickers,
-        [Subscription(w.signal_type, w.direction, w.min_confidence) for w in wanted],
-        rules,
-    )
+    return Watch(pipeline.tickers, filters, rules)
 
 
 def _leave_out(pipeline_id: UUID, why: str) -> None:

@@ -1,9 +1,11 @@
-"""Batches of signals, one after the other: read, matched and written. Reading one overlaps with writing the last."""
+"""Batches of signals, one after the other: read, matched and written. Reading one overlaps with writing the previous
+one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +19,14 @@ from traceplane.errors import PlatformError
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import describe
+from traceplane.runtime.retrying import happens, pauses, retrying
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.matching import Index, Pairs, all_pairs, match, matched_tickers
 from traceplane.trigger.messages import Signal, as_stored, decode
 from traceplane.trigger.rules import Custom, Judge
 
 MOST_AT_ONCE = 50_000
-"""Signals of one batch when they pile up."""
+"""The most signals of one batch, when they pile up."""
 _HISTORY_AT_ONCE = 5_000
 _SETTLE_SECONDS = 5.0
 _RECONNECT_SECONDS = 1.0
@@ -35,7 +38,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Pipelines, for each of them a signal that it is to be launched by, and these signals."""
+    """Pipelines, the signal that launches each, and these signals."""
 
     pipelines: Sequence[UUID]
     signal_of: Sequence[int]
@@ -51,22 +54,22 @@ class Batch:
     signals: Sequence[Signal | None]
     index: Index
     ruled: Sequence[tuple[int, int]]
-    """What passed the rules of pipelines that have some: (pipeline, signal)."""
+    """The (pipeline, signal) pairs that passed the rules of the pipeline."""
     matched: Matched
     usable: int
     oldest_ms: int | None
     lag: int
     seconds: float
 
-    def named(self, pairs: Iterable[tuple[int, int]]) -> Matched:
-        return _named(self.index, self.payloads, self.signals, pairs)
+    def matched_of(self, pairs: Iterable[tuple[int, int]]) -> Matched:
+        return _matched_of(self.index, self.payloads, self.signals, pairs)
 
     def all_of(self, pipelines: Collection[UUID]) -> Matched:
-        """What was matched, and of these pipelines every signal that they may be launched by."""
+        """All matches, with every signal that may launch one of these pipelines."""
         numbers = {n for n, key in enumerate(self.index.pipelines) if key in pipelines}
         first = zip(self.matched.pipelines, self.matched.signal_of, strict=True)
         others = [(key, of) for key, of in first if key not in pipelines]
-        more = self.named(
+        more = self.matched_of(
             [
                 *all_pairs(self.index, self.signals, numbers - self.index.rules.keys()),
                 *(pair for pair in self.ruled if pair[0] in numbers),
@@ -80,7 +83,7 @@ class Batch:
         )
 
 
-def _named(
+def _matched_of(
     index: Index,
     payloads: Sequence[bytes],
     signals: Sequence[Signal | None],
@@ -132,10 +135,10 @@ class Consumer:
                 finally:
                     await asyncio.to_thread(source.close)
             except PlatformError as error:
-                # What it had polled is read again by the next one, from the stored offsets.
+                # The next source starts from the stored offsets, so it reads again what this one polled.
                 telemetry.count("loop_errors_total", loop="consumer")
                 telemetry.emit("consumer.error", "error", **describe(error), retry_in=_RECONNECT_SECONDS)
-                await _pause(stop, _RECONNECT_SECONDS)
+                await happens(stop, within=_RECONNECT_SECONDS)
         self._report.flush()
 
     async def _consume(self, source: SignalSource, stop: asyncio.Event) -> None:
@@ -148,12 +151,12 @@ class Consumer:
                 counts = batch is None or await self._write(batch, stop)
                 self._settled.set()
                 if not counts and not stop.is_set():
-                    await upcoming  # it began where this batch would have ended
+                    await upcoming  # it started where this batch would have ended
                     await asyncio.to_thread(source.rewind)
                     upcoming = self._start_reading(source)
         finally:
             self._settled.set()
-            await asyncio.wait([upcoming])  # the source is its thread's until then
+            await asyncio.wait([upcoming])  # until then its thread uses the source
 
     # Reading, in a thread ---------------------------------------------------------------------------
 
@@ -180,14 +183,14 @@ class Consumer:
         matches = match(index, signals, self._judged(index, signals, lambda n: polled.place(n)[0], ruled))
         pairs = list(zip(matches.pipelines.tolist(), matches.signals.tolist(), strict=True))
         if telemetry.writes("debug"):
-            _tell_of_each(index, signals, pairs)
+            _log_signals(index, signals, pairs)
         return Batch(
             positions=polled.positions,
             payloads=polled.payloads,
             signals=signals,
             index=index,
             ruled=ruled,
-            matched=_named(index, polled.payloads, signals, pairs),
+            matched=_matched_of(index, polled.payloads, signals, pairs),
             usable=len(signals) - len(refused),
             oldest_ms=polled.oldest_ms,
             lag=source.lag(),
@@ -202,14 +205,14 @@ class Consumer:
         passed: list[tuple[int, int]],
     ) -> Callable[[Pairs], Iterable[tuple[int, int]]]:
         def judged(pairs: Pairs) -> Iterable[tuple[int, int]]:
-            found = self._judge.judged(index, signals, partition_of, pairs)
-            passed.extend(found)
-            return found
+            passing = self._judge.judged(index, signals, partition_of, pairs)
+            passed.extend(passing)
+            return passing
 
         return judged
 
     def _remember(self, source: SignalSource) -> None:
-        """Makes what rules know of the past anew: other partitions are ours, or some are read again."""
+        """Rebuilds the counts of rules from past signals, after partitions were assigned or rewound."""
         self._judge.forget()
         index = self._cache.index
         if index.longest_window and source.partitions():
@@ -243,36 +246,25 @@ class Consumer:
     # Writing ----------------------------------------------------------------------------------------
 
     async def _write(self, batch: Batch, stop: asyncio.Event) -> bool:
-        """Whether the batch counts; if not, its partitions go on elsewhere."""
+        """Whether the batch counts; if not, another instance owns its partitions."""
         started = time.perf_counter()
-        moved = [trigger.Moved(p.partition, p.expected, p.next_offset) for p in batch.positions]
+        moved = [trigger.OffsetMove(p.partition, p.expected, p.next_offset) for p in batch.positions]
         matched, exhaustive = batch.matched, False
-        failures = 0
         while True:
             try:
-                async with self._database.statement("launch") as tx:
-                    launch = await trigger.launch(
-                        tx,
-                        self._group,
-                        self._topic,
-                        moved,
-                        matched.pipelines,
-                        matched.signal_of,
-                        matched.bodies,
-                        exhaustive=exhaustive,
-                    )
-                if not launch.repeated:
-                    break
-                matched, exhaustive = await asyncio.to_thread(batch.all_of, set(launch.repeated)), True
-            except PlatformError as error:
-                # It may have been done all the same; then the next try finds the offsets moved.
-                failures += 1
-                pause = min(0.1 * 2.0 ** min(failures, 10), _LONGEST_PAUSE)
-                telemetry.count("loop_errors_total", loop="launch")
-                telemetry.emit("launch.error", "error", **describe(error), failures=failures, retry_in=pause)
-                await _pause(stop, pause)
-                if stop.is_set():
-                    return False
+                # A failed attempt may have been committed; then the next one finds the offsets moved.
+                launch = await retrying(
+                    functools.partial(self._launch, moved, matched, exhaustive=exhaustive),
+                    on=PlatformError,
+                    pauses=pauses(0.2, _LONGEST_PAUSE),
+                    stop=stop,
+                    failed=_launch_failed,
+                )
+            except PlatformError:
+                return False  # the process stops
+            if not launch.repeated:
+                break
+            matched, exhaustive = await asyncio.to_thread(batch.all_of, set(launch.repeated)), True
         if not launch.holds:
             telemetry.count("stale_batches_total")
             telemetry.emit(
@@ -282,12 +274,27 @@ class Consumer:
                 signals=batch.usable,
             )
             return False
-        self._tell(batch, launch, batch.seconds + time.perf_counter() - started)
+        self._record(batch, launch, batch.seconds + time.perf_counter() - started)
         return True
 
-    def _tell(self, batch: Batch, launch: trigger.Launch, seconds: float) -> None:
+    async def _launch(
+        self, moved: Sequence[trigger.OffsetMove], matched: Matched, *, exhaustive: bool
+    ) -> trigger.LaunchResult:
+        async with self._database.statement("launch") as tx:
+            return await trigger.launch(
+                tx,
+                self._group,
+                self._topic,
+                moved,
+                matched.pipelines,
+                matched.signal_of,
+                matched.bodies,
+                exhaustive=exhaustive,
+            )
+
+    def _record(self, batch: Batch, launch: trigger.LaunchResult, seconds: float) -> None:
         if telemetry.writes("debug"):
-            _tell_of_each_pipeline(batch, set(launch.launched))
+            _log_pipelines(batch, set(launch.launched))
         matched, launched = len(batch.matched.pipelines), len(launch.launched)
         telemetry.count("signals_consumed_total", batch.usable)
         telemetry.count("pipelines_matched_total", matched)
@@ -310,10 +317,10 @@ class Consumer:
         )
 
 
-def _tell_of_each(index: Index, signals: Sequence[Signal | None], pairs: Sequence[tuple[int, int]]) -> None:
+def _log_signals(index: Index, signals: Sequence[Signal | None], pairs: Sequence[tuple[int, int]]) -> None:
     for signal in signals:
         if signal is not None:
-            tickers = [word.ticker for word in signal.tickers]
+            tickers = [ticker_signal.ticker for ticker_signal in signal.tickers]
             telemetry.emit("signal_received", "debug", signal_id=signal.signal_id, tickers=tickers)
     matched_by = matched_tickers(index, signals)
     for pipeline, nth in pairs:
@@ -326,7 +333,7 @@ def _tell_of_each(index: Index, signals: Sequence[Signal | None], pairs: Sequenc
         )
 
 
-def _tell_of_each_pipeline(batch: Batch, launched: Collection[UUID]) -> None:
+def _log_pipelines(batch: Batch, launched: Collection[UUID]) -> None:
     for pipeline_id in batch.matched.pipelines:
         if pipeline_id in launched:
             telemetry.emit("pipeline_execution_enqueued", "debug", pipeline_id=pipeline_id)
@@ -335,7 +342,7 @@ def _tell_of_each_pipeline(batch: Batch, launched: Collection[UUID]) -> None:
 
 
 class _StoredOffsets:
-    """The offsets in Postgres, for a source that asks from its thread. Waits while Postgres is away."""
+    """The offsets in Postgres, for a source that calls from its own thread. Waits while Postgres is unavailable."""
 
     def __init__(
         self, database: Database, group: str, topic: str, settled: asyncio.Event, stop: asyncio.Event
@@ -359,7 +366,7 @@ class _StoredOffsets:
 
     async def _stored(self, partitions: Collection[int]) -> Mapping[int, int]:
         async def ask() -> Mapping[int, int]:
-            async with self._database.glance() as tx:
+            async with self._database.autocommit() as tx:
                 return await trigger.stored_offsets(tx, self._group, self._topic, partitions)
 
         return await self._until_answered(ask)
@@ -380,11 +387,11 @@ class _StoredOffsets:
                 if self._stop.is_set():
                     raise
                 telemetry.emit("trigger.offsets_away", "error", **describe(error))
-                await _pause(self._stop, 0.5)
+                await happens(self._stop, within=0.5)
 
 
 class _Report:
-    """What batches did, as the guide's log events: once a second with sums, since batches may be many."""
+    """Logs the results of batches, summed up once a second, since there may be many."""
 
     def __init__(self) -> None:
         self._sums: dict[str, int] = {}
@@ -420,6 +427,6 @@ class _Report:
             telemetry.emit("kafka_consumer_lag", "warning", lag_ms=round(self._lag_ms))
 
 
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+def _launch_failed(error: Exception, failures: int, pause: float) -> None:
+    telemetry.count("loop_errors_total", loop="launch")
+    telemetry.emit("launch.error", "error", **describe(error), failures=failures, retry_in=round(pause, 3))

@@ -1,7 +1,7 @@
-"""Why are pipelines not triggered? Facts are gathered, and a pure function says what is wrong with them.
+"""Why pipelines are not triggered: gathers facts, and a pure function derives findings from them.
 
-The path of a signal is followed from its publisher to the execution, and the first thing that is broken is what
-people look for, so findings are in that order.
+Findings follow the path of a signal from its publisher to the execution, because the first broken step is the one that
+people look for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import aiohttp
 
@@ -18,6 +18,13 @@ from traceplane.adapters.signal_tail import Tail, signal_tail
 from traceplane.errors import TraceplaneError
 from traceplane.postgres import doctor as queries
 from traceplane.postgres.database import Database
+from traceplane.postgres.doctor import (
+    Consumed,
+    OldestRunning,
+    PipelineCounts,
+    PipelineWithoutJob,
+    WatchingPipeline,
+)
 from traceplane.settings import Settings
 from traceplane.trigger import messages
 
@@ -39,17 +46,16 @@ class Finding:
 class Facts:
     topic: str
     group: str
-    counts: dict[str, int]
-    """signal_pipelines, active, without_tickers, by_celery, celery_waiting."""
-    without_job: list[dict[str, Any]] = field(default_factory=list)
-    oldest_running: dict[str, Any] | None = None
-    offsets: list[dict[str, Any]] = field(default_factory=list)
-    watching: list[dict[str, Any]] = field(default_factory=list)
-    """Pipelines near the tickers of the sample."""
+    counts: PipelineCounts
+    without_job: list[PipelineWithoutJob] = field(default_factory=list)
+    oldest_running: OldestRunning | None = None
+    offsets: list[Consumed] = field(default_factory=list)
+    watching: list[WatchingPipeline] = field(default_factory=list)
+    """Pipelines that watch tickers like those of the sample."""
     tail: Tail | None = None
     tail_error: str | None = None
     trigger_metrics: dict[str, float] | None = None
-    """Of the trigger on this machine; None if none answers."""
+    """Metrics of the trigger on this machine; None if none answers."""
     trigger_address: str = ""
     celery_configured: bool = False
 
@@ -104,13 +110,13 @@ def diagnose(facts: Facts) -> Iterator[Finding]:
 
 def _source(facts: Facts) -> Iterator[Finding]:
     if facts.tail is None:
-        yield Finding("problem", "source_unreachable", f"The signals cannot be read: {facts.tail_error}")
+        yield Finding("problem", "source_unreachable", f"Signals cannot be read: {facts.tail_error}")
     elif not facts.tail.payloads:
         yield Finding(
             "problem",
             "no_signals",
-            f"Nothing was ever published to {facts.topic}, or nothing of it is kept.",
-            "check the publisher, and that both name the same topic",
+            f"{facts.topic} is empty: nothing was published, or its messages have expired.",
+            "check the publisher, and that publisher and trigger use the same topic",
         )
     else:
         _, refused = messages.decode(facts.tail.payloads)
@@ -119,11 +125,11 @@ def _source(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "problem" if len(refused) == total else "warning",
                 "signals_refused",
-                f"{len(refused)} of the last {total} messages are no usable signals: {refused[0].reason}",
-                "mend the publisher; what was refused is in the dead-letter topic",
+                f"{len(refused)} of the last {total} messages are not valid signals: {refused[0].reason}",
+                "fix the publisher; rejected messages are in the dead-letter topic",
             )
         else:
-            yield Finding("ok", "signals_published", f"The last {total} messages are good signals.")
+            yield Finding("ok", "signals_published", f"The last {total} messages are valid signals.")
 
 
 def _consumer(facts: Facts) -> Iterator[Finding]:
@@ -135,12 +141,12 @@ def _consumer(facts: Facts) -> Iterator[Finding]:
             f"No trigger answers at {facts.trigger_address}; it may run elsewhere.",
             "start one with `traceplane trigger run`",
         )
-    elif (cached := metrics.get("cache_pipelines")) is not None and int(cached) != facts.counts["active"]:
+    elif (cached := metrics.get("cache_pipelines")) is not None and int(cached) != facts.counts.active:
         yield Finding(
             "warning",
             "cache_stale",
-            f"The trigger has {int(cached)} pipelines in memory, and {facts.counts['active']} are active.",
-            "wait for cache_refresh_interval_seconds; if it stays, look for cache.error in the trigger's log",
+            f"The trigger has {int(cached)} pipelines in memory, but {facts.counts.active} are active.",
+            "wait for cache_refresh_interval_seconds; if it persists, look for cache.error in the trigger's log",
         )
     if not facts.offsets:
         yield Finding(
@@ -151,66 +157,66 @@ def _consumer(facts: Facts) -> Iterator[Finding]:
         )
         return
     ends = facts.tail.ends if facts.tail is not None else {}
-    behind = sum(max(0, ends.get(o["partition"], 0) - o["next_offset"]) for o in facts.offsets)
-    unread = sorted(ends.keys() - {o["partition"] for o in facts.offsets})
-    seconds = min(o["seconds"] for o in facts.offsets)
+    behind = sum(max(0, ends.get(o.partition, 0) - o.next_offset) for o in facts.offsets)
+    unread = sorted(ends.keys() - {o.partition for o in facts.offsets})
+    seconds = min(o.seconds for o in facts.offsets)
     if unread:
         yield Finding("warning", "partitions_unread", f"Partitions {unread} have not been read yet.")
     if behind and seconds > _IDLE_SECONDS:
         yield Finding(
             "problem",
             "not_consuming",
-            f"Signals wait, and none was consumed for {seconds:.0f} s.",
-            "start a trigger; if one runs, see its log",
+            f"Signals are waiting, and none was consumed in the last {seconds:.0f} s.",
+            "start a trigger; if one is running, check its log",
         )
     elif not behind:
-        yield Finding("ok", "caught_up", f"All signals are consumed, the last {seconds:.0f} s ago.")
+        yield Finding("ok", "caught_up", f"All signals have been consumed, the last {seconds:.0f} s ago.")
     else:
-        yield Finding("warning", "behind", "Signals wait to be consumed; a trigger is at it.")
+        yield Finding("warning", "behind", "Signals are waiting; a trigger is consuming them.")
 
 
 def _pipelines(facts: Facts) -> Iterator[Finding]:
     counts = facts.counts
-    if not counts["signal_pipelines"]:
+    if not counts.signal_pipelines:
         yield Finding(
             "problem",
             "no_pipelines",
             "No pipeline has trigger_mode 'signal'.",
-            "make one with `traceplane pipelines create`",
+            "create one with `traceplane pipelines create`",
         )
         return
-    if not counts["active"]:
+    if not counts.active:
         yield Finding(
             "problem",
             "none_active",
-            f"None of the {counts['signal_pipelines']} pipelines is active.",
+            f"None of the {counts.signal_pipelines} pipelines is active.",
             "`traceplane pipelines update ID --active`",
         )
         return
-    yield Finding("ok", "active", f"{counts['active']} of {counts['signal_pipelines']} pipelines are active.")
-    if counts["without_tickers"]:
-        yield Finding("warning", "without_tickers", f"{counts['without_tickers']} of them watch no ticker.")
+    yield Finding("ok", "active", f"{counts.active} of {counts.signal_pipelines} pipelines are active.")
+    if counts.without_tickers:
+        yield Finding("warning", "without_tickers", f"{counts.without_tickers} of them watch no ticker.")
     for row in facts.without_job:
         yield Finding(
             "problem",
             "job_missing",
-            f"The job {row['dag']}/{row['job']} of the pipeline {row['name']!r} is not deployed for pipelines.",
+            f"The job {row.dag}/{row.job} of the pipeline {row.name!r} is not deployed for pipelines.",
             "deploy it with source: { kind: pipeline }, or change the pipeline's config",
         )
-    if counts["by_celery"] and not facts.celery_configured:
+    if counts.by_celery and not facts.celery_configured:
         yield Finding(
             "warning",
             "celery_not_configured",
-            f"{counts['by_celery']} pipelines are for Celery, and celery_broker_url is not set here.",
+            f"{counts.by_celery} pipelines run on Celery, but celery_broker_url is not set here.",
             "set it for the dispatcher",
         )
-    if counts["celery_waiting"]:
-        yield Finding("warning", "celery_waiting", f"{counts['celery_waiting']} messages to Celery wait.")
+    if counts.celery_waiting:
+        yield Finding("warning", "celery_waiting", f"{counts.celery_waiting} messages to Celery are waiting.")
 
 
 def _matching(facts: Facts) -> Iterator[Finding]:
-    """Lays the last signals beside the pipelines, and says what comes closest where nothing matches."""
-    if facts.tail is None or not facts.counts["active"]:
+    """Compares recent signals with the pipelines, and reports the closest miss if none matches."""
+    if facts.tail is None or not facts.counts.active:
         return
     signals = [signal for signal in messages.decode(facts.tail.payloads)[0] if signal is not None]
     matched, free, near = 0, 0, Counter[str]()
@@ -219,7 +225,7 @@ def _matching(facts: Facts) -> Iterator[Finding]:
         if None in verdicts:
             matched += 1
             hit = (p for p, verdict in zip(facts.watching, verdicts, strict=True) if verdict is None)
-            free += any(not pipeline["rules"] for pipeline in hit)
+            free += any(not pipeline.rules for pipeline in hit)
         elif close := [verdict for verdict in verdicts if verdict]:
             near[close[0]] += 1
         else:
@@ -228,8 +234,8 @@ def _matching(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "rules_may_hold",
-            f"{matched} of the last {len(signals)} signals match, but only pipelines with rules of their own.",
-            "look at their rules: market hours, how many signals within a time, custom ones",
+            f"{matched} of the last {len(signals)} signals match, but only pipelines with rules.",
+            "check their rules: market hours, number of signals within a time, custom rules",
         )
     elif matched:
         yield Finding(
@@ -240,38 +246,38 @@ def _matching(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "nothing_matches",
-            f"None of the last {len(signals)} signals matches a pipeline; {times} because {reason}.",
-            "compare the signals with scanner_tickers and signal_subscriptions of the pipelines",
+            f"None of the last {len(signals)} signals match a pipeline; {times} because {reason}.",
+            "compare the signals with the pipelines' scanner_tickers and signal_subscriptions",
         )
 
 
-def _verdict(signal: messages.Signal, pipeline: dict[str, Any]) -> str | None:
-    """None if it matches, what is missing if it nearly does, "" if it has nothing to do with it."""
-    watched = set(pipeline["tickers"])
+def _verdict(signal: messages.Signal, pipeline: WatchingPipeline) -> str | None:
+    """None if it matches, what is missing if it nearly does, "" if it is unrelated."""
+    watched = set(pipeline.tickers)
     about = [t for t in signal.tickers if t.ticker in watched]
     if not about:
         lower = {ticker.upper(): ticker for ticker in watched}
         for t in signal.tickers:
             if t.ticker.upper() in lower:
-                return (
-                    f"{pipeline['name']!r} watches {lower[t.ticker.upper()]!r}, and signals say {t.ticker!r}"
-                )
+                return f"{pipeline.name!r} watches {lower[t.ticker.upper()]!r}, but signals say {t.ticker!r}"
         return ""
-    wanted = pipeline["subscriptions"]
-    if not wanted:
+    subscriptions = pipeline.subscriptions
+    if not subscriptions:
         return None
     closest = ""
-    for w in wanted:
+    for w in subscriptions:
         if w.get("signal_type") not in (None, signal.signal_type):
-            closest = closest or f"{pipeline['name']!r} does not subscribe to {signal.signal_type!r}"
+            closest = closest or f"{pipeline.name!r} does not subscribe to {signal.signal_type!r}"
         elif not any(w.get("direction") in (None, t.signal) for t in about):
-            closest = f"{pipeline['name']!r} wants the direction {w['direction']}, and signals say {about[0].signal}"
+            closest = (
+                f"{pipeline.name!r} wants the direction {w['direction']}, but signals say {about[0].signal}"
+            )
         elif not any(
             w.get("direction") in (None, t.signal) and t.confidence >= w.get("min_confidence", 0)
             for t in about
         ):
             closest = (
-                f"{pipeline['name']!r} wants a confidence of {w['min_confidence']:g}, and signals have less"
+                f"{pipeline.name!r} wants a confidence of {w['min_confidence']:g}, but signals have less"
             )
         else:
             return None
@@ -282,16 +288,16 @@ def _executions(facts: Facts) -> Iterator[Finding]:
     oldest = facts.oldest_running
     if oldest is None:
         return
-    if oldest["seconds"] > _LONG_SECONDS:
-        what = f"its task is {oldest['task_state']}" if oldest["target"] == "task" else "Celery has it"
+    if oldest.seconds > _LONG_SECONDS:
+        what = f"its task is {oldest.task_state}" if oldest.target == "task" else "Celery has it"
         yield Finding(
             "warning",
             "runs_long",
-            f"{oldest['running']} pipelines are running and are not launched meanwhile; {oldest['pipeline']!r} "
-            f"has been {oldest['status']} for {oldest['seconds']:.0f} s, and {what}.",
-            f"`traceplane explain {oldest['execution_id']}`"
-            if oldest["target"] == "task"
-            else "look at Celery's workers; set timeout_seconds in the pipeline's config",
+            f"{oldest.running} pipelines are running and are not launched until they end; {oldest.pipeline!r} "
+            f"has been {oldest.status} for {oldest.seconds:.0f} s, and {what}.",
+            f"`traceplane explain {oldest.execution_id}`"
+            if oldest.target == "task"
+            else "check Celery's workers; set timeout_seconds in the pipeline's config",
         )
     else:
-        yield Finding("ok", "running", f"{oldest['running']} pipelines are running.")
+        yield Finding("ok", "running", f"{oldest.running} pipelines are running.")

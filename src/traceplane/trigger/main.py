@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from starlette.datastructures import Headers
-
 from traceplane import __version__, telemetry
 from traceplane.adapters.signal_source import Offsets, SignalSource
 from traceplane.errors import InvalidInput, Unauthenticated
@@ -21,7 +19,7 @@ from traceplane.trigger.consumer import Consumer
 from traceplane.trigger.rules import custom_rules
 
 _CONNECTIONS = 3
-"""One writes batches, one answers for offsets, one reads pipelines."""
+"""One writes batches, one reads and stores offsets, one reads pipelines."""
 
 
 async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
@@ -44,9 +42,8 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     )
     app = App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
     try:
-        await cache.refresh()  # a signal that came before the pipelines would match none
-        # A batch is tens of thousands of objects that live for a moment and refer to nobody: there are no cycles
-        # to look for, so it is done rarely.
+        await cache.refresh()  # a signal that arrived before the pipelines would match none
+        # A batch is tens of thousands of short-lived objects without cycles, so garbage collection runs rarely.
         gc.freeze()
         gc.set_threshold(100_000, 20, 100)
         await task_group(
@@ -85,12 +82,12 @@ def _source(settings: Settings, offsets: Offsets) -> SignalSource:
     except ImportError as error:
         raise InvalidInput(
             "trigger.no_kafka_client",
-            "brokers are given, and the Kafka client is not installed",
+            "kafka_bootstrap_servers is set, but the Kafka client is not installed",
             value=settings.kafka_bootstrap_servers,
             next_step="install traceplane[trigger], or unset kafka_bootstrap_servers",
         ) from error
     return KafkaSignalSource(KafkaAddress.from_settings(settings), offsets)
 
 
-def _nobody(_: str, __: Headers) -> object:
-    raise Unauthenticated("token.missing", "the trigger has no calls but the public ones")
+def _nobody(_: str, __: str | None) -> object:
+    raise Unauthenticated("token.missing", "the trigger has only public endpoints")

@@ -1,11 +1,11 @@
-"""Which pipelines a batch of signals matches: pure, on arrays, without a database.
+"""Which pipelines match a batch of signals: pure, on arrays, without a database.
 
 A pipeline with tickers and subscriptions becomes postings: one for each ticker and subscription, ordered by ticker. A
-posting says which pipeline, which type, which direction and which confidence at least. A batch is first folded to what
-can matter, then every signal is laid beside the postings of its tickers at once, and each pipeline keeps the first
-signal that matched. Pipelines with rules keep no first signal here: what fits them is judged pair by pair (`rules`).
+posting holds the pipeline, the signal type, the direction and the minimum confidence. A batch is first folded to the
+signals that can matter. Then all signals are compared with the postings of their tickers in one step, and each pipeline
+keeps its first match. For pipelines with rules, every match is judged separately (`rules`).
 
-An `Index` never changes; a change to pipelines gives a new one, and readers go over to it by one assignment.
+An `Index` is immutable; a change to pipelines makes a new one, and one assignment switches readers to it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from traceplane.trigger.messages import HIGHEST_CONFIDENCE, Signal
 Ints = NDArray[np.int32]
 ANY, UNKNOWN = -1, -2
 _PAIRS_AT_ONCE = 2_000_000
-"""Signals laid beside postings in one go: memory, not time."""
+"""Pairs of signals and postings compared in one step; limits memory, not time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
-    """What a pipeline wants to hear of its tickers; None: anything."""
+class SignalFilter:
+    """The signals of its tickers that a pipeline subscribes to; None means any."""
 
     signal_type: str | None = None
     direction: str | None = None
@@ -37,11 +37,11 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a pipeline is launched by; without subscriptions, any signal of its tickers."""
+class Watch:
+    """What launches a pipeline; without subscriptions, any signal of its tickers."""
 
     tickers: Sequence[str]
-    subscriptions: Sequence[Subscription] = ()
+    subscriptions: Sequence[SignalFilter] = ()
     rules: Rules = NO_RULES
 
 
@@ -71,8 +71,8 @@ class Postings:
         ticker, pipeline, signal_type, direction = (np.array(column, np.int32) for column in whole)
         return cls(ticker, pipeline, signal_type, direction, np.array(confidence, np.float64))
 
-    def where(self, kept: NDArray[np.bool_]) -> Postings:
-        return Postings(*(column[kept] for column in self.columns()))
+    def where(self, mask: NDArray[np.bool_]) -> Postings:
+        return Postings(*(column[mask] for column in self.columns()))
 
     @classmethod
     def joined(cls, parts: Sequence[Postings]) -> Postings:
@@ -83,7 +83,7 @@ class Postings:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Postings, and where those of each ticker begin; one place more than there are tickers."""
+    """Postings, and where those of each ticker start, plus one entry for the end."""
 
     postings: Postings
     starts: NDArray[np.int64]
@@ -95,31 +95,31 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All pipelines of a moment, by ticker."""
+    """All pipelines at one moment, by ticker."""
 
     plain: Shelf
     ruled: Shelf
-    """Of pipelines with rules, whose signals have to be looked at one by one."""
+    """Of pipelines with rules, whose signals are judged one by one."""
     rules: Mapping[int, Rules]
     tickers: Mapping[str, int]
     signal_types: Mapping[str, int]
     directions: Mapping[str, int]
     pipelines: Sequence[UUID | None]
-    """By number; None: gone."""
+    """By number; None means deleted."""
     live: int
     longest_window: float
-    """Seconds of the past that rules look at."""
+    """How many seconds back rules look."""
 
     @property
     def nbytes(self) -> int:
-        # A UUID with its number, and an entry of the table of tickers; measured.
+        # Measured: a UUID with its number, and an entry in the table of tickers.
         arrays = sum(s.postings.nbytes + s.starts.nbytes for s in (self.plain, self.ruled))
         return arrays + 112 * len(self.pipelines) + 160 * len(self.tickers)
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Matched pipelines by number, and for each the first signal that matched, by its place in the batch."""
+    """Matched pipelines by number, and the position in the batch of each one's first matching signal."""
 
     pipelines: Ints
     signals: Ints
@@ -127,7 +127,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pipelines and signals that fit each other, apart from rules, in the order of the signals."""
+    """Pipelines and signals that match, rules aside, in the order of the signals."""
 
     pipeline: Ints
     nth: Ints
@@ -139,14 +139,14 @@ def match(
     signals: Sequence[Signal | None],
     ruled: Callable[[Pairs], Iterable[tuple[int, int]]] | None = None,
 ) -> Matches:
-    """`ruled` judges pairs of pipelines with rules: (pipeline, signal) that pass, in order."""
-    words = spread(index, signals)
+    """`ruled` judges pairs of pipelines with rules and returns the (pipeline, signal) pairs that pass, in order."""
+    ticker_signals = spread(index, signals)
     first = np.full(len(index.pipelines), len(signals), np.int32)
-    # Later pieces first, so that in `first` the earliest word is the last one written.
-    for pairs in reversed(list(_pairs(index.plain, fold(words)))):
+    # Later pieces first, so that the earliest signal is written to `first` last.
+    for pairs in reversed(list(_pairs(index.plain, fold(ticker_signals)))):
         first[pairs.pipeline[::-1]] = pairs.nth[::-1]
     if ruled is not None and len(index.ruled.postings):
-        for pairs in _pairs(index.ruled, words):
+        for pairs in _pairs(index.ruled, ticker_signals):
             for pipeline, nth in ruled(pairs):
                 first[pipeline] = min(first[pipeline], nth)
     matched = np.flatnonzero(first < len(signals)).astype(np.int32)
@@ -156,59 +156,59 @@ def match(
 def all_pairs(
     index: Index, signals: Sequence[Signal | None], pipelines: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Every signal that fits one of these pipelines without rules, as (pipeline, signal), in order."""
+    """Every signal that matches one of these pipelines without rules, as (pipeline, signal), in order."""
     chosen = np.zeros(len(index.pipelines), np.bool_)
     chosen[list(pipelines)] = True
-    found: dict[tuple[int, int], None] = {}
+    distinct: dict[tuple[int, int], None] = {}
     for pairs in _pairs(index.plain, spread(index, signals)):
-        kept = chosen[pairs.pipeline]
-        found.update(dict.fromkeys(zip(pairs.pipeline[kept].tolist(), pairs.nth[kept].tolist(), strict=True)))
-    return list(found)
+        mask = chosen[pairs.pipeline]
+        distinct |= dict.fromkeys(zip(pairs.pipeline[mask].tolist(), pairs.nth[mask].tolist(), strict=True))
+    return list(distinct)
 
 
 def matched_tickers(index: Index, signals: Sequence[Signal | None]) -> dict[tuple[int, int], list[str]]:
-    """Which tickers bring pipelines and signals together, apart from rules; for people who want to know each."""
+    """The tickers by which pipelines and signals match, rules aside; for debug logs."""
     names = list(index.tickers)
-    words = spread(index, signals)
-    found: dict[tuple[int, int], dict[str, None]] = {}
+    ticker_signals = spread(index, signals)
+    by_pair: dict[tuple[int, int], dict[str, None]] = {}
     for shelf in (index.plain, index.ruled):
-        for pairs in _pairs(shelf, words):
+        for pairs in _pairs(shelf, ticker_signals):
             columns = (pairs.pipeline.tolist(), pairs.nth.tolist(), pairs.ticker.tolist())
             for pipeline, nth, ticker in zip(*columns, strict=True):
-                found.setdefault((pipeline, nth), {})[names[ticker]] = None
-    return {pair: list(tickers) for pair, tickers in found.items()}
+                by_pair.setdefault((pipeline, nth), {})[names[ticker]] = None
+    return {pair: list(tickers) for pair, tickers in by_pair.items()}
 
 
-def _pairs(shelf: Shelf, words: Words) -> Iterator[Pairs]:
-    """Lays words beside the postings of their tickers; in pieces, for the memory's sake."""
-    widths = shelf.starts[words.ticker + 1] - shelf.starts[words.ticker]
+def _pairs(shelf: Shelf, signals: TickerSignals) -> Iterator[Pairs]:
+    """Compares signals with the postings of their tickers, in pieces to limit memory."""
+    widths = shelf.starts[signals.ticker + 1] - shelf.starts[signals.ticker]
     ends = np.cumsum(widths)
     begin = 0
     while begin < len(ends):
         before = ends[begin - 1] if begin else 0
         end = max(int(np.searchsorted(ends, before + _PAIRS_AT_ONCE, side="right")), begin + 1)
-        yield _fitting(shelf, words, widths, begin, end)
+        yield _matching(shelf, signals, widths, begin, end)
         begin = end
 
 
-def _fitting(shelf: Shelf, words: Words, widths: NDArray[np.int64], begin: int, end: int) -> Pairs:
+def _matching(shelf: Shelf, signals: TickerSignals, widths: NDArray[np.int64], begin: int, end: int) -> Pairs:
     width = widths[begin:end]
-    word = np.repeat(np.arange(begin, end, dtype=np.int32), width)
-    shift = np.repeat(shelf.starts[words.ticker[begin:end]] - (np.cumsum(width) - width), width)
-    posting = np.arange(len(word), dtype=np.int64) + shift
-    kept = shelf.postings
-    fits = kept.min_confidence[posting] <= words.confidence[word]
-    wanted = kept.signal_type[posting]
-    fits &= (wanted == ANY) | (wanted == words.signal_type[word])
-    wanted = kept.direction[posting]
-    fits &= (wanted == ANY) | (wanted == words.direction[word])
-    word = word[fits]
-    return Pairs(kept.pipeline[posting[fits]], words.nth[word], words.ticker[word])
+    signal = np.repeat(np.arange(begin, end, dtype=np.int32), width)
+    shift = np.repeat(shelf.starts[signals.ticker[begin:end]] - (np.cumsum(width) - width), width)
+    posting = np.arange(len(signal), dtype=np.int64) + shift
+    postings = shelf.postings
+    matches = postings.min_confidence[posting] <= signals.confidence[signal]
+    signal_type = postings.signal_type[posting]
+    matches &= (signal_type == ANY) | (signal_type == signals.signal_type[signal])
+    direction = postings.direction[posting]
+    matches &= (direction == ANY) | (direction == signals.direction[signal])
+    signal = signal[matches]
+    return Pairs(postings.pipeline[posting[matches]], signals.nth[signal], signals.ticker[signal])
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What signals say of tickers that somebody watches, in the order of the signals."""
+class TickerSignals:
+    """What signals say about watched tickers, in the order of the signals."""
 
     ticker: Ints
     signal_type: Ints
@@ -216,54 +216,54 @@ class Words:
     confidence: NDArray[np.float64]
     nth: Ints
 
-    def at(self, places: NDArray[Any]) -> Words:
+    def at(self, places: NDArray[Any]) -> TickerSignals:
         columns = (self.ticker, self.signal_type, self.direction, self.confidence, self.nth)
-        return Words(*(column[places] for column in columns))
+        return TickerSignals(*(column[places] for column in columns))
 
 
-def spread(index: Index, signals: Sequence[Signal | None]) -> Words:
-    known, type_of, direction_of = index.tickers.get, index.signal_types.get, index.directions.get
-    there = [signal for signal in signals if signal is not None]
+def spread(index: Index, signals: Sequence[Signal | None]) -> TickerSignals:
+    ticker_of, type_of, direction_of = index.tickers.get, index.signal_types.get, index.directions.get
+    usable = [signal for signal in signals if signal is not None]
     places = [nth for nth, signal in enumerate(signals) if signal is not None]
-    words = [word for signal in there for word in signal.tickers]
-    widths = np.array([len(signal.tickers) for signal in there], np.int32)
-    ticker = np.array([known(word.ticker, UNKNOWN) for word in words], np.int32)
-    spread = Words(
+    ticker_signals = [one for signal in usable for one in signal.tickers]
+    widths = np.array([len(signal.tickers) for signal in usable], np.int32)
+    ticker = np.array([ticker_of(one.ticker, UNKNOWN) for one in ticker_signals], np.int32)
+    spread = TickerSignals(
         ticker,
-        np.repeat(np.array([type_of(s.signal_type, UNKNOWN) for s in there], np.int32), widths),
-        np.array([direction_of(word.signal, UNKNOWN) for word in words], np.int32),  # type: ignore[arg-type]
-        np.array([word.confidence for word in words], np.float64),
+        np.repeat(np.array([type_of(s.signal_type, UNKNOWN) for s in usable], np.int32), widths),
+        np.array([direction_of(one.signal, UNKNOWN) for one in ticker_signals], np.int32),  # type: ignore[arg-type]
+        np.array([one.confidence for one in ticker_signals], np.float64),
         np.repeat(np.array(places, np.int32), widths),
     )
     return spread.at(np.flatnonzero(ticker >= 0))
 
 
-def fold(words: Words) -> Words:
-    """Drops words that an earlier one of the same ticker, type and direction outdid: whoever is content with the
-    later one was content with the earlier one."""
-    if not len(words.nth):
-        return words
-    # Unknown types and directions have numbers below zero, hence the 2.
-    kind = words.ticker.astype(np.int64)
-    kind = (kind * (int(words.signal_type.max()) + 3) + words.signal_type + 2) * (
-        int(words.direction.max()) + 3
+def fold(signals: TickerSignals) -> TickerSignals:
+    """Drops a signal if an earlier one of the same ticker, type and direction has the same or a higher confidence:
+    whatever matches the later one also matches the earlier one."""
+    if not len(signals.nth):
+        return signals
+    # Unknown types and directions have negative numbers, hence the 2.
+    kind = signals.ticker.astype(np.int64)
+    kind = (kind * (int(signals.signal_type.max()) + 3) + signals.signal_type + 2) * (
+        int(signals.direction.max()) + 3
     )
-    kind += words.direction + 2
+    kind += signals.direction + 2
     order = np.argsort(kind, kind="stable")
-    kind, heights = kind[order], words.confidence[order]
+    kind, heights = kind[order], signals.confidence[order]
     begins = np.empty(len(kind), np.bool_)
     begins[0], begins[1:] = True, kind[1:] != kind[:-1]
-    # Each kind on a storey of its own, so that one running maximum serves all of them.
+    # Each kind gets its own range of heights, so that one running maximum serves all of them.
     heights = heights + np.cumsum(begins) * (2.0 * HIGHEST_CONFIDENCE)
     rises = begins.copy()
     rises[1:] |= heights[1:] > np.maximum.accumulate(heights)[:-1]
-    return words.at(np.sort(order[rises]))
+    return signals.at(np.sort(order[rises]))
 
 
 @dataclass(slots=True)
 class IndexBuilder:
-    """Keeps the pipelines between two indexes, so that a few changes cost little. A pipeline changes at most once
-    from one index to the next."""
+    """Keeps the pipelines from one index to the next, so that small changes are cheap. Between two indexes a pipeline
+    changes at most once."""
 
     _numbers: dict[UUID, int] = field(default_factory=dict)
     _pipelines: list[UUID | None] = field(default_factory=list)
@@ -276,41 +276,41 @@ class IndexBuilder:
     _touched: set[int] = field(default_factory=set)
     _added: list[Postings] = field(default_factory=list)
 
-    def change(self, pipelines: Mapping[UUID, Wanted | None]) -> None:
-        """These pipelines become so; None: gone."""
+    def change(self, pipelines: Mapping[UUID, Watch | None]) -> None:
+        """Replaces these pipelines; None deletes one."""
         rows: list[tuple[int, int, int, int, float]] = []
-        for key, wanted in pipelines.items():
+        for key, watch in pipelines.items():
             if (before := self._numbers.get(key)) is not None:
                 self._touched.add(before)
                 self._rules.pop(before, None)
-            if wanted is None:
-                if (gone := self._numbers.pop(key, None)) is not None:
-                    self._pipelines[gone] = None
+            if watch is None:
+                if (deleted := self._numbers.pop(key, None)) is not None:
+                    self._pipelines[deleted] = None
                 continue
             number = self._number(key)
-            if wanted.rules:
-                self._rules[number] = wanted.rules
-            words = [
+            if watch.rules:
+                self._rules[number] = watch.rules
+            filters = [
                 (
-                    _named(self._signal_types, s.signal_type),
-                    _named(self._directions, s.direction),
+                    _number_of(self._signal_types, s.signal_type),
+                    _number_of(self._directions, s.direction),
                     s.min_confidence,
                 )
-                for s in wanted.subscriptions or (Subscription(),)
+                for s in watch.subscriptions or (SignalFilter(),)
             ]
-            for ticker in dict.fromkeys(wanted.tickers):
-                at = _named(self._tickers, ticker)
-                rows += [(at, number, *word) for word in words]
+            for ticker in dict.fromkeys(watch.tickers):
+                at = _number_of(self._tickers, ticker)
+                rows += [(at, number, *one) for one in filters]
         self._added.append(Postings.of(rows))
 
     def index(self) -> Index:
         """All pipelines as they are now."""
-        kept = self._postings
+        unchanged = self._postings
         if self._touched:
-            stays = np.ones(len(self._pipelines), np.bool_)
-            stays[list(self._touched)] = False
-            kept = kept.where(stays[kept.pipeline])
-        self._postings = postings = Postings.joined([kept, *self._added])
+            untouched = np.ones(len(self._pipelines), np.bool_)
+            untouched[list(self._touched)] = False
+            unchanged = unchanged.where(untouched[unchanged.pipeline])
+        self._postings = postings = Postings.joined([unchanged, *self._added])
         self._free += [number for number in self._touched if self._pipelines[number] is None]
         self._touched, self._added = set(), []
         bound = np.zeros(len(self._pipelines), np.bool_)
@@ -342,5 +342,5 @@ class IndexBuilder:
         return number
 
 
-def _named(numbers: dict[str, int], name: str | None) -> int:
+def _number_of(numbers: dict[str, int], name: str | None) -> int:
     return ANY if name is None else numbers.setdefault(name, len(numbers))

@@ -1,4 +1,4 @@
-"""Signals as they are published, and what is wrong with those that cannot be used."""
+"""Decodes published signals and says why a message is rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TickerSignal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Signal(msgspec.Struct, frozen=True, gc=False):
-    """Unknown fields are kept with the execution, and otherwise ignored: publishers may add some at any time."""
+    """Unknown fields are stored with the execution and otherwise ignored: publishers may add some at any time."""
 
     signal_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     timestamp: float
@@ -36,7 +36,7 @@ class Signal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The n-th message of a batch cannot be used."""
+    """Why the n-th message of a batch is rejected."""
 
     nth: int
     code: str
@@ -46,11 +46,12 @@ class Refused(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(Signal).decode
 _encode = msgspec.json.Encoder().encode
 _LARGE_NUMBER = re.compile(rb"[0-9](?:[eE]|[0-9]{18})")
-"""A number that may be too large for Postgres or a reader; or a text that looks like one, which costs only time."""
+"""A number that may be too large for Postgres or a reader. Text that looks like one matches too, which only costs
+time."""
 
 
 def decode(payloads: Sequence[bytes]) -> tuple[list[Signal | None], list[Refused]]:
-    """The signals in their order, None where there is none, and why."""
+    """The signals in order, None for rejected messages, and the reasons."""
     signals: list[Signal | None] = []
     refused: list[Refused] = []
     keep = signals.append
@@ -73,30 +74,30 @@ def decode(payloads: Sequence[bytes]) -> tuple[list[Signal | None], list[Refused
 
 def _why(payload: bytes, signal: Signal) -> tuple[str, str]:
     if len(payload) > MOST_BYTES:
-        return "signal.too_large", f"{len(payload)} bytes are more than {MOST_BYTES}"
+        return "signal.too_large", f"the message has {len(payload)} bytes; at most {MOST_BYTES} are allowed"
     if "\x00" in signal.signal_id:
-        return "signal.invalid", "signal_id holds a null character"
+        return "signal.invalid", "signal_id contains a null character"
     return (
         "signal.from_the_future",
-        f"timestamp {signal.timestamp!r} is more than minutes ahead; is it in seconds?",
+        f"timestamp {signal.timestamp!r} is more than {CLOCK_SKEW_SECONDS:.0f} s in the future; is it in seconds?",
     )
 
 
 def as_stored(payload: bytes, signal: Signal) -> Any:
-    """The signal as it is kept with an execution: all that was published, if Postgres can hold it."""
+    """The signal as stored with an execution: everything that was published, if Postgres can hold it."""
     if _plain(payload):
         return msgspec.Raw(payload)
     try:
-        whole = msgspec.json.decode(payload)
-        if b"\\u0000" not in payload and _storable(whole):
-            return msgspec.Raw(_encode(whole))
+        value = msgspec.json.decode(payload)
+        if b"\\u0000" not in payload and _storable(value):
+            return msgspec.Raw(_encode(value))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         pass
     return msgspec.to_builtins(signal)
 
 
 def _plain(payload: bytes) -> bool:
-    """Whether Postgres holds it for sure. Most signals are like this, and need not be taken apart for it."""
+    """Whether Postgres can certainly hold it. That is true of most signals, which need no parsing then."""
     return (
         len(payload) < 10_000
         and payload.isascii()

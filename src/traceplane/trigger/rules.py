@@ -1,16 +1,16 @@
-"""Rules of pipelines: judged for each signal that matches otherwise.
+"""Rules of pipelines, judged for each signal that matches otherwise.
 
-Market hours are a matter of the signal's own timestamp. "N signals of one ticker within W seconds" counts the signals
-of one partition that fit all else, so a ticker's signals belong into one partition (publish with the ticker as key).
-The counts are kept in memory only; when partitions come to this instance they are made anew from the signals before
-(`SignalSource.history`), so that they do not depend on who counted.
+Market hours are compared with the signal's own timestamp. "N signals of one ticker within W seconds" counts the
+otherwise matching signals of one partition, so all signals of a ticker belong in one partition (publish with the ticker
+as key). The counts are kept in memory only. When this instance gets new partitions, it rebuilds them from earlier
+signals (`SignalSource.history`), so that they do not depend on the instance.
 
 A custom rule is a function of the module that the setting `trigger_rules` names:
 
-    def only_liquid(signal, word, pipeline_id) -> bool: ...
+    def only_liquid(signal, ticker_signal, pipeline_id) -> bool: ...
 
-It runs in the trigger's own process, on every signal that fits a pipeline that names it, and so it must be quick and
-trusted. One that fails lets nothing pass.
+It runs in the trigger's process, for every signal that matches a pipeline with this rule, so it must be fast and
+trusted. If it raises an error, the signal does not pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import numpy as np
 
 from traceplane import telemetry
 from traceplane.errors import InvalidInput
-from traceplane.model.market_hours import MarketHours
+from traceplane.model.pipeline_rules import Exchange, MarketHours
+from traceplane.schedule.market_hours import is_open
 from traceplane.trigger.matching import Index, Pairs
 from traceplane.trigger.messages import Signal, TickerSignal
 
@@ -52,7 +53,7 @@ def custom_rules(module: str | None) -> Mapping[str, Custom]:
 
 
 class Judge:
-    """Remembers what windows need; for one reader of signals."""
+    """Holds the counts of windows, for one reader of signals."""
 
     def __init__(self, custom: Mapping[str, Custom]) -> None:
         self._custom = custom
@@ -64,7 +65,7 @@ class Judge:
     def judged(
         self, index: Index, signals: Sequence[Signal | None], partition_of: Callable[[int], int], pairs: Pairs
     ) -> list[tuple[int, int]]:
-        """Pipelines and signals that pass, in order. Every signal is to be judged once and in order."""
+        """The (pipeline, signal) pairs that pass, in order. Signals must be judged once each, in order."""
         passed: dict[tuple[int, int], None] = {}
         tickers: list[str] | None = None
         for pipeline, nth, ticker in _distinct(_while_open(index, signals, pairs)):
@@ -78,21 +79,21 @@ class Judge:
                     continue
                 if rules.signals_within is not None:
                     key = (pipeline_id, partition_of(nth), name)
-                    wanted = rules.signals_within
-                    seen = self._windows.get(key)
-                    if seen is None or seen.maxlen != wanted.count:
-                        seen = self._windows[key] = deque(seen or (), wanted.count)
-                    seen.append(signal.timestamp)
-                    if len(seen) < wanted.count or max(seen) - min(seen) > wanted.seconds:
+                    window = rules.signals_within
+                    times = self._windows.get(key)
+                    if times is None or times.maxlen != window.count:
+                        times = self._windows[key] = deque(times or (), window.count)
+                    times.append(signal.timestamp)
+                    if len(times) < window.count or max(times) - min(times) > window.seconds:
                         continue
             passed[pipeline, nth] = None
         return list(passed)
 
     def _passes(self, name: str, signal: Signal, ticker: str, pipeline_id: UUID) -> bool:
-        word = next(word for word in signal.tickers if word.ticker == ticker)
+        ticker_signal = next(one for one in signal.tickers if one.ticker == ticker)
         try:
-            return bool(self._custom[name](signal, word, pipeline_id))
-        except Exception as error:  # of the user's making; it must not stop the others
+            return bool(self._custom[name](signal, ticker_signal, pipeline_id))
+        except Exception as error:  # user code; it must not stop the other rules
             telemetry.count("custom_rule_errors_total", rule=name)
             telemetry.emit(
                 "custom_rule_failed", "warning", rule=name, pipeline_id=pipeline_id, message=repr(error)
@@ -101,8 +102,8 @@ class Judge:
 
 
 def _while_open(index: Index, signals: Sequence[Signal | None], pairs: Pairs) -> Pairs:
-    """Without the pairs of pipelines whose market was closed; a minute is looked up once."""
-    markets: dict[MarketHours, list[int]] = {}
+    """Drops the pairs of pipelines whose market was closed. Each minute is looked up once."""
+    markets: dict[MarketHours | Exchange, list[int]] = {}
     for number in np.unique(pairs.pipeline).tolist():
         if (hours := index.rules[number].market_hours) is not None:
             markets.setdefault(hours, []).append(number)
@@ -114,15 +115,15 @@ def _while_open(index: Index, signals: Sequence[Signal | None], pairs: Pairs) ->
     for hours, numbers in markets.items():
         of_pipeline[:] = False
         of_pipeline[numbers] = True
-        concerned = np.flatnonzero(of_pipeline[pairs.pipeline])
-        distinct, which = np.unique(minutes[pairs.nth[concerned]], return_inverse=True)
-        is_open = np.array([hours.is_open(minute * 60.0) for minute in distinct.tolist()], np.bool_)
-        keeps[concerned] = is_open[which]
+        affected = np.flatnonzero(of_pipeline[pairs.pipeline])
+        distinct, which = np.unique(minutes[pairs.nth[affected]], return_inverse=True)
+        open_then = np.array([is_open(hours, minute * 60.0) for minute in distinct.tolist()], np.bool_)
+        keeps[affected] = open_then[which]
     return Pairs(pairs.pipeline[keeps], pairs.nth[keeps], pairs.ticker[keeps])
 
 
 def _distinct(pairs: Pairs) -> Iterator[tuple[int, int, int]]:
-    """(pipeline, signal, ticker), each once, though several subscriptions may fit; in the order of the signals."""
+    """(pipeline, signal, ticker), each once even if several subscriptions match, in the order of the signals."""
     return iter(
         dict.fromkeys(zip(pairs.pipeline.tolist(), pairs.nth.tolist(), pairs.ticker.tolist(), strict=True))
     )

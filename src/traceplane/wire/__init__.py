@@ -1,6 +1,9 @@
 """What travels between processes, as types: one module for each contract.
 
-control  the public API of the gateway
-scalars  what the contracts share
-tasks    the internal API, between the dispatcher and its workers
+control    the gateway's public API: events, backfills, tasks, status
+deploys    the same: deploys and versions of DAGs
+pipelines  the same: pipelines, lists of tickers, executions
+queries    the same: queries and the catalog
+scalars    what the contracts share
+tasks      the internal API, between the dispatcher and its workers
 """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_BATCH = 1000
 
@@ -16,7 +12,6 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=43_200)]
 Traceparent = Annotated[str, msgspec.Meta(pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 Scalar = Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None
 ColumnName = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]

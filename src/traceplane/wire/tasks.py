@@ -3,17 +3,17 @@
 All calls are batches; the dispatcher also groups concurrent calls into one transaction. A worker proves
 itself with the worker token (claim and wake calls) and, for everything about a task it holds, with that
 task's capability token and fence: (task_id, attempt, lease_token). A stale caller is answered "stale" and
-has changed nothing."""
+has changed nothing.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
 
-if TYPE_CHECKING:
-    pass
+from traceplane.model.json_object import JsonObject
 from traceplane.wire.scalars import (
     MAX_BATCH,
     AttemptNumber,
@@ -81,7 +81,7 @@ class InputRef(Wire, frozen=True):
     dataset_id: str
     dataset_uuid: UUID
     dataset_version: UUID
-    where: dict[str, Any] = {}
+    where: JsonObject = {}
     columns: list[str] = []
     """Those that the job reads; none: all of them."""
     storage: str = ""
@@ -115,7 +115,7 @@ class GivenInput(Wire, frozen=True):
     name: str
     view: str | None = None
     """None: the input of this name."""
-    where: dict[str, Any] = {}
+    where: JsonObject = {}
     columns: list[str] = []
 
 
@@ -129,7 +129,7 @@ class JobPayload(Wire, frozen=True):
     runtime: str
     operator: str
     activation: str
-    config: dict[str, Any]
+    config: JsonObject
     update_strategy: str
     unique_key: list[str]
     timeout_seconds: float
@@ -139,6 +139,8 @@ class JobPayload(Wire, frozen=True):
     outputs: list[OutputRef]
     code_bundle: str | None = None
     """The code that it was deployed with; None: what the worker's own folders have."""
+    package: str | None = None
+    """The installed package that has its operator, and its version; None: it is built in."""
     source_kind: str | None = None
     """Of a source: what sets it off."""
     views: list[ViewRef] = []
@@ -181,15 +183,25 @@ class HotInput(Wire, frozen=True):
     files: list[MovedFile] = []
 
 
+class InputFile(Wire, frozen=True):
+    """A committed file that a task reads."""
+
+    path: str
+    rows: int
+    bytes: int
+    kept: list[tuple[int, int]] | None = None
+    """Positions, from the first to the last, of the rows that count; None: all of them."""
+
+
 class PipelineRun(Wire, frozen=True):
     """The execution that a task of a pipeline is."""
 
     pipeline_id: UUID
     pipeline: str
     user_id: str
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     """What the pipeline's config says."""
-    signal: dict[str, Any] | None = None
+    signal: JsonObject | None = None
     """The signal that launched it."""
     scheduled_for: str | None = None
     """The time that it was launched for."""
@@ -205,13 +217,13 @@ class ClaimedTask(Wire, frozen=True):
     write_prefixes: list[str]
     """Per output, where this attempt may stage files."""
     scope: Scope | None = None
-    input_files: list[list[dict[str, Any]]] = []
+    input_files: list[list[InputFile]] = []
     """Per input, the live files for the task's scope, without those that cannot hold what `where` asks for."""
     input_schemas: list[list[ColumnSchema] | None] = []
     """Per input, every column that a file of it may have; None where that is not known."""
     hot_inputs: list[HotInput | None] = []
     """Per input, where the rows of a hot one are; none if no input is hot."""
-    output_files: list[list[dict[str, Any]]] = []
+    output_files: list[list[InputFile]] = []
     """Of an `append` job, per output: the live files of the task's scope, to drop duplicates by."""
     seen_commit: Count | None = None
     """Of an `append` job: the newest commit among those files; the report repeats it."""
@@ -239,7 +251,7 @@ class ClaimResponse(Wire, frozen=True):
 
 
 class Heartbeat(Fence, frozen=True):
-    progress: dict[str, Any] | None = None
+    progress: JsonObject | None = None
 
 
 class HeartbeatRequest(Wire, frozen=True):
@@ -319,8 +331,12 @@ class OutputManifest(Wire, frozen=True):
 
 
 class TaskError(Wire, frozen=True):
+    """Why an attempt failed; stored with its task as it is."""
+
     code: Text
     message: Annotated[str, msgspec.Meta(max_length=20_000)]
+    value: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
+    next_step: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
     type: str | None = None
     traceback: Annotated[str, msgspec.Meta(max_length=50_000)] | None = None
     file: str | None = None

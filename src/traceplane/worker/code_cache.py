@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceplane import telemetry
-from traceplane.adapters.locked_folder import remove_tree
 from traceplane.errors import PlatformError
 from traceplane.model import code_bundle
+from traceplane.runtime.locked_folder import remove_tree
 
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o444
 _RENAMES_TRIED = 3

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    pass
+from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
+from traceplane.runtime.retrying import pauses, retrying
 from traceplane.wire.tasks import (
     ClaimRequest,
     ClaimResponse,
@@ -31,6 +31,10 @@ from traceplane.wire.tasks import (
     RowsRequest,
     TakeRequest,
 )
+
+Answer = TypeVar("Answer")
+
+_PATIENCE_SECONDS = 900.0
 
 
 class DispatcherClient:
@@ -81,3 +85,9 @@ class DispatcherClient:
     async def code(self, bundle: str) -> str:
         query = {"bundle": bundle}
         return (await self._caller.call("GET", "/internal/code", CodeResponse, query=query)).content
+
+
+async def patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Repeats a call while the dispatcher is away: reports are idempotent, and late ones still count."""
+    tries = pauses(0.1, 5.0, seconds=_PATIENCE_SECONDS)
+    return await retrying(call, on=PlatformError, pauses=tries)

@@ -17,12 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traceplane.adapters.locked_folder import remove_tree
 from traceplane.columnar.postgres_csv import as_parquet
-from traceplane.decoding.decoders import Decoders
-from traceplane.decoding.messages import KeptColumn, KeptRowsWork, Limits, Misfit, Unreadable
-from traceplane.decoding.messages import TooLarge as DecodingTooLarge
+from traceplane.decoding.decoder_pool import Decoders
+from traceplane.decoding.messages import (
+    FileLimits,
+    FileTooLarge,
+    KeptColumn,
+    KeptRowsWork,
+    Misfit,
+    Unreadable,
+)
 from traceplane.errors import Conflict, PlatformError, TooLarge
+from traceplane.runtime.locked_folder import remove_tree
+from traceplane.runtime.retrying import pauses
 from traceplane.wire.tasks import (
     ClaimedTask,
     ColumnSchema,
@@ -41,7 +48,8 @@ if TYPE_CHECKING:
 
 _PIECES_AT_ONCE = 4
 _TRIES = 5
-_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.4
+_LONGEST_PAUSE_SECONDS = 5.0
 _KEPT_BYTES = 1 << 30
 """Of the rows that are kept of one file, and four times its size on top: it may be compressed better."""
 
@@ -90,20 +98,27 @@ async def _fetch(
     folders: dict[int, Path],
 ) -> LocalInputs:
     fence = Fence(task.task_id, task.attempt, task.lease_token)
-    for tried in range(_TRIES):
+    tries = pauses(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, attempts=_TRIES)
+    while True:
         try:
             return await _read(client, fence, task, job, token, object_store, decoders, folders)
         except Conflict as error:
             if error.code != "hot.changed":
                 raise PlatformError("task.stale", error.message, value=error.value) from error
+            if (pause := next(tries, None)) is None:
+                raise _never_still(task) from error
         except PlatformError:  # the dispatcher may be away for a moment
-            if tried == _TRIES - 1:
+            if (pause := next(tries, None)) is None:
                 raise
-        await asyncio.sleep(_PAUSE_SECONDS * 2**tried)
+        await asyncio.sleep(pause)
+        # What it is told of its inputs has changed, too.
         if (again := await client.fetch(fence)).task is None:
             raise PlatformError("task.stale", f"the task is {again.outcome}", value=str(task.task_id))
         task = again.task
-    raise PlatformError(
+
+
+def _never_still(task: ClaimedTask) -> PlatformError:
+    return PlatformError(
         "hot.never_still",
         f"a hot input was written at each of {_TRIES} tries to read it",
         value=str(task.scope),
@@ -156,7 +171,7 @@ class _Reading:
         wanted = [
             c for c in columns or () if not used.columns or c.name in used.columns or c.name in used.where
         ]
-        schema = schema_of({"name": c.name, "type": c.type, "nullable": c.nullable} for c in wanted)
+        schema = schema_of(wanted)
         assert schema is not None, "a hot table has no types but those that Arrow knows by name"
         self._schema: pa.Schema = schema
         self._columns = [KeptColumn(c.name, c.type, c.nullable) for c in wanted]
@@ -203,10 +218,10 @@ class _Reading:
 def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) -> int:
     """The rows of a file that lie at these positions. Operators wrote it, so it is not read here."""
     try:
-        limits = Limits(_KEPT_BYTES + 4 * source.stat().st_size, cpu_seconds=120.0, seconds=600.0)
+        limits = FileLimits(_KEPT_BYTES + 4 * source.stat().st_size, cpu_seconds=120.0, seconds=600.0)
         with target.open("w+b") as sink:
             return decoders.decode(source, work, limits, sink).rows
-    except DecodingTooLarge as error:
+    except FileTooLarge as error:
         raise TooLarge(
             "operator.input_too_large",
             f"a file of a hot input takes too much to read: {error}",

@@ -9,37 +9,37 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from traceplane import telemetry
-from traceplane.adapters.locked_folder import closed_folder
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
-from traceplane.decoding.decoders import Decoders
+from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import InvalidInput
-from traceplane.model.runtimes import PYTHON_OPERATORS, SPARK, Driver, Network, Runtime
+from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
+from traceplane.operators import catalog
+from traceplane.runtime.locked_folder import closed_folder
 from traceplane.runtime.process import task_group
 from traceplane.sandbox.frames import Reach, ReachSpark
-from traceplane.sandbox.pool import NO_NETWORK, SandboxSettings
+from traceplane.sandbox.sandbox_settings import NO_NETWORK, SandboxSettings
 from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.servers import OneRemoteSpark, SparkServers
+from traceplane.worker.attempt import Attempts
 from traceplane.worker.code_cache import CodeCache
-from traceplane.worker.dispatcher_client import DispatcherClient
+from traceplane.worker.dispatcher_client import DispatcherClient, patiently
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
-from traceplane.worker.wrapper import StoreOnDisk, Wrapper, patiently
+from traceplane.worker.store_on_disk import StoreOnDisk
+from traceplane.worker.wrapper import Wrapper
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
-_PRELOAD = (
-    "pyarrow.parquet",
-    "pandas",
-    "pyarrow.pandas_compat",
-    "aiohttp",
-    *(code.partition(":")[0] for code in PYTHON_OPERATORS.values()),
-)
+_PRELOAD = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "aiohttp")
 _PRELOAD_SPARK = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "traceplane.dataplane.task")
 
 
-async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python") -> None:
-    """Runs tasks of one runtime until `stop`, then lets the running ones finish or hands them back."""
+async def run(
+    settings: Settings, stop: asyncio.Event, *, hurry: asyncio.Event, runtime: str = "python"
+) -> None:
+    """Runs tasks of one runtime until `stop`, then lets the running ones finish or hands them back; with a `hurry`,
+    hands them back at once."""
     chosen = settings.runtimes.get(runtime)
     if chosen is None or chosen.driver is not Driver.QUEUE:
         queued = sorted(name for name, r in settings.runtimes.items() if r.driver is Driver.QUEUE)
@@ -77,7 +77,7 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
             slots=settings.worker_concurrency,
             network=ReachSpark() if spark is not None else NO_NETWORK,
             private_network=spark.network.descriptors if spark is not None else (),
-            preload=_PRELOAD if spark is None else _PRELOAD_SPARK,
+            preload=_PRELOAD_SPARK if spark is not None else (*_PRELOAD, *_built_in_code()),
             allow_weak=settings.allow_weak_sandbox,
         ),
         _reach(settings),
@@ -85,13 +85,10 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
     )
     telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandboxes.layers))
     decoders = Decoders()
-    wrapper = Wrapper(
+    attempts = Attempts(
         client=client,
-        intake=intake,
         sandboxes=sandboxes,
         runtime=chosen,
-        slots=settings.worker_concurrency,
-        drain_seconds=settings.worker_drain_seconds,
         store=store,
         code=CodeCache(
             closed_folder(settings.home.resolve() / "code_bundles"),
@@ -101,12 +98,21 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         decoders=decoders,
         spark=spark,
     )
+    wrapper = Wrapper(
+        client=client,
+        intake=intake,
+        attempts=attempts,
+        store=store,
+        slots=settings.worker_concurrency,
+        drain_seconds=settings.worker_drain_seconds,
+        heartbeat_seconds=chosen.heartbeat_seconds,
+    )
     loops = {"spark": spark.keep_running(stop)} if spark is not None else {}
     try:
         await task_group(
             stop,
             grace=settings.worker_drain_seconds + 30.0,
-            work=wrapper.take_work(stop),
+            work=wrapper.take_work(stop, hurry),
             heartbeat=wrapper.heartbeat(stop),
             intake=intake.run(stop),
             **loops,
@@ -119,6 +125,12 @@ async def run(settings: Settings, stop: asyncio.Event, *, runtime: str = "python
         if store.cache is not None:
             await store.cache.close()
         await client.close()
+
+
+def _built_in_code() -> list[str]:
+    """The modules of the built-in operators that Python workers run."""
+    specs = [spec for name in catalog.BUILT_IN if (spec := catalog.find(name)) is not None]
+    return sorted({s.entrypoint.partition(":")[0] for s in specs if s.entrypoint and "python" in s.runtimes})
 
 
 async def _store(settings: Settings) -> StoreOnDisk:

@@ -7,109 +7,92 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any, TypeVar
 
-import msgspec
+from msgspec import Meta
 
 from traceplane.chain.rpc import RpcSettings
 from traceplane.errors import InvalidInput, TraceplaneError
-from traceplane.model.dag import Job, SourceKind
+from traceplane.operators import config as operator_config
+from traceplane.operators.spec import Config
 from traceplane.sdk import OperatorError
 
 TABLES = ("blocks", "transactions", "receipts", "logs", "token_transfers")
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
-_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Count = Annotated[int, Meta(ge=1, le=100_000)]
+_Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+# fmt: off
+_ChunkBlocks = Annotated[_Count, Meta(
+    description="Blocks that are fetched and checked at once; an ingest writes them as one file per table.")]
+_CrossCheck = Annotated[bool, Meta(
+    description="Whether every endpoint must report the same hash for the last block of each chunk.")]
 
 
-class OperatorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+class ClientConfig(Config, frozen=True, kw_only=True):
+    """The JSON-RPC client's settings, shared by all chain operators."""
+
+    endpoints: Annotated[tuple[str, ...], Meta(
+        min_length=1, description="JSON-RPC URLs, tried in this order; a failed one rests.")]
+    batch_size: Annotated[_Count, Meta(
+        description="Calls in one HTTP body; halved if a node rejects that many.")] = 50
+    concurrency: Annotated[_Count, Meta(description="HTTP requests at once.")] = 4
+    calls_per_second: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(
+        description="No limit by default. Every call of a batch counts.")] = None
+    timeout_seconds: Annotated[_Seconds, Meta(description="Of one HTTP request.")] = 30.0
+    attempts: Annotated[_Count, Meta(
+        description="Rounds without any believable answer before it gives up.")] = 6
+    backoff_seconds: Annotated[float, Meta(
+        ge=0, description="The first pause when every endpoint rests; it doubles, with jitter.")] = 0.2
+    backoff_limit_seconds: Annotated[float, Meta(ge=0, description="The longest such pause.")] = 10.0
+    rest_seconds: Annotated[float, Meta(
+        ge=0, description="How long an endpoint rests after a failure, unless it sends `Retry-After`.")] = 15.0
+    longest_wait_seconds: Annotated[float, Meta(
+        ge=0, description="A longer `Retry-After`, if all other endpoints rest, fails immediately.")] = 60.0
+    largest_answer_bytes: Annotated[int, Meta(
+        gt=0, description="A larger answer is requested again in smaller batches.")] = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        try:
+            self.client()
+        except InvalidInput as error:
+            raise ValueError(error.message) from None
+
+    def client(self) -> RpcSettings:
+        return RpcSettings(**{field.name: getattr(self, field.name) for field in fields(RpcSettings)})
 
 
-class FollowerConfig(OperatorConfig, frozen=True, kw_only=True):
-    start: _Number = 0
-    """The first block that is announced."""
-    confirmations: _Number = 0
-    """How far behind the head it stays."""
-    interval_seconds: _Seconds = 2.0
-    """How long it waits when there is nothing new."""
+class FollowerConfig(ClientConfig, frozen=True, kw_only=True):
+    start: Annotated[_Number, Meta(description="The first block that is announced.")] = 0
+    confirmations: Annotated[_Number, Meta(description="How many blocks it stays behind the head.")] = 0
+    interval_seconds: Annotated[_Seconds, Meta(
+        description="How long it waits when there is nothing new.")] = 2.0
 
 
-class IngestConfig(OperatorConfig, frozen=True, kw_only=True):
-    chunk_blocks: _Count = 200
-    """Blocks that are fetched, checked and written as one file per table."""
-    cross_check: bool = False
-    """Whether every endpoint must name the same hash for the last block of each chunk."""
-    patience_seconds: _Seconds = 10.0
-    """How long it waits for a node that has not heard yet of the block it was asked for."""
+class IngestConfig(ClientConfig, frozen=True, kw_only=True):
+    chunk_blocks: _ChunkBlocks = 200
+    cross_check: _CrossCheck = False
+    patience_seconds: Annotated[_Seconds, Meta(
+        description="How long it waits for a node that does not know the announced block yet.")] = 10.0
 
 
-class CheckConfig(OperatorConfig, frozen=True, kw_only=True):
-    chunk_blocks: _Count = 200
-    cross_check: bool = False
+class CheckConfig(ClientConfig, frozen=True, kw_only=True):
+    chunk_blocks: _ChunkBlocks = 200
+    cross_check: _CrossCheck = False
+# fmt: on
 
 
-Config = TypeVar("Config", bound=OperatorConfig)
-
-CONFIGS: Mapping[str, type[OperatorConfig]] = {
-    "block_follower": FollowerConfig,
-    "range_ingest": IngestConfig,
-    "integrity_check": CheckConfig,
-}
-_CLIENT_FIELDS = frozenset(field.name for field in fields(RpcSettings))
+AnyConfig = TypeVar("AnyConfig", bound=ClientConfig)
 
 
-def read(config: Mapping[str, Any], kind: type[Config]) -> tuple[RpcSettings, Config]:
-    """The client's settings and the operator's own; raises InvalidInput that names the field."""
-    own = frozenset(kind.__struct_fields__)
-    for name in sorted(config.keys() - own - _CLIENT_FIELDS):
-        known = ", ".join(sorted(own | _CLIENT_FIELDS))
-        raise InvalidInput("operator.misconfigured", f"config has no field {name!r}; there are {known}")
-    if not config.get("endpoints"):
-        raise InvalidInput("operator.misconfigured", "config.endpoints is missing: a list of JSON-RPC URLs")
-    try:
-        client = msgspec.convert({name: config[name] for name in config.keys() & _CLIENT_FIELDS}, RpcSettings)
-        operator = msgspec.convert({name: config[name] for name in config.keys() & own}, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidInput("operator.misconfigured", f"config: {error}") from None
-    except InvalidInput as error:
-        raise InvalidInput("operator.misconfigured", f"config: {error.message}", value=error.value) from None
-    return client, operator
-
-
-def check(job: Job) -> None:
-    """Raises InvalidInput if a job of a chain operator cannot work, whatever the node says."""
-    read(job.config, CONFIGS[job.operator])
-    inputs, outputs = [used.name for used in job.inputs], [made.name for made in job.outputs]
-    match job.operator:
-        case "block_follower":
-            if job.source is None or job.source.kind is not SourceKind.ALWAYS_ON:
-                raise _misplaced("it is a source that always runs", "source: { kind: always_on }")
-            _require_one("output", outputs)
-        case "range_ingest":
-            _require_tables("output", outputs)
-        case "integrity_check":
-            _require_tables("input", inputs)
-            _require_one("output", outputs)
-
-
-def _require_tables(what: str, names: list[str]) -> None:
-    if not names or (unknown := sorted(set(names) - set(TABLES))):
-        shown = unknown[0] if names else None
-        raise _misplaced(f"each {what} has the name of a table: {', '.join(TABLES)}", shown)
-
-
-def _require_one(what: str, names: list[str]) -> None:
-    if len(names) != 1:
-        raise _misplaced(f"it has one {what}", len(names))
-
-
-def _misplaced(message: str, value: object) -> InvalidInput:
-    return InvalidInput("operator.misconfigured", message, value=value)
+def read(config: Mapping[str, Any], kind: type[AnyConfig]) -> tuple[RpcSettings, AnyConfig]:
+    """The settings of the client and of the operator; raises an OperatorError that names the field."""
+    own = operator_config.read(config, kind)
+    return own.client(), own
 
 
 @contextmanager
-def told_to_the_platform() -> Iterator[None]:
-    """Errors of the chain keep their code and sentence, which names the endpoint without credentials."""
+def operator_errors() -> Iterator[None]:
+    """Errors of the chain keep their code and message, which names the endpoint without credentials."""
     try:
         yield
     except TraceplaneError as error:

@@ -1,7 +1,7 @@
-"""Committed rows of a scope against the node: one row per discrepancy, none if all is well.
+"""Compares committed rows of a scope with the node: one row per discrepancy, none if all is well.
 
-Compared are, for each table that is an input and each block of the scope: the hash that its rows name, how many
-rows there are, and, for blocks, the parent that each names. Rows are read two or three columns at a time.
+For each input table and each block of the scope it compares the block hash of the rows, the number of rows and, for
+blocks, the parent hash. Rows are read two or three columns at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from traceplane.chain.extract import stream_range
-from traceplane.chain.operators.config import CheckConfig, read, told_to_the_platform
+from traceplane.chain.operators.config import CheckConfig, operator_errors, read
 from traceplane.chain.rpc import RpcClient
 from traceplane.errors import InvalidInput
 from traceplane.sdk import OperatorTask
@@ -38,14 +38,14 @@ class Discrepancy:
     problem: str
     """wrong_hash | wrong_parent | wrong_count | beyond_head | outside_scope"""
     expected: str | None
-    """What the node says."""
+    """What the node reports."""
     found: str | None
     """What is committed."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """What some rows of one table say, per block."""
+class BlockSummary:
+    """Hashes, parents and row counts of one table, per block."""
 
     counts: Counter[int] = field(default_factory=Counter)
     hashes: dict[int, set[str]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Seen:
 
 
 def run(task: OperatorTask) -> None:
-    with told_to_the_platform():
+    with operator_errors():
         settings, config = read(task.config, CheckConfig)
         if task.scope is None or task.scope.start < 0:
             raise InvalidInput("chain.range_invalid", "the scope is not a range of blocks", value=task.scope)
@@ -73,54 +73,60 @@ def run(task: OperatorTask) -> None:
             async with RpcClient(settings) as client:
                 return await compare(client, config, committed, task.scope.start, task.scope.end)  # type: ignore[union-attr]
 
-        found = asyncio.run(check())
+        discrepancies = asyncio.run(check())
     (output,) = task.outputs
-    task.write(output, pa.Table.from_pylist([asdict(one) for one in found], schema=DISCREPANCIES))
+    task.write(output, pa.Table.from_pylist([asdict(one) for one in discrepancies], schema=DISCREPANCIES))
 
 
-def _committed(task: OperatorTask, table: str) -> Seen:
-    seen = Seen()
+def _committed(task: OperatorTask, table: str) -> BlockSummary:
+    summary = BlockSummary()
     columns = ["block_number", "block_hash", *(["parent_hash"] if table == "blocks" else [])]
-    seen.add(task.read(table, columns))
-    return seen
+    summary.add(task.read(table, columns))
+    return summary
 
 
 async def compare(
-    client: RpcClient, config: CheckConfig, committed: dict[str, Seen], first: int, last: int
+    client: RpcClient, config: CheckConfig, committed: dict[str, BlockSummary], first: int, last: int
 ) -> list[Discrepancy]:
-    """In the order of the blocks, and of the tables within one."""
-    found: list[Discrepancy] = []
+    """Ordered by block, then by table."""
+    discrepancies: list[Discrepancy] = []
     head = min(last, await client.head())
     if head >= first:
-        wanted = tuple({"blocks": None, **dict.fromkeys(committed)})
+        tables = tuple({"blocks": None, **dict.fromkeys(committed)})
         stream = stream_range(
-            client, first, head, wanted, chunk_blocks=config.chunk_blocks, cross_check=config.cross_check
+            client, first, head, tables, chunk_blocks=config.chunk_blocks, cross_check=config.cross_check
         )
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
-                actual = {name: Seen() for name in wanted}
+                actual = {name: BlockSummary() for name in tables}
                 for name, rows in chunk.tables.items():
                     actual[name].add(rows)
                 for number in range(chunk.first, chunk.last + 1):
-                    for name, seen in committed.items():
-                        found += _of_block(number, name, seen, actual)
-    for name, seen in committed.items():
-        for number in sorted(seen.counts):
+                    for name, summary in committed.items():
+                        discrepancies += _of_block(number, name, summary, actual)
+    for name, summary in committed.items():
+        for number in sorted(summary.counts):
             if not first <= number <= last:
-                found.append(Discrepancy(number, name, "outside_scope", None, str(seen.counts[number])))
+                discrepancies.append(
+                    Discrepancy(number, name, "outside_scope", None, str(summary.counts[number]))
+                )
             elif number > head:
-                found.append(Discrepancy(number, name, "beyond_head", "0", str(seen.counts[number])))
-    return found
+                discrepancies.append(
+                    Discrepancy(number, name, "beyond_head", "0", str(summary.counts[number]))
+                )
+    return discrepancies
 
 
-def _of_block(number: int, name: str, seen: Seen, actual: dict[str, Seen]) -> Iterator[Discrepancy]:
+def _of_block(
+    number: int, name: str, summary: BlockSummary, actual: dict[str, BlockSummary]
+) -> Iterator[Discrepancy]:
     (block_hash,) = actual["blocks"].hashes[number]
-    for named in sorted(seen.hashes.get(number, set()) - {block_hash}):
-        yield Discrepancy(number, name, "wrong_hash", block_hash, named)
+    for other_hash in sorted(summary.hashes.get(number, set()) - {block_hash}):
+        yield Discrepancy(number, name, "wrong_hash", block_hash, other_hash)
     parent = actual["blocks"].parents[number]
-    if seen.parents.get(number, parent) != parent:
-        yield Discrepancy(number, name, "wrong_parent", parent, seen.parents[number])
-    if seen.counts[number] != actual[name].counts[number]:
+    if summary.parents.get(number, parent) != parent:
+        yield Discrepancy(number, name, "wrong_parent", parent, summary.parents[number])
+    if summary.counts[number] != actual[name].counts[number]:
         yield Discrepancy(
-            number, name, "wrong_count", str(actual[name].counts[number]), str(seen.counts[number])
+            number, name, "wrong_count", str(actual[name].counts[number]), str(summary.counts[number])
         )

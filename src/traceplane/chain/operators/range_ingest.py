@@ -1,8 +1,8 @@
 """The chain tables of a task's scope: one block, or a range of them, written chunk by chunk.
 
-A range is read from one chain or not at all, and a reorg while it streams fails the attempt. For one block, the
-event that asked for it names the block's hash. A node that has never heard of that block is behind the one that the
-follower asked, and its answer is not taken; a node that knows the block, and has another in its place, is ahead.
+A range is read from one chain or not at all; a reorg while it streams fails the attempt. For a single block, the event
+names the block's hash. A node that does not know that block is behind the one that was followed, and its answer is not
+used; a node that knows the block but has another one in its place is ahead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from traceplane.chain import tables
 from traceplane.chain.answers import Header
 from traceplane.chain.errors import BeyondHead, RpcInconsistent
 from traceplane.chain.extract import Chunk, stream_range
-from traceplane.chain.operators.config import IngestConfig, read, told_to_the_platform
-from traceplane.chain.operators.words import Word
-from traceplane.chain.rpc import Call, RpcClient
+from traceplane.chain.operators.announcements import Announcement
+from traceplane.chain.operators.config import IngestConfig, operator_errors, read
+from traceplane.chain.rpc import RpcCall, RpcClient
 from traceplane.errors import InvalidInput
 from traceplane.model.scope import Cursor
 from traceplane.sdk import OperatorTask
@@ -28,7 +28,7 @@ _HASH = re.compile(r"0x[0-9a-f]{64}")
 
 
 def run(task: OperatorTask) -> None:
-    with told_to_the_platform():
+    with operator_errors():
         settings, config = read(task.config, IngestConfig)
         if task.scope is None or task.scope.start < 0:
             raise InvalidInput("chain.range_invalid", "the scope is not a range of blocks", value=task.scope)
@@ -44,16 +44,16 @@ def run(task: OperatorTask) -> None:
         asyncio.run(ingest())
 
 
-def _expected(task: OperatorTask) -> Word | None:
-    """What the event says of the block, if it comes from a follower."""
+def _expected(task: OperatorTask) -> Announcement | None:
+    """What the event announced about the block, if it comes from a follower."""
     if not isinstance(task.scope, Cursor):
         return None
-    word = Word.read(task.scope.position, task.emission, task.kind)
-    return word if _HASH.fullmatch(word.text.rpartition(":")[2]) else None
+    announcement = Announcement.read(task.scope.position, task.emission, task.kind)
+    return announcement if _HASH.fullmatch(announcement.text.rpartition(":")[2]) else None
 
 
 async def _ingest_range(task: OperatorTask, client: RpcClient, config: IngestConfig) -> None:
-    """All of the range; of one that was invalidated, what the chain still reaches."""
+    """The whole range; for an invalidated one, the part that the chain still reaches."""
     assert task.scope is not None
     first, last = task.scope.start, task.scope.end
     if task.kind == "invalidation":
@@ -74,18 +74,20 @@ async def _ingest_range(task: OperatorTask, client: RpcClient, config: IngestCon
             _write(task, chunk)
 
 
-async def _ingest_block(task: OperatorTask, client: RpcClient, config: IngestConfig, expected: Word) -> None:
+async def _ingest_block(
+    task: OperatorTask, client: RpcClient, config: IngestConfig, expected: Announcement
+) -> None:
     deadline = time.monotonic() + config.patience_seconds
     while True:
         chunk = await _block(client, expected.number, tuple(task.outputs), config)
         if await _is_believable(client, expected, chunk):
             break
         if time.monotonic() > deadline:
-            found = "no block" if chunk is None else chunk.last_hash
+            actual = "no block" if chunk is None else chunk.last_hash
             raise RpcInconsistent(
-                f"at {expected.number} the node has {found}; it has not heard of {expected.text} yet",
+                f"at {expected.number} the node has {actual}; it does not know {expected.text} yet",
                 endpoint=client.labels,
-                next_step="the node may be behind the one that was followed; it is asked again",
+                next_step="the node may be behind the one that was followed; it is retried",
             )
         await asyncio.sleep(_PAUSE_SECONDS)
     if chunk is None:
@@ -95,27 +97,27 @@ async def _ingest_block(task: OperatorTask, client: RpcClient, config: IngestCon
 
 
 async def _block(
-    client: RpcClient, number: int, wanted: tuple[str, ...], config: IngestConfig
+    client: RpcClient, number: int, names: tuple[str, ...], config: IngestConfig
 ) -> Chunk | None:
     try:
         async with aclosing(
-            stream_range(client, number, number, wanted, cross_check=config.cross_check)
+            stream_range(client, number, number, names, cross_check=config.cross_check)
         ) as chunks:
             return await anext(chunks)
     except BeyondHead:
         return None
 
 
-async def _is_believable(client: RpcClient, expected: Word, chunk: Chunk | None) -> bool:
-    found = None if chunk is None else chunk.last_hash
-    if expected.hash is None:  # gone: nothing, or another block than the one that went
-        return found is None or found != expected.text.rpartition(":")[2]
-    if found == expected.hash:
+async def _is_believable(client: RpcClient, expected: Announcement, chunk: Chunk | None) -> bool:
+    actual = None if chunk is None else chunk.last_hash
+    if expected.hash is None:  # orphaned: no block, or another one
+        return actual is None or actual != expected.text.rpartition(":")[2]
+    if actual == expected.hash:
         return True
     # The chain moved on since the event, and another event follows; or the node is behind.
-    call: Call[Header] = Call("eth_getBlockByHash", (expected.hash, False), may_be_null=True)
-    [known] = await client.batch([call], Header)
-    return known is not None
+    call: RpcCall[Header] = RpcCall("eth_getBlockByHash", (expected.hash, False), may_be_null=True)
+    [header] = await client.batch([call], Header)
+    return header is not None
 
 
 def _write(task: OperatorTask, chunk: Chunk) -> None:

@@ -2,8 +2,8 @@
 
     world   seed → accounts, blocks, transactions, receipts, logs and their JSON (pure)
     ledger  which block is canonical at each height: mining, forks, lookups, a bounded cache
-    faults  the ways in which the server can be told to fail or lie
-    server  HTTP: batches, methods, control methods, in process or as a process of its own
+    faults  the ways in which the server can fail or lie
+    server  HTTP: batches, methods, control methods, in process or as a separate process
 
 The same seed gives the same chain, byte for byte. Real: header RLP and its keccak (so hashes and parent
 hashes can be checked), transaction RLP and hashes, log blooms, gas sums, log indexes. Seeded: the state,

@@ -19,9 +19,9 @@ async def _run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="traceplane.chain.simulated", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 picks a free port")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=1000, help="number of the first head")
+    parser.add_argument("--blocks", type=int, default=1000, help="number of the initial head")
     parser.add_argument("--transactions-per-block", type=int, default=10)
     parser.add_argument("--chain-id", type=int, default=1337)
     parser.add_argument("--cached-blocks", type=int, default=1024, help="about 25 kB each")

@@ -1,8 +1,8 @@
 """The ways in which the server fails or lies, and for how long.
 
-`sim_fault({"kind": "null_result", "requests": 3})` arms a fault for the next three times it applies (1 unless
-told; `null` for ever); `"probability": 0.2` makes it apply by the seed's dice; `"methods": [...]` narrows it.
-Some faults concern the whole HTTP answer, others one call's result; `KINDS` says what each does.
+`sim_fault({"kind": "null_result", "requests": 3})` arms a fault for the next three times it applies (default 1; `null`
+means forever); `"probability": 0.2` applies it at random, by the seed; `"methods": [...]` restricts it. Some faults
+change the whole HTTP answer, others one call's result; `KINDS` says what each does.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ KINDS = {
     "disconnect": "closes the connection without an answer",
     "truncate": "sends the first half of the body",
     "not_json": "sends an HTML page with status 200",
-    "refuse_batch": "refuses bodies of more than `size` (1) calls with one error object",
+    "refuse_batch": "rejects bodies of more than `size` (1) calls with one error object",
     "too_large": "answers 413 to bodies of more than `size` (1) calls",
     "answer_limit": "answers the first `size` (1) calls of a batch, the others with error -32003",
-    "drop_answer": "leaves the last answer of a batch out",
+    "drop_answer": "leaves out the last answer of a batch",
     "duplicate_id": "answers the last call of a batch under the first one's id",
     "unknown_id": "answers the last call under an id that nobody used",
     # one call's result
@@ -36,15 +36,15 @@ KINDS = {
     "null_result": "null",
     "wrong_type": "a number where an object, list or string belongs",
     "bad_hex": "a block number that is not hexadecimal",
-    "wrong_number": "a block that says it is the next one",
-    "wrong_hash": "a block with a hash of its own invention",
-    "wrong_parent": "a block whose parent nobody has seen",
-    "foreign_transaction": "a transaction that says it is of another block",
+    "wrong_number": "a block that claims to be the next one",
+    "wrong_hash": "a block with an invented hash",
+    "wrong_parent": "a block whose parent does not exist",
+    "foreign_transaction": "a transaction that claims another block",
     "missing_receipt": "all receipts of a block but one",
     "foreign_receipt": "a receipt of another block, as in a reorg between two calls",
     "foreign_log": "a log whose block hash differs from its receipt's",
-    "missing_log": "logs of which one in the middle is missing",
-    "stale_head": "a head `blocks` (5) lower than it is",
+    "missing_log": "logs without one in the middle",
+    "stale_head": "a head `blocks` (5) below the actual one",
 }
 
 
@@ -64,14 +64,14 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Faults:
-    """The faults that are armed now. Dice are seeded, so that a run can be repeated."""
+    """The faults that are armed now. Randomness is seeded, so that a run can be repeated."""
 
     seed: int
     armed: list[Fault] = field(default_factory=list)
     _dice: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self._dice = random.Random(self.seed)
+        self._dice = random.Random(self.seed)  # noqa: S311 -- a seed repeats it
 
     def arm(self, fault: Fault) -> None:
         if fault.kind == "clear":
@@ -80,13 +80,13 @@ class Faults:
         if fault.kind not in KINDS:
             raise InvalidInput(
                 "chain.simulated_invalid",
-                f"no fault has this name; the names are {', '.join(KINDS)}",
+                f"unknown fault; the faults are {', '.join(KINDS)}",
                 value=fault.kind,
             )
         self.armed.append(fault)
 
     def strike(self, kinds: frozenset[str], methods: list[str], calls: int = 1) -> Fault | None:
-        """The first armed fault of these kinds that applies now; it is used up by that."""
+        """The first armed fault of these kinds that applies now; uses it up."""
         for fault in self.armed:
             if fault.kind not in kinds or (fault.methods and not set(fault.methods) & set(methods)):
                 continue
@@ -109,7 +109,7 @@ OF_RESULT = frozenset(KINDS) - OF_CONNECTION - OF_BODY
 
 
 def lie(fault: Fault, result: bytes) -> bytes:
-    """A result as the fault wants it. Lies are rare, so decoding and encoding again is cheap enough."""
+    """The result with the fault applied. Faults are rare, so decoding and encoding again is cheap enough."""
     if fault.kind == "null_result":
         return b"null"
     if fault.kind == "wrong_type":
@@ -129,7 +129,7 @@ def _next_number(text: str) -> str:
 
 
 def _with_log(receipts: list[Any], change: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Change the logs of the receipt that has most of them; logs by themselves are changed as they are."""
+    """Changes the logs of the receipt that has most of them; a plain list of logs is changed directly."""
     if "logs" not in receipts[0]:
         return change(receipts)
     at = max(range(len(receipts)), key=lambda i: len(receipts[i]["logs"]))

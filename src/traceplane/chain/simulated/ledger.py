@@ -1,8 +1,8 @@
-"""Which block stands at each height, now and on abandoned branches.
+"""Which block is at each height, now and on abandoned branches.
 
-A chain is a list of hashes and a list of runs `(first number, branch)`; both are all that is kept. Blocks are
-built from the seed when asked for and forgotten again when the cache is full, so that a chain of 100 000
-blocks needs a few megabytes. Hashes are computed up to the highest number that was asked for.
+A chain is a list of hashes and a list of runs `(first number, branch)`; nothing else is kept. Blocks are built from the
+seed on request and dropped when the cache is full, so a chain of 100 000 blocks needs a few megabytes. Hashes are
+computed up to the highest requested number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ledger:
         self._orphans: dict[bytes, _Identity] = {}
         self._cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
         self._cached_blocks = cached_blocks
-        self._transactions: dict[str, int] = {}  # hash → number, filled only once receipts are asked by hash
+        self._transactions: dict[str, int] = {}  # hash → number, filled once receipts are requested by hash
         self._indexed: set[int] = set()
         self._next_to_index = 0
 
@@ -47,10 +47,10 @@ class Ledger:
         return self.head
 
     def fork(self, depth: int, length: int) -> int:
-        """Abandon the last `depth` blocks and put `length` others in their place."""
+        """Abandons the last `depth` blocks and adds `length` others in their place."""
         if not 0 <= depth <= self.head or length < 0:
             raise InvalidInput(
-                "chain.simulated_invalid", f"a fork's depth lies between 0 and {self.head}", value=depth
+                "chain.simulated_invalid", f"a fork's depth must be between 0 and {self.head}", value=depth
             )
         first = self.head - depth + 1
         for number in range(first, len(self._hashes)):
@@ -72,12 +72,12 @@ class Ledger:
             return None
         parent = self.hash(number - 1) if number else bytes(32)
         block = self._built(_Identity(number, self._branch(number), parent))
-        if number == len(self._hashes):  # built in order, a chain is hashed once and not twice
+        if number == len(self._hashes):  # built in order, a chain is hashed only once
             self._append(block.hash)
         return block
 
     def by_hash(self, block_hash: bytes) -> Block | None:
-        """Also an abandoned block, as a node still serves it; but only one whose hash was ever computed."""
+        """Also finds an abandoned block, as a node does, but only if its hash was ever computed."""
         if (orphan := self._orphans.get(block_hash)) is not None:
             return self._built(orphan)
         self.hash(self.head)
@@ -97,7 +97,7 @@ class Ledger:
         self._hashes.append(block_hash)
 
     def receipt(self, transaction_hash: str) -> bytes | None:
-        """Found by an index that grows from the last hit on: who asks in order never waits for a scan."""
+        """Uses an index that grows from the last hit on: requests in order never wait for a scan."""
         number = self._transactions.get(transaction_hash)
         if number is None or not self._holds(number, transaction_hash):
             number = self._index_until(transaction_hash)
@@ -124,11 +124,11 @@ class Ledger:
     def _branch(self, number: int) -> int:
         return self._runs[bisect_right(self._runs, (number, self._branches)) - 1][1]
 
-    def _built(self, wanted: _Identity) -> Block:
-        key = (wanted.branch, wanted.number)
-        found = self._cache.get(key)
-        if found is None:
-            found = self._cache[key] = self.world.build(wanted.branch, wanted.number, wanted.parent)
+    def _built(self, identity: _Identity) -> Block:
+        key = (identity.branch, identity.number)
+        block = self._cache.get(key)
+        if block is None:
+            block = self._cache[key] = self.world.build(identity.branch, identity.number, identity.parent)
             if len(self._cache) > self._cached_blocks:
                 self._cache.popitem(last=False)
-        return found
+        return block

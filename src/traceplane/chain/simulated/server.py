@@ -1,4 +1,4 @@
-"""The simulated chain as a JSON-RPC server, in this process or in one of its own.
+"""The simulated chain as a JSON-RPC server, in this process or in a separate one.
 
     async with serve(seed=1, blocks=1000) as simulator:      # simulator.url, simulator.ledger, .faults
     with serve_in_process_of_its_own(seed=1, blocks=1000) as url:
@@ -39,12 +39,12 @@ _decode = msgspec.json.Decoder(_Request | list[_Request])
 
 @dataclass(slots=True)
 class Simulator:
-    """A ledger that answers JSON-RPC. `handle` takes a request body and gives the answer's bytes."""
+    """A ledger that answers JSON-RPC. `handle` takes a request body and returns the bytes of the answer."""
 
     ledger: Ledger
     faults: Faults
     url: str = ""
-    requests: int = 0  # HTTP requests, so that a test can count them
+    requests: int = 0  # HTTP requests, counted by tests
     calls: dict[str, int] = field(default_factory=dict)
 
     def handle(self, requests: Sequence[_Request], *, batched: bool) -> bytes:
@@ -55,8 +55,8 @@ class Simulator:
             case Fault(kind="not_json"):
                 return b"<html><body>502 Bad Gateway</body></html>"
             case Fault(kind="answer_limit"):
-                kept = answers[: body_fault.size]
-                answers = kept + [_error(-32003, "response too large")] * (len(answers) - len(kept))
+                sent = answers[: body_fault.size]
+                answers = sent + [_error(-32003, "response too large")] * (len(answers) - len(sent))
             case Fault(kind="drop_answer"):
                 ids, answers = ids[:-1], answers[:-1]
             case Fault(kind="duplicate_id"):
@@ -83,7 +83,7 @@ class Simulator:
             return _error(-32602, f"invalid params: {failure}")
         return b',"result":' + (faults.lie(fault, result) if fault else result)
 
-    # One method per RPC name; each gives the encoded result.
+    # One method per RPC name; each returns the encoded result.
 
     def chain_id(self) -> bytes:
         return b'"%s"' % hex(self.ledger.world.chain_id).encode()
@@ -114,17 +114,17 @@ class Simulator:
     def transaction_receipt(self, transaction_hash: str) -> bytes:
         return self.ledger.receipt(transaction_hash) or b"null"
 
-    def logs(self, wanted: dict[str, Any]) -> bytes:
-        if "blockHash" in wanted:
-            block = self.ledger.by_hash(_raw(wanted["blockHash"]))
+    def logs(self, query: dict[str, Any]) -> bytes:
+        if "blockHash" in query:
+            block = self.ledger.by_hash(_raw(query["blockHash"]))
             if block is None:
-                raise InvalidInput("chain.simulated_invalid", "unknown block", value=wanted["blockHash"])
+                raise InvalidInput("chain.simulated_invalid", "unknown block", value=query["blockHash"])
             blocks = [block]
         else:
-            first = self._number(wanted.get("fromBlock", "latest"))
-            last = min(self._number(wanted.get("toBlock", "latest")), self.ledger.head)
+            first = self._number(query.get("fromBlock", "latest"))
+            last = min(self._number(query.get("toBlock", "latest")), self.ledger.head)
             blocks = [block for number in range(first, last + 1) if (block := self.ledger.block(number))]
-        chosen = _log_filter(wanted.get("address"), wanted.get("topics") or [])
+        chosen = _log_filter(query.get("address"), query.get("topics") or [])
         return b"[" + b",".join([log for block in blocks for log in chosen(block)]) + b"]"
 
     def mine(self, count: int = 1) -> bytes:
@@ -148,9 +148,7 @@ class Simulator:
             case "finalized" | "safe":
                 return max(0, self.ledger.head - FINALITY_DEPTH)
         if not isinstance(text, str) or not text.startswith("0x"):
-            raise InvalidInput(
-                "chain.simulated_invalid", "a block is named by a 0x number or a tag", value=text
-            )
+            raise InvalidInput("chain.simulated_invalid", "a block must be a 0x number or a tag", value=text)
         return int(text, 16)
 
 
@@ -188,7 +186,7 @@ def _block_json(block: Block | None, full: bool) -> bytes:
 def _log_filter(
     addresses: str | list[str] | None, topics: list[str | list[str] | None]
 ) -> Callable[[Block], list[bytes]]:
-    """As a node does it: a block whose bloom cannot hold the values is passed over unread."""
+    """Like a node: skips a block whose bloom cannot contain the values, without reading it."""
     contracts = [addresses] if isinstance(addresses, str) else addresses or []
     places = [[one] if isinstance(one, str) else one or [] for one in topics]
     needed = [[bloom_bits(_raw(value)) for value in values] for values in (contracts, *places) if values]
@@ -197,8 +195,8 @@ def _log_filter(
         log = msgspec.json.decode(encoded)
         if contracts and log["address"] not in {one.lower() for one in contracts}:
             return False
-        found = log["topics"]
-        return all(not place or (i < len(found) and found[i] in place) for i, place in enumerate(places))
+        topics = log["topics"]
+        return all(not place or (i < len(topics) and topics[i] in place) for i, place in enumerate(places))
 
     def chosen(block: Block) -> list[bytes]:
         if not needed:
@@ -256,14 +254,14 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
 ) -> AsyncIterator[Simulator]:
-    """A server in the running event loop, until the block ends. `blocks` is the number of the head."""
+    """A server in the running event loop, until the context ends. `blocks` is the number of the head."""
     world = World(seed, transactions_per_block=transactions_per_block, chain_id=chain_id)
     simulator = Simulator(Ledger(world, blocks, cached_blocks=cached_blocks), Faults(seed))
 
     async def respond(request: web.BaseRequest) -> web.StreamResponse:
         return await _respond(simulator, request)
 
-    # A low-level server: one handler for every path, without the routing of an application.
+    # A low-level server: one handler for every path, without an application's routing.
     runner = web.ServerRunner(web.Server(respond, access_log=None), shutdown_timeout=1)
     await runner.setup()
     try:
@@ -277,7 +275,7 @@ async def serve(
 
 @contextmanager
 def serve_in_process_of_its_own(**options: int) -> Iterator[str]:
-    """The URL of a server that does not share this process's interpreter; options as of the command line."""
+    """The URL of a server in a separate process, with the options of the command line."""
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     command = [sys.executable, "-m", "traceplane.chain.simulated", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

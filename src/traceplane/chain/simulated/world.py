@@ -1,7 +1,7 @@
 """Seed → blocks. Pure: a block is a function of the seed, its branch, its number and its parent's hash.
 
-Two depths of work keep a long chain cheap. `sketch` draws only what the header needs (gas, bloom), so that
-the hashes of a chain can be computed without its transactions; `build` makes the whole block and its JSON.
+Two levels of detail keep a long chain cheap. `sketch` draws only what the header needs (gas, bloom), so that hashes can
+be computed without transactions; `build` makes the whole block and its JSON.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sha3 import keccak_256  # type: ignore[import-untyped]
+from sha3 import keccak_256
 
 GENESIS_TIME = 1_700_000_000
 SECONDS_PER_BLOCK = 12
 TOTAL_DIFFICULTY = 58_750_003_716_598_352_816_469  # mainnet's, frozen at the merge
 GAS_LIMIT = 30_000_000
 
-# keccak of the event signatures; written out, so that a reader can find them in any log.
+# keccak of the event signatures; written out, so that readers can find them in logs.
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 APPROVAL = "0x8c5be1e5ebec7d5bd14f71427d1e84f3dd0314c0f7b2291e5b200ac8c7c3b925"
 
 _EMPTY_UNCLES = bytes.fromhex("1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347")
-_SHAPE_BYTES = 8  # per transaction, what the header needs to know
+_SHAPE_BYTES = 8  # per transaction, what the header needs
 _BODY_BYTES = 158  # per transaction, the rest: signature, value, call data
 _SEEDED_BYTES = 129  # three trie roots, the mix hash, the number of transactions
 
@@ -73,7 +73,7 @@ class _Marked(NamedTuple):
 
 
 class LogPlan(NamedTuple):
-    """One log before it has a place: contract, topics, how many bytes of amount, its bloom bits."""
+    """One log before it has a position: contract, topics, size of the amount in bytes, bloom bits."""
 
     address: str
     topics: str  # JSON array
@@ -99,7 +99,7 @@ class Sketch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block and its answers, already encoded, so that serving it is splicing bytes."""
+    """A block and its answers, already encoded, so that serving it only splices bytes."""
 
     number: int
     hash: bytes
@@ -122,7 +122,7 @@ class Block:
 
 
 class World:
-    """The cast of a chain and the rules by which its blocks are drawn. Holds no state but tables."""
+    """The accounts of a chain and the rules by which its blocks are drawn. Holds no state but tables."""
 
     def __init__(self, seed: int, *, transactions_per_block: int = 10, chain_id: int = 1337) -> None:
         self.seed = seed
@@ -131,8 +131,8 @@ class World:
         self._root = f"traceplane-simulated:{seed}:{chain_id}:{transactions_per_block}".encode()
         self._accounts = [self._named("account", i)[-20:] for i in range(256)]
         self._names = [_text(account) for account in self._accounts]
-        # A topic or address is drawn from these tables together with its bloom bits, so that the header of
-        # a block costs one keccak and not one per topic.
+        # Topics and addresses are drawn from these tables with their bloom bits, so that a block header costs one
+        # keccak and not one per topic.
         self._parties = [_Marked.of(bytes(12) + account) for account in self._accounts]
         self._erc20_contracts = [_Marked.of(self._named("erc20", i)[-20:]) for i in range(32)]
         self._erc721_contracts = [_Marked.of(self._named("erc721", i)[-20:]) for i in range(8)]
@@ -170,7 +170,7 @@ class World:
         gas = 21_000 + extra * 100
         if kind < 80:  # a plain transfer of the chain's coin
             return TransactionPlan(sender, self._names[receiver], 21_000, True, typed, ())
-        if kind < 90:  # fails: it costs gas and leaves no log
+        if kind < 90:  # fails: costs gas and leaves no log
             return TransactionPlan(sender, self._erc20_contracts[token % 32].text, gas, False, typed, ())
         if kind < 100:  # creates a contract
             return TransactionPlan(sender, None, gas + 500_000, True, typed, ())
@@ -208,7 +208,7 @@ class World:
         return LogPlan(contract.text, topics, 0, bloom)
 
     def _header(self, number: int, parent: bytes, sketch: Sketch) -> bytes:
-        """RLP of a London header: what its hash is taken of."""
+        """RLP of a London header, the input of its hash."""
         roots = sketch.roots
         return rlp_list(
             b"\xa0" + parent,
@@ -233,7 +233,7 @@ class World:
         return 10_000_000_000 + (number * 7_919 + self.seed) % 5_000_000_000
 
     def build(self, branch: int, number: int, parent: bytes) -> Block:
-        """The whole block, its transactions, receipts and logs, encoded as a node would answer them."""
+        """The whole block with its transactions, receipts and logs, encoded as a node would answer them."""
         sketch = self.sketch(branch, number)
         header = self._header(number, parent, sketch)
         block_hash = keccak(header)

@@ -22,7 +22,7 @@ class Backpressure:
         self._database = database
 
     async def run_once(self) -> Held:
-        async with self._database.glance() as tx:
+        async with self._database.autocommit() as tx:
             if await backpressure.idle(tx):
                 return Held()
         async with self._database.transaction("backpressure") as tx:

@@ -1,7 +1,7 @@
-"""What moves of versions leave to be done: jobs get tasks for the past, unwanted tasks are canceled, and a version
-that lacks nothing any more is made the one that serves.
+"""Follow-up work of new versions: creates tasks of their jobs for past scopes, cancels tasks of retired jobs, and cuts
+over to a version that lacks nothing any more.
 
-Each pass is a few bounded transactions; any dispatcher may do it.
+A pass is a few bounded transactions; any dispatcher may run it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CANCELED_AT_ONCE = 5_000
 @dataclass(frozen=True, slots=True)
 class Built(Outcome):
     told: int = 0
-    """Tasks for scopes of the past."""
+    """Tasks created for past scopes."""
     canceled: int = 0
     cut_over: int = 0
 
@@ -34,55 +34,55 @@ class Builds:
         self._database = database
 
     async def run_once(self) -> Built:
-        told = await self._tell() + await self._catch_up()
+        created = await self._replay() + await self._catch_up()
         async with self._database.transaction() as tx:
             canceled = await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
         moved = 0
-        async with self._database.glance() as tx:
+        async with self._database.autocommit() as tx:
             waiting = await versions.building(tx)
         if not waiting:
-            return Built(told=told, canceled=canceled)
-        # With a parser of SQL, which takes long to import: before a cutover holds locks, and not at every start.
+            return Built(told=created, canceled=canceled)
+        # It imports an SQL parser, which is slow: done before a cutover holds locks, and not at every start.
         from traceplane.registry.cutover import Moved, cut_over
 
         for version in waiting:
-            if version["manual_cutover"]:
+            if version.manual_cutover:
                 continue
-            # A look without locks first: it is asked often, and answered "not yet" until the last time.
-            async with self._database.glance() as tx:
-                if (await versions.missing(tx, version["dag_version_id"])).anything:
+            # Checked without locks first: the answer is "not yet" on all passes but the last.
+            async with self._database.autocommit() as tx:
+                if (await versions.missing(tx, version.dag_version_id)).anything:
                     continue
-            done = await cut_over(self._database, version["org"], version["dag"])
+            done = await cut_over(self._database, version.org, version.dag)
             if isinstance(done, Moved):
                 moved += 1
                 telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)
-        return Built(told=told, canceled=canceled, cut_over=moved)
+        return Built(told=created, canceled=canceled, cut_over=moved)
 
-    async def _tell(self) -> int:
-        """All that is to be told, a page per transaction."""
-        told = 0
+    async def _replay(self) -> int:
+        """Creates tasks for all pending replays, one page per transaction."""
+        created = 0
         while True:
             async with self._database.transaction("replay") as tx:
                 replay = await versions.next_replay(tx)
                 if replay is None:
-                    return told
+                    return created
                 if not replay.routed:
                     await versions.forget_replays(tx, [replay.job_id])
                     continue
-                told += await versions.replay(tx, replay, _STARTS_OF_A_PAGE)
+                created += await versions.add_replayed_tasks(tx, replay, _STARTS_OF_A_PAGE)
                 await notify_dispatchers(tx)
 
     async def _catch_up(self) -> int:
-        """What is served, and no event tells a new job of: work that was asked for by hand."""
-        async with self._database.glance() as tx:
-            waiting = await coverage.next_catch_ups(tx)
-        made = 0
-        for found in waiting:
-            with contextlib.suppress(ConcurrentChange):  # it was given up meanwhile
+        """Creates tasks for served scopes that no event covers, such as manual backfills."""
+        async with self._database.autocommit() as tx:
+            catch_ups = await coverage.next_catch_ups(tx)
+        created = 0
+        for catch_up in catch_ups:
+            with contextlib.suppress(ConcurrentChange):  # its version was given up meanwhile
                 async with self._database.transaction("catch_up") as tx:
-                    await tasks.lock_routed_job(tx, found.job_id)
-                    scopes = await coverage.catch_up(tx, found, _SCOPES_OF_A_PASS)
+                    await tasks.lock_routed_job(tx, catch_up.job_id)
+                    scopes = await coverage.catch_up(tx, catch_up, _SCOPES_OF_A_PASS)
                     if scopes:
                         await notify_dispatchers(tx)
-                    made += scopes
-        return made
+                    created += scopes
+        return created

@@ -1,6 +1,6 @@
-"""Executions with the target celery leave the database as messages to Celery's workers. At least once.
+"""Sends executions with the target celery to Celery's workers as messages, at least once.
 
-A message that is sent twice is harmless: a worker claims the execution over HTTP before it runs it, and the second
+A message that is sent twice is harmless: a worker claims the execution over HTTP before running it, and the second
 claim is refused.
 """
 
@@ -24,7 +24,7 @@ _BATCH = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed(Outcome):
+class MessagesRelayed(Outcome):
     sent: int = 0
     postponed: int = 0
     more: bool = False
@@ -37,26 +37,30 @@ class CeleryRelay:
         self._celery: CeleryMessages | None = None
         self._warned = False
 
-    async def run_once(self) -> Relayed:
+    async def run_once(self) -> MessagesRelayed:
         async with self._database.transaction() as tx:
-            taken = await executions.take_messages(tx, _BATCH)
-            wanted = [m for m in taken if m.wanted]
-            if not taken or self._not_configured(len(wanted)):
-                return Relayed()
+            rows = await executions.take_messages(tx, _BATCH)
+            pending = [m for m in rows if m.wanted]
+            if not rows or self._not_configured(len(pending)):
+                return MessagesRelayed()
             messages = [
-                (str(m.execution_id), (str(m.pipeline_id), str(m.execution_id), m.signal)) for m in wanted
+                (str(m.execution_id), (str(m.pipeline_id), str(m.execution_id), m.signal)) for m in pending
             ]
             try:
                 await asyncio.to_thread(self._send, messages)
             except QueueUnavailable as error:
                 telemetry.emit(
-                    "celery.broker_down", "warning", messages=len(wanted), code=error.code, message=str(error)
+                    "celery.broker_down",
+                    "warning",
+                    messages=len(pending),
+                    code=error.code,
+                    message=str(error),
                 )
-                await executions.postpone_messages(tx, [m.execution_id for m in taken])
-                return Relayed(postponed=len(taken))
-            await executions.messages_sent(tx, [m.execution_id for m in taken])
-        telemetry.count("celery_messages_total", len(wanted))
-        return Relayed(len(wanted), more=len(taken) == _BATCH)
+                await executions.postpone_messages(tx, [m.execution_id for m in rows])
+                return MessagesRelayed(postponed=len(rows))
+            await executions.messages_sent(tx, [m.execution_id for m in rows])
+        telemetry.count("celery_messages_total", len(pending))
+        return MessagesRelayed(len(pending), more=len(rows) == _BATCH)
 
     def _not_configured(self, waiting: int) -> bool:
         if self._broker_url is None and waiting and not self._warned:

@@ -3,8 +3,8 @@
     PENDING ──claimed──► RUNNING ──completed──► COMPLETED
                             └──dead, canceled, timed out──► FAILED
 
-The statement that ends an execution frees its pipeline. Passes are idempotent, and any number of dispatchers may make
-them: rows that one holds are skipped by the others.
+The statement that ends an execution frees its pipeline. Passes are idempotent, and any number of dispatchers may run
+them: each skips rows that another has locked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from traceplane.runtime.process import Outcome
 
 _BATCH = 5000
 _OVERDUE_SECONDS = 2.0
-"""How often timeouts are looked at: all of Celery's executions under way have to be."""
+"""How often timeouts are checked; each check reads all running Celery executions."""
 
 
 @dataclass(frozen=True, slots=True)

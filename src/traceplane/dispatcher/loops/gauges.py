@@ -22,12 +22,12 @@ class Gauges:
         age: defaultdict[str, float] = defaultdict(float)
         running: defaultdict[str, float] = defaultdict(float)
         for row in rows:
-            job = f"{row['dag']}/{row['job']}"
-            if row["state"] == "running":
-                running[job] = row["tasks"]
+            job = f"{row.dag}/{row.job}"
+            if row.state == "running":
+                running[job] = row.tasks
             else:
-                depth[job] += row["tasks"]
-                age[job] = max(age[job], row["oldest_seconds"])
+                depth[job] += row.tasks
+                age[job] = max(age[job], row.oldest_seconds)
         telemetry.replace_gauge("queue_depth", depth)
         telemetry.replace_gauge("queue_age_seconds", age)
         telemetry.replace_gauge("tasks_running", running)

@@ -1,15 +1,14 @@
-"""Outbox rows leave the database: to the wake queue of their runtime, or to its invoker. At least once.
+"""Sends outbox rows to the wake queue of their runtime, or to its invoker, at least once.
 
-The rows stay locked while they are sent and are deleted by the same transaction, so a relay that dies
-after sending leaves them for another, which sends again; claims make the repetition harmless.
+The rows stay locked while they are sent and are deleted in the same transaction, so if a relay dies after
+sending, another one sends them again; claims make the duplicates harmless.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 from uuid import UUID
 
 from traceplane import telemetry
@@ -26,12 +25,6 @@ from traceplane.runtime.process import Outcome
 _ROWS = 200
 
 
-class Invocations(Protocol):
-    """Takes over tasks of `invoke` runtimes: leases them and calls their target."""
-
-    def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Relayed(Outcome):
     sent: int = 0
@@ -40,21 +33,22 @@ class Relayed(Outcome):
 
 
 class OutboxRelay:
-    """With `local`, wake-ups of queue runtimes move within the database; the rest is sent from here."""
+    """With `local`, wake-ups of queue runtimes move within the database; the rest are sent from here. `invoke` takes
+    over tasks of `invoke` runtimes."""
 
     def __init__(
         self,
         database: Database,
         wake_queue: WakeQueue,
         runtimes: Mapping[str, Runtime],
-        invocations: Invocations,
+        invoke: Callable[[Runtime, tuple[UUID, ...]], None],
         *,
         local: PostgresWakeQueue | None = None,
     ) -> None:
         self._database = database
         self._wake_queue = wake_queue
         self._runtimes = runtimes
-        self._invocations = invocations
+        self._invoke = invoke
         self._local = local
         self._local_queues = {
             name: runtime.queue
@@ -69,7 +63,7 @@ class OutboxRelay:
     async def run_once(self) -> Relayed:
         if self._local is not None and self._all_local:
             return Relayed(await self._local.take_over(self._local_queues, _ROWS))
-        async with self._database.glance() as tx:
+        async with self._database.autocommit() as tx:
             due = await outbox.due_runtimes(tx)
         moved = 0
         if self._local is not None and not due.isdisjoint(self._local_queues):
@@ -104,7 +98,7 @@ class OutboxRelay:
             telemetry.emit("relay.unknown_runtime", "error", runtime=name, tasks=len(task_ids))
             return False
         if runtime.driver is Driver.INVOKE:
-            self._invocations.start(runtime, task_ids)
+            self._invoke(runtime, task_ids)
             return True
         assert runtime.queue is not None
         try:

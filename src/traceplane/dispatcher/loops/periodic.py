@@ -1,7 +1,7 @@
-"""Periodic pipelines are launched when their time has come, by the database's clock.
+"""Launches periodic pipelines when they are due, by the database's clock.
 
-Of the times that passed while nobody looked, or while the pipeline was running, the newest is made up for; a time
-before the pipeline was switched on is not. Two dispatchers launch nothing twice: an index keeps the times apart.
+Of the times missed while no dispatcher ran, or while the pipeline was running, only the newest is launched; times
+before the pipeline was activated are not. A unique index keeps two dispatchers from launching the same time twice.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from traceplane import telemetry
-from traceplane.model import cron
 from traceplane.postgres import executions
 from traceplane.postgres.database import Database
 from traceplane.postgres.executions import Scheduled
 from traceplane.runtime.process import Outcome
+from traceplane.schedule import cron
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PeriodicPipelines:
         self._warned = False
 
     async def run_once(self) -> Launched:
-        async with self._database.glance() as tx:
+        async with self._database.autocommit() as tx:
             waiting = await executions.scheduled(tx)
         due = [(p.pipeline_id, at) for p in waiting if (at := _due(p)) is not None]
         if not due:
@@ -43,8 +43,8 @@ class PeriodicPipelines:
 
 
 def _due(pipeline: Scheduled) -> datetime | None:
-    """The time that it is to be launched for."""
-    latest = cron.parse(pipeline.schedule).latest(pipeline.now)
+    """The time to launch it for, if one is due."""
+    latest = cron.latest(pipeline.schedule, pipeline.now)
     if latest is None or latest <= pipeline.active_since:
         return None
     return latest if pipeline.launched_for is None or latest > pipeline.launched_for else None

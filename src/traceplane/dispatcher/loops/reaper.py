@@ -1,7 +1,7 @@
-"""Ends attempts whose lease ran out: their worker is gone, and the task is retried, or dead.
+"""Ends attempts whose lease expired: the worker is gone, and the task is retried, or dead.
 
-A dispatcher that just started, or that just lost Postgres, reaps nothing for a while: leases ran out because
-nobody could extend them, and the workers are given time to say that they are alive.
+A dispatcher that just started, or just lost Postgres, reaps nothing for a while: leases may have expired because
+nobody could extend them, so workers get time to send heartbeats.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from traceplane import telemetry
 from traceplane.errors import PlatformError
+from traceplane.model.task import TaskState, state_after_failure
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database
+from traceplane.postgres.tasks import ExpiredLease, FailedAttempt
 from traceplane.runtime.process import Outcome
+from traceplane.wire.tasks import TaskError
 
 _BATCH = 500
 
@@ -37,21 +40,35 @@ class Reaper:
             return Reaped()
         try:
             async with self._database.transaction("reaper") as tx:
-                reaped = await tasks.reap(tx, _BATCH)
+                expired = await tasks.lock_expired(tx, _BATCH)
+                states = [state_after_failure(task.facts) for task in expired]
+                failed = [
+                    FailedAttempt(task.task_id, task.facts.attempt, state, _error(task))
+                    for task, state in zip(expired, states, strict=True)
+                ]
+                if failed:
+                    # The worker may be alive but late: its report still counts.
+                    await tasks.mark_failed(tx, failed, reported=False)
         except PlatformError:
             self._not_before = time.monotonic() + self._grace_seconds
             raise
-        for task in reaped:
+        for task, state in zip(expired, states, strict=True):
             telemetry.emit(
                 "task.lease_expired",
                 "warning",
                 task_id=str(task.task_id),
-                attempt=task.attempt,
+                attempt=task.facts.attempt,
                 worker=task.worker_id,
-                state=task.state,
+                state=state,
             )
-        telemetry.count("tasks_reaped_total", len(reaped))
-        states = [task.state for task in reaped]
+        telemetry.count("tasks_reaped_total", len(expired))
         return Reaped(
-            states.count("queued"), states.count("dead"), states.count("canceled"), more=len(reaped) == _BATCH
+            retried=states.count(TaskState.QUEUED),
+            dead=states.count(TaskState.DEAD),
+            canceled=states.count(TaskState.CANCELED),
+            more=len(expired) == _BATCH,
         )
+
+
+def _error(task: ExpiredLease) -> TaskError:
+    return TaskError("lease.expired", f"worker {task.worker_id or '?'} stopped sending heartbeats")

@@ -1,4 +1,4 @@
-"""Sends wake-ups again for dispatched tasks that nobody claimed: the queue may have lost them."""
+"""Resends wake-ups of dispatched tasks that nobody claimed: the queue may have lost them."""
 
 from __future__ import annotations
 

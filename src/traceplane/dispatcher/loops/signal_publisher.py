@@ -1,8 +1,8 @@
-"""Jobs of the operator `signal_publish`: committed signals go to where triggers read them. At least once.
+"""Runs jobs of the operator `signal_publish`: publishes committed signals for triggers to read, at least once.
 
-It runs here, rather than in a worker, since operators hold no credentials and reach no folder but their own. A signal
-that is published twice has the same id and launches a pipeline once. History that is computed again, by a backfill
-or a deploy, is not published: it would launch pipelines for what is long over.
+It runs here, rather than in a worker, since operators have no credentials and can access only their own folders. A
+signal that is published twice has the same id and launches a pipeline once. History that a backfill or a deploy
+recomputes is not published: it would launch pipelines for events long past.
 """
 
 from __future__ import annotations
@@ -14,48 +14,50 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from traceplane import telemetry
-from traceplane.adapters.in_parallel import in_parallel
 from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.adapters.signal_publisher import SignalPublisher
-from traceplane.decoding.decoders import Budget, Decoders
-from traceplane.decoding.messages import Misfit, Signal, SignalsWork, TooLarge, Unreadable
+from traceplane.decoding.decoder_pool import Budget, Decoders
+from traceplane.decoding.messages import FileTooLarge, Misfit, SignalLine, SignalsWork, Unreadable
+from traceplane.dispatcher.in_process.jobs import fail
 from traceplane.model.positions import kept
 from traceplane.postgres import commits, tasks
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Database
+from traceplane.postgres.tasks import QueuedTask
+from traceplane.runtime.in_parallel import in_parallel
 from traceplane.runtime.process import Outcome
+from traceplane.wire.tasks import TaskError
 
 _BATCH = 100
 _TRANSFERS_AT_ONCE = 16
 _TASK_BYTES = 8 << 20
-"""Of the signals of one task."""
+"""Limit for the signals of one task."""
 _TASK_SECONDS = 5.0
-"""Of the processor, to read them."""
+"""Limit of processor time to read them."""
 _PASS_SECONDS = 10.0
-"""Then other jobs have their turn."""
+"""Then it is another job's turn."""
 PASS_BYTES = 16 << 20
-"""Of the signals that are held at once; tasks behind them wait for the next pass."""
+"""Limit for the signals in memory; further tasks wait for the next pass."""
 
 
-_DECODER = msgspec.json.Decoder(Signal)
-_Found = list[tuple[dict[str, Any], list[LiveCommit]]]
-"""Tasks, and what is committed of what they read."""
+_DECODER = msgspec.json.Decoder(SignalLine)
+_Inputs = list[tuple[QueuedTask, list[LiveCommit]]]
+"""Tasks, each with the live commits of its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Signals:
     messages: list[tuple[str, bytes]] = field(default_factory=list)
-    """Each with its ticker."""
-    wrong: dict[UUID, dict[str, Any]] = field(default_factory=dict)
-    """The errors of tasks whose files cannot be understood."""
+    """Pairs of ticker and message."""
+    errors: dict[UUID, TaskError] = field(default_factory=dict)
+    """Errors of tasks whose files cannot be read as signals."""
     left: set[UUID] = field(default_factory=set)
-    """Tasks for the next pass."""
+    """Tasks left for the next pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class Published(Outcome):
 
 
 class SignalJobs:
-    """Publisher and object store are made when there is something to publish: other dispatchers need neither their
-    clients nor their credentials."""
+    """Publisher and object store are created when there is something to publish: other dispatchers need neither the
+    client libraries nor the credentials."""
 
     def __init__(
         self,
@@ -83,31 +85,31 @@ class SignalJobs:
         self._open_store = object_store
         self._decoders = decoders
         self._served: dict[UUID, float] = {}
-        """When each of the jobs that wait had its last turn."""
+        """When each waiting job last had its turn."""
 
     async def run_once(self) -> Published:
         async with self._database.transaction() as tx:
             jobs = await tasks.waiting_publishers(tx)
             if not jobs:
                 return Published()
-            job = min(jobs, key=lambda job: self._served.get(job, 0.0))  # each in its turn
+            job = min(jobs, key=lambda job: self._served.get(job, 0.0))  # round robin
             self._served = {
                 job: time.monotonic(),
                 **{j: t for j, t in self._served.items() if j in jobs and j != job},
             }
             batch = await tasks.take_in_process(tx, job, _BATCH)
-            found = await commits.input_commits(tx, [t["task_id"] for t in batch])
-            live = [(t, found.get((t["task_id"], 0), [])) for t in batch]
-            fresh = [(t, c) for t, c in live if not t["backfill"]]
+            input_commits = await commits.input_commits(tx, [t.task_id for t in batch])
+            live = [(t, input_commits.get((t.task_id, 0), [])) for t in batch]
+            fresh = [(t, c) for t, c in live if not t.backfill]
             signals = await self._signals(fresh)
             if signals.messages:
                 await asyncio.to_thread(self._publish, signals.messages)
-            for task_id, error in signals.wrong.items():
-                await tasks.fail_in_process(tx, [task_id], error)
-            done = [t["task_id"] for t in batch if t["task_id"] not in signals.wrong.keys() | signals.left]
+            if signals.errors:
+                await fail(tx, "signal_publish", batch, signals.errors)
+            done = [t.task_id for t in batch if t.task_id not in signals.errors.keys() | signals.left]
             await tasks.finish_in_process(tx, done)
         published, left = len(signals.messages), len(signals.left)
-        suppressed = sum(f["rows"] for t, cs in live if t["backfill"] for c in cs for f in c.files)
+        suppressed = sum(f["rows"] for t, cs in live if t.backfill for c in cs for f in c.files)
         telemetry.count("signals_published_total", published)
         telemetry.count("signals_suppressed_total", suppressed)
         more = len(batch) == _BATCH or len(jobs) > 1 or left > 0
@@ -118,8 +120,8 @@ class SignalJobs:
             self._publisher = self._make_publisher()
         self._publisher.publish(messages)
 
-    async def _signals(self, found: _Found) -> _Signals:
-        paths = {f["path"]: f["bytes"] for _, live in found for commit in live for f in commit.files}
+    async def _signals(self, inputs: _Inputs) -> _Signals:
+        paths = {f["path"]: f["bytes"] for _, live in inputs for commit in live for f in commit.files}
         if not paths:
             return _Signals()
         objects = self._open_store()
@@ -134,39 +136,39 @@ class SignalJobs:
                 )
             finally:
                 await objects.close()
-            return await asyncio.to_thread(_read, self._decoders, found, copies)
+            return await asyncio.to_thread(_read, self._decoders, inputs, copies)
 
 
-def _read(decoders: Decoders, found: _Found, copies: dict[str, Path]) -> _Signals:
+def _read(decoders: Decoders, inputs: _Inputs, copies: dict[str, Path]) -> _Signals:
     signals = _Signals()
-    said: list[Signal] = []
+    all_lines: list[SignalLine] = []
     held, began = 0, time.monotonic()
-    for task, live in found:
+    for task, live in inputs:
         if held > PASS_BYTES or time.monotonic() - began > _PASS_SECONDS:
-            signals.left.add(task["task_id"])
+            signals.left.add(task.task_id)
             continue
         try:
             lines = _lines(decoders, task, live, copies)
-        except TooLarge as error:
-            message = f"the signals of the task are more than {_TASK_BYTES >> 20} MB: {error}"
-            signals.wrong[task["task_id"]] = {"code": "operator.input_too_large", "message": message}
+        except FileTooLarge as error:
+            message = f"the signals of the task are larger than {_TASK_BYTES >> 20} MB: {error}"
+            signals.errors[task.task_id] = TaskError("operator.input_too_large", message)
         except (Misfit, Unreadable, msgspec.MsgspecError) as error:
-            message = f"the input does not hold signals as signal_generate makes them: {error}"
-            signals.wrong[task["task_id"]] = {"code": "operator.misconfigured", "message": message}
+            message = f"the input does not contain signals in the form that signal_generate writes: {error}"
+            signals.errors[task.task_id] = TaskError("operator.misconfigured", message)
         else:
             held += sum(len(signal.message) for signal in lines)
-            said += lines
-    said.sort(key=lambda signal: (signal.position, signal.signal_id))
-    signals.messages.extend((signal.ticker, bytes(signal.message)) for signal in said)
+            all_lines += lines
+    all_lines.sort(key=lambda signal: (signal.position, signal.signal_id))
+    signals.messages.extend((signal.ticker, bytes(signal.message)) for signal in all_lines)
     return signals
 
 
 def _lines(
-    decoders: Decoders, task: dict[str, Any], live: Sequence[LiveCommit], copies: dict[str, Path]
-) -> list[Signal]:
+    decoders: Decoders, task: QueuedTask, live: Sequence[LiveCommit], copies: dict[str, Path]
+) -> list[SignalLine]:
     sink, budget = io.BytesIO(), Budget(_TASK_BYTES, cpu_seconds=_TASK_SECONDS)
     for commit in live:
-        work = SignalsWork(kept(commit.positions, (task["range_start"], task["range_end"]), commit.hidden))
+        work = SignalsWork(kept(commit.positions, (task.range_start, task.range_end), commit.hidden))
         for file in commit.files:
             budget.decode(decoders, copies[file["path"]], work, sink)
     return _DECODER.decode_lines(sink.getvalue())

@@ -1,4 +1,4 @@
-"""Has the hot tables analyzed as they grow, so that cached plans stay good."""
+"""Analyzes the hot tables as they grow, so that cached plans stay good."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from unnest($2::bigint[], $3::bigint[]) as r (range_start, range_end), generate_
 on conflict do nothing
 
 -- name: full_ranges
--- Of the ranges that were touched, those in which every position is present.
+-- The touched ranges in which every position is present.
 select r.range_start from unnest($2::bigint[]) as r (range_start)
 where (select count(*) from aggregator_positions p
        where p.job_id = $1 and p.position between r.range_start and r.range_start + $3::bigint - 1) = $3::bigint
@@ -28,7 +28,7 @@ where job_id = $1::uuid and position between $2::bigint - $4::bigint + 1 and $3:
       between $2::bigint and $3::bigint
 
 -- name: told_of_commits
--- Of these tasks, those whose event tells of a commit: every position of its scope has been written.
+-- The tasks whose event comes from a commit: every position of its scope has been written.
 select i.task_id from task_inputs i join events e using (event_id)
 where i.task_id = any($1::uuid[])
   and exists (select 1 from dataset_commits c where c.task_id = e.producer_id and c.generation_id = e.generation_id

@@ -44,7 +44,7 @@ on conflict (job_id) do update set level = excluded.level, metric = excluded.met
   threshold = excluded.threshold
 
 -- name: store_holds
--- Replaces the holds; answers how many jobs were let go, so that the valve is looked at again.
+-- Replaces the holds; returns how many jobs were released, so that the valve runs again.
 with wanted as materialized (
   select w.job_id, w.level, w.caused_by, string_to_array(w.path, ' ') as path
   from unnest($1::uuid[], $2::smallint[], $3::uuid[], $4::text[]) as w (job_id, level, caused_by, path)
@@ -60,5 +60,5 @@ with wanted as materialized (
 select (select count(*) from gone) as released, (select count(*) from held) as changed
 
 -- name: one_at_a_time
--- Only one dispatcher recomputes holds at a moment; the others leave it to that one.
+-- Only one dispatcher recomputes holds at a time; the others skip it.
 select pg_try_advisory_xact_lock(7203116)

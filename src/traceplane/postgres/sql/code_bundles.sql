@@ -1,7 +1,7 @@
 -- The code that jobs run.
 
 -- name: add
--- Keeps a bundle, unless it is kept already.
+-- Stores a bundle, unless it is stored already.
 insert into code_bundles (bundle_hash, content) values ($1, $2) on conflict (bundle_hash) do nothing
 
 -- name: load

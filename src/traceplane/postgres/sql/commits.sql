@@ -1,8 +1,8 @@
 -- What tasks produced.
 
 -- name: record
--- Outputs become part of their generation; a cursor never moves backwards. The cursor's row is what commits of one
--- generation wait for: whoever has it sees all that was committed before.
+-- Outputs become part of their generation; a cursor never moves backwards. Commits of one generation take turns on the
+-- cursor's row: the transaction that holds it sees everything committed before.
 with produced as materialized (
   select nextval('dataset_commits_commit_id_seq') as commit_id, p.*
   from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bigint[], $6::bigint[], $7::text[],
@@ -30,8 +30,8 @@ with produced as materialized (
 select array_agg(p.commit_id order by p.ord) as drawn, (select array_agg(commit_id) from kept) as kept from produced p
 
 -- name: supersede
--- Live commits of other tasks give way to newer ones wherever they overlap, as a whole if nothing is left of them;
--- which of the newer ones took a place.
+-- Newer commits replace live commits of other tasks where they overlap; a commit with nothing left is superseded as a
+-- whole. Returns the newer commits that replaced something.
 with newer as materialized (
   select * from unnest($1::bigint[], $2::uuid[], $3::uuid[], $4::bigint[], $5::bigint[])
     as n (commit_id, task_id, generation_id, range_start, range_end)
@@ -46,7 +46,7 @@ with newer as materialized (
       and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
       and c.range_start <= n.range_end and c.range_end >= n.range_start
       and c.task_id <> n.task_id
-      -- Ids are drawn before the cursor is waited for. What is not of this call was committed before it, whatever its id.
+      -- Ids are drawn before waiting for the cursor. Commits of other calls were made earlier, whatever their ids.
       and (c.commit_id < n.commit_id or c.commit_id <> all($1::bigint[]))
     offset 0  -- a probe by index for each commit
   ) c
@@ -63,7 +63,7 @@ with newer as materialized (
 select distinct newer_id as superseded_by from touched
 
 -- name: overlapping
--- Of commits to be, those that would stand beside rows of a wider or shifted scope; by their order.
+-- The indexes of planned commits that would partly overlap rows of a wider or shifted scope.
 select n.ord::int as ord
 from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) with ordinality
   as n (task_id, generation_id, range_start, range_end, ord)
@@ -77,7 +77,7 @@ where exists (
 )
 
 -- name: for_tasks
--- The live files that each task's inputs bring for the task's own scope, and for so many positions before it.
+-- The live files of each task's inputs for the task's scope, and for a number of positions before it.
 select t.task_id, i.input_index, c.files, c.range_start, c.range_end,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
 from unnest($1::uuid[], $2::bigint[]) as w (task_id, history)
@@ -94,7 +94,7 @@ cross join lateral (
 order by t.task_id, i.input_index, c.commit_id
 
 -- name: own_files
--- The live files of each task's scope that its own job committed before.
+-- The live files of each task's scope that its own job committed earlier.
 select t.task_id, o.output_index, c.commit_id, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_outputs o using (job_id) join generation_cursors k using (generation_id)
@@ -108,11 +108,11 @@ cross join lateral (
 order by t.task_id, o.output_index, c.commit_id
 
 -- name: lock_appends
--- What is added to a generation is added in turns: who sees a commit sees all that came before it.
+-- Appends to a generation take turns: a reader that sees a commit sees all earlier ones.
 select pg_advisory_xact_lock(1635151214, hashtext(g::text)) from unnest($1::uuid[]) as g
 
 -- name: added_since
--- Of rows to be added, those whose scope has had rows added since a commit; by their order.
+-- The indexes of planned appends whose scope has had rows added since a given commit.
 select n.ord::int as ord
 from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) with ordinality
   as n (task_id, generation_id, range_start, range_end, commit_id, ord)
@@ -126,35 +126,35 @@ where exists (
 )
 
 -- name: superseded
--- Commits that gave way to others longer ago than a while, a page of them, the longest ago first.
+-- A page of commits that were superseded before the grace period, oldest first.
 select commit_id, task_id, files, superseded_at from dataset_commits
 where superseded_by is not null and superseded_at < tp_now() - $1::interval
   and (superseded_at, commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
 order by superseded_at, commit_id limit $4
 
 -- name: files_of_tasks
--- What the commits of these tasks hold, without those that gave way longer ago than a while, if one is given. The paths
--- of an attempt's files name its task, so no other task's commits hold them.
+-- The files in commits of these tasks, without commits superseded before the grace period, if one is given. The paths
+-- of an attempt's files name its task, so no other task's commits contain them.
 select files from dataset_commits
 where task_id = any($1::uuid[]) and coalesce(superseded_at >= tp_now() - $2::interval, true)
 
 -- name: of_generations
--- Commits of generations that nobody reads, a page of them.
+-- A page of commits of generations that nobody reads.
 select commit_id, task_id, files from dataset_commits
 where generation_id = any($1::uuid[]) and commit_id > $2 order by commit_id limit $3
 
 -- name: files_elsewhere
--- What the commits of these tasks hold in other generations than these: hot rows that were moved say where they went.
+-- The files in commits of these tasks in other generations than these: moved hot rows record where they went.
 select files from dataset_commits
 where task_id = any($1::uuid[]) and generation_id <> all($2::uuid[])
   and coalesce(superseded_at >= tp_now() - $3::interval, true)
 
 -- name: forget_of_generations
--- Commits whose files are gone, and their generations with them.
+-- Deletes commits whose files are deleted, as are their generations.
 delete from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: forget
--- Commits whose files are gone. Their generations cannot be read any more as of a time when they were live.
+-- Deletes commits whose files are deleted. Their generations can no longer be read as of a time when they were live.
 with gone as (
   delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
   returning generation_id, superseded_at
@@ -164,11 +164,14 @@ from (select generation_id, max(superseded_at) as until from gone group by gener
 where k.generation_id = g.generation_id
 
 -- name: summary
--- Rows and bytes that readers see, per dataset of an organization.
-select d.dataset_id, count(c.commit_id) as commits, least(coalesce(sum(c.row_count), 0), 9223372036854775807)::bigint as rows,
-       least(coalesce(sum(c.bytes), 0), 9223372036854775807)::bigint as bytes, gc.position as cursor
+-- Rows and bytes that readers see, per dataset of an organization; `at_most` if newer commits have replaced some of the
+-- counted rows.
+select d.dataset_id, d.current_generation_id as generation_id, d.definition->>'storage' as storage,
+       count(c.commit_id) as commits, least(coalesce(sum(c.row_count), 0), 9223372036854775807)::bigint as rows,
+       least(coalesce(sum(c.bytes), 0), 9223372036854775807)::bigint as bytes, gc.position as cursor,
+       coalesce(bool_or(c.hidden is not null), false) as at_most
 from datasets d join orgs o using (org_id)
 left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
 left join generation_cursors gc on gc.generation_id = d.current_generation_id
 where o.slug = $1 and d.current_generation_id is not null
-group by d.dataset_id, gc.position order by d.dataset_id
+group by d.dataset_id, d.current_generation_id, d.definition, gc.position order by d.dataset_id

@@ -1,7 +1,7 @@
 -- Which positions a generation holds.
 
 -- name: add
--- Scopes of tasks that are done belong to what their jobs write, whether there was something to commit or not.
+-- Adds the scopes of completed tasks to the generations their jobs write, whether or not there was something to commit.
 with done as (
   select g.generation_id, g.range_start, g.range_end
   from unnest($2::uuid[], $3::bigint[], $4::bigint[]) as g (generation_id, range_start, range_end)
@@ -19,7 +19,7 @@ on conflict (generation_id, bucket) do update set positions = c.positions + excl
 where not c.positions @> excluded.positions
 
 -- name: lock_serving
--- Commits to what serves wait from here on, so that nothing is added to it unseen before a version takes its place.
+-- Blocks commits to the serving generations, so that nothing is added unseen before a version replaces them.
 select k.generation_id from generation_cursors k
 where k.generation_id in (
   select d.current_generation_id from dag_version_datasets v join datasets d using (dataset_uuid)
@@ -27,7 +27,7 @@ where k.generation_id in (
 order by k.generation_id for no key update
 
 -- name: lacking
--- Per dataset that would get another generation: positions of live commits that the new one does not hold.
+-- Per dataset that would get another generation: positions of live commits that the new one lacks.
 select d.dataset_id, lower(p) as first, coalesce(upper(p) - 1, 9223372036854775807) as last
 from dag_version_datasets v join datasets d using (dataset_uuid)
 cross join lateral (select coverage_of(v.generation_id) as held offset 0) new
@@ -37,12 +37,12 @@ cross join lateral (
     and not new.held @> coverage_range(c.range_start, c.range_end)
 ) gone cross join lateral unnest(gone.positions) p
 where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id
-  and v.definition->>'sql' is null  -- a virtual dataset holds nothing, and serves what its SQL gives
+  and v.definition->>'sql' is null  -- a virtual dataset stores nothing; its SQL computes its rows
   and not new.held @> coverage_of(d.current_generation_id)
 order by d.dataset_id, p limit $2
 
 -- name: add_catch_ups
--- Jobs of a version whose datasets are about to get, or have got, another generation than the one that serves.
+-- Jobs of a version whose datasets get, or have got, another generation than the serving one.
 insert into catch_ups (job_id, generation_id)
 select o.job_id, d.current_generation_id
 from dag_version_jobs v join jobs j using (job_id) join job_outputs o using (job_id) join datasets d using (dataset_uuid)
@@ -51,16 +51,16 @@ where v.dag_version_id = $1 and d.current_generation_id <> o.generation_id
 on conflict do nothing
 
 -- name: forget_catch_ups
--- Jobs that need not catch up any more: those of a version, or those given.
+-- Jobs that no longer need to catch up: those of a version, or the given ones.
 delete from catch_ups where job_id = any($1::uuid[])
   or job_id in (select job_id from dag_version_jobs where dag_version_id = $2)
 
 -- name: next_catch_ups
--- Jobs that got their tasks for the past and have nothing waiting, whose turn it is to make what else is served.
+-- Jobs whose replay is complete and that have no queued tasks: next, they catch up on the rest of what is served.
 select c.job_id, c.generation_id, j.building, j.routed from catch_ups c join jobs j using (job_id)
 where not exists (select 1 from replays r where r.job_id = c.job_id)
   and not exists (select 1 from tasks t where t.job_id = c.job_id and t.stage = 0 offset 0)
-  and not exists (  -- what only passes events on may have some left for it
+  and not exists (  -- a job that only forwards events may still have some for it
     select 1 from job_inputs i join job_outputs o using (generation_id) join jobs p on p.job_id = o.job_id
     where i.job_id = c.job_id and p.runtime = 'dispatcher' and p.routed
       and (exists (select 1 from replays r where r.job_id = p.job_id)
@@ -68,8 +68,8 @@ where not exists (select 1 from replays r where r.job_id = c.job_id)
 order by c.job_id, c.generation_id
 
 -- name: catch_up
--- Tasks for scopes that are served, or were, that a job does not hold, and that nothing is under way for; none where its
--- inputs have yet to catch up themselves, since they will tell it.
+-- Tasks for scopes that are or were served, that a job lacks, and that have no unfinished task; none while its inputs
+-- still have to catch up, since they will emit events for it.
 with own as materialized (
   select o.generation_id, coverage_of(o.generation_id) as held from job_outputs o
   join generations g on g.generation_id = $2 and g.dataset_uuid = o.dataset_uuid where o.job_id = $1
@@ -82,7 +82,7 @@ with own as materialized (
   join generations other on other.generation_id = c.generation_id and other.dataset_uuid = rows.dataset_uuid
   cross join lateral unnest(coverage_of(other.generation_id) - coverage_of(rows.generation_id)) r
   where i.job_id = $1
-), size as materialized (  -- a job that is fed with ranges gets no others
+), size as materialized (  -- a job that is fed with ranges gets only such ranges
   select range_size_of($1) as positions
 ), dead as materialized (
   select scope_key from tasks where job_id = $1 and stage = 3
@@ -109,12 +109,12 @@ with own as materialized (
 select (select count(*) from wanted) as made, exists (select 1 from own where not held @> coverage_of($2)) as lacks
 
 -- name: end_catch_up
--- A job that serves has made all of it. Until then those below it know that something may still come.
+-- The job has caught up. Until then, downstream jobs know that more may come.
 delete from catch_ups where job_id = $1 and generation_id = $2
 
 -- name: of_datasets
--- What readers of an organization's datasets have: from where to where, the gaps between, and scopes whose task died and
--- that nothing else covers. Executions of pipelines stand at positions of their own, with nothing between them.
+-- What readers of an organization's datasets have: first and last position, the gaps between, and scopes whose task is
+-- dead and that nothing else covers. Executions of pipelines have their own positions, so there are no gaps between them.
 select d.dataset_id, lower(h.held) as first, coalesce(upper(h.held) - 1, 9223372036854775807) as last,
   (select count(*) from unnest(h.gaps)) as gap_count,
   coalesce((select jsonb_agg(jsonb_build_array(lower(r), upper(r) - 1) order by r)
@@ -130,9 +130,10 @@ cross join lateral (
 ) h
 where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
 
--- name: asked
--- A dataset, who makes it, and which of some positions it does not hold. What a source is told holds what was said.
-select d.dataset_id, g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
+-- name: missing_positions
+-- Which of these positions a dataset lacks, and the job that produces it. Sources that only receive events, and jobs of
+-- the dispatcher, have no commits: the positions of their events count.
+select g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
   (j.definition->'config'->>'size')::bigint as size,
   (select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
    from unnest(int8multirange(coverage_range($3, $4)) - case
@@ -149,17 +150,18 @@ left join lateral (
 where o.slug = $1 and d.dataset_id = $2
 
 -- name: unfinished
--- Tasks of a job, waiting, under way or dead, that some positions wait for.
+-- Queued, in-flight or dead tasks of a job that cover some of these positions.
 select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
 from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit $4
 
 -- name: canceled
--- Tasks of a job that somebody canceled, of some positions. Asked when nothing else is known of them: no index has it.
+-- Canceled tasks of a job that cover some of these positions. Used only if nothing else explains the gap: it has no
+-- index.
 select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, null as code
 from tasks t where t.job_id = $1 and t.state = 'canceled' and t.range_start <= $3 and t.range_end >= $2
 order by t.task_id desc limit $4
 
 -- name: forget
--- Of generations that are gone.
+-- Deletes the coverage of deleted generations.
 delete from generation_coverage where generation_id = any($1::uuid[])

@@ -1,7 +1,7 @@
--- What is looked at when pipelines are not launched.
+-- Facts about pipelines that are not launched.
 
 -- name: counts
--- Pipelines that wait for signals, and what keeps some of them from being launched.
+-- Pipelines that wait for signals, and what prevents some of them from being launched.
 select count(*) as signal_pipelines,
        count(*) filter (where p.is_active) as active,
        count(*) filter (where p.is_active and cardinality(coalesce(p.scanner_tickers, l.tickers)) = 0) as without_tickers,
@@ -11,7 +11,7 @@ from pipelines p left join scanner_lists l using (scanner_list_id)
 where p.trigger_mode = 'signal' and p.deleted_at is null
 
 -- name: without_job
--- Active pipelines whose job is not deployed, some of them.
+-- Some active pipelines whose job is not deployed.
 select p.name, p.config->>'dag' as dag, p.config->>'job' as job
 from pipelines p
 where p.trigger_mode = 'signal' and p.deleted_at is null and p.is_active
@@ -22,7 +22,7 @@ where p.trigger_mode = 'signal' and p.deleted_at is null and p.is_active
 order by p.pipeline_id limit $1
 
 -- name: running
--- How many executions are under way, and the one that has been for longest.
+-- The number of running executions, and the one running longest.
 select count(*) over () as running, e.execution_id, p.name as pipeline, e.status, e.target, t.state as task_state,
        extract(epoch from tp_now() - e.created_at)::float8 as seconds
 from executions e join pipelines p using (pipeline_id) left join tasks t on t.task_id = e.execution_id

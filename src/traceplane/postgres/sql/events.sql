@@ -2,10 +2,10 @@
 
 -- name: accept
 -- Inserts events that are new, drafts a task for every routed job that reads them, records lineage, and
--- writes the wake-ups of those tasks that may go out at once. A job's task waits (queued) instead when the
+-- writes the wake-ups of tasks that may be dispatched immediately. A task is queued instead when its
 -- job is metered by the valve: a concurrency limit, a hold, a full window, a busy scope, or a queue ahead.
 -- Ids are drawn first, so that nothing here has to join two large sets of rows again. Rows are inserted in the
--- order of their unique keys: two calls with the same events in another order wait for each other once.
+-- order of their unique keys, so two calls with the same events in different order cannot deadlock.
 with incoming as materialized (
   select nextval('events_event_id_seq') as event_id, i.*
   from unnest($1::uuid[], $2::uuid[], $3::event_kind[], $4::text[], $5::bigint[], $6::bigint[],
@@ -66,11 +66,11 @@ select (select array_agg(event_id order by ord) from incoming) as drawn,
        case when $10::boolean and exists (select 1 from drafts) then pg_notify('traceplane_work', '') end
 
 -- name: notify_dispatchers
--- Tells dispatchers that another process left work in the outbox or the queue.
+-- Notifies dispatchers of work that another process left in the outbox or the queue.
 select pg_notify('traceplane_work', '')
 
 -- name: latest_by_cursor
--- The last word on each of the highest cursors of a generation.
+-- The last event of each of the highest cursors of a generation.
 select distinct on (range_start) range_start, emission, kind::text as kind
 from events where generation_id = $1::uuid and partition_key is null
 order by range_start desc, event_id desc limit $2
@@ -78,3 +78,20 @@ order by range_start desc, event_id desc limit $2
 -- name: emissions_of_tasks
 -- The emission of the event that each task was made for.
 select i.task_id, e.emission from task_inputs i join events e using (event_id) where i.task_id = any($1::uuid[])
+
+-- name: tally
+-- The number of events of generations, counted up to a limit, and their last position.
+select g.generation_id, least(n.events, $2::bigint) as events, greatest(c.last, p.last) as last
+from unnest($1::uuid[]) g (generation_id)
+cross join lateral (
+  select count(*) as events from (
+    (select 1 from events where generation_id = g.generation_id and partition_key is null limit $2)
+    union all
+    (select 1 from events where generation_id = g.generation_id and partition_key is not null limit $2)
+  ) e
+) n
+left join lateral (select range_end as last from events
+  where generation_id = g.generation_id and partition_key is null order by range_start desc limit 1) c on true
+left join lateral (select range_end as last from events
+  where generation_id = g.generation_id and partition_key is not null order by range_start desc limit 1) p on true
+where n.events > 0

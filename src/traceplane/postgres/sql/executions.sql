@@ -9,8 +9,8 @@ from pipelines p
 where p.trigger_mode = 'periodic' and p.is_active and p.deleted_at is null
 
 -- name: launch_scheduled
--- Executions of pipelines whose time has come, with their tasks or Celery messages. One that is running, or was
--- launched for this time already, is left out by the indexes; so is one whose job is not deployed.
+-- Executions of pipelines that are due, with their tasks or Celery messages. Indexes exclude a pipeline that is running
+-- or was already launched for this time; one whose job is not deployed is skipped too.
 with due as materialized (
   select p.pipeline_id, d.scheduled_for, coalesce(p.config->>'target', 'task') as target, j.job_id, j.priority
   from unnest($1::uuid[], $2::timestamptz[]) as d (pipeline_id, scheduled_for)
@@ -38,14 +38,14 @@ select (select count(*) from launched) as launched, (select count(*) from told) 
        (select count(*) from due where target = 'task' and job_id is null) as without_job
 
 -- name: of_tasks
--- What the operator of a pipeline is told of the execution that its task is.
+-- What the operator of a pipeline receives about its task's execution.
 select e.execution_id, e.pipeline_id, p.name as pipeline, p.user_id, coalesce(p.config->'parameters', '{}') as parameters,
        e.signal, e.scheduled_for
 from executions e join pipelines p using (pipeline_id) where e.execution_id = any($1::uuid[])
 
 -- name: follow_tasks
--- Executions become what their tasks have become; one that ends frees its pipeline. The attempt of a task that died
--- while its worker was silent is closed, since the pipeline may run again: nothing can be reported for it any more.
+-- Executions take the state of their tasks; one that ends frees its pipeline. If a task died while its worker was
+-- silent, its attempt is closed for late reports, since the pipeline may run again.
 with seen as materialized (
   select e.execution_id, t.state, t.stage, t.started_at, t.finished_at, t.error, t.attempt > t.reported_attempt as open
   from executions e join tasks t on t.task_id = e.execution_id
@@ -67,7 +67,7 @@ from seen s where e.execution_id = s.execution_id
 returning e.status
 
 -- name: overdue
--- Celery's executions that nobody has finished in time: failed, so that their pipelines may run again.
+-- Fails Celery executions that timed out, so that their pipelines may run again.
 with late as materialized (
   select e.execution_id from executions e join pipelines p using (pipeline_id)
   where e.status in ('PENDING', 'RUNNING') and e.target = 'celery'
@@ -83,7 +83,7 @@ from late l where e.execution_id = l.execution_id
 returning e.status
 
 -- name: move
--- One step of an execution that Celery runs, if it is where the step starts.
+-- Moves an execution that Celery runs to another status, if it has one of the expected ones.
 update executions e set status = $2::text, started_at = coalesce(e.started_at, tp_now()),
   finished_at = case when $2 in ('COMPLETED', 'FAILED') then tp_now() end, error = $4::jsonb
 from pipelines p join orgs o using (org_id)
@@ -91,23 +91,23 @@ where e.execution_id = $1 and p.pipeline_id = e.pipeline_id and o.slug = $5 and 
 returning e.execution_id
 
 -- name: take_messages
--- Messages that are due, locked so that one relay sends them, and whether there is still something to be run.
+-- Due messages, locked so that only one relay sends them, and whether their execution is still pending.
 select o.execution_id, e.pipeline_id, e.signal, e.status = 'PENDING' as wanted
 from celery_outbox o join executions e using (execution_id)
 where o.ready_at <= tp_now() order by o.execution_id limit $1 for update of o skip locked
 
 -- name: messages_sent
--- Sent, or no longer wanted: the row has served.
+-- Deletes messages that were sent or are no longer needed.
 delete from celery_outbox where execution_id = any($1::uuid[])
 
 -- name: postpone_messages
--- Not sent: tried again later, a little later each time.
+-- Not sent: retried later, with a growing delay.
 update celery_outbox set failures = failures + 1,
   ready_at = tp_now() + interval '0.2 second' * power(2, least(failures, 7))
 where execution_id = any($1::uuid[])
 
 -- name: list
--- Executions, the newest first. Planned anew for each call, since which index serves depends on the filter.
+-- Executions, newest first. Planned for each call, since the best index depends on the filter.
 select e.execution_id, e.pipeline_id, p.name as pipeline, p.user_id, e.target, e.status, e.signal_id, e.signal,
        e.scheduled_for, e.error, e.created_at, e.started_at, e.finished_at,
        coalesce(p.config->'parameters', '{}') as parameters

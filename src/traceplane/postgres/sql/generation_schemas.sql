@@ -1,4 +1,4 @@
--- What the files of each generation have in common.
+-- The merged schema of each generation's files.
 
 -- name: load
 -- The merged schemas of generations, with the names of their datasets; no columns where nothing is known yet. Whether
@@ -12,7 +12,7 @@ left join generation_cursors k using (generation_id)
 where g.generation_id = any($1::uuid[])
 
 -- name: save
--- Merged schemas in place of those they were made from; one that changed meanwhile is not touched.
+-- Replaces schemas by merged ones; a schema that changed meanwhile is not touched.
 insert into generation_schemas (generation_id, columns, revision, updated_at)
 select generation_id, columns::jsonb, revision, tp_now()
 from unnest($1::uuid[], $2::text[], $3::int[]) as s (generation_id, columns, revision)

@@ -1,11 +1,11 @@
 -- Hot datasets: which generations have a table, and which live commits its rows, or files in their place, come from.
 
 -- name: drop
--- A generation whose table is gone.
+-- A generation whose table was dropped.
 delete from hot_tables where generation_id = $1
 
 -- name: add
--- A generation's rows are in a table of its own.
+-- A generation whose rows are in its own table.
 insert into hot_tables (generation_id, columns, position, unique_key) values ($1, $2, $3, $4)
 
 -- name: load
@@ -13,11 +13,11 @@ insert into hot_tables (generation_id, columns, position, unique_key) values ($1
 select generation_id, columns, position, unique_key from hot_tables where generation_id = any($1::uuid[])
 
 -- name: lock
--- Commits of a hot generation take turns from here on. Always before the cursors, and in the same order.
+-- Commits of a hot generation take turns on this lock. It is always taken before the cursors, in the same order.
 select generation_id from hot_tables where generation_id = any($1::uuid[]) order by generation_id for no key update
 
 -- name: held
--- The live commits that overlap a range, for each of several ranges, in the order they were made.
+-- For each range, the live commits that overlap it, oldest first.
 select w.ord::int - 1 as number, c.commit_id, c.range_start, c.range_end, c.row_count, c.files
 from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as w (generation_id, range_start, range_end, ord)
 join generation_cursors k using (generation_id)
@@ -31,7 +31,7 @@ cross join lateral (
 order by w.ord, c.commit_id
 
 -- name: states
--- A word for what each range holds, as model.hot_table.state_of spells it; none for a range that holds nothing.
+-- A fingerprint of each range, as model.hot_table.state_of computes it; no row for an empty range.
 select w.ord::int - 1 as number, md5(string_agg(c.commit_id::text, ',' order by c.commit_id)) as state
 from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as w (generation_id, range_start, range_end, ord)
 join generation_cursors k using (generation_id)

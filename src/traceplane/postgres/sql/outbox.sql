@@ -22,25 +22,25 @@ from outbox where runtime <> all($2::text[]) and ready_at <= tp_now()
 order by outbox_id limit $1 for update skip locked
 
 -- name: due_runtimes
--- Whose rows wait to be sent; most passes of the relay find none.
+-- Runtimes with due rows; most passes of the relay find none.
 select distinct runtime from outbox where ready_at <= tp_now()
 
 -- name: done
--- Sent: the row has served.
+-- Deletes rows that were sent.
 delete from outbox where outbox_id = any($1::bigint[])
 
 -- name: postpone
--- Not sent: tried again later, a little later each time.
+-- Not sent: retried later, with a growing delay.
 update outbox set failures = failures + 1,
   ready_at = tp_now() + interval '0.2 second' * power(2, least(failures, 7))
 where outbox_id = any($1::bigint[])
 
 -- name: lag
--- Seconds the oldest waiting row has waited.
+-- How many seconds the oldest row has waited.
 select coalesce(extract(epoch from tp_now() - min(created_at)), 0)::float8 from outbox
 
 -- name: lag_of_org
--- The same, of rows with tasks of an organization.
+-- The same for rows with tasks of one organization.
 select coalesce(extract(epoch from tp_now() - min(o.created_at)), 0)::float8 from outbox o
 where exists (select 1 from unnest(o.task_ids) as w (task_id) join tasks t using (task_id) join jobs j using (job_id)
               join dags d using (dag_id) join orgs g using (org_id) where g.slug = $1 offset 0)

@@ -1,9 +1,9 @@
 -- What a query reads: which generations, and which of their files. All of it runs in one snapshot.
 
 -- name: datasets
--- Datasets by their names, each with the generation that is asked for: of a version of its DAG ($3, $4), of a time ($5),
--- or the current one; where its rows are, and what is declared of their columns, by the dataset that owns the rows too.
--- Without names: all that are served or being built, and none that was deleted.
+-- Datasets by name, each with the requested generation: of a version of its DAG ($3, $4), of a time ($5), or the current
+-- one; where its rows are, and their declared columns, including those of the dataset that owns the rows.
+-- Without names: all datasets that are served or being built, without deleted ones.
 with wanted as materialized (
   select d.dataset_uuid, d.dataset_id, d.dag_id, d.definition, d.current_generation_id, g.name as dag,
          case when n.number is not null
@@ -41,24 +41,24 @@ left join generation_cursors k on k.generation_id = r.generation_id
 order by p.dataset_id
 
 -- name: live_ids
--- The live commits of a generation in the order of their positions. An index has it all.
+-- The live commits of a generation, ordered by position. An index-only scan.
 select coalesce(array_agg(commit_id order by range_start, commit_id), '{}')
 from dataset_commits where generation_id = $1 and superseded_by is null
 
 -- name: hidden
--- Of a generation's live commits, those that newer ones have taken positions from.
+-- The live commits of a generation that newer ones have partly replaced.
 select commit_id, jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) as hidden
 from dataset_commits, unnest(hidden) h
 where generation_id = $1 and hidden is not null and superseded_by is null group by commit_id
 
 -- name: commits_at
--- The commits of a generation that were live at a time. Of what newer ones hide today, that much was hidden then which
--- commits that had been made by then cover.
+-- The commits of a generation that were live at a time. Of the positions hidden today, those were hidden then that
+-- commits made by then cover.
 with there as materialized (
   select commit_id, range_start, range_end, hidden from dataset_commits
   where generation_id = $1 and superseded_by is null and committed_at <= $2
   union all
-  -- One that gave way as a whole since then no longer knows which part it had lost before.
+  -- A commit that was superseded as a whole since then no longer records which part was hidden before.
   select commit_id, range_start, range_end, '{(,)}'::int8multirange from dataset_commits
   where generation_id = $1 and superseded_by is not null and superseded_at > $2 and committed_at <= $2
 ), shown as (
@@ -73,8 +73,8 @@ select commit_id,
 from shown order by range_start, commit_id
 
 -- name: live
--- The live commits of a generation in the order of their positions, as one row: a hundred thousand rows take a client
--- longer to read than Postgres to find. Most commits have one file; of the others the path is null.
+-- The live commits of a generation, ordered by position, as one row: a client takes longer to read a hundred thousand
+-- rows than Postgres to find them. Most commits have one file; for the others the path is null.
 select coalesce(array_agg(commit_id), '{}') as ids, coalesce(array_agg(range_start), '{}') as firsts,
        coalesce(array_agg(range_end), '{}') as lasts, coalesce(array_agg(path), '{}') as paths
 from (select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then files->0->>'path' end as path
@@ -98,7 +98,7 @@ select f.file->>'path' as path, (f.file->>'bytes')::bigint as bytes
 from dataset_commits, jsonb_array_elements(files) f (file) where task_id = any($1::uuid[])
 
 -- name: live_statistics
--- Rows of each file of a generation's live commits, and what is known of one column in it.
+-- The row count of each file of a generation's live commits, and the statistics of one column in it.
 select commit_id, case when jsonb_array_length(files) = 1
     then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
   else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
@@ -114,29 +114,29 @@ select commit_id, case when jsonb_array_length(files) = 1
 from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: sizes
--- Rows and bytes that readers see of generations.
+-- Rows and bytes of generations that readers see; `at_most` if newer commits have replaced some of the counted rows.
 select generation_id, count(*) as commits, least(coalesce(sum(row_count), 0), 9223372036854775807)::bigint as rows,
-       least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint as bytes
+       least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint as bytes, bool_or(hidden is not null) as at_most
 from dataset_commits where generation_id = any($1::uuid[]) and superseded_by is null group by generation_id
 
 -- name: producers
 -- The jobs that write and read generations.
-select x.generation_id, d.name as dag, j.name as job, j.operator, j.definition->'config'->'query' as query,
+select x.generation_id, d.name as dag, j.name as job, j.operator, j.definition->'config' as config,
        x.name as output, true as writes, j.definition->'virtual'->'inputs' as virtual_inputs
 from job_outputs x join jobs j using (job_id) join dags d using (dag_id) where x.generation_id = any($1::uuid[]) and j.routed
-  -- A source that is to carry on what serves has not said anything yet.
+  -- A source that will take over from the serving one has not emitted anything yet.
   and not (j.building and exists (select 1 from datasets s where s.current_generation_id = x.generation_id))
 union all
 select i.generation_id, d.name, j.name, j.operator, null, null, false, null
 from job_inputs i join jobs j using (job_id) join dags d using (dag_id) where i.generation_id = any($1::uuid[]) and j.routed
 
 -- name: read_by
--- Who reads a virtual dataset: jobs, directly or through others.
+-- Jobs that read a virtual dataset, directly or through others.
 select d.name as dag, j.name as job from jobs j join dags d using (dag_id) join orgs o using (org_id)
 where j.routed and j.definition ? 'virtual' and o.slug = $1 and j.definition->'virtual'->'datasets' ? $2::text
 
 -- name: inputs_of
--- What the producer of a generation reads, under which names.
+-- The inputs of the producer of a generation, with their names.
 select i.name, d.dataset_id, coalesce(g.data_generation_id, g.generation_id) as row_generation_id, s.columns
 from job_outputs x join jobs j on j.job_id = x.job_id and j.routed join job_inputs i on i.job_id = x.job_id
 join datasets d on d.dataset_uuid = i.dataset_uuid join generations g on g.generation_id = i.generation_id

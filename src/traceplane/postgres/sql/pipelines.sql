@@ -11,7 +11,7 @@ on conflict (org_id, user_id, name) where deleted_at is null do nothing
 returning pipeline_id
 
 -- name: lock
--- One pipeline, kept as it is until the transaction ends.
+-- One pipeline, locked until the transaction ends.
 select p.pipeline_id, p.user_id, p.name, p.trigger_mode, p.scanner_tickers, l.name as scanner_list,
        p.signal_subscriptions, p.rules, p.schedule, p.is_active, p.config, p.launches_per_hour, p.created_at
 from pipelines p join orgs o using (org_id) left join scanner_lists l using (scanner_list_id)
@@ -24,7 +24,7 @@ select exists (select 1 from pipelines p join orgs o using (org_id)
                where o.slug = $1 and p.user_id = $2 and p.name = $3 and p.deleted_at is null and p.pipeline_id <> $4)
 
 -- name: change
--- All that its owner says of it, said anew.
+-- Replaces all fields that its owner sets.
 update pipelines set
   name = $2::text, scanner_tickers = $3::text[], scanner_list_id = $4::uuid, signal_subscriptions = $5::jsonb,
   rules = $6::jsonb, schedule = $7::text, config = $9::jsonb, launches_per_hour = $10::int,
@@ -34,7 +34,7 @@ update pipelines set
 where pipeline_id = $1 and org_id = (select org_id from orgs where slug = $12)
 
 -- name: remove
--- A deleted pipeline keeps its executions, and a list's tickers of its own, so that the list can be deleted too.
+-- A deleted pipeline keeps its executions, and its own copy of a list's tickers, so that the list can be deleted too.
 update pipelines p set deleted_at = tp_now(), changed_in = pg_current_xact_id(),
   scanner_tickers = case when p.trigger_mode = 'signal'
     then coalesce(p.scanner_tickers, (select l.tickers from scanner_lists l where l.scanner_list_id = p.scanner_list_id)) end,
@@ -42,7 +42,7 @@ update pipelines p set deleted_at = tp_now(), changed_in = pg_current_xact_id(),
 where p.pipeline_id = $1 and p.org_id = (select org_id from orgs where slug = $2)
 
 -- name: list
--- Pipelines in the order in which they were made, and the execution that each is at.
+-- Pipelines in the order of their creation, with the current execution of each.
 select p.pipeline_id, p.user_id, p.name, p.trigger_mode, p.scanner_tickers, l.name as scanner_list,
        p.signal_subscriptions, p.rules, p.schedule, p.is_active, p.config, p.launches_per_hour, p.created_at,
        (select e.execution_id from executions e
@@ -62,38 +62,38 @@ where o.slug = $1 and d.name = $2 and j.name = $3 and j.routed and not j.buildin
 
 -- name: lists
 -- Lists of tickers, and how many pipelines use each.
-select l.scanner_list_id, l.name, l.tickers,
+select l.name, l.tickers,
        (select count(*) from pipelines p where p.scanner_list_id = l.scanner_list_id) as pipelines
 from scanner_lists l join orgs o using (org_id)
 where o.slug = $1 and ($2::text is null or l.name = $2) order by l.name
 
 -- name: set_list
--- A list of tickers as it is to be, new or not.
+-- Creates or replaces a list of tickers.
 insert into scanner_lists (org_id, name, tickers) select org_id, $2::text, $3::text[] from orgs where slug = $1
 on conflict (org_id, name) do update set tickers = excluded.tickers, changed_in = pg_current_xact_id()
 
 -- name: list_id
--- A list by its name, kept from being deleted until the transaction ends.
+-- A list by name, which cannot be deleted until the transaction ends.
 select l.scanner_list_id from scanner_lists l join orgs o using (org_id)
 where o.slug = $1 and l.name = $2 for key share of l
 
 -- name: lock_list
--- A list by its name, which no pipeline can come to use until the transaction ends.
+-- A list by name, which no pipeline can start to use until the transaction ends.
 select l.scanner_list_id from scanner_lists l join orgs o using (org_id)
 where o.slug = $1 and l.name = $2 for update of l
 
 -- name: remove_list
--- A list that no pipeline uses.
+-- Deletes a list that no pipeline uses.
 delete from scanner_lists l where l.scanner_list_id = $1
   and not exists (select 1 from pipelines p where p.scanner_list_id = l.scanner_list_id) returning scanner_list_id
 
 -- name: user_limits
--- How much signals may launch for users who have a limit.
+-- The launch limits of users who have one.
 select u.user_id, u.launches_per_hour from trigger_user_limits u join orgs o using (org_id) where o.slug = $1
 order by u.user_id
 
 -- name: set_user_limit
--- A user's limit, new or not; none if it is null.
+-- Sets a user's limit; null removes it.
 with gone as (
   delete from trigger_user_limits u using orgs o
   where o.org_id = u.org_id and o.slug = $1 and u.user_id = $2 and $3::int is null

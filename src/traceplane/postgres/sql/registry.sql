@@ -1,7 +1,7 @@
 -- What is deployed.
 
 -- name: lock_dag
--- The DAG's row, made if new, locked so that two deploys of one DAG take turns.
+-- The DAG's row, created if new, locked so that two deploys of one DAG take turns.
 with made as (
   insert into dags (org_id, name) select org_id, $2 from orgs where slug = $1
   on conflict (org_id, name) do update set name = excluded.name
@@ -22,15 +22,15 @@ select $1, coalesce(max(number), 0) + 1, $2, $3, $4, $5, $6, 'building' from dag
 returning dag_version_id, number
 
 -- name: datasets_by_id
--- Datasets by their names, with owner and current generation; what a deleted DAG owned is free.
-select d.dataset_uuid, d.dataset_id, d.dag_id, g.name as dag, d.current_generation_id, d.definition,
+-- Datasets by name, with owner and current generation; names that a deleted DAG owned are free.
+select d.dataset_uuid, d.dataset_id, g.name as dag, d.current_generation_id, d.definition,
        g.active_version_id is null
          and not exists (select 1 from dag_versions v where v.dag_id = d.dag_id and v.state = 'building') as free
 from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
 where o.slug = $1 and d.dataset_id = any($2::text[])
 
 -- name: add_dataset
--- A dataset this DAG owns; of one that it owned before, the definition stays that of the version that serves.
+-- A dataset this DAG owns; an existing one keeps the definition of the serving version.
 insert into datasets (org_id, dataset_id, dag_id, definition) values ($1, $2, $3, $4)
 on conflict (org_id, dataset_id) do update set dag_id = excluded.dag_id
 returning dataset_uuid
@@ -42,7 +42,7 @@ values ($1, $2, (select coalesce(data_generation_id, generation_id) from generat
 returning generation_id
 
 -- name: map_dataset
--- The pointer set of a version, and what it says of the dataset.
+-- A dataset of a version: its generation, and its definition.
 insert into dag_version_datasets (dag_version_id, dataset_uuid, generation_id, definition) values ($1, $2, $3, $4)
 
 -- name: generations_of
@@ -51,11 +51,11 @@ select d.dataset_id, v.generation_id from dag_version_datasets v join datasets d
 where v.dag_version_id = $1
 
 -- name: serving_jobs
--- The jobs of a DAG that make what readers see.
+-- The jobs of a DAG that produce what readers see.
 select job_id, name from jobs where dag_id = $1 and routed and not building
 
 -- name: add_job
--- A job with its materializing definition and its execution settings. It receives events at once.
+-- A job with its materializing definition and its execution settings. It receives events immediately.
 insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed, building,
                   priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
                   max_attempts, retry_base, retry_max, network)
@@ -63,7 +63,7 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14,
 returning job_id
 
 -- name: clear_pressure
--- Holds of or by retired jobs mean nothing any more.
+-- Deletes holds of or by retired jobs.
 with holds as (delete from job_holds where job_id = any($1::uuid[]) or caused_by = any($1::uuid[]))
 delete from job_pressure where job_id = any($1::uuid[])
 
@@ -77,7 +77,7 @@ values ($1, $2, $3, $4, $5, $6, $7)
 insert into job_outputs (job_id, output_index, name, dataset_uuid, generation_id) values ($1, $2, $3, $4, $5)
 
 -- name: datasets_of_dag
--- What a DAG has, with those that other DAGs compute from SQL when they are read.
+-- The datasets of a DAG, and the virtual datasets of other DAGs.
 select d.dataset_id, d.dag_id = $2 as own, g.name as dag, d.definition->>'sql' as sql
 from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
 where o.slug = $1 and d.current_generation_id is not null
@@ -91,7 +91,7 @@ where o.slug = $1 and p.config->>'dag' = $2 and p.is_active and p.deleted_at is 
 
 -- name: readers_of_virtual
 -- Jobs of other DAGs that read virtual datasets, directly or through others.
-select g.name as dag, j.name as job, j.definition
+select o.slug as org, g.name as dag, j.name as job, j.job_id, j.definition, '{}'::jsonb as reads
 from jobs j join dags g using (dag_id) join orgs o using (org_id)
 where j.routed and j.definition ? 'virtual' and o.slug = $1 and g.name <> $2
   and j.definition->'virtual'->'datasets' ?| $3::text[]
@@ -100,33 +100,38 @@ order by dag, job
 -- name: virtual_readers_to_follow
 -- Jobs with virtual inputs of other DAGs that receive events, and those of the version itself: what a virtual dataset of
 -- somebody else means may have changed, now or while the version was retired. With the generations they read by dataset.
-select o.slug as org, j.job_id, j.definition,
-  (select jsonb_object_agg(d.dataset_id, i.generation_id) from job_inputs i join datasets d using (dataset_uuid)
-   where i.job_id = j.job_id) as reads
+select o.slug as org, g.name as dag, j.name as job, j.job_id, j.definition,
+  coalesce((select jsonb_object_agg(d.dataset_id, i.generation_id)
+    from job_inputs i join datasets d using (dataset_uuid) where i.job_id = j.job_id), '{}') as reads
 from jobs j join dags g using (dag_id) join orgs o using (org_id)
 where j.definition ? 'virtual' and j.routed
   and (j.dag_id <> $1 or exists (select 1 from dag_version_jobs v where v.dag_version_id = $2 and v.job_id = j.job_id))
   and o.org_id = (select org_id from dags where dag_id = $1)
 order by j.job_id for update of j
 
--- name: rewrite_virtual
--- What makes the inputs of a job; they are to be added anew.
+-- name: redefine_inputs
+-- Replaces the definition of a job and deletes its inputs, which the caller adds again.
 with gone as (delete from job_inputs where job_id = $1)
-update jobs set definition = jsonb_set(definition, '{virtual}', $2), revision = revision + 1 where job_id = $1
+update jobs set definition = $2, revision = revision + 1 where job_id = $1
 
 -- name: set_strategy
 -- How events become tasks of a job that keeps its data.
 update jobs set definition = jsonb_set(definition, '{execution_strategy}', to_jsonb($2::text)), revision = revision + 1
 where job_id = $1 and definition->>'execution_strategy' is distinct from $2::text
 
+-- name: set_config
+-- The config of a job that keeps its data, and the facts of its operator.
+update jobs set definition = definition || $2::jsonb, revision = revision + 1
+where job_id = $1 and definition is distinct from definition || $2::jsonb
+
 -- name: map_job
--- A job of a version, and how that meters it.
+-- A job of a version, and how the version meters it.
 insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
                               max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 
 -- name: job_payloads
--- What workers need to know of jobs; static under one (job_id, revision).
+-- What workers need to know about jobs; fixed for one (job_id, revision).
 select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, j.source_kind, o.slug as org,
   d.name as dag,
   extract(epoch from j.timeout)::float8 as timeout_seconds, extract(epoch from j.lease)::float8 as lease_seconds,
@@ -159,8 +164,8 @@ where j.job_id = any($1::uuid[])
 
 -- name: manual_target
 -- The source jobs and current generations behind datasets, each of an organization, that people may emit events for.
--- `voice` is the first source that the generation had: later ones speak with it, so that what one of them repeats is known.
-select o.slug as org, ds.dataset_id, ds.dataset_uuid, ds.current_generation_id, j.job_id, j.name as job, j.source_kind,
+-- `voice` is the first source of the generation: later ones emit in its name, so that duplicates are recognized.
+select o.slug as org, ds.dataset_id, ds.current_generation_id as generation_id, j.name as job, j.source_kind,
   (select f.job_id from job_outputs f where f.generation_id = ds.current_generation_id order by f.job_id limit 1) as voice
 from unnest($1::text[], $2::text[]) as w (org, dataset_id)
 join orgs o on o.slug = w.org join datasets ds on ds.org_id = o.org_id and ds.dataset_id = w.dataset_id
@@ -169,18 +174,18 @@ left join lateral (
   where x.generation_id = ds.current_generation_id and j.routed and not j.building) j on true
 
 -- name: backfill_target
--- The job behind a dataset, and the size of the ranges it is fed with, if it is.
+-- The job that produces a dataset, and the size of the ranges that feed it, if any.
 select ds.current_generation_id as generation_id, j.job_id, j.name as job, j.activation, j.runtime,
        range_size_of(j.job_id) as range_size
 from datasets ds join orgs o using (org_id)
-left join job_outputs x on x.generation_id = ds.current_generation_id
-left join jobs j on j.job_id = x.job_id and j.routed and not j.building
+join job_outputs x on x.generation_id = ds.current_generation_id
+join jobs j on j.job_id = x.job_id and j.routed and not j.building
 where o.slug = $1 and ds.dataset_id = $2
 order by j.job_id limit 1
 
 -- name: overview
 -- Deployed DAGs with their jobs.
-select d.name as dag, v.number as version, j.job_id, j.name as job, j.runtime, j.operator, j.activation,
+select d.name as dag, v.number as version, j.name as job, j.runtime, j.operator, j.activation,
        j.source_kind, j.max_concurrency, h.level as hold_level
 from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
 join dag_version_jobs vj using (dag_version_id) join jobs j on j.job_id = vj.job_id

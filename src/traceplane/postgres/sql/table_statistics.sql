@@ -1,4 +1,4 @@
--- Keeps the planner's idea of the hot tables fresh.
+-- Keeps the planner's statistics of the hot tables fresh.
 
 -- name: stale
 -- Tables that changed a lot since they were last analyzed.

@@ -7,7 +7,7 @@ select task_id, attempt, text, tp_now() from unnest($1::uuid[], $2::int[], $3::t
 on conflict (task_id, attempt) do nothing
 
 -- name: of_task
--- What the attempts of one task of an organization wrote, the last of them first.
+-- The output of the attempts of one task of an organization, newest first.
 select l.attempt, l.text, l.written_at
 from task_logs l join tasks t using (task_id) join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 where l.task_id = $1 and o.slug = $2 order by l.attempt desc limit $3

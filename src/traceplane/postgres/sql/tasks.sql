@@ -1,11 +1,11 @@
--- The life of a task. Every statement locks rows in the order of their ids, so none deadlocks another.
+-- The lifecycle of a task. Every statement locks rows in the order of their ids, so none deadlocks another.
 -- `offset 0` in an EXISTS keeps it a probe by index: as a join it would be planned for the few rows that a
 -- partial index held when the plan was made.
 
 -- name: claim
--- dispatched -> running, once: of two claims of one task the second waits for the first and then finds it gone.
--- The subselect reads the ids in order, so that two calls take their rows in the same order; for the same reason
--- one statement serves all the claims of a group. The local wake-ups that led to the claims are spent.
+-- dispatched -> running, once: the second of two claims of one task waits for the first and then gets nothing.
+-- The subselect reads the ids in order, so that two calls lock their rows in the same order; for the same reason
+-- one statement handles all the claims of a group. The local wake-ups that led to the claims are deleted.
 with spent as (
   delete from wake_messages m using unnest($5::text[], $6::bigint[]) as r (queue, message_id)
   where m.queue = r.queue and m.message_id = r.message_id
@@ -20,7 +20,7 @@ returning t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.k
           t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, w.claim
 
 -- name: why_not_claimed
--- The reason a claim was refused, for each task that was not given.
+-- The reason a claim was refused, for each task that was not claimed.
 select w.task_id, t.state, j.runtime
 from unnest($1::uuid[]) as w (task_id) left join tasks t using (task_id) left join jobs j using (job_id)
 
@@ -32,9 +32,9 @@ from tasks t join jobs j using (job_id)
 where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3
 
 -- name: lock
--- Tasks as they are, kept so until the transaction ends; what becomes of them is decided in model.task.
+-- Tasks, locked until the transaction ends; model.task decides what happens to them.
 select t.task_id, t.job_id, t.state, t.attempt, t.lease_token, t.reported_attempt, t.cancel_requested,
-       t.attempt >= j.max_attempts + t.granted_attempts as attempts_used_up,
+       j.max_attempts + t.granted_attempts as max_attempts,
        j.source_kind is not distinct from 'always_on' as endless,
        j.definition->>'update_strategy' is distinct from 'append'
          and j.source_kind is distinct from 'pipeline' as replaces, t.backfill, t.traceparent,
@@ -45,15 +45,15 @@ order by t.task_id
 for no key update of t
 
 -- name: lock_jobs
--- The jobs of these tasks, locked before the tasks are, as the valve does it: nobody else fills their room.
+-- The jobs of these tasks, locked before the tasks, as the valve does: nobody else can use their free slots.
 select j.job_id from jobs j
 where j.job_id = any(array(select t.job_id from tasks t where t.task_id = any($1::uuid[])))
 order by j.job_id
 for no key update
 
 -- name: revivable
--- Which of these tasks, given up and yet alive, may run on: no other task of their scope is out, and their job
--- has room for them. One that was dispatched again has its place already.
+-- Which of these reaped but living tasks may continue: no other task of their scope is in flight, and their job
+-- has room for them. A task that was dispatched again already has its slot.
 with asked as materialized (
   select t.task_id, t.job_id, t.stage, t.scope_key, j.max_concurrency,
          exists (select 1 from tasks r where r.job_id = t.job_id and r.scope_key = t.scope_key and r.stage = 1
@@ -74,7 +74,7 @@ where l.max_concurrency is null
    or l.place <= l.max_concurrency - (select count(*) from tasks f where f.job_id = l.job_id and f.stage = 1)
 
 -- name: extend
--- Leases of living attempts; one that was reaped but not claimed again simply runs on.
+-- Extends the leases of living attempts; a task that was reaped but not claimed again continues.
 update tasks t set lease_expires_at = tp_now() + j.lease, state = 'running', finished_at = null,
                    progress = coalesce(u.progress, t.progress)
 from unnest($1::uuid[], $2::jsonb[]) as u (task_id, progress), jobs j
@@ -87,56 +87,48 @@ update tasks set state = 'completed', reported_attempt = attempt, finished_at = 
 where task_id = any($1::uuid[])
 
 -- name: mark_canceled
--- The current attempt stopped because it was told to.
+-- The current attempt stopped because it was canceled.
 update tasks set state = 'canceled', reported_attempt = attempt, finished_at = tp_now(), cancel_requested = true
 where task_id = any($1::uuid[])
 
 -- name: mark_failed
--- The current attempt failed: dead, or queued again after a pause that doubles, with jitter.
-update tasks t set reported_attempt = t.attempt, state = case when u.dead then 'dead' else 'queued' end::task_state,
-  finished_at = case when u.dead then tp_now() end, error = u.error, acknowledged_at = null,
-  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(greatest(t.attempt - t.granted_attempts - 1, 0), 20))) * (0.5 + random() / 2)
-from unnest($1::uuid[], $2::boolean[], $3::jsonb[]) as u (task_id, dead, error), jobs j
+-- Failed attempts, with the states that model.task decided on; a queued task waits for a pause that doubles, with
+-- jitter. An attempt that is not `reported` ($5) may still report: its lease expired, but it may be alive.
+update tasks t set attempt = u.attempt, reported_attempt = case when $5 then u.attempt else t.reported_attempt end,
+  state = u.state::task_state, finished_at = case when u.state <> 'queued' then tp_now() end,
+  error = u.error, acknowledged_at = null,
+  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(greatest(u.attempt - t.granted_attempts - 1, 0), 20))) * (0.5 + random() / 2)
+from unnest($1::uuid[], $2::int[], $3::text[], $4::jsonb[]) as u (task_id, attempt, state, error), jobs j
 where t.task_id = u.task_id and j.job_id = t.job_id
 
 -- name: mark_returned
--- The current attempt was given up by a worker that stops: queued again at once, and it does not count.
+-- The current attempt was returned by a stopping worker: requeued immediately, and it does not count.
 update tasks set state = 'queued', reported_attempt = attempt, granted_attempts = granted_attempts + 1,
                  ready_at = tp_now(), finished_at = null
 where task_id = any($1::uuid[])
 
 -- name: hold_fences
--- Which of these attempts are current and running; keeps them so until the transaction ends.
+-- Which of these attempts are current and running; locks them until the transaction ends.
 select t.task_id, t.attempt, t.lease_token, t.cancel_requested, t.backfill
 from tasks t
 where t.task_id = any($1::uuid[]) and t.state = 'running'
 order by t.task_id
 for share of t
 
--- name: reap
--- Running tasks whose lease ran out: retried, or dead when their attempts are used up. Ordered by no column that
--- has an index, or the whole table would be read in that order until enough are found.
+-- name: lock_expired
+-- Running tasks whose lease expired. Not ordered by an indexed column, or Postgres would read the whole table in that
+-- order until enough are found.
 with expired as materialized (
-  select task_id from tasks where stage = 1 and state = 'running' and lease_expires_at < tp_now()
+  select task_id, job_id, attempt, granted_attempts, cancel_requested, worker_id
+  from tasks where stage = 1 and state = 'running' and lease_expires_at < tp_now()
   order by lease_expires_at limit $1 for no key update skip locked
 )
-update tasks t
-set state = case
-      when t.cancel_requested then 'canceled'
-      when j.source_kind = 'always_on' or t.attempt < j.max_attempts + t.granted_attempts then 'queued'
-      else 'dead' end::task_state,
-    finished_at = case when t.cancel_requested or (j.source_kind is distinct from 'always_on' and t.attempt >= j.max_attempts + t.granted_attempts)
-                       then tp_now() end,
-    ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(greatest(t.attempt - t.granted_attempts - 1, 0), 20))) * (0.5 + random() / 2),
-    acknowledged_at = null,
-    error = jsonb_build_object('code', 'lease.expired', 'message',
-      'worker ' || coalesce(t.worker_id, '?') || ' stopped sending heartbeats', 'attempt', t.attempt)
-from expired e, jobs j
-where t.task_id = e.task_id and j.job_id = t.job_id
-returning t.task_id, t.job_id, t.state, t.attempt, t.worker_id
+select e.task_id, e.worker_id, e.attempt, j.max_attempts + e.granted_attempts as max_attempts, e.cancel_requested,
+       j.source_kind is not distinct from 'always_on' as endless
+from expired e join jobs j using (job_id)
 
 -- name: resend
--- Wake-ups that may have been lost: dispatched, not claimed for too long. Waits longer after each time.
+-- Resends wake-ups that may be lost: dispatched, not claimed for too long. The wait grows with each resend.
 with lost as materialized (
   select t.task_id from tasks t
   where t.stage = 1 and t.state = 'dispatched' and t.dispatched_at < tp_now() - $1::interval * power(2, least(t.resends, 6))
@@ -152,7 +144,7 @@ with lost as materialized (
 select count(*) from moved
 
 -- name: waiting_kinds
--- Whether anything waits, and for whom, without locking; most passes of the valve end here.
+-- Whether anything is queued, and for which kind of job, without locking; most passes of the valve end here.
 with recursive waiting as (
   (select job_id from tasks where stage = 0 order by job_id limit 1)
   union all
@@ -177,8 +169,8 @@ order by j.job_id
 for no key update of j skip locked
 
 -- name: dispatch
--- Lets queued tasks pass the valve, oldest first, normal before backfill, as far as each job has room. The
--- jobs are locked (waiting_jobs), the tasks need not be: one that was canceled meanwhile is no longer queued.
+-- Dispatches queued tasks, oldest first, normal before backfill, as far as each job has room. The jobs are
+-- locked (waiting_jobs); the tasks need not be: one that was canceled meanwhile is no longer queued.
 with gates as materialized (
   select j.job_id, j.runtime, coalesce(h.level, 0) as held,
          coalesce(j.max_concurrency, j.dispatch_window)
@@ -215,8 +207,10 @@ select count(*) from moved
 
 -- name: take_in_process
 -- Queued tasks of one dispatcher-run job, locked until they are finished in this same transaction.
-select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent, t.backfill, t.progress
-from tasks t left join job_holds h using (job_id)
+select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.traceparent, t.backfill, t.progress,
+       t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.cancel_requested,
+       j.source_kind is not distinct from 'always_on' as endless
+from tasks t join jobs j using (job_id) left join job_holds h using (job_id)
 where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
   and (coalesce(h.level, 0) = 0 or t.priority = 0)
 order by t.priority, t.ready_at, t.task_id limit $2
@@ -237,26 +231,17 @@ update tasks set state = 'completed', attempt = attempt + 1, reported_attempt = 
 where task_id = any($1::uuid[])
 
 -- name: keep_progress
--- How far the dispatcher got with tasks that it goes on with in its next pass.
+-- Stores the progress of tasks that the dispatcher continues in its next pass.
 update tasks t set progress = u.progress
 from unnest($1::uuid[], $2::jsonb[]) as u (task_id, progress) where t.task_id = u.task_id
 
--- name: fail_in_process
--- A dispatcher-run job raised: its tasks wait for their next attempt, or die.
-update tasks t set attempt = t.attempt + 1, reported_attempt = t.attempt + 1, error = $2,
-  state = case when t.attempt + 1 >= j.max_attempts + t.granted_attempts then 'dead' else 'queued' end::task_state,
-  finished_at = case when t.attempt + 1 >= j.max_attempts + t.granted_attempts then tp_now() end,
-  ready_at = tp_now() + least(j.retry_max, j.retry_base * power(2, least(t.attempt, 20)))
-from jobs j
-where t.task_id = any($1::uuid[]) and j.job_id = t.job_id and t.state = 'queued'
-
 -- name: start_sources
--- Every always-on source has one run, kept for ever under one id, so that its events dedupe over restarts.
+-- Every always-on source has one run, always under one id, so that its events are deduplicated across restarts.
 with missing as (
   insert into tasks (task_id, job_id, dedupe_key, state, priority, kind, created_at, ready_at)
   select uuid7(), j.job_id, 'source', 'queued', 0, 'data', tp_now(), tp_now()
   from jobs j where j.routed and j.source_kind = 'always_on'
-    and not (j.building and exists (  -- it carries on at the cutover; until then the one before it does the work
+    and not (j.building and exists (  -- it takes over at the cutover; until then its predecessor does the work
       select 1 from job_outputs o join datasets d using (dataset_uuid)
       where o.job_id = j.job_id and o.generation_id = d.current_generation_id))
   on conflict (job_id, dedupe_key) where dedupe_key is not null do nothing
@@ -271,13 +256,13 @@ with missing as (
 select (select count(*) from missing) as started, (select count(*) from revived) as restarted
 
 -- name: lock_routed_job
--- A deployed job, locked as the valve does it: nobody else makes tasks for it by hand meanwhile.
+-- A deployed job, locked as the valve does: nobody else creates tasks for it by hand meanwhile.
 select job_id from jobs where job_id = $1 and routed for no key update
 
 -- name: backfill
--- Tasks for those of a job's scopes that lack what is asked for, and how the scopes stood. One with a task under way
--- gets no second one. A task that died counts as failed until something is committed for its scope. Where an input that
--- is computed lacks positions of a scope, the scope is left out: its total would look whole and not be.
+-- Tasks for those of a job's scopes that need a backfill, and the state that each scope was in. A scope with an
+-- unfinished task gets no second one. A dead task counts as failed until something is committed for its scope. If a
+-- computed input lacks positions of a scope, the scope is skipped: its result would look complete but not be.
 with whole as materialized (
   select range_intersect_agg(coverage_of(rows.generation_id)) as positions
   from job_inputs i join generations g using (generation_id)
@@ -337,15 +322,15 @@ where i.job_id = $1 and exists (
 order by d.dataset_id, r limit $4
 
 -- name: create_for_everything
--- One task of a job for all positions that there are.
+-- One task of a job for all positions.
 insert into tasks (task_id, job_id, state, priority, kind, partition_key, range_start, range_end, created_at, ready_at)
 values (uuid7(), $1, 'queued', 1, 'data', 'all', -9223372036854775808, 9223372036854775807, tp_now(), tp_now())
 returning task_id
 
 -- name: attempts_over
--- Of these attempts, those that can no longer commit since longer than a while: overtaken by another, reported, or of
--- a task that ended. Of a task given up while its worker was silent the attempt could still be reported late; with
--- $4 it is closed first, so that what is deleted is never committed.
+-- The attempts that have been unable to commit for longer than the grace period: replaced by another, reported, or of a
+-- task that ended. If a task ended while its worker was silent, its attempt could still be reported late; with $4 it is
+-- closed first, so that deleted files are never committed.
 with asked as materialized (
   select t.task_id, a.attempt, t.state = 'dead' and t.reported_attempt < t.attempt and a.attempt = t.attempt as open
   from unnest($1::uuid[], $2::int[]) as a (task_id, attempt) join tasks t using (task_id)
@@ -363,7 +348,7 @@ with asked as materialized (
 select task_id, attempt from asked where not open or not $4::boolean or task_id in (select task_id from closed)
 
 -- name: cancel
--- Waiting tasks are canceled at once, running ones are told at their next heartbeat.
+-- Waiting tasks are canceled immediately; workers of running ones learn of it at their next heartbeat.
 with chosen as materialized (
   select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
   where t.task_id = any($1::uuid[]) and o.slug = $2 and t.state in ('queued', 'dispatched', 'running')
@@ -377,7 +362,7 @@ from chosen c where t.task_id = c.task_id
 returning t.task_id, t.state
 
 -- name: cancel_retired
--- The same for unfinished tasks of jobs that receive no more events, some of them. Locked ones are about to change.
+-- The same for a batch of unfinished tasks of jobs that receive no more events. Locked ones are skipped.
 with found as materialized (
   select t.task_id from jobs j cross join lateral (
     (select task_id from tasks where job_id = j.job_id and stage = 0 limit $1)
@@ -409,8 +394,15 @@ update tasks t set state = 'queued', cancel_requested = false, finished_at = nul
 from chosen c where t.task_id = c.task_id
 returning t.task_id
 
+-- name: why_unchanged
+-- Why tasks could not be changed: their state, unless their job is what keeps an ended task from being retried.
+select t.task_id, case when t.state not in ('dead', 'canceled') then t.state::text
+  when j.source_kind = 'pipeline' then 'pipeline' when not j.routed then 'retired' else t.state::text end as why
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+where t.task_id = any($1::uuid[]) and o.slug = $2
+
 -- name: acknowledge
--- Dead tasks that need nobody any more.
+-- Marks dead tasks as acknowledged: they need no attention.
 with chosen as materialized (
   select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
   where t.task_id = any($1::uuid[]) and o.slug = $2 and t.state = 'dead' and t.acknowledged_at is null
@@ -421,8 +413,8 @@ from chosen c where t.task_id = c.task_id
 returning t.task_id
 
 -- name: choose_unfinished
--- Some of the tasks of a DAG or of one of its jobs that can be canceled, those of a range of positions. What is kept
--- running for ever is meant only if its job is named.
+-- A batch of tasks of a DAG, a job or a range of positions that can be canceled. Always-on sources are included only if
+-- their job is named.
 select t.task_id
 from dags d join orgs o using (org_id) join jobs j using (dag_id) cross join lateral (
   (select task_id from tasks where job_id = j.job_id and stage = 0
@@ -436,7 +428,7 @@ where o.slug = $1 and d.name = $2 and ($3::text is null or j.name = $3)
 limit $6
 
 -- name: choose_dead
--- The same of dead tasks that need somebody; with $7 only those that can be started again.
+-- The same for dead tasks that need attention; with $7 only those that can be retried.
 select t.task_id
 from dags d join orgs o using (org_id) join jobs j using (dag_id) cross join lateral (
   select task_id from dead_tasks x where x.job_id = j.job_id and x.acknowledged_at is null and x.standing = 'open'
@@ -448,7 +440,7 @@ where o.slug = $1 and d.name = $2 and ($3::text is null or j.name = $3)
 limit $6
 
 -- name: choose_canceled
--- The same of canceled tasks of jobs that are deployed, after $7: no index has them by job.
+-- The same for canceled tasks of deployed jobs, after $7: no index has them by job.
 select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 where o.slug = $1 and d.name = $2 and ($3::text is null or j.name = $3) and t.state = 'canceled' and j.routed
   and j.source_kind is distinct from 'pipeline'
@@ -472,7 +464,7 @@ select f.dag, f.job, f.standing, f.code, f.tasks, f.task_id, t.error, t.partitio
 from found f join tasks t using (task_id) order by f.dag, f.job, f.tasks desc
 
 -- name: list
--- Tasks for people, newest first. Planned anew for each call, since which index serves depends on the filter.
+-- Tasks for people, newest first. Planned for each call, since the best index depends on the filter.
 select t.task_id, d.name as dag, j.name as job, t.state, t.kind, t.partition_key, t.range_start, t.range_end,
        t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
        t.progress, t.cancel_requested, x.standing
@@ -486,8 +478,8 @@ where o.slug = $8 and ($1::text is null or d.name = $1) and ($2::text is null or
 order by t.task_id desc limit $5
 
 -- name: counts
--- An organization's tasks per job and state, finished ones left out: how many, how many of them wait for another
--- attempt, the newest of those, and for how long the first has been due. With what holds the job.
+-- An organization's unfinished tasks per job and state: their number, how many wait for a retry, the newest of those,
+-- and how long the first has been due. With what holds the job.
 select d.name as dag, j.name as job, j.runtime, t.state, count(*) as tasks,
        count(*) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null) as retrying,
        (max(t.task_id::text) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null))::uuid as newest_retry,
@@ -498,11 +490,11 @@ where t.stage in (0, 1) and o.slug = $1
 group by d.name, j.name, j.runtime, t.state, h.level, cj.name
 
 -- name: runtimes_at_work
--- Runtimes of which a worker runs a task now, whosever it is.
+-- Runtimes with a worker that is running a task, of any organization.
 select distinct j.runtime from tasks t join jobs j using (job_id) where t.stage = 1 and t.state = 'running'
 
 -- name: depths
--- The same of all organizations together, and how old they are, for gauges.
+-- The same for all organizations together, and how old the tasks are, for gauges.
 select d.name as dag, j.name as job, t.state, count(*) as tasks,
        extract(epoch from tp_now() - min(t.created_at))::float8 as oldest_seconds
 from tasks t join jobs j using (job_id) join dags d using (dag_id)
@@ -513,12 +505,11 @@ group by d.name, j.name, t.state
 -- Everything that could make a task wait, in one row.
 select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.cancel_requested,
        t.worker_id, t.error,
-       j.name as job, d.name as dag, j.runtime, j.operator, j.max_concurrency, j.dispatch_window, j.routed,
+       j.name as job, d.name as dag, j.runtime, j.max_concurrency, j.dispatch_window, j.routed,
        j.source_kind, j.definition ? 'code_bundle' and j.definition->>'code_bundle' is not null as code_deployed,
-       t.priority, t.partition_key, t.range_start, t.scope_key,
+       t.priority, t.partition_key, t.range_start,
        (select x.standing from dead_tasks x where x.task_id = t.task_id) as standing,
        extract(epoch from t.ready_at - tp_now())::float8 as ready_in_seconds,
-       extract(epoch from tp_now() - t.created_at)::float8 as age_seconds,
        extract(epoch from tp_now() - t.dispatched_at)::float8 as dispatched_seconds,
        extract(epoch from tp_now() - t.started_at)::float8 as running_seconds,
        extract(epoch from t.lease_expires_at - tp_now())::float8 as lease_seconds,
@@ -537,7 +528,7 @@ left join job_pressure p on p.job_id = h.caused_by
 where t.task_id = $1 and o.slug = $2
 
 -- name: handed_values
--- What the operators of tasks were handed: the config of their job, and the parameters of their pipeline.
+-- The values that operators of tasks received: the config of their job, and the parameters of their pipeline.
 select j.definition->'config' as config, p.config->'parameters' as parameters, array_agg(t.task_id) as task_ids
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join executions e on e.execution_id = t.task_id left join pipelines p using (pipeline_id)

@@ -1,7 +1,7 @@
 -- Signing keys and opaque tokens.
 
 -- name: organizations
--- Whom tokens may be issued for.
+-- The organizations that tokens may be issued for.
 select slug from orgs order by slug
 
 -- name: signing_keys
@@ -11,7 +11,7 @@ select kid, sealed_private_key, public_jwk, extract(epoch from created_at)::floa
 from signing_keys where retires_at is null or retires_at > tp_now() order by activates_at
 
 -- name: store_signing_key
--- Adds a key, or moves the end of an old one.
+-- Adds a key, or changes the expiry of an old one.
 insert into signing_keys (kid, sealed_private_key, public_jwk, created_at, activates_at, retires_at)
 values ($1, $2, $3, to_timestamp($4), to_timestamp($5), to_timestamp($6))
 on conflict (kid) do update set retires_at = excluded.retires_at
@@ -21,11 +21,11 @@ on conflict (kid) do update set retires_at = excluded.retires_at
 lock table signing_keys in share row exclusive mode
 
 -- name: retire_signing_keys
--- Ends every key at once, those that nobody can open any more included.
+-- Expires every key immediately, including those that nobody can decrypt any more.
 update signing_keys set retires_at = tp_now() where retires_at is null or retires_at > tp_now()
 
 -- name: access_tokens
--- Hashes of the opaque tokens, those that ended lately included, so that they are refused by their reason.
+-- Hashes of the opaque tokens, including recently expired ones, so that their refusal names the reason.
 select token_hash, principal, org, name, role, sees_pii, extract(epoch from created_at)::float8 as created_at,
        extract(epoch from expires_at)::float8 as expires_at, extract(epoch from revoked_at)::float8 as revoked_at
 from access_tokens where expires_at is null or expires_at > tp_now() - interval '1 day'
@@ -35,7 +35,7 @@ from access_tokens where expires_at is null or expires_at > tp_now() - interval 
 lock table access_tokens in share row exclusive mode
 
 -- name: store_access_token
--- A new token's hash, or the end of an old one.
+-- A new token's hash, or the expiry of an old one.
 insert into access_tokens (token_hash, principal, org, name, role, created_at, expires_at, revoked_at, sees_pii)
 values ($1, $2, $3, $4, $5, to_timestamp($6::float8), to_timestamp($7::float8), to_timestamp($8::float8), $9)
 on conflict (token_hash) do update set expires_at = excluded.expires_at, revoked_at = excluded.revoked_at

@@ -1,12 +1,12 @@
 -- The trigger: which pipelines there are, how far the signals are consumed, and what they launch.
 
 -- name: stored_offsets
--- Where partitions go on that were consumed before.
+-- The offsets at which partitions continue that were consumed before.
 select partition, next_offset from trigger_offsets
 where consumer_group = $1 and topic = $2 and partition = any($3::int[])
 
 -- name: begin_partitions
--- Partitions that nobody consumed yet begin here; one that somebody else began meanwhile stays as it is.
+-- The first offsets of new partitions; one that another instance began meanwhile is not changed.
 insert into trigger_offsets (consumer_group, topic, partition, next_offset)
 select $1, $2, b.partition, b.next_offset from unnest($3::int[], $4::bigint[]) as b (partition, next_offset)
 order by b.partition
@@ -26,7 +26,7 @@ select array(
 )
 
 -- name: pipelines
--- What some pipelines are launched by.
+-- What launches these pipelines.
 select p.pipeline_id, coalesce(p.scanner_tickers, l.tickers) as tickers, p.signal_subscriptions, p.rules,
        p.trigger_mode = 'signal' and p.is_active and p.deleted_at is null as live
 from pipelines p left join scanner_lists l using (scanner_list_id)
@@ -34,12 +34,12 @@ where p.pipeline_id = any($1::uuid[])
 
 -- name: launch
 -- Moves the offsets of a batch and launches what it matched: all of it or, if an offset is not where this consumer
--- left it, nothing. Pipelines that run are left out by a probe of the index that forbids a second run; what was
--- launched by somebody else meanwhile falls out at the insert. A pipeline may come with several signals, of which the
--- first that did not launch it before counts. If none is left and the caller did not name all it has ($9), nothing
--- happens either, and it is told for which to name more: that takes a second statement only where signals repeat.
--- Users' limits are buckets that fill steadily; their rows are locked, so that instances cannot spend the same.
--- Rows are locked and inserted in the order of their keys, so that two instances wait for each other once. Ids are
+-- left it, nothing. Running pipelines are excluded by a probe of the index that forbids a second run; those that
+-- another instance launches meanwhile are skipped at the insert. A pipeline may come with several signals: the first
+-- that did not launch it before counts. If none is left and the caller did not pass all it has ($9), nothing happens
+-- either, and the result names the pipelines to pass more for: only repeated signals cost a second statement.
+-- Users' limits are token buckets; their rows are locked, so that instances cannot spend the same tokens.
+-- Rows are locked and inserted in the order of their keys, so that two instances cannot deadlock. Ids are
 -- drawn first, and membership is tested by hashed subplans: a join of two large sets would be planned for the few rows
 -- that a parameter is guessed to hold.
 with held as materialized (

@@ -1,31 +1,31 @@
--- Versions of DAGs: built beside the one that serves, made the active one in a single transaction, and back.
+-- Versions of DAGs: built beside the serving one, activated in a single transaction, and rolled back the same way.
 
 -- name: lock
--- A DAG and its versions, locked so that whoever moves its pointers takes turns.
-select d.dag_id, d.active_version_id, a.number as active, b.dag_version_id as building_id, b.number as building
+-- A DAG and its versions, locked so that changes of its pointers take turns.
+select d.dag_id, d.active_version_id as active_id, a.number as active, b.dag_version_id as building_id, b.number as building
 from dags d join orgs o using (org_id) left join dag_versions a on a.dag_version_id = d.active_version_id
 left join dag_versions b on b.dag_id = d.dag_id and b.state = 'building'
 where o.slug = $1 and d.name = $2 for update of d
 
 -- name: by_number
--- One version of a DAG; without a number, the one that was active before the one that is.
+-- One version of a DAG; without a number, the previously active one.
 select v.dag_version_id, v.number, v.state from dag_versions v
 where v.dag_id = $1 and case when $2::int is not null then v.number = $2
   else v.state = 'retired' and v.activated_at is not null end
 order by v.activated_at desc nulls last, v.number desc limit 1
 
 -- name: building
--- Versions under construction whose turn it is to be looked at, and whether they may become active by themselves.
+-- Versions being built, and whether their cutover is manual.
 select o.slug as org, d.name as dag, v.dag_version_id, v.manual_cutover
 from dag_versions v join dags d using (dag_id) join orgs o using (org_id) where v.state = 'building'
 
 -- name: replays
--- Jobs whose past scopes have not all been turned into tasks; one at a time belongs to this transaction.
+-- Jobs with past scopes that are not tasks yet; this transaction locks one of them.
 select r.job_id, r.generation_id, r.everything, r.told_through, j.routed
 from replays r join jobs j using (job_id) order by r.job_id, r.generation_id limit 1 for update of r skip locked
 
 -- name: add_replays
--- The past of generations for jobs, from its beginning.
+-- Replays of generations' past events for jobs, from the beginning.
 insert into replays (job_id, generation_id, everything)
 select distinct on (r.job_id, r.generation_id) r.job_id, r.generation_id, $3
 from unnest($1::uuid[], $2::uuid[]) as r (job_id, generation_id)
@@ -33,7 +33,7 @@ on conflict (job_id, generation_id) do update
 set everything = replays.everything or excluded.everything, told_through = null
 
 -- name: replay
--- The last word on each live scope of a generation as tasks of a job; a page of them, by where they start.
+-- A page of tasks of a job for the last event of each live scope of a generation, ordered by start.
 with starts as materialized (
   select range_start from (
     (select distinct range_start from events
@@ -71,20 +71,20 @@ select (select count(*) from starts) as starts, (select max(range_start) from st
        (select count(*) from drafts) as tasks
 
 -- name: has_commits
--- Whether a generation's scopes are those of its commits; what only passes events on has none.
+-- Whether a generation has commits, which define its scopes; one that only forwards events has none.
 select exists (select 1 from generation_cursors where generation_id = $1)
 
 -- name: advance_replay
--- How far a job has been told; finished ones are gone.
+-- Stores how far a replay is; a finished one is deleted.
 with gone as (delete from replays where job_id = $1 and generation_id = $2 and $4::boolean)
 update replays set told_through = $3 where job_id = $1 and generation_id = $2 and not $4::boolean
 
 -- name: forget_replays
--- Nothing more to be told to jobs that receive no events.
+-- Deletes replays for jobs that receive no events.
 delete from replays where job_id = any($1::uuid[])
 
 -- name: missing
--- What a version that is being built still lacks. A scope that the serving job has not done either is not lacking.
+-- What a version being built still lacks. A scope that the serving job has not completed either is not missing.
 with built as materialized (
   select j.job_id, j.activation, s.job_id as serving from dag_version_jobs v join jobs j using (job_id)
   left join jobs s on s.dag_id = j.dag_id and s.name = j.name and s.routed and not s.building
@@ -101,21 +101,30 @@ select
      select 1 from built b join tasks t on t.job_id = b.job_id and t.stage = 3
      where not exists (select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key and o.stage = 3 offset 0)
      limit 1000) d) as dead,
-  (select count(*) from built b join job_outputs o on o.job_id = b.job_id join datasets d using (dataset_uuid)
-   where b.activation = 'source' and d.current_generation_id is not null
-     and coalesce((select max(range_start) from events where generation_id = o.generation_id and partition_key is null), -1)
-       < coalesce((select max(range_start) from events where generation_id = d.current_generation_id
-                     and partition_key is null), -1)) as sources_behind,
   (select drop_missing from dag_versions where dag_version_id = $1) as drop_missing
 
+-- name: sources_behind
+-- Sources of a version that is being built whose last position is before that of the serving one: the next position
+-- that they have to emit.
+select j.name as job, d.dataset_id, n.position
+from dag_version_jobs v join jobs j using (job_id) join job_outputs o using (job_id) join datasets d using (dataset_uuid)
+cross join lateral (
+  select range_start as position from events
+  where generation_id = d.current_generation_id and partition_key is null
+    and range_start > coalesce((select max(range_start) from events
+                                where generation_id = o.generation_id and partition_key is null), -1)
+  order by range_start limit 1
+) n
+where v.dag_version_id = $1 and j.building and j.activation = 'source' order by j.name, d.dataset_id
+
 -- name: replaces
--- Whether a version has another generation of something that serves; what is virtual has nothing to build.
+-- Whether a version has another generation of a serving dataset; virtual datasets have nothing to build.
 select exists (
   select 1 from dag_version_datasets v join datasets d using (dataset_uuid)
   where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id and v.definition->>'sql' is null)
 
 -- name: point
--- Moves every pointer of a DAG to those of one version, all at once.
+-- Moves every pointer of a DAG to one version, in one statement.
 with gone as (
   update datasets d set current_generation_id = null
   where d.dag_id = $1 and d.current_generation_id is not null
@@ -140,7 +149,7 @@ where j.dag_id = $1 and j.routed
 returning j.job_id
 
 -- name: route
--- Jobs of the version serve, metered as it says; those that have missed events since they last did.
+-- Makes the jobs of a version serve, metered as it says; returns those that missed events since they last served.
 with serving as materialized (
   select v.*, j.routed from dag_version_jobs v join jobs j using (job_id) where v.dag_version_id = $1
 ), changed as (
@@ -157,7 +166,7 @@ with serving as materialized (
 select job_id from serving where not routed
 
 -- name: replay_inputs
--- The past of what jobs read, from its beginning, without what they were told before.
+-- Replays of what jobs read, from the beginning, without the events they received before.
 insert into replays (job_id, generation_id, everything)
 select distinct job_id, generation_id, false from job_inputs where job_id = any($1::uuid[])
 on conflict (job_id, generation_id) do update set told_through = null
@@ -171,7 +180,7 @@ where v.dag_version_id = $2 and i.job_id = v.job_id and d.dataset_uuid = i.datas
 returning i.job_id, i.generation_id
 
 -- name: follow
--- Jobs of other DAGs that read what is about to move read the new generations from now on, all of their past too.
+-- Jobs of other DAGs that read datasets about to move read the new generations from now on, including their past.
 with moved as materialized (
   select d.current_generation_id as old, v.generation_id as new
   from datasets d join dag_version_datasets v using (dataset_uuid)
@@ -202,8 +211,8 @@ from dag_version_jobs v where v.dag_version_id = $1 and v.job_id = j.job_id and 
 returning j.job_id
 
 -- name: delete
--- A DAG that is no more: nobody finds its datasets, its jobs receive no events, and no version can serve again. Its data
--- goes like that of versions that were given up.
+-- Deletes a DAG: its datasets are no longer found, its jobs receive no events, and no version can serve again. Its data
+-- is collected like that of abandoned versions.
 with gone as (
   update jobs set routed = false, building = false, revision = revision + 1 where dag_id = $1 and routed returning job_id
 ), pointers as (
@@ -217,8 +226,8 @@ with gone as (
 select job_id from gone
 
 -- name: expire_results
--- Results of queries that are older than a while: nobody finds them from here on, and their data goes like that of
--- versions that were given up.
+-- Expires query results older than a given age: they are no longer found, and their data is collected like that of
+-- abandoned versions.
 with old as materialized (
   select d.dag_id, v.dag_version_id, j.job_id
   from jobs j join dag_version_jobs m using (job_id) join dag_versions v using (dag_version_id)
@@ -236,7 +245,7 @@ update dag_versions v set state = 'aborted', retired_at = tp_now() from old
 where v.dag_version_id = old.dag_version_id returning v.dag_version_id
 
 -- name: old
--- Versions that nobody can want any more: given up, or not among the last that served before the active one.
+-- Versions that are no longer needed: abandoned, or not among the last that served before the active one.
 select dag_version_id, dag, number from (
   select v.dag_version_id, d.name as dag, v.number, v.state, v.retired_at,
          row_number() over (partition by v.dag_id, v.state order by v.retired_at desc) as age
@@ -245,11 +254,11 @@ select dag_version_id, dag, number from (
 order by dag, number
 
 -- name: give_up
--- Versions that cannot serve again, since their data is about to go.
+-- Marks versions that cannot serve again, since their data is about to be deleted.
 update dag_versions set state = 'collected' where dag_version_id = any($1::uuid[]) and state in ('retired', 'aborted')
 
 -- name: forgotten_generations
--- Generations that no version can serve any more and that still hold something; with these versions given up too.
+-- Generations with data that no version can serve any more, if these versions are given up too.
 select distinct v.generation_id, exists (select 1 from hot_tables h where h.generation_id = v.generation_id) as hot
 from dag_version_datasets v join dag_versions w using (dag_version_id)
 where (w.state = 'collected' or w.dag_version_id = any($1::uuid[]))
@@ -259,14 +268,14 @@ where (w.state = 'collected' or w.dag_version_id = any($1::uuid[]))
     or exists (select 1 from hot_tables h where h.generation_id = v.generation_id))
 
 -- name: list
--- The versions of a DAG, the newest first, with what of their data is there: scopes and rows of those datasets that
--- have another generation than the active version.
+-- The versions of a DAG, newest first, with their existing data: scopes and rows of the datasets that have another
+-- generation than the active version.
 select v.number, v.state, v.manual_cutover, v.created_at, v.activated_at, v.dag_version_id
 from dag_versions v join dags d using (dag_id) join orgs o using (org_id)
 where o.slug = $1 and d.name = $2 order by v.number desc limit $3
 
 -- name: progress
--- Per dataset that is built anew: the live scopes of the serving generation, and how many of them the new one has too.
+-- Per rebuilt dataset: the live scopes of the serving generation, and how many of them the new one has too.
 select d.dataset_id, s.built, s.serving
 from dag_version_datasets v join datasets d using (dataset_uuid)
 join job_outputs x on x.generation_id = v.generation_id join jobs j using (job_id)
@@ -282,17 +291,31 @@ where v.dag_version_id = $1 and j.building and j.runtime <> 'dispatcher' and j.a
 order by d.dataset_id
 
 -- name: weight
--- Scopes, rows and bytes of datasets that would be computed anew.
-select d.dataset_id, count(c.commit_id) as scopes, least(coalesce(sum(c.row_count), 0), 9223372036854775807)::bigint as rows,
-       least(coalesce(sum(c.bytes), 0), 9223372036854775807)::bigint as bytes
+-- Scopes, rows and bytes of datasets, and how many events their sources have emitted. Other jobs' events are not
+-- counted: they can be derived again.
+select d.dataset_id, c.scopes, c.rows, c.bytes, e.events
 from datasets d join orgs o using (org_id)
-left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
-where o.slug = $1 and d.dataset_id = any($2::text[]) group by d.dataset_id order by d.dataset_id
+cross join lateral (
+  select count(*) as scopes, least(coalesce(sum(row_count), 0), 9223372036854775807)::bigint as rows,
+         least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint as bytes
+  from dataset_commits where generation_id = d.current_generation_id and superseded_by is null
+) c
+cross join lateral (
+  select count(*) as events from (
+    select 1 from events where generation_id = d.current_generation_id and partition_key is null
+    union all
+    select 1 from events where generation_id = d.current_generation_id and partition_key is not null
+  ) s
+  where exists (select 1 from job_outputs x join jobs j using (job_id)
+    where x.generation_id = d.current_generation_id and j.activation = 'source')
+) e
+where o.slug = $1 and d.dataset_id = any($2::text[]) order by d.dataset_id
 
 -- name: readers_elsewhere
--- Jobs of other DAGs that read these datasets.
+-- Jobs of other DAGs that read these datasets; a query job reads them once, so only an unfinished one counts.
 select distinct d.dataset_id, g.name as dag, j.name as job
 from datasets d join orgs o using (org_id) join job_inputs i using (dataset_uuid) join jobs j using (job_id)
 join dags g on g.dag_id = j.dag_id
 where o.slug = $1 and d.dataset_id = any($2::text[]) and j.routed and j.dag_id <> d.dag_id
+  and (j.operator <> 'query' or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
 order by d.dataset_id, dag, job

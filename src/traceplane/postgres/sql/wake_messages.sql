@@ -28,7 +28,7 @@ insert into wake_dead_letters (message_id, queue, task_id, receives) select * fr
 returning message_id
 
 -- name: delete
--- Served.
+-- Deletes messages that are done.
 delete from wake_messages where queue = $1 and message_id = any($2::bigint[])
 
 -- name: extend
@@ -37,7 +37,7 @@ update wake_messages set visible_at = tp_now() + $3::interval where queue = $1 a
 returning message_id
 
 -- name: release
--- Gives messages back at once, for somebody else.
+-- Makes messages visible immediately, for another receiver.
 update wake_messages set visible_at = tp_now(), receives = greatest(receives - 1, 0)
 where queue = $1 and message_id = any($2::bigint[])
 

@@ -1,0 +1,96 @@
+"""`traceplane emit`: emits events of a source by hand."""
+
+from __future__ import annotations
+
+import itertools
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from traceplane.cli.output import as_json, ask, say, say_json
+from traceplane.cli.scopes import parse_scopes
+from traceplane.cli.whereabouts import call
+from traceplane.errors import InvalidInput
+from traceplane.http_service.client import Caller
+from traceplane.settings import Settings
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.scalars import MAX_BATCH, Scope
+
+MANY_EVENTS = 100_000
+"""More events than this need a confirmation."""
+
+
+def _without_options(context: click.Context, _: click.Parameter, scopes: tuple[str, ...]) -> tuple[str, ...]:
+    """Click passes on what looks like an option and is none, so that a scope may be negative."""
+    for scope in scopes:
+        if scope.startswith("-") and not scope[1:2].isdigit():
+            options = [name for parameter in context.command.params for name in parameter.opts]
+            raise click.NoSuchOption(scope, possibilities=get_close_matches(scope, options), ctx=context)
+    return scopes
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("dataset")
+@click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...", callback=_without_options)
+@click.option("--kind", type=click.Choice(["data", "invalidation"]), default="data", show_default=True)
+@click.option(
+    "--emission",
+    default="",
+    help="A new value makes a new event for the same scope, such as a correction.",
+)
+@click.option("--yes", is_flag=True, help=f"Emit more than {MANY_EVENTS:,} events without confirmation.")
+@as_json
+@click.pass_obj
+def emit(
+    settings: Settings,
+    dataset: str,
+    scopes: tuple[str, ...],
+    kind: Any,
+    emission: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Emit events of a source DATASET.
+
+    SCOPE is a cursor (1207), a range of cursors (1200..1299, one event each), or a partition (1200-1299, one
+    event for the whole range).
+    """
+    ranges = [parse_scopes(text) for text in scopes]
+    _ask_before_many(sum(map(len, ranges)), dataset, yes=yes)
+    events = (ManualEvent(dataset, scope, kind, emission) for some in ranges for scope in map(_scope, some))
+
+    async def send(caller: Caller) -> EmitResponse:
+        accepted = duplicates = 0
+        while batch := list(itertools.islice(events, MAX_BATCH)):
+            request = EmitRequest(batch)
+            answer = await caller.call("POST", "/api/v1/events", EmitResponse, request)
+            accepted, duplicates = accepted + answer.accepted, duplicates + answer.duplicates
+        return EmitResponse(accepted, duplicates)
+
+    answer = call(settings, send)
+    if as_json:
+        say_json(answer)
+    else:
+        duplicates = f", {answer.duplicates} already accepted before" if answer.duplicates else ""
+        say(f"{answer.accepted} accepted{duplicates}")
+
+
+def _ask_before_many(count: int, dataset: str, *, yes: bool) -> None:
+    """A typo should not make a million tasks."""
+    if count <= MANY_EVENTS or yes:
+        return
+    if not ask(f"Emit {count:,} events of {dataset}? Each makes a task for every job that reads it."):
+        raise InvalidInput(
+            "cli.many_events",
+            f"no event was emitted: more than {MANY_EVENTS:,} events need a confirmation",
+            value=count,
+            next_step="check the range, then confirm it at a terminal or use --yes",
+        )
+
+
+def _scope(scope: int | Scope) -> Scope:
+    return scope if isinstance(scope, Scope) else Scope(cursor=scope)
+
+
+COMMANDS: tuple[Any, ...] = (emit,)

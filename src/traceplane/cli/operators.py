@@ -1,0 +1,55 @@
+"""`traceplane operators`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from traceplane.cli.output import say
+from traceplane.errors import NotFound
+
+
+@click.command()
+@click.argument("name", required=False)
+def operators(name: str | None) -> None:
+    """List the operators installed here, or show one; exit code 1 if one cannot be used."""
+    from traceplane.operators import catalog
+
+    if name is not None:
+        _show(name)
+        return
+    broken = False
+    for listed in catalog.names():
+        spec, problem = catalog.find(listed), catalog.problem(listed)
+        package = catalog.package(listed)
+        if problem is not None or spec is None:
+            broken = True
+            say(f"{listed:<16} PROBLEM  {problem.message if problem is not None else ''}")
+            continue
+        source = f"  ({package})" if package is not None else ""
+        say(f"{listed:<16} {', '.join(sorted(spec.runtimes)):<11} {spec.summary}{source}")
+    if broken:
+        raise SystemExit(1)
+
+
+def _show(name: str) -> None:
+    from traceplane.operators import catalog, config
+
+    if (problem := catalog.problem(name)) is not None:
+        raise NotFound(problem.code, problem.message, next_step=problem.next_step)
+    spec = catalog.find(name)
+    assert spec is not None
+    say(f"{spec.name} ({', '.join(sorted(spec.runtimes))}): {spec.summary}")
+    for field in config.fields(spec):
+        default = "required" if field.default is None else f"default {field.default}"
+        note = " A change of it rebuilds nothing." if field.execution_only else ""
+        say(f"  {field.name}: {field.allowed}; {default}")
+        say(f"      {field.description}{note}")
+    if spec.open_config:
+        say("  You may add fields of your own.")
+    for error in spec.errors:
+        say(f"  {error.code} ({'retried' if error.retried else 'not retried'}): {error.meaning}")
+
+
+COMMANDS: tuple[Any, ...] = (operators,)

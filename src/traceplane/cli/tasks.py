@@ -1,0 +1,271 @@
+"""Commands for tasks and the status of the platform."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+import click
+import msgspec
+
+from traceplane.cli.coverage import contents, describe, say_why
+from traceplane.cli.failures import explained as failure_lines
+from traceplane.cli.failures import forgivable, logged, problems, shortened
+from traceplane.cli.output import as_json, say, say_json, say_lines
+from traceplane.cli.scopes import parse_positions, parse_range
+from traceplane.cli.whereabouts import call
+from traceplane.errors import InvalidInput
+from traceplane.http_service.client import Caller
+from traceplane.settings import Settings
+from traceplane.wire.control import (
+    ExplainResponse,
+    ScopeExplanation,
+    StatusResponse,
+    TaskChanges,
+    TaskLogs,
+    TaskSelection,
+    TasksResponse,
+    TaskView,
+)
+
+
+@click.command()
+@click.option("--dag", help="Only this DAG's.")
+@click.option("--job", help="Only this job's.")
+@click.option(
+    "--state", type=click.Choice(["queued", "dispatched", "running", "completed", "dead", "canceled"])
+)
+@click.option("--limit", default=50, show_default=True)
+@as_json
+@click.pass_obj
+def tasks(
+    settings: Settings, dag: str | None, job: str | None, state: str | None, limit: int, as_json: bool
+) -> None:
+    """List tasks, newest first."""
+    filters = {"dag": dag, "job": job, "state": state, "limit": str(limit)}
+    query = {k: v for k, v in filters.items() if v is not None}
+    answer = call(settings, lambda c: c.call("GET", "/api/v1/tasks", TasksResponse, query=query))
+    if as_json:
+        say_json(answer)
+        return
+    for t in answer.tasks:
+        say(_task_line(t))
+
+
+def _task_line(t: TaskView) -> str:
+    error = t.error if t.state in ("dead", "queued") else None
+    message = f"  {error['code']}: {shortened(error['message'])}" if error else ""
+    standing = f" ({t.standing})" if t.standing not in (None, "open") else ""
+    return (
+        f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  "
+        f"attempt {t.attempt}/{t.max_attempts}{standing}{message}"
+    )
+
+
+@click.command()
+@click.argument("subject", metavar="TASK | DATASET")
+@click.argument("scope", required=False)
+@click.option("--full", is_flag=True, help="Include the frames of libraries in the traceback.")
+@as_json
+@click.pass_obj
+def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_json: bool) -> None:
+    """Explain why TASK waits or failed, or why SCOPE of DATASET (a position or a range A-B) is missing."""
+    if scope is not None:
+        first, last = parse_positions(scope)
+        path = f"/api/v1/datasets/{quote(subject, safe='')}/explain"
+        positions = {"first": str(first), "last": str(last)}
+        why = call(settings, lambda c: c.call("GET", path, ScopeExplanation, query=positions))
+        say_json(why) if as_json else say_why(why)
+        return
+    try:
+        task_id = UUID(subject)
+    except ValueError:
+        raise InvalidInput(
+            "cli.bad_task",
+            "explain needs a task id, which is a UUID, or a dataset and a scope",
+            value=subject,
+            next_step="use an id from `traceplane tasks`, or a dataset and a scope, for example shop.weekly 0-6",
+        ) from None
+    answer = call(settings, lambda c: c.call("GET", f"/api/v1/tasks/{task_id}/explain", ExplainResponse))
+    if as_json:
+        say_json(answer)
+        return
+    for item in failure_lines(answer, full=full):
+        say_lines(item)
+
+
+@click.command()
+@click.argument("task_id", type=click.UUID)
+@click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt's.")
+@as_json
+@click.pass_obj
+def logs(settings: Settings, task_id: UUID, attempt: int | None, as_json: bool) -> None:
+    """Print the output of a task (`print` and `task.log`) for each attempt that has ended."""
+    answer = call(settings, lambda c: c.call("GET", f"/api/v1/tasks/{task_id}/logs", TaskLogs))
+    if as_json:
+        say_json(answer)
+        return
+    for item in logged(answer, attempt):
+        say_lines(item)
+
+
+def _selection(
+    task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None, **more: Any
+) -> TaskSelection:
+    """The tasks that a command selects. Selecting none is refused: it would mean all tasks."""
+    if bool(task_ids) == (dag is not None) or (dag is None and (job or range_)):
+        raise InvalidInput(
+            "cli.which_tasks",
+            "select tasks by their ids, or by --dag with optional --job and --range",
+            next_step="for example --dag shop --job totals --range 0:9",
+        )
+    start, end = parse_range(range_) if range_ is not None else (None, None)
+    return TaskSelection(list(task_ids), dag, job, start, end, **more)
+
+
+_WHY_UNCHANGED = {
+    "unknown": "there is no such task",
+    "retired": "its job's version is no longer deployed, so it cannot be retried",
+    "pipeline": "its execution is over; run the pipeline again",
+}
+
+
+def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
+    """One call for tasks selected by id; as many as it takes for those of a DAG."""
+
+    async def change(caller: Caller) -> TaskChanges:
+        answer = await caller.call("POST", f"/api/v1/tasks/{verb}", TaskChanges, request)
+        changed, last = dict(answer.changed), answer
+        while last.after is not None and last.changed:
+            next_page = msgspec.structs.replace(request, after=last.after)
+            last = await caller.call("POST", f"/api/v1/tasks/{verb}", TaskChanges, next_page)
+            changed |= last.changed
+        return TaskChanges(changed, answer.unchanged, why_unchanged=answer.why_unchanged)
+
+    answer = call(settings, change)
+    if request.dag is None:
+        for task_id, state in answer.changed.items():
+            say(f"{task_id}  {state}")
+        for unchanged in answer.unchanged:
+            why = answer.why_unchanged[str(unchanged)]
+            say(f"{unchanged}  unchanged: {_WHY_UNCHANGED.get(why, f'it is {why}')}")
+    else:
+        counts = Counter(answer.changed.values())
+        say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or "no tasks match")
+    if not answer.changed:
+        raise SystemExit(1)
+
+
+def _of_a_dag(command: Any) -> Any:
+    """The options that select tasks without their ids."""
+    for option in (
+        click.option("--range", "range_", metavar="A:B", help="Only scopes with positions from A to B."),
+        click.option("--job", help="Only this job's."),
+        click.option("--dag", help="Tasks of this DAG, instead of ids."),
+    ):
+        command = option(command)
+    return click.argument("task_ids", nargs=-1, type=click.UUID)(command)
+
+
+@click.command()
+@_of_a_dag
+@click.option("--canceled", is_flag=True, help="With --dag: canceled tasks instead of dead ones.")
+@click.pass_obj
+def retry(
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    canceled: bool,
+) -> None:
+    """Retry dead or canceled tasks, with a fresh set of attempts."""
+    state = "canceled" if canceled else "dead"
+    _change(settings, "retry", _selection(task_ids, dag, job, range_, state=state))
+
+
+@click.command()
+@_of_a_dag
+@click.pass_obj
+def cancel(
+    settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
+) -> None:
+    """Cancel tasks: waiting ones immediately, running ones at their next heartbeat."""
+    _change(settings, "cancel", _selection(task_ids, dag, job, range_))
+
+
+@click.command()
+@_of_a_dag
+@click.option("--all", "all_", is_flag=True, help="Include those that need no action.")
+@click.option("--ack", is_flag=True, help="Acknowledge them: status no longer lists them.")
+@click.option("--limit", default=50, show_default=True)
+@as_json
+@click.pass_obj
+def dead(
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    all_: bool,
+    ack: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List dead tasks that need action, newest first, or acknowledge them."""
+    if ack:
+        _change(settings, "acknowledge", _selection(task_ids, dag, job, range_))
+        return
+    if task_ids:
+        raise InvalidInput(
+            "cli.which_tasks",
+            "ids need --ack; the list takes --dag, --job and --range",
+            next_step="add --ack, or see one task with `traceplane explain`",
+        )
+    start, end = parse_range(range_) if range_ is not None else (None, None)
+    standing = None if all_ else "open"
+    filters = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
+    query = {k: str(v) for k, v in filters.items() if v is not None} | {"state": "dead", "limit": str(limit)}
+    answer = call(settings, lambda c: c.call("GET", "/api/v1/tasks", TasksResponse, query=query))
+    if as_json:
+        say_json(answer)
+        return
+    for t in answer.tasks:
+        say(_task_line(t))
+    if not answer.tasks:
+        say("no dead tasks" if all_ else "no dead tasks that need action")
+
+
+@click.command()
+@as_json
+@click.pass_obj
+def status(settings: Settings, as_json: bool) -> None:
+    """Show failed and stuck work, then unfinished tasks per job and what each dataset holds."""
+    answer = call(settings, lambda c: c.call("GET", "/api/v1/status", StatusResponse))
+    if as_json:
+        say_json(answer)
+        return
+    for line in problems(answer):
+        say(line)
+    for job, states in sorted(answer.counts.items()):
+        say(f"{job}: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    if not answer.counts:
+        say("no unfinished tasks")
+    for d in answer.datasets:
+        held = describe(d.coverage) if d.coverage is not None else ""
+        say(f"{d.dataset}: {contents(d)}{held}")
+    if (rest := forgivable(answer)) is not None:
+        say(rest)
+
+
+COMMANDS: tuple[Any, ...] = (
+    tasks,
+    dead,
+    explain,
+    logs,
+    retry,
+    cancel,
+    status,
+)

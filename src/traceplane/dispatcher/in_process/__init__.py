@@ -1,0 +1,10 @@
+"""Jobs of the dispatcher's own runtime: small platform operators that run inside one transaction.
+
+    aggregator  positions fill ranges of a fixed size; each full range becomes one partition event
+    jobs        takes queued tasks, runs their operator, accepts its events and ends the tasks
+    operator    what an operator receives, and what it returns
+    splitter    a partition becomes one cursor event for each of its positions
+
+Taking the tasks, doing the work, emitting its events and finishing the tasks commit together, so there is
+no lease, and no partial result is ever visible. No user code runs here.
+"""

@@ -1,0 +1,129 @@
+"""Takes queued tasks of in-process jobs, runs their operator, accepts its events and ends the tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from traceplane import telemetry
+from traceplane.dispatcher.in_process import aggregator, splitter
+from traceplane.dispatcher.in_process.operator import InProcessJob, Work
+from traceplane.model.task import state_after_failure
+from traceplane.postgres import events, registry, tasks
+from traceplane.postgres.database import Database, Transaction, retry_on_conflict
+from traceplane.postgres.events import NewEvent
+from traceplane.postgres.tasks import FailedAttempt, QueuedTask
+from traceplane.runtime.process import Outcome
+from traceplane.wire.tasks import TaskError
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(Outcome):
+    completed: int = 0
+    failed: int = 0
+    emitted: int = 0
+    created: int = 0
+    more: bool = False
+
+    def __add__(self, other: Ran) -> Ran:
+        return Ran(
+            self.completed + other.completed,
+            self.failed + other.failed,
+            self.emitted + other.emitted,
+            self.created + other.created,
+            self.more or other.more,
+        )
+
+
+class InProcess:
+    def __init__(self, database: Database, *, work_created: Callable[[], None]) -> None:
+        self._database = database
+        self._work_created = work_created
+
+    async def run_once(self) -> Ran:
+        ran = await retry_on_conflict(self._run)
+        if ran.created:
+            telemetry.count("tasks_created_total", ran.created)
+            self._work_created()
+        return ran
+
+    async def _run(self) -> Ran:
+        ran = Ran()
+        async with self._database.transaction("in_process") as tx:
+            for job in await tasks.waiting_jobs(tx, in_process=True):
+                if job.operator == "signal_publish":
+                    continue  # it waits on other systems, so it has its own loop
+                if batch := await tasks.take_in_process(tx, job.job_id, _BATCH):
+                    ran += await _run_job(tx, job, batch)
+        return ran
+
+
+async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[QueuedTask]) -> Ran:
+    (row,) = await registry.job_payloads(tx, [job.job_id])
+    try:
+        definition = InProcessJob(
+            job.job_id,
+            row.definition.config,
+            [UUID(output["dataset_version"]) for output in row.outputs],
+        )
+        work = await _OPERATORS[job.operator](tx, definition, batch)
+    except (KeyError, ValueError, TypeError) as error:
+        # The definition is invalid; the operator noticed before it wrote anything.
+        reason = f"{job.operator}: {type(error).__name__} {error}"
+        failure = TaskError("operator.misconfigured", reason, retryable=False)
+        work = Work([], [], dict.fromkeys((task.task_id for task in batch), failure))
+    accepted = await events.accept(tx, work.events)
+    if work.completed:
+        await tasks.finish_in_process(tx, [task.task_id for task in work.completed])
+    if work.progress:
+        await tasks.keep_progress(tx, work.progress)
+    if work.failed:
+        await fail(tx, job.operator, batch, work.failed)
+    ended = len(work.completed) + len(work.failed)
+    return Ran(
+        completed=len(work.completed),
+        failed=len(work.failed),
+        emitted=sum(1 for event_id in accepted.event_ids if event_id is not None),
+        created=accepted.tasks_created,
+        more=len(batch) == _BATCH or ended < len(batch) or accepted.tasks_created > 0,
+    )
+
+
+async def fail(
+    tx: Transaction, operator: str, batch: Sequence[QueuedTask], errors: Mapping[UUID, TaskError]
+) -> None:
+    """Ends an attempt of each task of the batch that has an error: it is retried, or dead."""
+    for message, count in Counter(error.message for error in errors.values()).items():
+        telemetry.emit("in_process.failed", "warning", operator=operator, tasks=count, message=message)
+    failed = []
+    for task in batch:
+        if (error := errors.get(task.task_id)) is not None:
+            state = state_after_failure(task.next_attempt, retryable=error.retryable)
+            failed.append(FailedAttempt(task.task_id, task.next_attempt.attempt, state, error))
+    await tasks.mark_failed(tx, failed, reported=True)
+
+
+async def _pass_on(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -> Work:
+    """Repeats every event on each output: connects datasets without a worker."""
+    drafts = [
+        NewEvent(
+            producer_id=task.task_id,
+            generation_id=generation,
+            kind=task.kind,
+            partition_key=task.partition_key,
+            start=task.range_start,
+            end=task.range_end,
+            backfill=task.backfill,
+            traceparent=task.traceparent,
+        )
+        for task in batch
+        for generation in job.outputs
+    ]
+    return Work(drafts, batch)
+
+
+_OPERATORS = {"aggregator": aggregator.run, "pass": _pass_on, "splitter": splitter.run}

@@ -1,0 +1,147 @@
+"""Leases for workers; fetching a held task again, and the rows of its hot inputs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from traceplane import telemetry
+from traceplane.auth.capability import JobGrants, write_prefix
+from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.leases import hot_reads, tokens
+from traceplane.dispatcher.leases.calls import Claim, lease_fence
+from traceplane.dispatcher.leases.claimed_data import ClaimedData, gather
+from traceplane.dispatcher.leases.job_entry import JobEntry
+from traceplane.dispatcher.leases.known_jobs import KnownJobs
+from traceplane.errors import Conflict
+from traceplane.model.positions import execution_position
+from traceplane.postgres import tasks
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.tasks import Claimed, LeaseFence
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import ClaimedTask, ClaimResponse, FetchResponse, Refusal, RowsRequest
+
+
+class Claims:
+    def __init__(self, database: Database, authority: Authority, jobs: KnownJobs) -> None:
+        self._database = database
+        self._authority = authority
+        self._jobs = jobs
+
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimResponse]:
+        """Claims for several workers in one transaction; if two want the same task, the first gets it."""
+        requests: dict[tuple[UUID, str], tuple[UUID, int, str, str]] = {}
+        for number, c in enumerate(claims):
+            for task_id in c.task_ids:
+                requests.setdefault((task_id, c.runtime), (task_id, number, c.worker_id, c.runtime))
+        async with self._database.transaction("claim") as tx:
+            claimed_by: defaultdict[int, list[Claimed]] = defaultdict(list)
+            spent = [(c.queue, int(receipt)) for c in claims for receipt in c.receipts]
+            for number, claimed in await tasks.claim(tx, list(requests.values()), spent):
+                claimed_by[number].append(claimed)
+            return [await self._response(tx, c, claimed_by[number]) for number, c in enumerate(claims)]
+
+    async def _response(self, tx: Transaction, claim: Claim, claimed: Sequence[Claimed]) -> ClaimResponse:
+        entries = await self._jobs.entries(tx, {(c.job_id, c.revision) for c in claimed})
+        data = await gather(tx, claimed, entries)
+        claimed_ids = {c.task_id for c in claimed}
+        missing = [task_id for task_id in claim.task_ids if task_id not in claimed_ids]
+        reasons = await tasks.why_not_claimed(tx, missing, claim.runtime) if missing else {}
+        for job_id, count in Counter(c.job_id for c in claimed).items():
+            telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
+        groups = tokens.group_jobs([entry.payload for entry in entries.values()])
+        token_of = {job_id: number for number, group in enumerate(groups) for job_id in group}
+        return ClaimResponse(
+            tasks=[_claimed_task(c, entries[c.job_id], data, token_of[c.job_id]) for c in claimed],
+            jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
+            refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
+            tokens=[tokens.mint(self._authority, group, claimed, entries) for group in groups],
+        )
+
+    async def fetch(self, fence: LeaseFence) -> FetchResponse:
+        """The held task again, for a holder that lost the response to its claim."""
+        async with self._database.transaction() as tx:
+            held = await tasks.fetch(tx, fence)
+            if held is None:
+                return FetchResponse("stale")
+            claimed = held.claimed
+            entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
+            data = await gather(tx, [claimed], entries)
+        if held.cancel_requested or held.state == "canceled":
+            return FetchResponse("canceled", held.state)
+        entry = entries[claimed.job_id]
+        token = tokens.mint(self._authority, [claimed.job_id], [claimed], entries)
+        return FetchResponse("ok", held.state, _claimed_task(claimed, entry, data, 0), entry.payload, token)
+
+    async def read_rows(
+        self,
+        database: Database,
+        request: RowsRequest,
+        grants: JobGrants,
+        push: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Sends a piece of a hot input, if it has not changed since the task was claimed."""
+        fence = lease_fence(request.fence)
+        async with database.snapshot() as tx:
+            held = await tasks.fetch(tx, fence)
+            if held is None or held.state != "running":
+                raise Conflict(
+                    "task.stale", "the rows were not sent: the task is stale", value=str(fence.task_id)
+                )
+            claimed = held.claimed
+            entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
+            await hot_reads.send(tx, claimed, entries[claimed.job_id], request, grants, push)
+
+
+def _claimed_task(claimed: Claimed, entry: JobEntry, data: ClaimedData, token: int) -> ClaimedTask:
+    job, c = entry.payload, _with_span(claimed, entry)
+    return ClaimedTask(
+        task_id=c.task_id,
+        attempt=c.attempt,
+        lease_token=c.lease_token,
+        lease_seconds=job.lease_seconds,
+        job_id=c.job_id,
+        kind=c.kind,
+        write_prefixes=[write_prefix(g, str(c.task_id), c.attempt) for g in entry.grants.writes],
+        scope=_execution_scope(c.task_id)
+        if job.source_kind == "pipeline"
+        else _scope(c.partition_key, c.range_start, c.range_end),
+        input_files=data.input_files.get(c.task_id, []),
+        input_schemas=data.input_schemas.get(c.task_id, []),
+        hot_inputs=data.hot_inputs.get(c.task_id, []),
+        output_files=data.output_files.get(c.task_id, []),
+        seen_commit=data.seen_commits.get(c.task_id),
+        emission=data.emissions.get(c.task_id, ""),
+        resume=data.resume.get(c.task_id, []),
+        execution=data.executions.get(c.task_id),
+        traceparent=c.traceparent,
+        token=token,
+    )
+
+
+def _with_span(c: Claimed, entry: JobEntry) -> Claimed:
+    """The task's time in the queue as a span, between those of its event and its attempt."""
+    if c.traceparent is None:
+        return c
+    created, claimed = int(c.created_at.timestamp() * 1e9), time.time_ns()
+    span = telemetry.record_span(
+        "task", c.traceparent, created, claimed, job=entry.payload.name, task=str(c.task_id)
+    )
+    return replace(c, traceparent=span)
+
+
+def _execution_scope(execution_id: UUID) -> Scope:
+    """The scope of an execution's rows: its own partition, at a position that grows with time."""
+    position = execution_position(execution_id)
+    return Scope(partition_key=str(execution_id), start=position, end=position)
+
+
+def _scope(partition_key: str | None, start: int | None, end: int | None) -> Scope | None:
+    if start is None:
+        return None
+    if partition_key is None:
+        return Scope(cursor=start)
+    return Scope(partition_key=partition_key, start=start, end=end)

@@ -1,0 +1,134 @@
+"""What a claimed task gets from the catalog: its inputs' files and schemas, the existing files of its output, and the
+last cursors of a source.
+
+What is fixed for one revision of a job is kept with the job (`JobEntry`); what commits may change is read for each
+claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from traceplane.dispatcher.leases import hot_reads
+from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
+from traceplane.model.dataset_schema import as_read
+from traceplane.model.positions import kept
+from traceplane.model.pruning import may_hold
+from traceplane.postgres import commits, events, executions, generation_schemas
+from traceplane.postgres.commits import LiveCommit
+from traceplane.postgres.database import Transaction
+from traceplane.postgres.tasks import Claimed
+from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
+
+_RESUMED_CURSORS = 2048
+
+Files = list[dict[str, Any]]
+Word = tuple[int, str, str]
+"""A cursor, and the emission and kind of the last event about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedData:
+    """The lists that go into a ClaimedTask, by task; a missing task has none."""
+
+    input_files: dict[UUID, list[list[InputFile]]] = field(default_factory=dict)
+    input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
+    hot_inputs: dict[UUID, list[HotInput | None]] = field(default_factory=dict)
+    output_files: dict[UUID, list[list[InputFile]]] = field(default_factory=dict)
+    seen_commits: dict[UUID, int] = field(default_factory=dict)
+    emissions: dict[UUID, str] = field(default_factory=dict)
+    resume: dict[UUID, list[Word]] = field(default_factory=dict)
+    executions: dict[UUID, PipelineRun] = field(default_factory=dict)
+
+
+async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
+    data = ClaimedData()
+    for c in claimed:
+        if any(declared := jobs[c.job_id].declared):  # nobody writes rows there yet, or ever
+            data.input_schemas[c.task_id] = list(declared)
+    if reading := [c for c in claimed if jobs[c.job_id].reads_files]:
+        await _inputs(tx, reading, jobs, data)
+    if hot := [c for c in reading if jobs[c.job_id].reads_hot and c.range_start is not None]:
+        await _hot_inputs(tx, hot, jobs, data)
+    if appending := [c for c in claimed if jobs[c.job_id].appends]:
+        files, newest = await commits.output_files(tx, [c.task_id for c in appending])
+        data.seen_commits.update(newest)
+        for c in appending:
+            outputs = jobs[c.job_id].payload.outputs
+            data.output_files[c.task_id] = [
+                [_handed(f) for f in files.get((c.task_id, o.output_index), [])] for o in outputs
+            ]
+    if with_emission := [c.task_id for c in claimed if jobs[c.job_id].needs_emission]:
+        data.emissions.update(await events.emissions_of_tasks(tx, with_emission))
+    if runs := [c.task_id for c in claimed if jobs[c.job_id].payload.source_kind == "pipeline"]:
+        data.executions.update(await executions.of_tasks(tx, runs))
+    for c in claimed:
+        job = jobs[c.job_id].payload
+        if job.endless and job.outputs:
+            generation = job.outputs[0].dataset_version
+            data.resume[c.task_id] = await events.latest_by_cursor(tx, generation, _RESUMED_CURSORS)
+    return data
+
+
+async def _inputs(
+    tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
+) -> None:
+    history = [jobs[c.job_id].history for c in reading]
+    input_commits = await commits.input_commits(tx, [c.task_id for c in reading], history)
+    generations = {generation for c in reading for generation in jobs[c.job_id].row_generations}
+    stored_schemas = await generation_schemas.load(tx, sorted(generations))
+    schemas = {
+        generation: as_columns(columns)
+        for generation, stored in stored_schemas.items()
+        if (columns := as_read(stored.schema, stored.declared))
+    }
+    types = {generation: {c.name: c.type for c in columns} for generation, columns in schemas.items()}
+    for c in reading:
+        entry = jobs[c.job_id]
+        sides = list(zip(entry.payload.inputs, entry.row_generations, strict=True))
+        data.input_schemas[c.task_id] = [schemas.get(generation) for _, generation in sides]
+        data.input_files[c.task_id] = [
+            [
+                _handed(f)
+                for commit in input_commits.get((c.task_id, i.input_index), [])
+                for f in _of_scope(commit, c, i.position, entry.history)
+                if not i.where or may_hold(f, i.where, types.get(generation, {}))
+            ]
+            for i, generation in sides
+        ]
+
+
+def _of_scope(commit: LiveCommit, task: Claimed, position: str | None, history: int) -> Files:
+    """The commit's files, with the position ranges to read of them if they are not read in full."""
+    if position is None or task.range_start is None or task.range_end is None:
+        return commit.files
+    ranges = kept(commit.positions, (task.range_start - history, task.range_end), commit.hidden)
+    if ranges is None:
+        return commit.files
+    return [{**f, "kept": ranges} for f in commit.files] if ranges else []
+
+
+async def _hot_inputs(
+    tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
+) -> None:
+    sides = [
+        (c, number, generation)
+        for c in reading
+        for number, (i, generation) in enumerate(
+            zip(jobs[c.job_id].payload.inputs, jobs[c.job_id].row_generations, strict=True)
+        )
+        if i.hot
+    ]
+    ranges = [(generation, c.range_start or 0, c.range_end or 0) for c, _, generation in sides]
+    for (c, number, _), hot_input in zip(sides, await hot_reads.places(tx, ranges), strict=True):
+        every = data.hot_inputs.setdefault(c.task_id, [None] * len(jobs[c.job_id].payload.inputs))
+        every[number] = hot_input
+        data.input_files[c.task_id][number] = []
+
+
+def _handed(file: dict[str, Any]) -> InputFile:
+    """A file as workers get it, without its statistics, which are no longer needed."""
+    return InputFile(file["path"], file["rows"], file["bytes"], file.get("kept"))

@@ -1,0 +1,103 @@
+"""A deployed job as claims need it: what its tasks receive, and what they may access."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
+from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow
+from traceplane.postgres.registry import JobRow
+from traceplane.wire.tasks import ColumnSchema, GivenInput, InputRef, JobPayload, OutputRef, ViewRef
+
+
+@dataclass(frozen=True, slots=True)
+class JobEntry:
+    payload: JobPayload
+    grants: JobGrants
+    reads_files: bool
+    row_generations: tuple[UUID, ...]
+    """Per input, the generation whose files are read: an aggregator's ranges are read from what it aggregates."""
+    declared: tuple[list[ColumnSchema] | None, ...]
+    """Per input, the columns that its dataset declares."""
+    history: int
+    """Positions before their scope that tasks read too."""
+    needs_emission: bool
+    """Whether tasks get the emission of the event that they are for."""
+    deletes_inputs: bool
+    """Whether the rows of its hot inputs are deleted when a task commits."""
+
+    @property
+    def reads_hot(self) -> bool:
+        return any(i.hot for i in self.payload.inputs)
+
+    @property
+    def appends(self) -> bool:
+        return self.payload.update_strategy == "append" and self.payload.activation == "reactive"
+
+
+def job_entry(row: JobRow) -> JobEntry:
+    definition = row.definition
+    virtual = definition.virtual
+    inputs = [msgspec.convert(i, InputRef) for i in row.inputs]
+    payload = JobPayload(
+        job_id=row.job_id,
+        org=row.org,
+        dag=row.dag,
+        name=row.name,
+        runtime=row.runtime,
+        operator=row.operator,
+        activation=row.activation,
+        config=definition.config,
+        update_strategy=definition.update_strategy,
+        unique_key=list(definition.unique_key),
+        timeout_seconds=row.timeout_seconds,
+        lease_seconds=row.lease_seconds,
+        max_attempts=row.max_attempts,
+        network=row.network,
+        inputs=inputs,
+        outputs=[
+            msgspec.convert({**o, "columns": _declared(o["columns"]) or []}, OutputRef) for o in row.outputs
+        ],
+        code_bundle=definition.code_bundle,
+        package=definition.package,
+        source_kind=row.source_kind,
+        views=[
+            ViewRef(view.name, view.sql, view.reads)
+            for view in (virtual.views if virtual is not None else definition.views)
+        ],
+        given=[
+            GivenInput(i.name, virtual.given.get(i.name), i.where, list(i.columns)) for i in virtual.inputs
+        ]
+        if virtual is not None and virtual.views
+        else [],
+    )
+    grants = JobGrants(
+        reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
+        writes=tuple(
+            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
+        ),
+    )
+    return JobEntry(
+        payload,
+        grants,
+        row.reads_files,
+        tuple(row.row_generations),
+        tuple(_declared(columns) for columns in row.input_columns),
+        history=definition.history,
+        needs_emission=definition.needs_emission,
+        deletes_inputs=definition.deletes_inputs,
+    )
+
+
+def _declared(columns: Sequence[Mapping[str, Any]] | None) -> list[ColumnSchema] | None:
+    schema = as_arrow([SchemaColumn(c["name"], c["type"], c["nullable"]) for c in columns or ()])
+    return as_columns(schema) if schema else None
+
+
+def as_columns(schema: Schema) -> list[ColumnSchema]:
+    return [ColumnSchema(c.name, c.type, c.nullable) for c in schema]

@@ -1,0 +1,207 @@
+"""Deploys and versions of DAGs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.errors import Conflict, NotFound
+from traceplane.gateway.plan_steps import plan_steps
+from traceplane.http_service.routes import Call, Route
+from traceplane.model.dag import Dag
+from traceplane.model.positions import written
+from traceplane.model.runtimes import Runtime
+from traceplane.postgres import registry, versions
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.versions import ListedVersion, Missing
+from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
+from traceplane.registry.code_identity import DeployedCode
+from traceplane.registry.spec import dag_file
+from traceplane.settings import Settings
+from traceplane.wire.deploys import (
+    BuildView,
+    CutoverRequest,
+    DagName,
+    DagsResponse,
+    DagView,
+    DeletedResponse,
+    DeleteRequest,
+    DeployRequest,
+    DeployResponse,
+    JobView,
+    LackingView,
+    MovedResponse,
+    PlanResponse,
+    RollbackRequest,
+    SourceBehindView,
+    VersionQuery,
+    VersionsResponse,
+    VersionView,
+)
+
+READER, ADMIN = "reader", "admin"
+
+
+class DeployApi:
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/api/v1/plan", DeployRequest, PlanResponse, self.plan, ADMIN, "What a deploy would do."),
+            Route("POST", "/api/v1/deploy", DeployRequest, DeployResponse, self.deploy, ADMIN, "Deploy a DAG."),
+            Route("GET", "/api/v1/versions", None, VersionsResponse, self.versions, READER,
+                  "Versions of a DAG, and how far one is that is being built.", query=VersionQuery),
+            Route("POST", "/api/v1/cutover", CutoverRequest, MovedResponse, self.cutover, ADMIN,
+                  "Let the version that was built serve."),
+            Route("POST", "/api/v1/rollback", RollbackRequest, MovedResponse, self.rollback, ADMIN,
+                  "Let an earlier version serve again."),
+            Route("POST", "/api/v1/abort", DagName, MovedResponse, self.abort, ADMIN,
+                  "Give up the version that is being built."),
+            Route("POST", "/api/v1/delete", DeleteRequest, DeletedResponse, self.delete, ADMIN, "Delete a DAG."),
+            Route("GET", "/api/v1/dags", None, DagsResponse, self.dags, READER, "What is deployed."),
+        ]  # fmt: skip
+
+    async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
+        dag, code = await self._parse(call.body)
+        async with self._database.transaction() as tx:
+            prepared = await preparation.prepare(
+                tx,
+                call.principal.org,
+                dag,
+                self._settings.runtimes,
+                code,
+                no_rematerialize=call.body.no_rematerialize,
+            )
+        return PlanResponse(
+            dag=dag.name,
+            noop=prepared.plan.is_noop,
+            text=prepared.text,
+            deployed_version=prepared.deployed_version,
+            blocked=str(prepared.refusal) if prepared.refusal else None,
+            blocked_code=prepared.refusal.code if prepared.refusal else None,
+            steps=plan_steps(prepared.plan, prepared.consequences),
+        )
+
+    async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
+        dag, code = await self._parse(call.body)
+        done = await apply.deploy(
+            self._database,
+            call.principal.org,
+            dag,
+            runtimes=self._settings.runtimes,
+            window=self._settings.dispatch_window,
+            expect_version=call.body.expect_version,
+            manual_cutover=call.body.manual_cutover,
+            drop_missing=call.body.drop_missing,
+            code=code,
+            no_rematerialize=call.body.no_rematerialize,
+        )
+        telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
+        return DeployResponse(dag.name, done.version, done.changed, done.building, done.text)
+
+    async def versions(self, call: Call[None]) -> VersionsResponse:
+        query: VersionQuery = call.query
+        async with self._database.transaction() as tx:
+            rows = await versions.listing(tx, call.principal.org, query.dag, query.limit)
+            if not rows:
+                raise NotFound(
+                    "dag.unknown", "there is no such DAG", value=query.dag, next_step="see `traceplane dags`"
+                )
+            views = [await _version_view(tx, row) for row in rows]
+        return VersionsResponse(query.dag, views)
+
+    async def cutover(self, call: Call[CutoverRequest]) -> MovedResponse:
+        done = await cutover.cut_over(
+            self._database, call.principal.org, call.body.dag, drop_missing=call.body.drop_missing
+        )
+        if isinstance(done, Missing):
+            lost = "; ".join(f"{p.dataset_id} {written(p.positions)}" for p in done.positions[:5])
+            at_rest = not (done.unfinished or done.replays)
+            raise Conflict(
+                "deploy.not_caught_up",
+                f"the new version lacks {done.unfinished} tasks, {done.dead} of its tasks are dead, "
+                f"{done.replays} jobs have yet to get tasks for the past, and "
+                f"{len(done.sources_behind)} sources are behind"
+                + (f"; readers would lose {lost}" if lost else ""),
+                value=call.body.dag,
+                next_step="wait; retry dead tasks; give it up with `traceplane abort`"
+                + ("; or let it serve without them: `traceplane cutover --drop-missing`" if at_rest else ""),
+            )
+        telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)
+        return MovedResponse(done.dag, done.version, done.before)
+
+    async def rollback(self, call: Call[RollbackRequest]) -> MovedResponse:
+        body = call.body
+        done = await cutover.roll_back(self._database, call.principal.org, body.dag, to=body.to)
+        telemetry.emit("dag.rolled_back", dag=done.dag, version=done.version, before=done.before)
+        return MovedResponse(
+            done.dag,
+            done.version,
+            done.before,
+            tuple(LackingView(p.dataset_id, *p.positions) for p in done.lacking),
+            done.given_up,
+        )
+
+    async def abort(self, call: Call[DagName]) -> MovedResponse:
+        version = await cutover.abort(self._database, call.principal.org, call.body.dag)
+        telemetry.emit("dag.build_aborted", dag=call.body.dag, version=version)
+        return MovedResponse(call.body.dag, version)
+
+    async def delete(self, call: Call[DeleteRequest]) -> DeletedResponse:
+        body = call.body
+        done = await deletion.delete(self._database, call.principal.org, body.dag, force=body.force)
+        telemetry.emit("dag.deleted", dag=body.dag, datasets=len(done.datasets), readers=len(done.readers))
+        return DeletedResponse(body.dag, list(done.datasets), list(done.readers))
+
+    async def _parse(self, body: DeployRequest) -> tuple[Dag, DeployedCode | None]:
+        # A hostile file may take seconds to refuse; the API goes on meanwhile.
+        return await asyncio.to_thread(_parse, body, self._settings.runtimes)
+
+    async def dags(self, call: Call[None]) -> DagsResponse:
+        async with self._database.transaction() as tx:
+            rows = await registry.overview(tx, call.principal.org)
+        versions: dict[str, int] = {}
+        jobs: defaultdict[str, list[JobView]] = defaultdict(list)
+        for row in rows:
+            versions[row.dag] = row.version
+            jobs[row.dag].append(JobView(**{name: getattr(row, name) for name in JobView.__struct_fields__}))
+        return DagsResponse([DagView(name, versions[name], jobs[name]) for name in versions])
+
+
+def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, DeployedCode | None]:
+    dag = dag_file.parse(body.text, body.file, known_runtimes=frozenset(runtimes))
+    project = code_project.project_sent(body.code or {})
+    job_checks.refuse(dag, runtimes, project, body.text, body.file, is_elsewhere=lambda _: True)
+    return dag, code_identity.identify(dag, runtimes, body.code)
+
+
+async def _version_view(tx: Transaction, version: ListedVersion) -> VersionView:
+    view = VersionView(
+        version.number,
+        version.state,
+        version.created_at.isoformat(),
+        version.activated_at.isoformat() if version.activated_at is not None else None,
+        version.manual_cutover,
+    )
+    if view.state != "building":
+        return view
+    lacking = await versions.missing(tx, version.dag_version_id)
+    return msgspec.structs.replace(
+        view,
+        datasets=tuple(
+            BuildView(p.dataset_id, p.built, p.serving)
+            for p in await versions.progress(tx, version.dag_version_id)
+        ),
+        replays=lacking.replays,
+        unfinished=lacking.unfinished,
+        dead=lacking.dead,
+        sources_behind=len(lacking.sources_behind),
+        behind=tuple(SourceBehindView(s.job, s.dataset_id, s.position) for s in lacking.sources_behind),
+        lacking=tuple(LackingView(p.dataset_id, *p.positions) for p in lacking.positions),
+    )

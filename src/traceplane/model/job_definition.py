@@ -1,0 +1,66 @@
+"""The definition of a deployed job, as `jobs.definition` stores it: everything that determines the data of its tasks.
+
+`registry.job_rows` is the only writer, `postgres.registry` the only reader. Upgrades of the platform do not rewrite
+definitions, so a new field needs a default. A test checks the JSON keys that SQL names against these fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from traceplane.model.dag import ExecutionStrategy, Input, UpdateStrategy
+from traceplane.model.json_object import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class InputView:
+    """SQL over a job's stored inputs, or over earlier views, in Spark's dialect."""
+
+    name: str
+    sql: str
+    reads: dict[str, str] = field(default_factory=dict)
+    """The tables that the SQL names, with the stored input of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualInputs:
+    """How the inputs of a job that reads virtual datasets are computed from stored ones."""
+
+    inputs: tuple[Input, ...]
+    """As the DAG declares them."""
+    datasets: tuple[str, ...]
+    """The virtual datasets that it reads, directly or through others; empty: all of them are stored by now."""
+    own: dict[str, str]
+    """The SQL of those that belong to the job's own DAG."""
+    views: tuple[InputView, ...]
+    given: dict[str, str]
+    """The declared inputs that are views, with the names of these views."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """What an operator's spec says about a job's tasks. Stored with the job, so claims need no operator catalog."""
+
+    needs_emission: bool = False
+    """Tasks get the emission of the event that they are for."""
+    history: int = 0
+    """How many positions before their scope are read too."""
+    deletes_inputs: bool = False
+    """The rows of hot inputs are deleted when a task commits."""
+    package: str | None = None
+    """The package that provides the operator, and its version; None: it is built in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDefinition(OperatorFacts):
+    config: JsonObject
+    execution_strategy: ExecutionStrategy
+    update_strategy: UpdateStrategy
+    unique_key: tuple[str, ...] = ()
+    generated_for: str | None = None
+    """The job that a `Bulk` expansion created this one for."""
+    code_bundle: str | None = None
+    """The code that it was deployed with; None: the code in the worker's own folders."""
+    virtual: VirtualInputs | None = None
+    views: tuple[InputView, ...] = ()
+    """Of a query that runs as a job: its steps, the last of which is the result."""

@@ -1,0 +1,116 @@
+"""What the sandbox receives for a task: the worker builds it, sends it to the child as JSON, and `sdk.OperatorTask`
+passes it to the operator. Paths are those of the worker's machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.job_definition import InputView
+from traceplane.model.json_object import JsonObject
+from traceplane.model.scope import Cursor, Partition, Scope
+
+Ranges = tuple[tuple[int, int], ...]
+"""First and last positions, both included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInput:
+    name: str
+    files: tuple[str, ...] = ()
+    """The committed files of this input for the task's scope."""
+    where: JsonObject = field(default_factory=dict)
+    """Columns must equal these values; `OperatorTask.read` applies the filter."""
+    columns: tuple[SchemaColumn, ...] = ()
+    """The columns of the dataset, as far as known."""
+    select: tuple[str, ...] = ()
+    """The columns that the job reads; empty: all."""
+    position: str | None = None
+    """The column that holds a row's position, if the dataset has one."""
+    kept: dict[str, Ranges] = field(default_factory=dict)
+    """The position ranges to read of files that are not read in full."""
+
+    def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
+        """The files, grouped by the ranges to read of them; no ranges: the whole file."""
+        groups: dict[Ranges, list[str]] = {}
+        for file in self.files:
+            groups.setdefault(self.kept.get(file, ()), []).append(file)
+        return [(files, ranges) for ranges, files in groups.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredOutput:
+    name: str
+    folder: str | None = None
+    """Created for this attempt, which alone may write to it; None: the sandbox chooses one."""
+    existing: tuple[str, ...] = ()
+    """Of an `append` job: the files that the task's scope already has."""
+    columns: tuple[SchemaColumn, ...] = ()
+    """The columns that the dataset declares, with Arrow types; empty: it declares none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedInput:
+    """An input of the operator, if views are computed from the stored inputs."""
+
+    name: str
+    view: str | None = None
+    """None: the stored input of this name."""
+    where: JsonObject = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SparkAccess:
+    remote: str
+    """The address of its Spark Connect server."""
+    entrypoint: str
+    """The function that a DataFrame job runs; empty: its operator is built in."""
+    bundled: tuple[str, ...] = ()
+    """The modules of the job's own bundle, which Spark's Python processes need too."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One run of a pipeline."""
+
+    execution_id: str
+    pipeline_id: str
+    pipeline: str
+    """Its name."""
+    user_id: str
+    parameters: JsonObject = field(default_factory=dict)
+    """`parameters` of the pipeline's config."""
+    signal: JsonObject | None = None
+    """The signal that launched it: the first of those that matched."""
+    scheduled_for: datetime | None = None
+    """Of a periodic pipeline: the time that it was launched for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPayload:
+    cursor: int | None = None
+    partition: Partition | None = None
+    kind: str = "data"
+    emission: str = ""
+    """For built-in operators that request it: the emission of the event that the task is for."""
+    operator: str = "python"
+    config: JsonObject = field(default_factory=dict)
+    unique_key: tuple[str, ...] = ()
+    """Of an `append` job: the columns that identify a row; a row that exists already is not written again."""
+    resume: tuple[tuple[int, str, str], ...] = ()
+    """Of a source: its newest cursors, highest first, with the emission and kind of the last event about each."""
+    execution: Execution | None = None
+    """Of a pipeline's job: the execution that it runs."""
+    spark: SparkAccess | None = None
+    inputs: tuple[OperatorInput, ...] = ()
+    views: tuple[InputView, ...] = ()
+    """The views of virtual datasets over the inputs; for the Spark runtime."""
+    given: tuple[ResolvedInput, ...] = ()
+    """If there are views: the inputs that the operator gets."""
+    outputs: tuple[DeclaredOutput, ...] = ()
+
+    @property
+    def scope(self) -> Scope | None:
+        return Cursor(self.cursor) if self.cursor is not None else self.partition

@@ -1,0 +1,106 @@
+"""The operators for queries, your own code, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from traceplane.model.dag import Dag, Job, Storage, UpdateStrategy
+from traceplane.operators.grouping import rows_of
+from traceplane.operators.spec import Config, ErrorCode, Misfit, OperatorSpec, Ports
+
+_SPARK = frozenset({"spark"})
+
+
+# fmt: off
+class CodeConfig(Config, frozen=True, kw_only=True):
+    entrypoint: Annotated[str, Meta(
+        description="`package.module:function`, found in the code of the deploy, or on the worker's code paths.")]
+
+
+class QueryConfig(Config, frozen=True, kw_only=True):
+    query: Annotated[str | dict[str, str], Meta(
+        description="SQL text, or a map from output name to SQL text when there are several outputs.")]
+
+
+class CompactConfig(Config, frozen=True, kw_only=True):
+    sort: Annotated[tuple[str, ...], Meta(
+        description="Columns; rows are in this order within a file, and from file to file.")] = ()
+    target_file_mb: Annotated[int, Meta(ge=1, le=4096, description="About how large a file is.")] = 128
+    delete_after_commit: Annotated[bool, Meta(
+        description="Whether the rows leave the hot table when the files are committed.")] = False
+# fmt: on
+
+
+def _compact_misfits(job: Job, dag: Dag) -> Iterator[Misfit]:
+    datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}
+    for output in job.outputs:
+        if datasets[output.dataset_id].storage is not Storage.PARQUET:
+            yield Misfit(("outputs",), "its output must be of storage: parquet")
+    if job.update_strategy is not UpdateStrategy.REPLACE:
+        yield Misfit(("update_strategy",), "it rewrites whole ranges: its update_strategy is replace")
+    if job.config.get("delete_after_commit") is not True:
+        return
+    for used in job.inputs:
+        source = datasets.get(rows_of(used.dataset_id, dag))
+        if source is None or source.storage is not Storage.POSTGRES:
+            message = "delete_after_commit is for a hot dataset that this DAG produces"
+            yield Misfit(("config", "delete_after_commit"), message)
+        if used.where or used.columns:
+            message = "with delete_after_commit all rows and columns must be read"
+            yield Misfit(("inputs",), message, "remove where and columns")
+
+
+PYTHON = OperatorSpec(
+    name="python",
+    summary="Calls your function with the task, in a sandbox.",
+    runtimes=frozenset({"python"}),
+    config=CodeConfig,
+    open_config=True,
+    code_field="entrypoint",
+)
+
+PYSPARK = OperatorSpec(
+    name="pyspark",
+    summary="Calls your function with the rows of a task's scope as DataFrames.",
+    runtimes=_SPARK,
+    config=CodeConfig,
+    open_config=True,
+    code_field="entrypoint",
+)
+
+SQL = OperatorSpec(
+    name="sql",
+    summary="Runs Spark SQL over the rows of a task's scope.",
+    runtimes=_SPARK,
+    entrypoint="traceplane.dataplane.task:sql",
+    config=QueryConfig,
+    query_field="query",
+)
+
+QUERY = OperatorSpec(
+    name="query",
+    summary="Runs a query that was handed over because its result is too large for an answer.",
+    runtimes=_SPARK,
+    entrypoint="traceplane.dataplane.task:query",
+    for_dags=False,
+)
+
+COMPACT = OperatorSpec(
+    name="compact",
+    summary="Rewrites the rows of a range as few, well-sized, sorted Parquet files.",
+    runtimes=_SPARK,
+    entrypoint="traceplane.dataplane.task:compact",
+    config=CompactConfig,
+    execution_fields=frozenset({"target_file_mb"}),
+    deletion_field="delete_after_commit",
+    inputs=Ports(least=1, most=1),
+    outputs=Ports(least=1, most=1),
+    check=_compact_misfits,
+    errors=(
+        ErrorCode("compact.input_changed", "the range was written while it was compacted"),
+        ErrorCode("compact.rows_differ", "rows are missing from what was written, or there are too many"),
+    ),
+)

@@ -1,0 +1,108 @@
+"""What the platform knows of an operator, as data.
+
+    from traceplane.operators.spec import Config, OperatorSpec, Ports
+
+    class RateConfig(Config, frozen=True, kw_only=True):
+        currency: Annotated[str, Meta(description="Amounts are converted to it.")] = "EUR"
+
+    SPEC = OperatorSpec(
+        name="convert",
+        summary="Converts amounts to one currency.",
+        runtimes=frozenset({"python"}),
+        entrypoint="money.convert:run",
+        config=RateConfig,
+        inputs=Ports(least=1, most=1),
+        outputs=Ports(least=1, most=1),
+    )
+
+The gateway imports this and not the operator's code, so the module of a spec imports little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from traceplane.model.dag import Dag, Job
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a job's `config`. Each has a type, a description (`msgspec.Meta`) and, unless it is required, a
+    default. What one field alone cannot tell is checked in `__post_init__`, which raises ValueError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The inputs, or the outputs, that an operator works with."""
+
+    least: int = 0
+    most: int | None = None
+    names: tuple[str, ...] = ()
+    """The names that they may have; none: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """A code that the operator raises (`traceplane.sdk.OperatorError`)."""
+
+    code: str
+    meaning: str
+    retried: bool = True
+    """Whether another attempt may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Something in a job that its operator cannot work with."""
+
+    at: tuple[str, ...]
+    """The fields of the job that lead to it: `("config", "size")`."""
+    message: str
+    allowed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSpec:
+    name: str
+    summary: str
+    """One sentence."""
+    runtimes: frozenset[str]
+    """The families of runtimes (`model.runtimes.Runtime.family`) that run it: dispatcher, python, spark."""
+    entrypoint: str | None = None
+    """Its code, as `package.module:function`. None: the job's config names it, or it is part of the dispatcher."""
+
+    config: type[Config] = Config
+    open_config: bool = False
+    """Whether a job may have further fields, which are handed to its code as they are."""
+    execution_fields: frozenset[str] = frozenset()
+    """Fields of the config that change how data is made and not what it is: a change of them rebuilds nothing."""
+    code_field: str | None = None
+    """The field of the config that names the user's own code."""
+    query_field: str | None = None
+    """The field of the config that holds Spark SQL over the inputs: text, or text by output."""
+    history_field: str | None = None
+    """The field of the config that says how many positions before its scope a task reads too."""
+    deletion_field: str | None = None
+    """The field of the config that has the rows of hot inputs deleted once the task is committed. Such an operator
+    writes all the rows that it reads, and only those."""
+    inputs: Ports = Ports()
+    outputs: Ports = Ports()
+    always_on: bool = False
+    """Whether it is a source that never ends."""
+    check: Callable[[Job, Dag], Iterable[Misfit]] | None = None
+    """What else must hold for a job that uses it."""
+
+    errors: tuple[ErrorCode, ...] = ()
+    """Codes of its own, besides those of the platform."""
+    network: bool = False
+    """Whether it needs the network, so that its jobs need not ask for it."""
+    position: str | None = None
+    """The column of its outputs that says to which position a row belongs."""
+    needs_emission: bool = False
+    """Whether a task is handed the emission of the event that it is for."""
+    groups: bool = False
+    """Whether its output has no rows of its own: readers get the rows of its input."""
+    for_dags: bool = True
+    """Whether DAG files may use it."""

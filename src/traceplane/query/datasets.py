@@ -1,0 +1,192 @@
+"""The datasets of a query, read in one snapshot, and the parts that the caller may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.postgres import pinned
+from traceplane.postgres.database import Transaction
+from traceplane.postgres.pinned import PinnedDataset
+from traceplane.sql import virtual
+from traceplane.sql.gate import Moment, Relation
+from traceplane.sql.virtual import Expanded
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCaller:
+    org: str
+    name: str
+    role: str
+    sees_pii: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """The current state, or the pointer sets of versions of DAGs, or the state at a time."""
+
+    versions: Mapping[str, int]
+    at: datetime | None = None
+
+
+NOW = AsOf({})
+
+Pin = tuple[str, Moment]
+"""A dataset, and the version or time as of which the query reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSql:
+    """A relation defined by SQL over others."""
+
+    name: str
+    sql: str
+
+
+def pin_of(relation: Relation) -> Pin:
+    return relation.dataset_id, relation.as_of
+
+
+def pin_text(pin: Pin) -> str:
+    dataset_id, moment = pin
+    return dataset_id if moment is None else f"{dataset_id}@{moment}"
+
+
+class QueryDatasets:
+    """Including virtual datasets and those below them."""
+
+    def __init__(self, tx: Transaction, org: str, as_of: AsOf) -> None:
+        self._tx, self._org, self._as_of = tx, org, as_of
+        self._by_pin: dict[Pin, PinnedDataset] = {}
+
+    @property
+    def by_pin(self) -> Mapping[Pin, PinnedDataset]:
+        return self._by_pin
+
+    def of(self, relation: Relation) -> PinnedDataset:
+        return self._by_pin[pin_of(relation)]
+
+    def sql_of(self, relation: Relation) -> str | None:
+        return self.of(relation).sql
+
+    def hidden_of(self, relation: Relation, caller: QueryCaller) -> frozenset[str]:
+        """The columns that the caller may not see."""
+        return frozenset() if caller.sees_pii else self.of(relation).pii
+
+    def at(self, pin: Pin) -> datetime | None:
+        """The time as of which a dataset is read."""
+        moment = pin[1]
+        return moment if isinstance(moment, datetime) else None if moment is not None else self._as_of.at
+
+    async def read(self, relations: Iterable[Relation]) -> None:
+        pending = {pin_of(relation) for relation in relations}
+        dags: set[str] = set()
+        while pending:
+            for moment in {pin[1] for pin in pending}:
+                await self._read_at(moment, [name for name, m in pending if m == moment])
+            dags |= {self._by_pin[pin].dag for pin in pending}
+            below = {
+                (name, pin[1])
+                for pin in pending
+                if (sql := self._by_pin[pin].sql) is not None
+                for name in virtual.reads(sql)
+            }
+            pending = below - self._by_pin.keys()
+        if unused := set(self._as_of.versions) - dags:
+            raise InvalidInput(
+                "query.version_of_nothing",
+                "a version is given for a DAG that the query does not read",
+                value=min(unused),
+                next_step="leave it out",
+            )
+
+    async def _read_at(self, moment: Moment, names: list[str]) -> None:
+        versions, at = self._as_of.versions, self.at(("", moment))
+        if isinstance(moment, int):
+            # A version belongs to the dataset's own DAG, which must be known first.
+            now = await pinned.datasets(self._tx, self._org, names)
+            versions = {dataset.dag: moment for dataset in now.values()}
+        elif moment is not None:
+            versions = {}
+        datasets = await pinned.datasets(self._tx, self._org, names, versions=versions, at=at)
+        for name in names:
+            version = versions.get(datasets[name].dag) if name in datasets else None
+            self._by_pin[name, moment] = _checked(name, datasets.get(name), at, version)
+
+    def views(self, expanded: Expanded, caller: QueryCaller) -> list[NamedSql]:
+        """The virtual datasets, without the columns that the caller may not see; those below them do not have these
+        either."""
+        relations = (*expanded.stored, *(view.relation for view in expanded.views))
+        if caller.sees_pii or not any(self.of(relation).pii for relation in relations):
+            return [NamedSql(view.relation.name, view.sql) for view in expanded.views]
+        columns = {r.name: [c.name for c in self.of(r).columns] for r in expanded.stored}
+        hidden = {r.name: self.of(r).pii for r in expanded.stored}
+        views = []
+        for view in expanded.views:
+            name, own = view.relation.name, self.of(view.relation).pii
+            sql, visible, hidden[name] = virtual.without(view, columns, hidden, own)
+            columns[name] = [*visible, *hidden[name]]
+            views.append(NamedSql(name, sql))
+        return views
+
+
+def visible_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaColumn]:
+    return [c for c in dataset.columns if caller.sees_pii or c.name.lower() not in dataset.pii]
+
+
+def some_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaColumn]:
+    """The visible columns; there must be at least one."""
+    columns = visible_columns(dataset, caller)
+    if not columns:
+        raise Conflict(
+            "query.no_columns",
+            "the dataset's columns are not known yet, or you may see none of them",
+            value=dataset.dataset_id,
+            next_step="wait for its first rows, or declare its columns in the DAG file",
+        )
+    return columns
+
+
+def _checked(
+    name: str, dataset: PinnedDataset | None, at: datetime | None, version: int | None
+) -> PinnedDataset:
+    if dataset is None:
+        raise NotFound(
+            "query.unknown_relation",
+            "the dataset does not exist, or you have no access to it",
+            value=name,
+            next_step="see `traceplane datasets`; a name with special characters needs double quotes",
+        )
+    if dataset.generation_id is None:
+        raise _nothing_then(name, dataset.dag, at, version)
+    if dataset.storage == "postgres" and at is not None:
+        raise InvalidInput(
+            "query.hot_dataset",
+            "the rows of this dataset are in a hot table, which has no history",
+            value=name,
+            next_step="query its current state, or as of a version",
+        )
+    collected = dataset.forgotten_until
+    if at is not None and collected is not None and at < collected:
+        raise Conflict(
+            "query.history_gone",
+            f"replaced rows of the dataset were deleted up to {collected.isoformat()}",
+            value=name,
+            next_step="ask for a later time",
+        )
+    return dataset
+
+
+def _nothing_then(name: str, dag: str, at: datetime | None, version: int | None) -> NotFound:
+    if version is not None:
+        problem = f"version {version} of DAG {dag} has no such dataset"
+        step = f"see `traceplane versions {dag}`"
+    elif at is not None:
+        problem, step = f"the dataset did not exist at {at.isoformat()}", "ask for a later time"
+    else:
+        problem = f"the serving version of DAG {dag} does not have the dataset"
+        step = f"deploy {dag}; if it is being built, `traceplane versions {dag}` shows the progress"
+    return NotFound("query.nothing_then", problem, value=name, next_step=step)

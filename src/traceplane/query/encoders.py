@@ -1,0 +1,123 @@
+"""The result of a query in the requested format."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.ipc as ipc
+import pyarrow.parquet as parquet
+
+from traceplane.linux.conversation import Pieces
+from traceplane.query.wire import Format
+
+
+class Encoder(Protocol):
+    def batch(self, batch: pa.RecordBatch) -> None: ...
+    def end(self, rows: int) -> None: ...
+
+
+class _Json:
+    """`{"columns": [{"name", "type"}], "rows": [[…], …], "row_count": n}`"""
+
+    def __init__(self, sink: Pieces, schema: pa.Schema) -> None:
+        self._sink, self._first = sink, True
+        self._json = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
+        columns = [{"name": field.name, "type": str(field.type)} for field in schema]
+        sink.write(b'{"columns":' + self._json.encode(columns) + b',"rows":[')
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        rows = zip(*(_plain(column) for column in batch.columns), strict=True)
+        encoded = self._json.encode(list(rows))[1:-1]
+        self._sink.write(encoded if self._first else b"," + encoded)
+        self._first = False
+
+    def end(self, rows: int) -> None:
+        self._sink.write(b'],"row_count":%d}\n' % rows)
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """Values as JSON: non-finite ones become null, whole decimals lose their point."""
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_nested(column.type):
+        return [_finite(value) for value in values]
+    if pa.types.is_floating(column.type):
+        return [_finite(value) for value in values]
+    return values
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if value - value == 0 else None
+        case list():
+            return [_finite(item) for item in value]
+        case tuple():
+            return [_finite(item) for item in value]
+        case dict():
+            return {str(key): _finite(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+class _Csv:
+    def __init__(self, sink: Pieces, schema: pa.Schema) -> None:
+        self._sink, self._writer = sink, None
+        if not any(pa.types.is_nested(f.type) or pa.types.is_binary(f.type) for f in schema):
+            self._writer = arrow_csv.CSVWriter(pa.PythonFile(sink, mode="w"), schema)
+        else:
+            self._json = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
+            self._write([schema.names])
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        if self._writer is not None:
+            self._writer.write_batch(batch)
+        else:
+            self._write(zip(*(map(self._cell, column.to_pylist()) for column in batch.columns), strict=True))
+
+    def _cell(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.hex()
+        return self._json.encode(_finite(value)).decode() if isinstance(value, list | dict) else value
+
+    def _write(self, rows: Any) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._sink.write(text.getvalue().encode())
+
+    def end(self, rows: int) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Arrow:
+    def __init__(self, sink: Pieces, schema: pa.Schema) -> None:
+        self._writer = ipc.new_stream(pa.PythonFile(sink, mode="w"), schema)
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def end(self, rows: int) -> None:
+        self._writer.close()
+
+
+class _Parquet:
+    def __init__(self, sink: Pieces, schema: pa.Schema) -> None:
+        self._writer = parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema)
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def end(self, rows: int) -> None:
+        self._writer.close()
+
+
+class _Makes(Protocol):
+    def __call__(self, sink: Pieces, schema: pa.Schema) -> Encoder: ...
+
+
+ENCODERS: dict[Format, _Makes] = {"json": _Json, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet}

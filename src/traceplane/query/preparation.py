@@ -1,0 +1,228 @@
+"""Everything that a query needs before it runs: its text past the gate, its datasets, and the files to read.
+
+Datasets and file lists are read in one snapshot, whatever is committed in the meantime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from traceplane.adapters.object_cache import ObjectCache
+from traceplane.adapters.object_store import StoredFile, staging_prefix_of
+from traceplane.errors import Conflict, TooLarge
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.postgres import pinned
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.pinned import PinnedDataset
+from traceplane.query import catalog
+from traceplane.query.catalog import Catalog, ChosenFiles, FileList
+from traceplane.query.datasets import AsOf, Pin, QueryCaller, QueryDatasets, pin_of, some_columns
+from traceplane.query.duckdb_types import type_of
+from traceplane.query.hot_rows import export
+from traceplane.query.wire import EngineColumn, EngineQuery, EngineRelation, FileGroup, Format, QueryLimits
+from traceplane.sql import gate, virtual
+from traceplane.sql.gate import Gated, Relation
+from traceplane.sql.virtual import Expanded
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedQuery:
+    """A query that passed the gate, with everything needed to run it."""
+
+    query: EngineQuery
+    datasets: Mapping[Pin, PinnedDataset]
+    chosen: tuple[ChosenFiles, ...]
+    held: contextlib.AsyncExitStack
+    """Releases files of this query: the rows of hot tables, and its files of S3 in the cache."""
+
+    async def release(self) -> None:
+        await self.held.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What a query reads, as of one moment in the database."""
+
+    datasets: QueryDatasets
+    expanded: Expanded
+    files: Mapping[Pin, FileList]
+    hot: Mapping[Pin, Path]
+    """Files with the rows of hot tables."""
+
+
+class Preparation:
+    """`object_root` is the folder of the object store; None for one in S3, of which `open_cache` has copies."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        object_root: Path | None,
+        limits: QueryLimits,
+        open_cache: Callable[[], Awaitable[ObjectCache]] | None,
+        cache_bytes: int,
+    ) -> None:
+        self._database = database
+        self._object_root = object_root
+        self._limits = limits
+        self._open_cache, self._cache_bytes = open_cache, cache_bytes
+        self._cache: ObjectCache | None = None
+        self._opening = asyncio.Lock()
+        self._catalog = Catalog()
+
+    async def close(self) -> None:
+        if self._cache is not None:
+            await self._cache.close()
+
+    async def prepare(
+        self, caller: QueryCaller, sql: str, format_: Format, as_of: AsOf, max_rows: int | None
+    ) -> PreparedQuery:
+        root = await self._root()
+        gated = await asyncio.to_thread(gate.admit, sql)
+        async with contextlib.AsyncExitStack() as held:
+            snapshot = await self._read(held, caller, gated, as_of)
+            chosen = await asyncio.to_thread(_choose, snapshot)
+            if self._cache is not None:
+                await held.enter_async_context(self._cache.holding(await self._stored(chosen)))
+            query = EngineQuery(
+                sql=gated.sql,
+                relations=await asyncio.to_thread(_relations, root, snapshot, chosen, caller),
+                format=format_,
+                roots=[
+                    *(f"{root}/{folder}" for folder in _generation_folders(chosen)),
+                    *{str(path.parent) for path in snapshot.hot.values()},
+                ],
+                limits=replace(
+                    self._limits, max_rows=min(self._limits.max_rows, max_rows or self._limits.max_rows)
+                ),
+            )
+            return PreparedQuery(query, snapshot.datasets.by_pin, chosen, held.pop_all())
+
+    async def _root(self) -> str:
+        """Where the files of the object store are read: in the store itself, or in the cache of S3."""
+        if self._object_root is not None:
+            return str(self._object_root)
+        async with self._opening:  # on the first query, so that a gateway starts without the store
+            if self._cache is None:
+                assert self._open_cache is not None, "a store in S3 has a cache"
+                self._cache = await self._open_cache()
+        return str(self._cache.files)
+
+    async def _read(
+        self, held: contextlib.AsyncExitStack, caller: QueryCaller, gated: Gated, as_of: AsOf
+    ) -> _Snapshot:
+        async with self._database.snapshot() as tx:
+            datasets = QueryDatasets(tx, caller.org, as_of)
+            await datasets.read(gated.relations)
+            expanded = await asyncio.to_thread(
+                virtual.expand, gated.relations, datasets.sql_of, lambda r: datasets.hidden_of(r, caller)
+            )
+            relations: dict[Pin, list[Relation]] = {}
+            for relation in expanded.stored:
+                relations.setdefault(pin_of(relation), []).append(relation)
+            files = {
+                pin: await self._catalog.files(
+                    tx, datasets.by_pin[pin], [c for r in same for c in r.conditions], datasets.at(pin)
+                )
+                for pin, same in relations.items()
+            }
+            hot = await self._hot_rows(tx, held, {pin: datasets.by_pin[pin] for pin in relations})
+        return _Snapshot(datasets, expanded, files, hot)
+
+    async def _hot_rows(
+        self, tx: Transaction, held: contextlib.AsyncExitStack, datasets: Mapping[Pin, PinnedDataset]
+    ) -> dict[Pin, Path]:
+        """Files with the rows in the tables of hot datasets."""
+        generations = {
+            pin: dataset.row_generation_id
+            for pin, dataset in datasets.items()
+            if dataset.storage == "postgres" and dataset.row_generation_id is not None
+        }
+        if not generations:
+            return {}
+        from traceplane.columnar.arrow_types import schema_of  # with pyarrow
+
+        place = self._cache.outputs if self._cache is not None else self._object_root
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".query-", dir=place))
+        os.chmod(scratch, 0o755)  # noqa: S103 -- the process of a query lacks even root's privileges
+        files = {}
+        for pin, generation in generations.items():
+            schema = schema_of(SchemaColumn(c.name, c.type) for c in datasets[pin].columns)
+            assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+            files[pin] = await export(tx, generation, Path(scratch), schema)
+        return files
+
+    async def _stored(self, chosen: Iterable[ChosenFiles]) -> list[StoredFile]:
+        """The files of a query with their sizes, which the cache checks."""
+        paths = {path for files in chosen for group in files.groups for path in group.paths}
+        task_ids = {prefix.task_id for path in paths if (prefix := staging_prefix_of(path)) is not None}
+        async with self._database.autocommit() as tx:
+            sizes = await pinned.file_sizes(tx, sorted(task_ids))
+        if missing := paths - sizes.keys():
+            raise Conflict("query.file_unreadable", "a file of a dataset is missing", value=min(missing))
+        if (total := sum(sizes[path] for path in paths)) > self._cache_bytes:
+            raise TooLarge(
+                "query.store_too_large",
+                f"the query reads {total:,} bytes of S3, more than the {self._cache_bytes:,} that fit into the cache",
+                value=total,
+                next_step="ask for fewer positions, raise object_cache_mb, or run it on Spark with --to-dataset",
+            )
+        return [StoredFile(path, sizes[path]) for path in sorted(paths)]
+
+
+def _choose(snapshot: _Snapshot) -> tuple[ChosenFiles, ...]:
+    """For each stored relation, in order."""
+    return tuple(
+        catalog.choose(snapshot.files[pin_of(r)], snapshot.datasets.of(r), r.conditions)
+        for r in snapshot.expanded.stored
+    )
+
+
+def _relations(
+    root: str, snapshot: _Snapshot, chosen: tuple[ChosenFiles, ...], caller: QueryCaller
+) -> list[EngineRelation]:
+    stored = [
+        _stored_relation(root, r.name, snapshot.datasets.of(r), files, caller, snapshot.hot.get(pin_of(r)))
+        for r, files in zip(snapshot.expanded.stored, chosen, strict=True)
+    ]
+    views = snapshot.datasets.views(snapshot.expanded, caller)
+    return [*stored, *(EngineRelation(view.name, [], [], sql=view.sql) for view in views)]
+
+
+def _stored_relation(
+    root: str, name: str, dataset: PinnedDataset, files: ChosenFiles, caller: QueryCaller, hot: Path | None
+) -> EngineRelation:
+    groups = [FileGroup([f"{root}/{path}" for path in group.paths], group.kept) for group in files.groups]
+    if hot is not None:
+        groups.append(FileGroup([str(hot)]))
+    position = next((c for c in dataset.columns if c.name == dataset.position), None)
+    return EngineRelation(
+        name,
+        [_engine_column(c) for c in some_columns(dataset, caller)],
+        groups,
+        None if position is None else _engine_column(position),
+    )
+
+
+def _engine_column(column: SchemaColumn) -> EngineColumn:
+    return EngineColumn(column.name, type_of(column.type))
+
+
+def _generation_folders(chosen: Iterable[ChosenFiles]) -> list[str]:
+    """`{dataset}/{generation}` of all files."""
+    folders, last = set[str](), "/"  # no path starts with it
+    for files in chosen:
+        for group in files.groups:
+            for path in group.paths:
+                if not path.startswith(last):  # most are in the same folder as the previous one
+                    last = path[: path.find("/", path.find("/") + 1) + 1]
+                    folders.add(last[:-1])
+    return sorted(folders)

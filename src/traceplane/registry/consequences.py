@@ -1,0 +1,141 @@
+"""What a deploy costs, and which other DAGs it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from traceplane.model.dag import Dag, SourceKind
+from traceplane.postgres import registry, versions
+from traceplane.postgres.database import Transaction
+from traceplane.postgres.versions import Weight
+from traceplane.registry.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Concerned:
+    """A job of another DAG that reads what changes."""
+
+    dag: str
+    job: str
+    dataset_id: str
+    loses_it: bool
+    """Whether nobody will produce the dataset any more; else the job follows, and computes everything anew."""
+    broken_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Consequences:
+    """What a deploy costs, and whom it concerns."""
+
+    computed_anew: tuple[Weight, ...]
+    """Beside what serves; they are cut over together."""
+    readers: tuple[Concerned, ...]
+    dropped: tuple[Weight, ...] = ()
+    """What is served now and has no job any more."""
+    renamed: tuple[str, ...] = ()
+    """Those of them whose source emits to another dataset now."""
+    sources: tuple[str, ...] = ()
+    """What starts sources whose kind promises more than this installation does."""
+
+    def text(self) -> str:
+        lines = [f"! {warning}" for warning in self.sources]
+        if self.computed_anew:
+            lines += ["", "Computed anew beside what serves, and cut over together:"]
+            lines += [f"      {amount(w)}" for w in self.computed_anew]
+        if self.dropped:
+            lines += ["", "No longer served, which a deploy does only with --drop-missing:"]
+            lines += [f"      {amount(w)}" for w in self.dropped]
+        for reader in self.readers:
+            reads = f"! DAG {reader.dag}, job {reader.job} reads {reader.dataset_id}"
+            if reader.loses_it:
+                lines.append(f"{reads}, which nobody will produce any more")
+            else:
+                lines.append(f"{reads}: it follows at the cutover, and computes everything anew")
+            lines += [f"      {problem}" for problem in reader.broken_columns]
+        return "\n".join([*lines, ""]) if lines else ""
+
+
+def amount(weight: Weight) -> str:
+    parts = []
+    if weight.events:
+        parts.append("1 event" if weight.events == 1 else f"{weight.events:,} events")
+    if weight.scopes or not weight.events:
+        parts.append(f"{weight.scopes:,} scopes, {weight.rows:,} rows, {weight.bytes:,} bytes")
+    return f"{weight.dataset_id}: {', '.join(parts)}"
+
+
+async def consequences_of(
+    tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag, carried_on: Collection[str]
+) -> Consequences:
+    written = [(r.job, o.dataset_id) for r in steps.rebuilt for o in r.job.outputs]
+    # A job that was renamed is a new one, which has to make all that is served.
+    written += [
+        (job, o.dataset_id)
+        for job in steps.added
+        for o in job.outputs
+        if o.dataset_id not in steps.datasets_added
+    ]
+    written = [(job, dataset_id) for job, dataset_id in written if dataset_id not in carried_on]
+    anew = [dataset_id for job, dataset_id in written if job.runtime != "dispatcher"]
+    weights = {
+        weight.dataset_id: weight
+        for weight in await versions.weight(tx, org, [*anew, *steps.datasets_removed])
+    }
+    other_sql = {c.dataset_id for c in steps.datasets_changed if any(f.field == "sql" for f in c.changes)}
+    readers = [
+        Concerned(reader.dag, reader.job, dataset_id, loses_it=False)
+        for reader in await registry.readers_of_virtual(tx, org, after.name, sorted(other_sql))
+        for dataset_id in sorted(other_sql.intersection(reader.virtual.datasets))
+    ]
+    changed = [dataset_id for _, dataset_id in written]
+    broken = _broken_columns(before, after)
+    for reader in await versions.readers_elsewhere(tx, org, [*changed, *steps.datasets_removed]):
+        dataset_id = reader.dataset_id
+        lost = dataset_id in steps.datasets_removed
+        problems = () if lost else tuple(broken.get(dataset_id, ()))
+        readers.append(Concerned(reader.dag, reader.job, dataset_id, lost, problems))
+    dropped = [weights[d] for d in steps.datasets_removed if d in weights]
+    dropped = [weight for weight in dropped if weight.scopes or weight.events]
+    return Consequences(
+        computed_anew=tuple(weight for name, weight in weights.items() if name in anew),
+        readers=tuple(readers),
+        dropped=tuple(dropped),
+        renamed=_renamed(before, after, {weight.dataset_id for weight in dropped}),
+        sources=tuple(
+            f"job {job.name}: {_SET_OFF_BY[job.source.kind]}"
+            for job in after.jobs
+            if job.source is not None and job.source.kind in _SET_OFF_BY
+        ),
+    )
+
+
+_SET_OFF_BY = {
+    SourceKind.CRON: "nothing here serves its schedule; its events come from `traceplane emit` or POST /api/v1/events",
+    SourceKind.WEBHOOK: "it has no URL of its own; its events come by POST /api/v1/events, with a token of a writer",
+}
+
+
+def _renamed(before: Dag | None, after: Dag, dropped: Collection[str]) -> tuple[str, ...]:
+    """Dropped datasets whose source is still there."""
+    sources = {job.name for job in after.jobs if job.source is not None}
+    jobs = before.jobs if before is not None else ()
+    outputs = [o.dataset_id for job in jobs if job.source and job.name in sources for o in job.outputs]
+    return tuple(dataset_id for dataset_id in outputs if dataset_id in dropped)
+
+
+def _broken_columns(before: Dag | None, after: Dag) -> dict[str, list[str]]:
+    """Declared columns that readers may rely on and that are gone or have another type."""
+    if before is None:
+        return {}
+    now = {d.dataset_id: {c.name: c.type for c in d.columns} for d in after.datasets}
+    broken: dict[str, list[str]] = {}
+    for dataset in before.datasets:
+        types = now.get(dataset.dataset_id) or {}
+        for column in dataset.columns if types else ():
+            if types.get(column.name) != column.type:
+                became = types.get(column.name) or "gone"
+                broken.setdefault(dataset.dataset_id, []).append(
+                    f"column {column.name}: {column.type} → {became}"
+                )
+    return broken

@@ -1,0 +1,224 @@
+"""What a deploy refuses, each with what to do about it. The file alone was checked before, by `spec`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
+from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
+from traceplane.operators.grouping import rows_of
+from traceplane.postgres import registry, versions
+from traceplane.postgres.database import Transaction
+from traceplane.postgres.registry import StoredDataset
+from traceplane.registry import job_checks, operator_facts
+from traceplane.registry.plan import Plan, changed_fields
+from traceplane.registry.spec.job_faults import JobFault
+
+
+async def refusal(
+    tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime], steps: Plan
+) -> UserError | None:
+    """The first reason why the plan cannot be applied."""
+    return (
+        _job_refusal(dag, runtimes)
+        or _hot_data_refusal(dag, runtimes)
+        or await _dataset_refusal(tx, org, dag, runtimes)
+        or _source_refusal(steps)
+    )
+
+
+def _job_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
+    for job in dag.jobs:
+        runtime = runtimes[job.runtime]
+        refusal = (
+            next((_refusal(job, fault) for fault in job_checks.operator_faults(job, dag, runtimes)), None)
+            or (_network_refusal(job, runtime) if job.execution.network else None)
+            or _capability_refusal(job, runtimes)
+        )
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def _capability_refusal(job: Job, runtimes: Mapping[str, Runtime]) -> UserError | None:
+    needed = "source" if job.source and job.source.kind is SourceKind.ALWAYS_ON else "reactive"
+    if needed in runtimes[job.runtime].capabilities:
+        return None
+    able = sorted(name for name, runtime in runtimes.items() if needed in runtime.capabilities)
+    return InvalidInput(
+        "deploy.runtime_lacks_capability",
+        f"job {job.name}: its runtime cannot run {needed} jobs",
+        value=job.runtime,
+        next_step=f"use one of {', '.join(able)}, or give the runtime the capability {needed!r}",
+    )
+
+
+def _network_refusal(job: Job, runtime: Runtime) -> UserError | None:
+    if runtime.network is Network.ALWAYS:
+        return None
+    if runtime.network is Network.NEVER:
+        next_step = 'use another runtime, or set its network to "job"'
+    elif SPARK in runtime.capabilities:
+        next_step = "fetch in a job of the runtime python and read its dataset here"
+    else:
+        return None
+    return InvalidInput(
+        "deploy.no_network",
+        f"job {job.name}: operators of its runtime have no network",
+        value=job.runtime,
+        next_step=next_step,
+    )
+
+
+def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
+    hot = {d.dataset_id for d in dag.datasets if d.storage is Storage.POSTGRES}
+    for dataset in dag.datasets:
+        if dataset.write_mode is WriteMode.BUFFERED:
+            return InvalidInput(
+                "deploy.buffered_unsupported",
+                "there are no sinks yet that would write this dataset",
+                value=dataset.dataset_id,
+                next_step="set write_mode: direct, so that rows are written with the task's commit",
+            )
+    for job in dag.jobs:
+        if job.update_strategy is UpdateStrategy.APPEND and (refusal := _unique_key_refusal(job, dag)):
+            return refusal
+        reads = {rows_of(used.dataset_id, dag) for used in job.inputs}
+        if operator_facts.of_job(job, runtimes).history and hot & reads:
+            return InvalidInput(
+                "deploy.hot_input_unsupported",
+                f"job {job.name}: {job.operator} reads what came before its scope, which hot tables do not give",
+                value=", ".join(sorted(hot & reads)),
+                next_step="keep the dataset as Parquet, or read a compacted one",
+            )
+        if runtimes[job.runtime].driver is Driver.INVOKE and hot & reads:
+            return InvalidInput(
+                "deploy.hot_input_unsupported",
+                f"job {job.name}: a function that is invoked cannot read a hot table",
+                value=", ".join(sorted(hot & reads)),
+                next_step="use a runtime with workers, or read a compacted dataset",
+            )
+    return None
+
+
+def _unique_key_refusal(job: Job, dag: Dag) -> UserError | None:
+    """A hot table tells rows of an `append` job apart by an index."""
+    written = {output.dataset_id for output in job.outputs}
+    for dataset in dag.datasets:
+        if dataset.dataset_id in written and dataset.storage is Storage.POSTGRES:
+            missing = sorted(set(job.unique_key) - {column.name for column in dataset.columns})
+            if missing:
+                return InvalidInput(
+                    "deploy.config_invalid",
+                    f"job {job.name}: columns of its unique_key are not in {dataset.dataset_id}",
+                    value=", ".join(missing),
+                    next_step="declare them under datasets, or correct unique_key",
+                )
+    return None
+
+
+def _source_refusal(steps: Plan) -> UserError | None:
+    """A source that nothing here would ever set off; one that is deployed already goes on as it is."""
+    new_sources = [
+        *steps.added,
+        *(r.job for r in steps.rebuilt if any(c.field == "source.kind" for c in r.changes)),
+    ]
+    for job in new_sources:
+        if job.source is not None and job.source.kind is SourceKind.CRON:
+            schedule = job.source.schedule
+            return InvalidInput(
+                "deploy.schedule_unserved",
+                f"job {job.name}: nothing in this installation serves the schedules of sources, so it never runs",
+                value=schedule,
+                next_step="write kind: pipeline in place of kind: cron, and have it run by "
+                f"`traceplane pipelines create --schedule '{schedule}'`; or write kind: manual, and let a cron of "
+                "your own call `traceplane emit`",
+            )
+    return None
+
+
+def refused_rebuild(steps: Plan) -> UserError | None:
+    if not steps.rebuilt:
+        return None
+    changed = next((r for r in steps.rebuilt if r.changes), steps.rebuilt[0])
+    return Conflict(
+        "deploy.needs_rematerialize",
+        f"job {changed.job.name} differs in more than its execution_strategy, so its data has to be computed anew",
+        value=", ".join(changed_fields(changed.changes)[:5]) or "upstream",
+        next_step="deploy without --no-rematerialize, or deploy that change by itself first",
+    )
+
+
+async def refused_while_building(tx: Transaction, org: str, dag: str) -> UserError | None:
+    locked = await versions.lock(tx, org, dag)
+    if locked is None or locked.building is None:
+        return None
+    return Conflict(
+        "deploy.building",
+        f"version {locked.building} of {dag} is being built",
+        value=locked.building,
+        next_step=f"wait for it (`traceplane versions {dag}`), or give it up (`traceplane abort {dag}`)",
+    )
+
+
+async def _dataset_refusal(
+    tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]
+) -> UserError | None:
+    rows = await registry.datasets_by_id(
+        tx, org, [d.dataset_id for d in dag.datasets] + list(dag.external_datasets)
+    )
+    for dataset in dag.datasets:
+        owner = rows.get(dataset.dataset_id)
+        if owner is not None and owner.dag != dag.name and not owner.free:
+            return Conflict(
+                "deploy.dataset_owned",
+                f"the dataset is produced by DAG {owner.dag}; one DAG owns a dataset",
+                value=dataset.dataset_id,
+                next_step="choose another dataset id, or read it with from: {dataset: …}",
+            )
+    for dataset_id in dag.external_datasets:
+        if dataset_id not in rows or rows[dataset_id].current_generation_id is None:
+            return NotFound(
+                "deploy.unknown_dataset",
+                "an input reads a dataset that no deployed DAG produces",
+                value=dataset_id,
+                next_step="deploy its producer first",
+            )
+    for job in dag.jobs:
+        for used in job.inputs:
+            columns = rows[used.dataset_id].columns if used.dataset_id in dag.external_datasets else []
+            unknown = sorted(set(used.columns) - set(columns))
+            if columns and unknown:
+                return InvalidInput(
+                    "deploy.config_invalid",
+                    f"job {job.name}: the dataset {used.dataset_id} has no such column",
+                    value=unknown[0],
+                    next_step="correct the columns of the input",
+                )
+    return _query_refusal(dag, runtimes, rows)
+
+
+def _query_refusal(
+    dag: Dag, runtimes: Mapping[str, Runtime], rows: Mapping[str, StoredDataset]
+) -> UserError | None:
+    """What a query names of datasets of other DAGs; of its own, the file was enough to tell."""
+    elsewhere = {
+        dataset_id: rows[dataset_id].columns
+        for dataset_id in dag.external_datasets
+        if rows[dataset_id].sql is None
+    }
+    for job in dag.jobs:
+        for fault in job_checks.query_faults(job, dag, runtimes, elsewhere):
+            return _refusal(job, fault)
+    return None
+
+
+def _refusal(job: Job, fault: JobFault) -> InvalidInput:
+    """Of a job whose file is not at hand."""
+    return InvalidInput(
+        fault.code,
+        f"job {job.name}: {fault.message}",
+        value=".".join(fault.at[1:]),
+        next_step=fault.suggestion,
+    )

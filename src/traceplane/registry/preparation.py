@@ -1,0 +1,153 @@
+"""The decision of a deploy: what is deployed is read and compared, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from traceplane.errors import UserError
+from traceplane.model.dag import Dag, Job
+from traceplane.model.runtimes import Runtime
+from traceplane.operators import catalog
+from traceplane.postgres import registry
+from traceplane.postgres.database import Transaction
+from traceplane.postgres.registry import ActiveVersion
+from traceplane.registry import deploy_checks, fingerprint, virtual_inputs
+from traceplane.registry.code_identity import DeployedCode
+from traceplane.registry.consequences import Consequences, consequences_of
+from traceplane.registry.plan import (
+    Deployed,
+    Plan,
+    plan,
+    render,
+    with_deployed_execution_config,
+    with_deployed_strategies,
+)
+from traceplane.registry.spec import normalized
+from traceplane.registry.sql_identity import with_deployed_queries
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDeploy:
+    dag: Dag
+    """As requested, but with the deployed text of queries that mean the same."""
+    plan: Plan
+    consequences: Consequences
+    text: str
+    deployed_version: int | None
+    active_version_id: UUID | None
+    fingerprints: dict[str, str]
+    definition_fingerprints: dict[str, str]
+    refusal: UserError | None
+    """Why the plan cannot be applied."""
+    texts: dict[str, str]
+    """The SQL of all virtual datasets that the DAG has or reads, directly or through others."""
+    kept_virtual: frozenset[str]
+    """Its virtual datasets that did not change."""
+    carried_on: frozenset[str]
+    """Datasets of sources that keep their generation and its events under another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fingerprints:
+    jobs: dict[str, str]
+    definitions: dict[str, str]
+
+
+async def prepare(
+    tx: Transaction,
+    org: str,
+    dag: Dag,
+    runtimes: Mapping[str, Runtime],
+    code: DeployedCode | None = None,
+    *,
+    no_rematerialize: bool = False,
+) -> PreparedDeploy:
+    """`no_rematerialize`: jobs that differ in nothing but their `execution_strategy` keep their data."""
+    row = await registry.active_version(tx, org, dag.name)
+    deployed = _deployed(row) if row is not None else None
+    if deployed is not None:
+        dag = await asyncio.to_thread(with_deployed_queries, dag, deployed.dag)
+    compared = own = _fingerprints(dag, code)
+    carried_on: dict[str, bool] = {}
+    if deployed is not None:
+        # As if what changes no data were as it is deployed, and the strategies, if the caller says so: neither the
+        # job nor what is downstream of it is rebuilt for them.
+        as_before = with_deployed_execution_config(dag, deployed.dag)
+        carried_on = fingerprint.carried_on(deployed.dag, as_before)
+        if no_rematerialize:
+            as_before = with_deployed_strategies(as_before, deployed.dag)
+        compared = _compared_fingerprints(as_before, code, deployed, carried_on)
+    steps = plan(deployed, dag, fingerprints=compared.jobs, definition_fingerprints=compared.definitions)
+    produced = {dataset.dataset_id for dataset in dag.datasets}
+    texts, rows = await virtual_inputs.load(tx, org, dag.external_datasets, dag.virtual, produced)
+    refusal = (
+        await deploy_checks.refusal(tx, org, dag, runtimes, steps)
+        or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
+        or (deploy_checks.refused_rebuild(steps) if no_rematerialize else None)
+        or (None if steps.is_noop else await deploy_checks.refused_while_building(tx, org, dag.name))
+    )
+    before = deployed.dag if deployed is not None else None
+    consequences = await consequences_of(tx, org, steps, before, dag, carried_on.keys())
+    return PreparedDeploy(
+        dag=dag,
+        plan=steps,
+        consequences=consequences,
+        text=render(steps) + consequences.text(),
+        deployed_version=deployed.version if deployed is not None else None,
+        active_version_id=row.dag_version_id if row is not None else None,
+        fingerprints=own.jobs,
+        definition_fingerprints=own.definitions,
+        refusal=refusal,
+        texts=texts,
+        kept_virtual=_kept_virtual(dag, deployed, compared),
+        carried_on=frozenset(carried_on),
+    )
+
+
+def _deployed(version: ActiveVersion) -> Deployed:
+    return Deployed(
+        version.number,
+        normalized.load(version.spec),
+        version.job_fingerprints,
+        version.definition_fingerprints,
+    )
+
+
+def _fingerprints(
+    dag: Dag, code: DeployedCode | None, carried_on: Mapping[str, str] | None = None
+) -> _Fingerprints:
+    hashes = code.hashes if code is not None else {}
+
+    def code_hash(job: Job) -> str:
+        return hashes.get(job.name) or catalog.code_identity(job.operator)
+
+    return _Fingerprints(
+        fingerprint.job_fingerprints(dag, code_hash=code_hash, carried_on=carried_on or {}),
+        fingerprint.definition_fingerprints(dag, code_hash=code_hash),
+    )
+
+
+def _compared_fingerprints(
+    dag: Dag, code: DeployedCode | None, deployed: Deployed, carried_on: Mapping[str, bool]
+) -> _Fingerprints:
+    """Those that the plan compares with the deployed ones."""
+    producers = {
+        o.dataset_id: deployed.fingerprints.get(j.name, "") for j in deployed.dag.jobs for o in j.outputs
+    }
+    return _fingerprints(
+        dag,
+        code,
+        {dataset_id: producers[dataset_id] for dataset_id, unnoticed in carried_on.items() if unnoticed},
+    )
+
+
+def _kept_virtual(dag: Dag, deployed: Deployed | None, compared: _Fingerprints) -> frozenset[str]:
+    if deployed is None:
+        return frozenset()
+    keys = {dataset_id: fingerprint.virtual_key(dataset_id) for dataset_id in dag.virtual}
+    return frozenset(
+        dataset_id for dataset_id, key in keys.items() if deployed.fingerprints.get(key) == compared.jobs[key]
+    )

@@ -1,0 +1,100 @@
+"""The text of a DAG file becomes a `Dag`, or one `SpecInvalid` with every problem in it."""
+
+from __future__ import annotations
+
+import heapq
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from traceplane.errors import NotFound
+from traceplane.model.dag import Dag, Job
+from traceplane.registry.spec import datasets, fields, jobs
+from traceplane.registry.spec.jobs import Draft
+from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, Record, compose
+
+
+def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
+    """The DAG this text declares; raises `SpecInvalid` with every problem, located in `file`."""
+    problems = Problems(file)
+    try:
+        top: Record = fields.whole_file(problems, compose(text))
+    except BadValue as bad:
+        problems.add(*bad.details)
+        raise problems.invalid() from None
+    drafts = jobs.drafts_of(problems, top)
+    jobs.check(problems, drafts, known_runtimes)
+    producers = jobs.producers_of(problems, drafts)
+    datasets.check(problems, top, drafts, producers)
+    below = datasets.read_by_virtual(problems, top)
+    ordered = _order(problems, drafts, producers, below)
+    if problems:
+        raise problems.invalid()
+    built = tuple(job for draft in ordered for job in jobs.build(draft, top, known_runtimes))
+    declared = top.get("datasets") or {}
+    produced: dict[str, Job | None] = {output.dataset_id: job for job in built for output in job.outputs}
+    produced |= dict.fromkeys(below)
+    read = {used.dataset_id for job in built for used in job.inputs}.union(*below.values())
+    return Dag(
+        name=top.get("dag"),
+        jobs=built,
+        datasets=tuple(
+            datasets.build(dataset_id, declared.get(dataset_id), producer)
+            for dataset_id, producer in sorted(produced.items())
+        ),
+        external_datasets=tuple(sorted(read.difference(produced))),
+        description=top.get("description") or "",
+    )
+
+
+def load(path: str | Path, *, known_runtimes: frozenset[str]) -> Dag:
+    """`parse` of a file."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise NotFound("spec.unreadable", f"cannot read the DAG file: {error.strerror}", value=path) from None
+    # Bytes that are not UTF-8 become lone surrogates, which `parse` refuses.
+    return parse(data.decode(errors="surrogateescape"), str(path), known_runtimes=known_runtimes)
+
+
+def _order(
+    problems: Problems, drafts: list[Draft], producers: dict[str, int], below: dict[str, list[str]]
+) -> list[Draft]:
+    """Upstream first, and in the order of the file where that leaves a choice."""
+    upstream = {
+        index: {
+            producers[read]
+            for used, _ in draft.inputs
+            for read in datasets.stored_below(used.dataset_id, below)
+            if read in producers
+        }
+        for index, draft in enumerate(drafts)
+    }
+    while True:
+        sorter = TopologicalSorter(upstream)
+        try:
+            sorter.prepare()
+            break
+        except CycleError as error:
+            cycle = error.args[1][1:]
+            start = cycle.index(min(cycle))
+            cycle = cycle[start:] + cycle[:start]
+            _report_cycle(problems, [drafts[index] for index in cycle], below)
+            upstream[cycle[0]].remove(cycle[-1])  # so that the next cycle is found too
+    ready: list[int] = []
+    order: list[Draft] = []
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
+        order.append(drafts[ready[0]])
+        sorter.done(heapq.heappop(ready))
+    return order
+
+
+def _report_cycle(problems: Problems, cycle: list[Draft], below: dict[str, list[str]]) -> None:
+    closing = {output.dataset_id for output, _ in cycle[-1].outputs}
+    item = next(
+        item for used, item in cycle[0].inputs if datasets.stored_below(used.dataset_id, below) & closing
+    )
+    path = " → ".join(draft.name for draft in [*cycle, cycle[0]])
+    problems.add("spec.cycle", item.at("from"), f"jobs feed each other: {path}", "remove one of these inputs")

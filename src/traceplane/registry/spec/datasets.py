@@ -1,0 +1,216 @@
+"""The datasets of a DAG file: what stored, hot and virtual ones need, and the `Dataset`s they become."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+
+import yaml
+
+from traceplane.model import column_types, hot_table
+from traceplane.model import dag as model
+from traceplane.model.dag import Job
+from traceplane.operators import catalog
+from traceplane.registry.spec.jobs import Draft, refuse_repeats
+from traceplane.registry.spec.yaml_reader import Problems, Record, entries, near
+from traceplane.sql import job_query, virtual
+
+
+def check(problems: Problems, top: Record, drafts: list[Draft], producers: dict[str, int]) -> None:
+    declared: dict[str, Record | None] = top.get("datasets") or {}
+    virtual_ones = {i for i, dataset in declared.items() if dataset is not None and _is_virtual(dataset)}
+    if "jobs" in top.nodes and top.lacks("jobs") and not virtual_ones:
+        message = "a DAG needs at least one job or virtual dataset"
+        problems.add("spec.no_jobs", top.at("jobs"), message, "add a job")
+    keys = entries(problems, top.at("datasets")) if declared else {}
+    for dataset_id, dataset in declared.items():
+        unproduced = dataset_id not in producers and dataset_id not in virtual_ones
+        if unproduced and all(draft.outputs_known() for draft in drafts):
+            suggestion = near(dataset_id, producers.keys() - declared.keys()) or "remove it"
+            message = f"no job of this file produces {dataset_id[:100]!r}"
+            problems.add("spec.unproduced_dataset", keys[dataset_id][0], message, suggestion)
+        if dataset is None:
+            continue
+        _check_virtual(problems, dataset, declared)
+        if dataset_id in virtual_ones and dataset_id in producers:
+            outputs = drafts[producers[dataset_id]].outputs
+            item = next(item for output, item in outputs if output.dataset_id == dataset_id)
+            message = f"{dataset_id[:100]!r} is virtual: its SQL produces it"
+            problems.add("spec.virtual_produced", item.at("dataset"), message, "write another dataset")
+        if not dataset.lacks("write_mode") and (
+            dataset.lacks("storage") or dataset.has("storage", "parquet")
+        ):
+            message = "write_mode is only for storage: postgres"
+            problems.add("spec.write_mode_needs_postgres", dataset.at("write_mode"), message, "remove it")
+        columns = [(column.get("name"), column.at("name")) for column in dataset.get("columns") or ()]
+        refuse_repeats(problems, "column", columns)
+        if dataset_id not in virtual_ones:
+            _check_position(problems, dataset)
+        if dataset.has("storage", "postgres") and dataset.has("write_mode", "direct"):
+            _check_hot_table(problems, dataset)
+    for draft in drafts:
+        for used, item in draft.inputs:
+            _check_columns_read(problems, item, declared.get(used.dataset_id))
+
+
+def _is_virtual(dataset: Record) -> bool:
+    return dataset.has("storage", "virtual")
+
+
+def _check_virtual(problems: Problems, dataset: Record, declared: dict[str, Record | None]) -> None:
+    if not _is_virtual(dataset):
+        if "sql" in dataset.nodes and (dataset.lacks("storage") or dataset.get("storage")):
+            message = "only a virtual dataset has sql"
+            problems.add("spec.sql_needs_virtual", dataset.at("sql"), message, "add storage: virtual")
+        return
+    if "sql" not in dataset.nodes:
+        message = "a virtual dataset is its sql, which is missing"
+        problems.add("spec.virtual_needs_sql", dataset.at("storage"), message, "add sql: select ...")
+    for name in ("write_mode", "position"):
+        if name in dataset.nodes:
+            message = f"nothing of a virtual dataset is stored: it has no {name}"
+            problems.add("spec.virtual_not_stored", dataset.at(name), message, "remove it")
+    if sql := dataset.get("sql"):
+        gated = virtual.checked(sql)
+        columns = {
+            relation.name: _columns_stored(declared.get(relation.dataset_id)) for relation in gated.relations
+        }
+        for fault in job_query.unknown_columns(gated.sql, columns):
+            problems.add(fault.code, dataset.at("sql"), fault.message, near(fault.word, fault.known))
+
+
+def _columns_stored(dataset: Record | None) -> list[str] | None:
+    """None where they are not known: of virtual datasets, of other DAGs', and where none are declared."""
+    return None if dataset is None or _is_virtual(dataset) else list(_columns_by_name(dataset)) or None
+
+
+def read_by_virtual(problems: Problems, top: Record) -> dict[str, list[str]]:
+    """By virtual dataset, what its SQL reads; those that read each other in a circle are problems."""
+    declared: dict[str, Record | None] = top.get("datasets") or {}
+    below = {
+        dataset_id: virtual.reads(dataset.get("sql"))
+        for dataset_id, dataset in declared.items()
+        if dataset is not None and _is_virtual(dataset) and dataset.get("sql")
+    }
+    while True:
+        graph = {dataset_id: [r for r in reads if r in below] for dataset_id, reads in below.items()}
+        try:
+            TopologicalSorter(graph).prepare()
+            return below
+        except CycleError as error:
+            cycle = error.args[1][::-1]
+            dataset = declared[cycle[0]]
+            assert dataset is not None
+            message = f"virtual datasets read each other: {' → '.join(cycle)}"
+            problems.add("spec.cycle", dataset.at("sql"), message[:500], "let one read stored datasets only")
+            below[cycle[0]] = [r for r in below[cycle[0]] if r != cycle[1]]
+
+
+def stored_below(dataset_id: str, below: dict[str, list[str]]) -> set[str]:
+    """The dataset itself, or what a virtual one of this file reads in the end."""
+    seen, waiting = {dataset_id}, [dataset_id]
+    while waiting:
+        new = set(below.get(waiting.pop(), ())) - seen
+        seen |= new
+        waiting += new
+    return seen - below.keys()
+
+
+def _check_position(problems: Problems, dataset: Record) -> None:
+    """Rows are told apart by comparing their position with whole numbers; queries and tasks do it."""
+    columns = _columns_by_name(dataset)
+    position = dataset.get("position")
+    if not position or not columns:
+        return
+    if position not in columns:
+        message = f"no column {position[:100]!r} here"
+        problems.add("spec.unknown_column", dataset.at("position"), message, near(position, columns))
+    elif (type_ := columns[position].get("type")) and not hot_table.can_be_position(type_):
+        message = f"positions are whole numbers, and {position[:100]!r} is {type_[:100]}"
+        problems.add("spec.bad_position", dataset.at("position"), message, "name a bigint column")
+
+
+def _columns_by_name(dataset: Record) -> dict[str, Record]:
+    """Empty if none are declared, or if one has no valid name, which is a problem already."""
+    columns = {column.get("name"): column for column in dataset.get("columns") or ()}
+    return {} if None in columns else columns
+
+
+def _check_hot_table(problems: Problems, dataset: Record) -> None:
+    """A hot table is made from its declaration, and read by position."""
+    types = {column.get("name"): column for column in dataset.get("columns") or ()}
+    if dataset.lacks("columns") or dataset.lacks("position"):
+        message = "a hot table needs its columns, and which of them is the position"
+        suggestion = "add columns: [{ name: block, type: bigint }, ...] and position: block"
+        problems.add("spec.hot_needs_position", dataset.node, message, suggestion)
+    for name, column in types.items():
+        if (kind := column.get("type")) and hot_table.stored_as(kind) is None:
+            message = f"a hot table has no columns of the type {kind[:100]!r}"
+            suggestion = f"one of: {', '.join(hot_table.SUPPORTED_TYPES)}"
+            problems.add("spec.hot_type_unsupported", column.at("type"), message, suggestion)
+        if name and not hot_table.can_be_column(name):
+            message = f"Postgres cannot have a column {name[:100]!r}"
+            problems.add("spec.bad_name", column.at("name"), message, "up to 63 bytes, and no system column")
+
+
+def _check_columns_read(problems: Problems, item: Record, dataset: Record | None) -> None:
+    """What an input names of a dataset that this file declares must be there."""
+    nodes = item.at("columns").value if item.get("columns") else []
+    refuse_repeats(problems, "column", [(n.value, n) for n in nodes if isinstance(n, yaml.ScalarNode)])
+    columns = _columns_by_name(dataset) if dataset is not None else {}
+    if not columns:
+        return
+    for node in nodes:
+        if isinstance(node, yaml.ScalarNode) and node.value not in columns:
+            message = f"no column {node.value[:100]!r} there"
+            problems.add("spec.unknown_column", node, message, near(node.value, columns))
+    where = item.get("where") or {}
+    for name, (key, node) in entries(problems, item.at("where")).items() if where else ():
+        if name not in columns and not _is_field(name, columns):
+            message = f"no column {name[:100]!r} there"
+            problems.add("spec.unknown_column", key, message, near(name, columns))
+        elif name in columns and where[name] is not None:
+            _check_equality(problems, where[name], node, columns[name])
+
+
+def _is_field(name: str, columns: dict[str, Record]) -> bool:
+    """Spark filters by a field of a struct too, written column.field."""
+    column = columns.get(name.partition(".")[0])
+    return column is not None and (column.get("type") or "struct").strip().lower().startswith("struct")
+
+
+_EQUALS: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "write true or false, without quotes"),
+    "string": ((str,), "put it in quotes"),
+    **dict.fromkeys(
+        ("int8", "int16", "int32", "int64", "float", "double"),
+        ((int, float), "write a number, without quotes"),
+    ),
+}
+"""By the Arrow type of a column, what its values can equal. Of other types, engines differ in what they take."""
+
+
+def _check_equality(problems: Problems, value: object, node: yaml.Node, column: Record) -> None:
+    """A value of another type than its column's would fail every task."""
+    type_ = column.get("type")
+    kinds, suggestion = _EQUALS.get(column_types.arrow_type(type_) or "" if type_ else "", ((), ""))
+    if kinds and type(value) not in kinds:  # not isinstance: True is an int
+        message = f"the column {column.get('name')[:100]!r} is {type_[:100]}, and cannot equal {value!r:.100}"
+        problems.add("spec.wrong_type", node, message, suggestion)
+
+
+def build(dataset_id: str, declared: Record | None, producer: Job | None) -> model.Dataset:
+    operator = catalog.find(producer.operator) if producer is not None else None
+    position = operator.position if operator is not None else None
+    if declared is None:
+        return model.Dataset(dataset_id, position=position)
+    storage = declared.get("storage") or model.Storage.PARQUET
+    default_mode = model.WriteMode.BUFFERED if storage == model.Storage.POSTGRES else None
+    return model.Dataset(
+        dataset_id,
+        storage=storage,
+        write_mode=declared.get("write_mode") or default_mode,
+        columns=tuple(model.Column(**column.values) for column in declared.get("columns") or ()),
+        position=declared.get("position") or position,
+        description=declared.get("description") or "",
+        sql=declared.get("sql"),
+    )

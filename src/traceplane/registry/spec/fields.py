@@ -1,0 +1,139 @@
+"""The fields of a DAG file: where each may stand, and what it may hold."""
+
+from __future__ import annotations
+
+import yaml
+
+from traceplane.errors import TraceplaneError
+from traceplane.model import column_types
+from traceplane.model import dag as model
+from traceplane.registry.spec import yaml_reader as read
+from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems, near
+from traceplane.schedule import cron
+from traceplane.sql import virtual
+
+VERSION = 1
+MAX_NAME = 63
+
+_name = read.matching(
+    rf"[a-z][a-z0-9_-]{{0,{MAX_NAME - 1}}}", f"a name: a-z, then a-z, 0-9, _ or -, up to {MAX_NAME} in all"
+)
+_label = read.matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
+
+
+def _version(problems: Problems, node: yaml.Node) -> int:
+    if (value := int(read.whole(problems, node))) != VERSION:
+        raise BadValue("spec.unsupported_version", node, "the version is unknown", f"write {VERSION}")
+    return value
+
+
+def _schedule(problems: Problems, node: yaml.Node) -> str:
+    value: str = read.text(problems, node)
+    try:
+        cron.check(value)
+    except ValueError as error:
+        message = f"{value[:100]!r} is not a cron schedule: {error}"
+        raise BadValue("spec.bad_schedule", node, message, cron.FORM) from None
+    return value
+
+
+def _equality(problems: Problems, node: yaml.Node) -> str | int | float | bool:
+    if (value := read.scalar(problems, node)) is None:
+        raise read.wrong_type(node, "one value")
+    return value
+
+
+def _type(problems: Problems, node: yaml.Node) -> str:
+    value: str = read.text(problems, node)
+    try:
+        column_types.check(value)
+    except column_types.UnknownType as error:
+        elsewhere = column_types.ELSEWHERE.get(error.word.lower())
+        suggestion = f"write {elsewhere}" if elsewhere else near(error.word, column_types.KNOWN)
+        raise BadValue("spec.unknown_type", node, str(error)[:300], suggestion) from None
+    return value
+
+
+def _select(problems: Problems, node: yaml.Node) -> str:
+    """SQL that queries may be made of: it passes the gate that they pass."""
+    text: str = read.text(problems, node)
+    try:
+        virtual.checked(text)
+    except TraceplaneError as error:
+        message = error.message if error.value is None else f"{error.message}: {error.value}"
+        raise BadValue("spec.sql_refused", node, message[:500], error.next_step) from None
+    return text
+
+
+_COLUMN: Fields = {"name": _label, "type": _type, "nullable": read.boolean, "pii": read.boolean}
+_DATASET: Fields = {
+    "storage": read.choice(model.Storage),
+    "write_mode": read.choice(model.WriteMode),
+    "description": read.text,
+    "position": _label,
+    "columns": read.list_of(read.record(_COLUMN, "name", "type")),
+    "sql": _select,
+}
+_SOURCE: Fields = {"kind": read.choice(model.SourceKind), "schedule": _schedule}
+_FROM: Fields = {"job": read.text, "output": read.text, "dataset": _label}
+_INPUT: Fields = {
+    "name": _label,
+    "from": read.record(_FROM),
+    "where": read.map_of(_equality),
+    "columns": read.list_of(_label),
+}
+_OUTPUT: Fields = {"name": _label, "dataset": _label}
+_SCALING: Fields = {"mode": read.choice(model.ScalingMode), "max_concurrency": read.count}
+_RETRY: Fields = {"base": read.duration, "max": read.duration}
+_BATCH: Fields = {"size": read.count, "finality": read.count}
+_EXECUTION: Fields = {
+    "priority": read.choice(model.Priority),
+    "scaling": read.record(_SCALING),
+    "max_queue_depth": read.count,
+    "max_queue_age": read.duration,
+    "timeout": read.duration,
+    "lease": read.duration,
+    "max_attempts": read.count,
+    "retry": read.record(_RETRY),
+    "network": read.boolean,
+}
+_JOB: Fields = {
+    "name": _name,
+    "description": read.text,
+    "activation": read.choice(model.Activation),
+    "source": read.record(_SOURCE, "kind"),
+    "runtime": read.text,
+    "operator": _label,
+    "config": read.map_of(read.free),
+    "inputs": read.list_of(read.record(_INPUT, "from")),
+    "outputs": read.list_of(read.record(_OUTPUT, "dataset")),
+    "execution_strategy": read.choice(model.ExecutionStrategy),
+    "update_strategy": read.choice(model.UpdateStrategy),
+    "unique_key": read.list_of(_label),
+    "batch": read.record(_BATCH, "size"),
+    **_EXECUTION,
+}
+_FILE: Fields = {
+    "version": _version,
+    "dag": _name,
+    "description": read.text,
+    "datasets": read.map_of(read.record(_DATASET), key=_label),
+    "defaults": read.record(_EXECUTION),
+    "jobs": read.list_of(read.record(_JOB, "name")),
+}
+FIELDS: dict[str, Fields] = {
+    "file": _FILE,
+    "dataset": _DATASET,
+    "column": _COLUMN,
+    "job": _JOB,
+    "source": _SOURCE,
+    "input": _INPUT,
+    "from": _FROM,
+    "output": _OUTPUT,
+    "scaling": _SCALING,
+    "retry": _RETRY,
+    "batch": _BATCH,
+}
+"""Every field by the place it stands in; the reference page is tested against it."""
+
+whole_file = read.record(_FILE, "version", "dag", "jobs")

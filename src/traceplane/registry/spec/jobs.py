@@ -1,0 +1,304 @@
+"""The jobs of a DAG file: what each reads and writes, the rules between its fields, and the `Job`s it becomes.
+
+A job is a `Draft` until the whole file is known to be valid: an input may name the output of a job further down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from traceplane.model import dag as model
+from traceplane.model.dag import Input, Job, Output
+from traceplane.registry.spec.fields import MAX_NAME
+from traceplane.registry.spec.yaml_reader import BadValue, Problems, Record, near
+
+_EXECUTION_PATHS = {
+    "priority": ("priority",),
+    "scaling_mode": ("scaling", "mode"),
+    "max_concurrency": ("scaling", "max_concurrency"),
+    "max_queue_depth": ("max_queue_depth",),
+    "max_queue_age_seconds": ("max_queue_age",),
+    "timeout_seconds": ("timeout",),
+    "lease_seconds": ("lease",),
+    "max_attempts": ("max_attempts",),
+    "retry_base_seconds": ("retry", "base"),
+    "retry_max_seconds": ("retry", "max"),
+    "network": ("network",),
+}
+
+
+def _reacts(job: Record) -> bool:
+    return job.has("activation", "reactive") or "activation" not in job.nodes
+
+
+def _relays(job: Record) -> bool:
+    """A source that passes on a signal from outside; the dispatcher does it, and runs no code for it."""
+    return not _reacts(job) and job.get("source", "kind") in ("manual", "webhook", "cron")
+
+
+def _needs_operator(job: Record) -> bool:
+    return _reacts(job) or job.get("source", "kind") in ("always_on", "pipeline")
+
+
+def _runs_code(job: Record) -> bool:
+    return not (job.lacks("operator") or job.has("operator", "source"))
+
+
+def _runs_elsewhere(job: Record) -> bool:
+    return not (job.lacks("runtime") or job.has("runtime", "dispatcher"))
+
+
+def _has_schedule(job: Record) -> bool:
+    return job.get("source") is not None and not job.get("source").lacks("schedule")
+
+
+# The code, the field it is shown at, when it is broken, what is wrong, what to do.
+# fmt: off
+_RULES: tuple[tuple[str, str, Callable[[Record], bool], str, str], ...] = (
+    ("spec.missing_field", "operator", lambda job: job.lacks("operator") and _needs_operator(job),
+     "the field 'operator' is missing", "add operator: ..."),
+    ("spec.missing_field", "source", lambda job: job.has("activation", "source") and job.lacks("source"),
+     "the field 'source' is missing", "add source: { kind: ... }"),
+    ("spec.source_needs_activation", "source", lambda job: _reacts(job) and not job.lacks("source"),
+     "a reactive job has no source", "add activation: source"),
+    ("spec.source_runs_no_code", "operator", lambda job: _relays(job) and _runs_code(job),
+     "a manual, webhook or cron source passes events on and never runs an operator",
+     "remove runtime, operator and config, and let a second job with this operator read its output"),
+    ("spec.source_runs_no_code", "runtime",
+     lambda job: _relays(job) and not _runs_code(job) and _runs_elsewhere(job),
+     "a manual, webhook or cron source passes events on, which the dispatcher does", "remove runtime"),
+    ("spec.cron_needs_schedule", "source",
+     lambda job: job.get("source", "kind") == "cron" and not _has_schedule(job),
+     "a cron source needs a schedule", "add schedule: '*/5 * * * *'"),
+    ("spec.schedule_needs_cron", "source",
+     lambda job: _has_schedule(job) and job.get("source", "kind") not in (None, "cron"),
+     "only a cron source has a schedule", "set kind: cron, or remove schedule"),
+    ("spec.source_has_inputs", "inputs",
+     lambda job: job.has("activation", "source") and not job.lacks("inputs"),
+     "a source has no inputs", "remove inputs, or set activation: reactive"),
+    ("spec.source_needs_outputs", "outputs",
+     lambda job: job.has("activation", "source") and job.lacks("outputs")
+     and job.get("source", "kind") != "pipeline",
+     "a source needs an output for others to react to", "add outputs: [{ dataset: ... }]"),
+    ("spec.pipeline_needs_code", "runtime",
+     lambda job: job.get("source", "kind") == "pipeline" and job.has("runtime", "dispatcher"),
+     "the dispatcher cannot run pipelines", "set runtime: python or spark"),
+    ("spec.reactive_needs_inputs", "inputs", lambda job: _reacts(job) and job.lacks("inputs"),
+     "a reactive job needs an input to react to", "add inputs, or set activation: source"),
+    ("spec.append_needs_unique_key", "update_strategy",
+     lambda job: job.has("update_strategy", "append") and job.lacks("unique_key"),
+     "append needs a unique_key to drop duplicates by", "add unique_key: [column, ...]"),
+    ("spec.bulk_needs_batch", "execution_strategy",
+     lambda job: job.has("execution_strategy", "Bulk") and job.lacks("batch"),
+     "Bulk needs the size of its batches", "add batch: { size: 100 }"),
+    ("spec.batch_needs_bulk", "batch",
+     lambda job: not job.lacks("batch")
+     and (job.lacks("execution_strategy") or job.get("execution_strategy") not in (None, "Bulk")),
+     "only a Bulk job has a batch", "set execution_strategy: Bulk, or remove batch"),
+    ("spec.bulk_needs_inputs", "execution_strategy",
+     lambda job: job.has("execution_strategy", "Bulk") and job.has("activation", "source"),
+     "a source has no inputs to batch", "remove execution_strategy and batch"),
+)
+# fmt: on
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A job on its way to the model: what it writes and reads, each with the record that says so."""
+
+    record: Record
+    name: str
+    outputs: list[tuple[Output, Record]] = field(default_factory=list)
+    inputs: list[tuple[Input, Record]] = field(default_factory=list)
+
+    def outputs_known(self) -> bool:
+        """Whether no output was left out for being wrong; if one was, a missing dataset may be that one."""
+        return self.record.lacks("outputs") or len(self.record.at("outputs").value) == len(self.outputs)
+
+
+def drafts_of(problems: Problems, top: Record) -> list[Draft]:
+    """Every job with its outputs, and its inputs resolved to the datasets they mean."""
+    drafts = [Draft(job, job.get("name") or "") for job in top.get("jobs") or ()]
+    for draft in drafts:
+        for item in draft.record.get("outputs") or ():
+            if dataset := item.get("dataset"):
+                draft.outputs.append((Output(item.get("name") or dataset, dataset), item))
+    by_name = {draft.name: draft for draft in reversed(drafts) if draft.name}
+    for draft in drafts:
+        for item in draft.record.get("inputs") or ():
+            try:
+                output = _resolve(item, by_name)
+            except BadValue as bad:
+                problems.add(*bad.details)
+                continue
+            if output is not None:
+                used = Input(
+                    item.get("name") or output.name,
+                    output.dataset_id,
+                    item.get("where") or {},
+                    tuple(item.get("columns") or ()),
+                )
+                draft.inputs.append((used, item))
+    return drafts
+
+
+def _resolve(item: Record, by_name: dict[str, Draft]) -> Output | None:
+    """The output that an input's `from` means; None where its problem is recorded already."""
+    origin: Record | None = item.get("from")
+    if origin is None or origin.has_unknown or None in origin.values.values():
+        return None
+    if origin.nodes.keys() not in ({"dataset"}, {"job"}, {"job", "output"}):
+        suggestion = "write { job: ..., output: ... } or { dataset: ... }"
+        raise BadValue(
+            "spec.bad_from", origin.node, "expected a job and its output, or a dataset", suggestion
+        )
+    if dataset := origin.get("dataset"):
+        return Output(dataset, dataset)
+    name, wanted = origin.get("job"), origin.get("output")
+    if (job := by_name.get(name)) is None:
+        raise BadValue("spec.unknown_job", origin.at("job"), f"no job {name[:100]!r}", near(name, by_name))
+    matches = [output for output, _ in job.outputs if wanted in (None, output.name)]
+    if len(matches) == 1 or not job.outputs_known():
+        return matches[0] if len(matches) == 1 else None
+    names = [output.name for output, _ in job.outputs]
+    if wanted is None and matches:
+        message = f"the job {name!r} has {len(matches)} outputs"
+        raise BadValue("spec.ambiguous_output", origin.node, message, f"add output: {' | '.join(names[:20])}")
+    message = f"the job {name!r} has no output" + (f" {wanted[:100]!r}" if wanted else "")
+    raise BadValue("spec.unknown_output", origin.at("output"), message, near(wanted or "", names))
+
+
+def refuse_repeats(problems: Problems, what: str, named: Iterable[tuple[str | None, yaml.Node]]) -> None:
+    first: dict[str, yaml.Node] = {}
+    for name, node in named:
+        if name in first:
+            message = f"the {what} {name[:100]!r} is there already, on line {first[name].start_mark.line + 1}"
+            problems.add("spec.duplicate_name", node, message, "give it a name of its own")
+        elif name:
+            first[name] = node
+
+
+def check(problems: Problems, drafts: list[Draft], known_runtimes: frozenset[str]) -> None:
+    names = {draft.name for draft in drafts}
+    refuse_repeats(problems, "job", [(draft.name, draft.record.at("name")) for draft in drafts])
+    for draft in drafts:
+        job = draft.record
+        for code, shown_at, broken, message, suggestion in _RULES:
+            if broken(job):
+                problems.add(code, job.at(shown_at), message, suggestion)
+        runtime = _runtime(job, known_runtimes)
+        names_code = not (job.lacks("operator") and job.lacks("runtime"))
+        if names_code and runtime is not None and runtime not in known_runtimes:
+            message = f"no runtime {runtime[:100]!r}"
+            problems.add("spec.unknown_runtime", job.at("runtime"), message, near(runtime, known_runtimes))
+        keys = job.at("unique_key").value if job.get("unique_key") else ()
+        refuse_repeats(
+            problems, "column", [(key.value, key) for key in keys if isinstance(key, yaml.ScalarNode)]
+        )
+        outputs = [
+            (output.name, item.nodes.get("name", item.at("dataset"))) for output, item in draft.outputs
+        ]
+        refuse_repeats(problems, "output", outputs)
+        inputs = [(used.name, item.nodes.get("name", item.at("from"))) for used, item in draft.inputs]
+        refuse_repeats(problems, "input", inputs)
+        for made in _aggregator_names(draft).values():
+            if made in names or len(made) > MAX_NAME:
+                fault = "which is taken" if made in names else f"longer than {MAX_NAME} characters"
+                message = f"Bulk needs the job name {made[:200]!r}, {fault}"
+                problems.add("spec.bad_batch_name", job.at("name"), message, "rename the job or its input")
+            names.add(made)
+
+
+def producers_of(problems: Problems, drafts: list[Draft]) -> dict[str, int]:
+    """The index of the job that produces each dataset."""
+    producers: dict[str, int] = {}
+    for index, draft in enumerate(drafts):
+        for output, item in draft.outputs:
+            if output.dataset_id in producers:
+                first = drafts[producers[output.dataset_id]].name
+                message = f"the job {first!r} already produces {output.dataset_id[:100]!r}"
+                problems.add("spec.two_producers", item.at("dataset"), message, "write another dataset")
+            producers.setdefault(output.dataset_id, index)
+    return producers
+
+
+def _runtime(job: Record, known_runtimes: frozenset[str]) -> Any:
+    if not job.lacks("runtime"):
+        return job.get("runtime")
+    return "dispatcher" if job.lacks("operator") else "spark" if "spark" in known_runtimes else "python"
+
+
+def build(draft: Draft, top: Record, known_runtimes: frozenset[str]) -> list[Job]:
+    """The job behind the aggregators that it needs; none but a Bulk job needs any."""
+    return _with_aggregators(draft, _job(draft, top, known_runtimes))
+
+
+def _job(draft: Draft, top: Record, known_runtimes: frozenset[str]) -> Job:
+    job, source = draft.record, draft.record.get("source")
+    execution = {
+        attribute: value
+        for attribute, path in _EXECUTION_PATHS.items()
+        if (value := top.get("defaults", *path) if job.get(*path) is None else job.get(*path)) is not None
+    }
+    return Job(
+        name=draft.name,
+        activation=job.get("activation") or model.Activation.REACTIVE,
+        runtime=_runtime(job, known_runtimes),
+        operator=job.get("operator") or "source",
+        config=job.get("config") or {},
+        inputs=tuple(used for used, _ in draft.inputs),
+        outputs=tuple(output for output, _ in draft.outputs),
+        execution_strategy=job.get("execution_strategy") or model.ExecutionStrategy.PER_UPDATE,
+        update_strategy=job.get("update_strategy") or model.UpdateStrategy.REPLACE,
+        unique_key=tuple(job.get("unique_key") or ()),
+        source=model.Source(**source.values) if source else None,
+        execution=model.ExecutionSettings(**execution),
+        description=job.get("description") or "",
+    )
+
+
+def _aggregator_names(draft: Draft) -> dict[str, str]:
+    """The aggregator in front of a Bulk job for each dataset that it reads."""
+    bulk = draft.record.has("execution_strategy", "Bulk")
+    names = {used.dataset_id: re.sub("[^a-z0-9_-]", "_", used.name) for used, _ in draft.inputs if bulk}
+    single = f"{draft.name}__batch"
+    return {key: single if len(names) == 1 else f"{single}_{name}" for key, name in names.items()}
+
+
+def _with_aggregators(draft: Draft, job: Job) -> list[Job]:
+    """A Bulk job behind its aggregators, any other alone: the graph shows all the batching there is."""
+    names = _aggregator_names(draft)
+    if not names:
+        return [job]
+    batches = {dataset_id: f"{dataset_id}#{job.name}.batches" for dataset_id in names}
+    finality = draft.record.get("batch", "finality")
+    # An aggregator that waits for a full range must not hold its own inputs.
+    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
+    aggregators = [
+        Job(
+            name=name,
+            activation=model.Activation.REACTIVE,
+            runtime="dispatcher",
+            operator="aggregator",
+            config={
+                "size": draft.record.get("batch", "size"),
+                "source_dataset": dataset_id,
+                **({"finality": finality} if finality else {}),
+            },
+            inputs=(Input(dataset_id, dataset_id),),
+            outputs=(Output("batches", batches[dataset_id]),),
+            execution_strategy=model.ExecutionStrategy.PER_UPDATE,
+            update_strategy=model.UpdateStrategy.REPLACE,
+            execution=unmetered,
+            generated_for=job.name,
+        )
+        for dataset_id, name in names.items()
+    ]
+    inputs = tuple(replace(used, dataset_id=batches[used.dataset_id]) for used in job.inputs)
+    per_partition = model.ExecutionStrategy.PER_PARTITION
+    return [*aggregators, replace(job, inputs=inputs, execution_strategy=per_partition)]

@@ -1,0 +1,132 @@
+"""What a child writes to its log, in lines: handed on up to a limit, its tail kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+
+OnLog = Callable[[str], None]
+
+READ_SIZE = 65_536
+_LONGEST_LINE = 8_192
+_TAIL_BYTES = 16_384
+READS_AT_THE_END = 32
+"""Far more than a pipe holds; whoever fills it faster is still writing."""
+_BEGIN_SECONDS = 0.01
+_PAUSE_SECONDS = 0.005
+"""Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
+
+
+class LogLines:
+    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail."""
+
+    def __init__(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> None:
+        self._on_log = on_log
+        self._left = limit
+        self._end_mark = end.rstrip(b"\n")
+        self._dropped = self._cut = 0
+        self._partial = b""
+        self._tail: deque[str] = deque()
+        self._tail_bytes = 0
+
+    @property
+    def tail(self) -> str:
+        note = f"[{self._dropped} bytes of log were not forwarded]\n" if self._dropped else ""
+        if self._cut:
+            note += f"[{self._cut} earlier lines were not kept]\n"
+        return note + "\n".join(self._tail)
+
+    def take(self, data: bytes) -> None:
+        lines = (self._partial + data).split(b"\n")
+        self._partial = lines.pop()
+        if len(self._partial) > _LONGEST_LINE:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            self._hand_on(line)
+
+    def take_rest(self) -> None:
+        """There is nothing more: what is left is a line too."""
+        if self._partial:
+            self._hand_on(self._partial)
+            self._partial = b""
+
+    def _hand_on(self, raw: bytes) -> None:
+        if self._end_mark and raw.endswith(self._end_mark):
+            raw = raw[: -len(self._end_mark)]
+            if not raw:
+                return
+        line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
+        self._tail.append(line)
+        self._tail_bytes += len(line) + 1
+        while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:
+            self._tail_bytes -= len(self._tail.popleft()) + 1
+            self._cut += 1
+        if self._left <= 0:
+            self._dropped += len(raw) + 1
+            return
+        self._left -= len(raw) + 1
+        if self._on_log is not None:
+            with contextlib.suppress(Exception):  # a consumer of logs must not be able to fail a task
+                self._on_log(line)
+
+
+class LogReader(LogLines):
+    """The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
+    since most tasks are over by then and what they wrote is read at once, by `drain`.
+    """
+
+    def __init__(self, fd: int, on_log: OnLog | None, limit: int, end: bytes) -> None:
+        super().__init__(on_log, limit, end)
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._ended = asyncio.Event()
+        self._stopped = False
+        self._beginning = self._loop.call_later(_BEGIN_SECONDS, self._resume)
+
+    async def wait_ended(self) -> None:
+        self._beginning.cancel()
+        self._resume()
+        await self._ended.wait()
+
+    def drain(self) -> bool:
+        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
+        for _ in range(READS_AT_THE_END):
+            if not self._read():
+                self.take_rest()
+                return not self._ended.is_set()
+        return False
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, READ_SIZE)
+        except BlockingIOError:
+            return False
+        if data:
+            self.take(data)
+        else:
+            self._end()
+        return bool(data)
+
+    def _on_readable(self) -> None:
+        if self._read() and self._left <= 0:
+            self._loop.remove_reader(self._fd)
+            self._loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if not self._stopped:
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def _end(self) -> None:
+        self.take_rest()
+        self._ended.set()
+        self.stop()
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._beginning.cancel()
+            self._loop.remove_reader(self._fd)

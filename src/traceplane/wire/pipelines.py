@@ -1,0 +1,187 @@
+"""Pipelines, lists of tickers and executions in the public API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+from traceplane.model.json_object import JsonObject
+from traceplane.wire.scalars import Text, Wire
+
+Ticker = Annotated[str, msgspec.Meta(min_length=1, max_length=32, pattern=r"^\S+$")]
+Tickers = Annotated[list[Ticker], msgspec.Meta(min_length=1, max_length=10_000)]
+Confidence = Annotated[float, msgspec.Meta(ge=0, le=100)]
+Schedule = Annotated[str, msgspec.Meta(max_length=256)]
+PerHour = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Timeout = Annotated[float, msgspec.Meta(ge=1, le=31_622_400)]
+Status = Literal["PENDING", "RUNNING", "COMPLETED", "FAILED"]
+
+
+class Subscription(Wire, frozen=True):
+    """Which signals of its tickers launch a pipeline."""
+
+    signal_type: Text | None = None
+    """Unset: signals of any type."""
+    min_confidence: Confidence = 0.0
+    direction: Literal["BULLISH", "BEARISH", "NEUTRAL"] | None = None
+    """Unset: any."""
+
+
+Subscriptions = Annotated[list[Subscription], msgspec.Meta(max_length=1000)]
+
+
+class PipelineConfig(Wire, frozen=True):
+    """What an execution of a pipeline runs."""
+
+    dag: Text | None = None
+    job: Text | None = None
+    """A job of the source kind `pipeline`; with target celery, neither is given."""
+    parameters: JsonObject = msgspec.field(default_factory=dict)
+    """Handed to the operator."""
+    target: Literal["task", "celery"] = "task"
+    timeout_seconds: Timeout | None = None
+    """With target celery: when an unfinished execution has failed; unset: an hour."""
+
+    def __post_init__(self) -> None:
+        named = (self.dag is not None, self.job is not None)
+        if self.target == "task" and named != (True, True):
+            raise ValueError("a pipeline names the dag and the job that it runs, or the target celery")
+        if self.target == "celery" and any(named):
+            raise ValueError("a pipeline with the target celery names no dag and no job")
+        if self.target == "task" and self.timeout_seconds is not None:
+            raise ValueError("the timeout of a task is that of its job")
+
+
+class PipelineRequest(Wire, frozen=True):
+    name: Text
+    config: PipelineConfig
+    trigger_mode: Literal["signal", "periodic"] = "signal"
+    user_id: Text | None = None
+    """Whose it is; unset: the name of the caller's token."""
+    scanner_tickers: Tickers | None = None
+    scanner_list: Text | None = None
+    """A list of tickers that pipelines share, instead of tickers of its own."""
+    signal_subscriptions: Subscriptions = msgspec.field(default_factory=list)
+    """None: every signal of its tickers."""
+    rules: JsonObject = msgspec.field(default_factory=dict)
+    schedule: Schedule | None = None
+    """Of a periodic one: five cron fields, in UTC."""
+    is_active: bool = True
+    launches_per_hour: PerHour | None = None
+
+
+class PipelineChange(Wire, frozen=True):
+    """What is given is changed; null takes it away."""
+
+    name: Text | msgspec.UnsetType = msgspec.UNSET
+    config: PipelineConfig | msgspec.UnsetType = msgspec.UNSET
+    trigger_mode: Literal["signal", "periodic"] | msgspec.UnsetType = msgspec.UNSET
+    scanner_tickers: Tickers | msgspec.UnsetType | None = msgspec.UNSET
+    scanner_list: Text | msgspec.UnsetType | None = msgspec.UNSET
+    signal_subscriptions: Subscriptions | msgspec.UnsetType = msgspec.UNSET
+    rules: JsonObject | msgspec.UnsetType = msgspec.UNSET
+    schedule: Schedule | msgspec.UnsetType | None = msgspec.UNSET
+    is_active: bool | msgspec.UnsetType = msgspec.UNSET
+    launches_per_hour: PerHour | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class PipelineView(Wire, frozen=True, omit_defaults=False):
+    pipeline_id: UUID
+    user_id: str
+    name: str
+    trigger_mode: str
+    is_active: bool
+    config: PipelineConfig
+    created_at: str
+    scanner_tickers: list[str] | None = None
+    scanner_list: str | None = None
+    signal_subscriptions: list[Subscription] = msgspec.field(default_factory=list)
+    rules: JsonObject = msgspec.field(default_factory=dict)
+    schedule: str | None = None
+    launches_per_hour: int | None = None
+    running: UUID | None = None
+    """The execution that it is at."""
+    hidden_parameters: list[str] = msgspec.field(default_factory=list)
+    """Names of the config's parameters, whose values a reader may not see; the parameters are left out then."""
+
+
+class PipelineQuery(Wire, frozen=True):
+    user_id: str | None = None
+    trigger_mode: Literal["signal", "periodic"] | None = None
+    is_active: bool | None = None
+    ticker: str | None = None
+    after: UUID | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
+class PipelinesResponse(Wire, frozen=True):
+    pipelines: list[PipelineView]
+
+
+class ScannerListRequest(Wire, frozen=True):
+    tickers: Tickers
+
+
+class ScannerListView(Wire, frozen=True):
+    name: str
+    tickers: list[str]
+    pipelines: int
+    """How many use it."""
+
+
+class ScannerListsResponse(Wire, frozen=True):
+    scanner_lists: list[ScannerListView]
+
+
+class UserLimitRequest(Wire, frozen=True):
+    launches_per_hour: PerHour | None
+    """Null: no limit."""
+
+
+class UserLimitsResponse(Wire, frozen=True):
+    launches_per_hour: dict[str, int]
+    """By user, for those who have a limit."""
+
+
+class ExecutionQuery(Wire, frozen=True):
+    pipeline_id: UUID | None = None
+    status: Status | None = None
+    before: UUID | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+
+
+class ExecutionChange(Wire, frozen=True):
+    """A step of an execution that a Celery worker runs."""
+
+    status: Literal["RUNNING", "COMPLETED", "FAILED"]
+    error: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None and self.status != "FAILED":
+            raise ValueError("only a failed execution has an error")
+
+
+class ExecutionView(Wire, frozen=True, omit_defaults=False):
+    execution_id: UUID
+    pipeline_id: UUID
+    pipeline: str
+    user_id: str
+    target: str
+    status: Status
+    created_at: str
+    signal_id: str | None = None
+    signal: JsonObject | None = None
+    scheduled_for: str | None = None
+    parameters: JsonObject = msgspec.field(default_factory=dict)
+    """Of the pipeline's config, as it is now."""
+    started_at: str | None = None
+    finished_at: str | None = None
+    error: JsonObject | None = None
+    hidden_parameters: list[str] = msgspec.field(default_factory=list)
+    """Names of the parameters, whose values a reader may not see; the parameters are left out then."""
+
+
+class ExecutionsResponse(Wire, frozen=True):
+    executions: list[ExecutionView]

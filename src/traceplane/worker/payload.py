@@ -1,0 +1,121 @@
+"""What the operator of a claimed task is handed: a pure function of the claim, and of where things are here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.job_definition import InputView
+from traceplane.model.runtimes import Runtime
+from traceplane.model.scope import Partition
+from traceplane.model.task_payload import (
+    DeclaredOutput,
+    Execution,
+    OperatorInput,
+    ResolvedInput,
+    SparkAccess,
+    TaskPayload,
+)
+from traceplane.operators.spec import OperatorSpec
+from traceplane.sandbox.frames import RunLimits
+from traceplane.wire.tasks import ClaimedTask, ColumnSchema, JobPayload
+from traceplane.worker.hot_inputs import LocalInputs
+from traceplane.worker.store_on_disk import StoreOnDisk
+
+
+def task_payload(
+    task: ClaimedTask, job: JobPayload, store: StoreOnDisk, local: LocalInputs, spark: SparkAccess | None
+) -> TaskPayload:
+    scope = task.scope
+    partition = None
+    if scope is not None and scope.partition_key is not None:
+        partition = Partition(scope.partition_key, scope.first, scope.last)
+    return TaskPayload(
+        cursor=scope.cursor if scope is not None else None,
+        partition=partition,
+        kind=task.kind,
+        emission=task.emission,
+        operator=job.operator,
+        config=job.config,
+        unique_key=tuple(job.unique_key) if job.update_strategy == "append" else (),
+        resume=tuple(task.resume),
+        execution=_execution(task),
+        spark=spark,
+        inputs=_inputs(task, job, store, local),
+        views=tuple(InputView(view.name, view.sql, view.reads) for view in job.views),
+        given=tuple(ResolvedInput(i.name, i.view, i.where, tuple(i.columns)) for i in job.given),
+        outputs=_outputs(task, job, store),
+    )
+
+
+def _inputs(
+    task: ClaimedTask, job: JobPayload, store: StoreOnDisk, local: LocalInputs
+) -> tuple[OperatorInput, ...]:
+    files_by_input = task.input_files or [[] for _ in job.inputs]
+    schemas = task.input_schemas or [None for _ in job.inputs]
+    inputs = []
+    for number, (declared, files, columns) in enumerate(
+        zip(job.inputs, files_by_input, schemas, strict=True)
+    ):
+        paths = store.input_paths(files)
+        inputs.append(
+            OperatorInput(
+                declared.name,
+                tuple(local.files[number]) if number in local.files else paths,
+                where=declared.where,
+                columns=_columns(columns or ()),
+                select=tuple(declared.columns),
+                position=declared.position,
+                kept={
+                    path: tuple(file.kept)
+                    for path, file in zip(paths, files, strict=True)
+                    if file.kept is not None
+                },
+            )
+        )
+    return tuple(inputs)
+
+
+def _outputs(task: ClaimedTask, job: JobPayload, store: StoreOnDisk) -> tuple[DeclaredOutput, ...]:
+    existing = task.output_files or [[] for _ in job.outputs]
+    return tuple(
+        DeclaredOutput(
+            declared.name, str(store.outputs / prefix), store.input_paths(files), _columns(declared.columns)
+        )
+        for declared, prefix, files in zip(job.outputs, task.write_prefixes, existing, strict=True)
+    )
+
+
+def _columns(columns: Sequence[ColumnSchema]) -> tuple[SchemaColumn, ...]:
+    return tuple(SchemaColumn(c.name, c.type, c.nullable) for c in columns)
+
+
+def _execution(task: ClaimedTask) -> Execution | None:
+    run = task.execution
+    if run is None:
+        return None
+    return Execution(
+        execution_id=str(task.task_id),
+        pipeline_id=str(run.pipeline_id),
+        pipeline=run.pipeline,
+        user_id=run.user_id,
+        parameters=run.parameters,
+        signal=run.signal,
+        scheduled_for=datetime.fromisoformat(run.scheduled_for) if run.scheduled_for is not None else None,
+    )
+
+
+def entrypoint_of(job: JobPayload, operator: OperatorSpec) -> str:
+    return operator.entrypoint or str(job.config.get(operator.code_field or "", ""))
+
+
+def run_limits(runtime: Runtime) -> RunLimits:
+    limits = runtime.limits
+    return RunLimits(
+        memory_bytes=limits.memory_mb << 20,
+        cpu_seconds=limits.cpu_seconds,
+        open_files=limits.open_files,
+        processes=limits.processes,
+        file_bytes=limits.file_size_mb << 20,
+    )

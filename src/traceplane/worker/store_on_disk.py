@@ -1,0 +1,74 @@
+"""Where the object store's files are on this machine, and what of it the tasks of a job may reach."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from traceplane.adapters.object_cache import ObjectCache
+from traceplane.adapters.object_store import StoredFile
+from traceplane.sandbox.assignment import Reuse
+from traceplane.wire.tasks import ClaimedTask, InputFile, JobPayload
+
+_READABLE_BY_OTHERS = 0o005
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOnDisk:
+    """Files are at their paths of the store below these folders."""
+
+    inputs: Path
+    outputs: Path
+    cache: ObjectCache | None = None
+    """Unset: the store is a folder, and files are read and written in place."""
+
+    def input_paths(self, files: Iterable[InputFile]) -> tuple[str, ...]:
+        return tuple(str(self.inputs / file.path) for file in files)
+
+    def readable_generations(self, task: ClaimedTask) -> set[Path]:
+        """Folders of the generations that a task reads, or reads while it appends."""
+        return {
+            *(_generation(self.inputs, file.path) for file in granted_files(task)),
+            *(_generation(self.outputs, prefix) for prefix in task.write_prefixes),
+        }
+
+
+def granted_files(task: ClaimedTask) -> list[StoredFile]:
+    """Every file that the task was handed, once."""
+    lists = (*task.input_files, *task.output_files)
+    sizes = {file.path: file.bytes for files in lists for file in files}
+    return [StoredFile(path, size) for path, size in sizes.items()]
+
+
+def _generation(store: Path, path: str) -> Path:
+    """Of a file or prefix: `{dataset}/{generation}/…`."""
+    dataset, generation, *_ = path.split("/")
+    return store / dataset / generation
+
+
+def reuse_of(job: JobPayload, store: StoreOnDisk) -> Reuse | None:
+    """What all tasks of one revision of a job may reach; None where operators cannot pass the folders."""
+    readable = [store.inputs / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
+    if store.cache is not None:  # an append reads what its output has, which is not below where it writes
+        readable += [store.inputs / str(o.dataset_uuid) / str(o.dataset_version) for o in job.outputs]
+    writable = [store.outputs / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
+    if not all(_make_passable(folder) for folder in (*readable, *writable)):
+        return None
+    revision = hashlib.sha256(
+        msgspec.json.encode([job.operator, job.config, job.views], order="sorted")
+    ).hexdigest()
+    return Reuse(key=f"{job.org}/{job.job_id}/{revision}", readable=tuple(readable), writable=tuple(writable))
+
+
+def _make_passable(folder: Path) -> bool:
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        return folder.stat().st_mode & _READABLE_BY_OTHERS == _READABLE_BY_OTHERS
+    except OSError:
+        return False

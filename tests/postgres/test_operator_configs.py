@@ -1,0 +1,90 @@
+"""Fields of a config that say how data is made change it in place; the others rebuild."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from traceplane.wire.deploys import DeployRequest
+
+DAG = """
+version: 1
+dag: chain
+jobs:
+- name: head
+  activation: source
+  source: {kind: manual}
+  outputs: [{dataset: head}]
+- name: ingest
+  runtime: python
+  operator: range_ingest
+  inputs: [{from: {job: head}}]
+  outputs: [{name: blocks, dataset: blocks}]
+  config: {endpoints: ["http://node.example"], batch_size: 50, CHANGED}
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{from: {job: ingest}}]
+  outputs: [{dataset: copied}]
+  config: {entrypoint: "basic:copy"}
+"""
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as plane:
+        yield plane
+
+
+def chain(changed: str) -> str:
+    return DAG.replace("CHANGED", changed)
+
+
+async def steps(plane: ControlPlane, text: str) -> Any:
+    return (await plane.api.deploys.plan(plane._call(DeployRequest(text)))).steps
+
+
+async def jobs(plane: ControlPlane) -> dict[str, Any]:
+    rows = await plane.sql("select name, job_id, definition->'config' as config from jobs where routed")
+    return {row["name"]: (row["job_id"], row["config"]) for row in rows}
+
+
+async def test_how_a_node_is_asked_is_changed_in_place_and_which_one_is_not(plane: ControlPlane) -> None:
+    await plane.deploy(chain("chunk_blocks: 100"))
+    before = await jobs(plane)
+    asked = await steps(plane, chain("chunk_blocks: 300, timeout_seconds: 5"))
+    assert not asked.rebuilt
+    (changed,) = asked.in_place
+    assert [(c.field, c.old, c.new) for c in changed.changes] == [
+        ("config.chunk_blocks", "100", "300"),
+        ("config.timeout_seconds", None, "5"),
+    ]
+    done = await plane.deploy(chain("chunk_blocks: 300, timeout_seconds: 5"))
+    assert (done.changed, done.building) == (True, False)
+    after = await jobs(plane)
+    assert {name: job_id for name, (job_id, _) in after.items()} == {
+        name: job_id for name, (job_id, _) in before.items()
+    }
+    await plane.emit("head", [1])
+    [held] = await plane.claim(await plane.send())
+    assert held.job.config["chunk_blocks"] == 300
+    assert not (await plane.deploy(chain("chunk_blocks: 300, timeout_seconds: 5"))).changed
+
+    elsewhere = chain("chunk_blocks: 400").replace("node.example", "other.example")
+    rebuilt = (await steps(plane, elsewhere)).rebuilt
+    assert [(r.job, r.downstream_of) for r in rebuilt] == [("ingest", []), ("copy", ["ingest"])]
+    assert [c.field for c in rebuilt[0].changes] == [
+        "config.endpoints[0]",
+        "config.chunk_blocks",
+        "config.timeout_seconds",
+    ]
+
+
+async def test_a_task_is_handed_the_emission_that_its_operator_asks_for(plane: ControlPlane) -> None:
+    await plane.deploy(chain("chunk_blocks: 100"))
+    await plane.emit("head", [7], emission="0xabc")
+    [held] = await plane.claim(await plane.send())
+    assert (held.job.name, held.task.emission) == ("ingest", "0xabc")

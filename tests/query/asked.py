@@ -1,0 +1,40 @@
+"""A query service as the gateway has it, asked by a reader or an administrator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.query.published import Shop
+from traceplane.query.datasets import NOW, AsOf, QueryCaller
+from traceplane.query.engine_pool import EnginePool
+from traceplane.query.service import Queries
+from traceplane.query.wire import QueryLimits
+
+READER = QueryCaller("default", "rita", "reader", sees_pii=False)
+ADMIN = QueryCaller("default", "ada", "admin", sees_pii=True)
+
+
+class Asked:
+    """A query service on the shop, as the gateway has it."""
+
+    def __init__(self, shop: Shop, spill: Path) -> None:
+        limits = QueryLimits(
+            seconds=60, max_rows=10_000, max_bytes=1 << 22, memory_mb=256, spill_mb=64, threads=1
+        )
+        engines = EnginePool(spill_root=spill, concurrency=2, wait_seconds=120)
+        self.service = Queries(shop.plane.database, engines, object_root=shop.store, limits=limits)
+
+    async def rows(self, sql: str, caller: QueryCaller = READER, as_of: AsOf = NOW) -> list[list[Any]]:
+        found: list[list[Any]] = (await self.answer(sql, caller, as_of))["rows"]
+        return found
+
+    async def answer(self, sql: str, caller: QueryCaller = READER, as_of: AsOf = NOW) -> dict[str, Any]:
+        result = await self.service.run(caller, sql, format_="json", as_of=as_of)
+        found: dict[str, Any] = json.loads(b"".join([piece async for piece in result.pieces]))
+        return found
+
+    async def files(self, sql: str) -> list[int]:
+        """How many files the query would read of each of its relations."""
+        return [chosen.files for chosen in (await self.service.prepare(READER, sql)).chosen]

@@ -1,0 +1,134 @@
+"""What a command says of words that it cannot use, and of a failure: one line with a code, the user's own frames."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner
+
+from traceplane.cli import deploys, output
+from traceplane.cli.failures import explained
+from traceplane.cli.output import ChangingLine, progress_bar
+from traceplane.settings import Settings
+from traceplane.wire.control import ExplainResponse
+from traceplane.wire.deploys import (
+    DeployRequest,
+    DeployResponse,
+    SourceBehindView,
+    VersionsResponse,
+    VersionView,
+)
+
+
+def refused(*words: str) -> str:
+    """The one line on stderr of a command that ends with exit code 2."""
+    command = [sys.executable, "-m", "traceplane.cli.main", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "help_of"),
+    [
+        (["depoy"], "no such command 'depoy'", "traceplane"),
+        (["pipelines", "lst"], "no such command 'lst'", "traceplane pipelines"),
+        (["emit", "shop.days", "1", "--kidn", "data"], "no such option '--kidn'", "traceplane emit"),
+        (["emit", "shop.days"], "missing argument 'SCOPE...'", "traceplane emit"),
+        (["tasks", "--limit", "few"], "invalid value for '--limit': 'few'", "traceplane tasks"),
+        (["plan", "nowhere.yaml"], "invalid value for 'FILE': File 'nowhere.yaml'", "traceplane plan"),
+        (["token", "issue", "user", "x"], "a user token needs --role", "traceplane token issue"),
+    ],
+)
+def test_words_that_a_command_cannot_use_are_one_line_with_a_code(
+    words: list[str], message: str, help_of: str
+) -> None:
+    line = refused(*words)
+    assert line.startswith(f"cli.usage: {message}")
+    assert line.endswith(f"→ see `{help_of} --help`")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["emit", "shop.days", "2026-11-16"],
+        ["emit", "shop.days", "2026-11"],
+        ["emit", "shop.days", "2026-11-01..2026-11-16"],
+        ["explain", "shop.days", "2026-11-16"],
+        ["backfill", "shop.days", "--range", "2026-11-01:2026-11-16"],
+    ],
+)
+def test_a_date_for_a_scope_leads_to_the_guide(words: list[str]) -> None:
+    assert "docs/guides/scopes_and_dates.md" in refused(*words)
+
+
+def test_a_scope_may_be_negative() -> None:
+    assert refused("emit", "shop.days", "-9..-5", "-5..-9").startswith("cli.empty_range")
+
+
+TRACEBACK = """\
+  File "/srv/home/code_bundles/{sha}/shop.py", line 7, in sales
+    table = parquet.read_table(path)
+            ^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/srv/venv/lib/python3.12/site-packages/pyarrow/parquet/core.py", line 1843, in read_table
+    dataset = ParquetDataset(
+  File "/usr/lib/python3.12/contextlib.py", line 81, in inner
+    return func(*args, **kwds)
+  File "/srv/home/code_bundles/{sha}/shop.py", line 12, in opened
+    raise KeyError(path)
+""".format(sha="0" * 64)
+
+
+def test_a_traceback_is_the_users_own_frames_unless_all_are_asked_for() -> None:
+    error = {"code": "operator.raised", "message": "x", "type": "KeyError", "traceback": TRACEBACK}
+    answer = ExplainResponse(uuid4(), "dead", "sales", [], dag="shop", error=error)
+    short, full = "\n".join(explained(answer)), "\n".join(explained(answer, full=True))
+    assert 'File "shop.py", line 7, in sales' in short
+    assert 'File "shop.py", line 12, in opened' in short
+    assert "… 2 frames of libraries; --full shows them" in short
+    assert "pyarrow" not in short
+    assert "contextlib" not in short
+    assert "pyarrow/parquet/core.py" in full
+    assert "--full" not in full
+
+
+def show_progress(*lines: str) -> None:
+    progress = ChangingLine()
+    for line in lines:
+        progress.show(line)
+    progress.end()
+
+
+def test_progress_that_is_piped_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+    show_progress("1 of 3", "1 of 3", "3 of 3")
+    with progress_bar(3) as bar:
+        bar.update(3)
+    assert capsys.readouterr().out == "1 of 3\n3 of 3\n"
+
+
+def test_progress_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    show_progress("x" * 50, "done")
+    first, last = capsys.readouterr().out.removesuffix("\n").removeprefix("\r").split("\r")
+    assert (first, last) == ("x" * 18 + " ", "done".ljust(19))
+
+
+def test_waiting_for_a_build_ends_with_its_dead_tasks_though_a_source_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind = (SourceBehindView("days", "shop.days", 31),)
+    version = VersionView(2, "building", "now", dead=7, sources_behind=1, behind=behind)
+    answers = iter([DeployResponse("shop", 2, True, True, ""), VersionsResponse("shop", [version])])
+    monkeypatch.setattr(deploys, "deploy_request", lambda *_, **__: DeployRequest(""))
+    monkeypatch.setattr(deploys, "call", lambda *_: next(answers))
+    done = CliRunner().invoke(deploys.deploy, [__file__, "--wait"], obj=Settings())
+    assert done.exit_code == 1
+    for words in ("7 dead tasks keep", "days has yet to emit shop.days 31", "cutover shop --drop-missing"):
+        assert words in done.stderr
