@@ -516,7 +516,7 @@ def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Fi
 
 
 def test_dead_tasks_are_counted_without_looking_at_others(filled: Filled) -> None:
-    plan = filled.run("tasks", "deaths", "'default'", "100")
+    plan = filled.run("task_views", "deaths", "'default'", "100")
     assert "tasks_dead_open" in plan.indexes
     assert (
         plan.read("tasks") <= 3 * 100

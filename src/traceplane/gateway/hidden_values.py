@@ -8,7 +8,7 @@ from uuid import UUID
 from traceplane.auth.access import may_see_config, may_see_parameters
 from traceplane.auth.opaque import TokenRecord
 from traceplane.model.hidden_values import HiddenValues
-from traceplane.postgres import tasks
+from traceplane.postgres import task_views
 from traceplane.postgres.database import Transaction
 
 
@@ -19,7 +19,7 @@ async def hidden_from(
     if may_see_config(caller) or not task_ids:
         return {}
     hidden: dict[UUID, HiddenValues] = {}
-    for row in await tasks.handed_values(tx, caller.org, task_ids):
+    for row in await task_views.handed_values(tx, caller.org, task_ids):
         handed = [row.config] if may_see_parameters(caller) else [row.config, row.parameters]
         hidden |= dict.fromkeys(row.task_ids, HiddenValues(handed))
     return hidden

@@ -20,9 +20,10 @@ from traceplane.model.advice import Advice, advice
 from traceplane.model.explain import ExplainFacts, explain
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.stuck import stuck
-from traceplane.postgres import events, task_logs, tasks
+from traceplane.postgres import events, task_logs, task_views, tasks
 from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.tasks import DeadTasks, LineageEvent, ListedTask, TaskFilter
+from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask
+from traceplane.postgres.tasks import TaskFilter
 from traceplane.wire.control import (
     AttemptLog,
     ExplainResponse,
@@ -71,7 +72,7 @@ class TaskApi:
     async def listing(self, call: Call[None]) -> TasksResponse:
         query: TaskQuery = call.query
         async with self._database.transaction() as tx:
-            rows = await tasks.listing(
+            rows = await task_views.listing(
                 tx,
                 call.principal.org,
                 dag=query.dag,
@@ -89,9 +90,9 @@ class TaskApi:
     async def task(self, call: Call[None]) -> TaskDetail:
         task_id = _task_id(call)
         async with self._database.transaction() as tx:
-            rows = await tasks.listing(tx, call.principal.org, task_id=task_id, limit=1)
+            rows = await task_views.listing(tx, call.principal.org, task_id=task_id, limit=1)
             rows = await as_seen_by(tx, call.principal, rows)
-            lineage = await tasks.lineage(tx, call.principal.org, task_id)
+            lineage = await task_views.lineage(tx, call.principal.org, task_id)
         if not rows:
             raise _no_task(task_id)
         views: dict[str, list[LineageView]] = {"input": [], "output": []}
@@ -110,7 +111,7 @@ class TaskApi:
     async def explain(self, call: Call[None]) -> ExplainResponse:
         task_id, org = _task_id(call), call.principal.org
         async with self._database.transaction() as tx:
-            facts = await tasks.explain_facts(tx, org, task_id)
+            facts = await task_views.explain_facts(tx, org, task_id)
             if facts is None:
                 raise _no_task(task_id)
             (facts,) = await as_seen_by(tx, call.principal, [facts])
@@ -132,7 +133,7 @@ class TaskApi:
     async def logs(self, call: Call[None]) -> TaskLogs:
         task_id, org = _task_id(call), call.principal.org
         async with self._database.transaction() as tx:
-            rows = await tasks.listing(tx, org, task_id=task_id, limit=1)
+            rows = await task_views.listing(tx, org, task_id=task_id, limit=1)
             if not rows:
                 raise _no_task(task_id)
             written = await self._logs(tx, call.principal, task_id, attempts=_LOGGED_ATTEMPTS)
@@ -233,11 +234,12 @@ class Standing:
 
 
 async def standing(tx: Transaction, caller: TokenRecord) -> Standing:
-    unfinished = await tasks.counts(tx, caller.org)
-    deaths = await as_seen_by(tx, caller, await tasks.deaths(tx, caller.org, _LOOKED_AT_PER_JOB))
+    unfinished = await task_views.counts(tx, caller.org)
+    deaths = await as_seen_by(tx, caller, await task_views.deaths(tx, caller.org, _LOOKED_AT_PER_JOB))
     retried = [row.newest_retry for row in unfinished if row.newest_retry is not None]
     newest = {
-        task_id: (await tasks.listing(tx, caller.org, task_id=task_id, limit=1))[0] for task_id in retried
+        task_id: (await task_views.listing(tx, caller.org, task_id=task_id, limit=1))[0]
+        for task_id in retried
     }
     seen = {row.task_id: row for row in await as_seen_by(tx, caller, list(newest.values()))}
     counts: dict[str, dict[str, int]] = {}
@@ -250,7 +252,7 @@ async def standing(tx: Transaction, caller: TokenRecord) -> Standing:
     for dead in deaths:
         if dead.standing != "open":
             elsewhere[dead.standing] = elsewhere.get(dead.standing, 0) + dead.tasks
-    waits = stuck(unfinished, await tasks.runtimes_at_work(tx))
+    waits = stuck(unfinished, await task_views.runtimes_at_work(tx))
     return Standing(failed, [StuckView(s.dag, s.job, s.reason, s.sentence) for s in waits], counts, elsewhere)
 
 

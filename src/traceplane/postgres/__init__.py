@@ -19,6 +19,7 @@ pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
 table_statistics    fresh statistics for the planner
 task_logs           the output of operators, stored in the transaction of the report that carried it
+task_views          what people see of tasks: lists, counts, failures, lineage, why one waits
 tasks               the lifecycle of a task
 tokens              signing keys and opaque tokens, as stored
 trigger             what the trigger stores in the database: offsets, pipelines, launches

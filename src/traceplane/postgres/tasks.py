@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from traceplane.errors import ConcurrentChange
-from traceplane.model.explain import ExplainFacts
 from traceplane.model.json_object import JsonObject
 from traceplane.model.positions import Range
 from traceplane.model.scope import Partition, Scope
-from traceplane.model.stuck import UnfinishedTasks
-from traceplane.model.task import AttemptFacts, DeadStanding, TaskFacts, TaskState
+from traceplane.model.task import AttemptFacts, TaskFacts, TaskState
 from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import TaskError
 
@@ -119,79 +117,6 @@ class WaitingJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListedTask:
-    task_id: UUID
-    dag: str
-    job: str
-    state: str
-    kind: str
-    partition_key: str | None
-    range_start: int | None
-    range_end: int | None
-    attempt: int
-    max_attempts: int
-    priority: int
-    worker_id: str | None
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    error: JsonObject | None
-    progress: JsonObject | None
-    cancel_requested: bool
-    standing: DeadStanding | None
-    """Of a dead task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadTasks:
-    """Dead tasks of one job with the same error and standing, and the newest of them."""
-
-    dag: str
-    job: str
-    standing: DeadStanding
-    code: str | None
-    tasks: int
-    task_id: UUID
-    error: JsonObject | None
-    partition_key: str | None
-    range_start: int | None
-    capped: bool
-    """Whether the job has more dead tasks than were read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueDepth:
-    """Unfinished tasks of one job in one state."""
-
-    dag: str
-    job: str
-    state: str
-    tasks: int
-    oldest_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedValues:
-    """The values that the operators of some tasks received."""
-
-    config: JsonObject
-    parameters: JsonObject | None
-    task_ids: Sequence[UUID]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineageEvent:
-    side: Literal["input", "output"]
-    event_id: int
-    dataset_id: str
-    kind: str
-    partition_key: str | None
-    range_start: int
-    range_end: int
-    producer_id: UUID
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillCounts:
     """How scopes stood."""
 
@@ -210,7 +135,6 @@ class InputGap:
     last: int
 
 
-_STAGES = {"queued": 0, "dispatched": 1, "running": 1, "completed": 2, "canceled": 2, "dead": 3}
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
 
 
@@ -504,53 +428,3 @@ async def _choose(
     f = task_filter
     rows = await tx.rows(statement, org, f.dag, f.job, f.start, f.end, limit, *more)
     return [r["task_id"] for r in rows]
-
-
-async def deaths(tx: Transaction, org: str, limit_per_job: int) -> list[DeadTasks]:
-    return await tx.rows_as(DeadTasks, _SQL["deaths"], org, limit_per_job)
-
-
-async def runtimes_at_work(tx: Transaction) -> set[str]:
-    return {r["runtime"] for r in await tx.rows(_SQL["runtimes_at_work"])}
-
-
-async def listing(
-    tx: Transaction,
-    org: str,
-    *,
-    dag: str | None = None,
-    job: str | None = None,
-    state: str | None = None,
-    task_id: UUID | None = None,
-    before: UUID | None = None,
-    standing: str | None = None,
-    start: int | None = None,
-    end: int | None = None,
-    limit: int = 100,
-) -> list[ListedTask]:
-    await tx.run("set local plan_cache_mode = force_custom_plan")
-    if standing is not None:
-        state = "dead"
-    stage = _STAGES[state] if state is not None else None
-    filters = (dag, job, state, task_id, limit, before, stage, org, standing, start, end)
-    return await tx.rows_as(ListedTask, _SQL["list"], *filters)
-
-
-async def counts(tx: Transaction, org: str) -> list[UnfinishedTasks]:
-    return await tx.rows_as(UnfinishedTasks, _SQL["counts"], org)
-
-
-async def depths(tx: Transaction) -> list[QueueDepth]:
-    return await tx.rows_as(QueueDepth, _SQL["depths"])
-
-
-async def explain_facts(tx: Transaction, org: str, task_id: UUID) -> ExplainFacts | None:
-    return await tx.row_as(ExplainFacts, _SQL["explain_facts"], task_id, org)
-
-
-async def handed_values(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[HandedValues]:
-    return await tx.rows_as(HandedValues, _SQL["handed_values"], list(task_ids), org)
-
-
-async def lineage(tx: Transaction, org: str, task_id: UUID) -> list[LineageEvent]:
-    return await tx.rows_as(LineageEvent, _SQL["lineage"], task_id, org)

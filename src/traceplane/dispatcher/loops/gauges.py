@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from traceplane import telemetry
-from traceplane.postgres import outbox, tasks
+from traceplane.postgres import outbox, task_views
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
 
@@ -16,7 +16,7 @@ class Gauges:
 
     async def run_once(self) -> Outcome:
         async with self._database.transaction() as tx:
-            rows = await tasks.depths(tx)
+            rows = await task_views.depths(tx)
             lag = await outbox.lag_seconds(tx)
         depth: defaultdict[str, float] = defaultdict(float)
         age: defaultdict[str, float] = defaultdict(float)

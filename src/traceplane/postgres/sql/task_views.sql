@@ -1,0 +1,99 @@
+-- What people see of tasks. Nothing here changes or locks a row.
+
+-- name: deaths
+-- Dead tasks that nobody has acknowledged, by job, by what they still need and by error, with the newest of each; of
+-- every job the newest $2 are looked at.
+with found as (
+  select d.name as dag, j.name as job, j.job_id, t.standing, t.error->>'code' as code, count(*) as tasks,
+         (array_agg(t.task_id order by t.task_id desc))[1] as task_id
+  from orgs o join dags d using (org_id) join jobs j using (dag_id) cross join lateral (
+    select * from dead_tasks x where x.job_id = j.job_id and x.acknowledged_at is null order by x.task_id desc limit $2
+  ) t
+  where o.slug = $1 group by d.name, j.name, j.job_id, t.standing, t.error->>'code'
+)
+select f.dag, f.job, f.standing, f.code, f.tasks, f.task_id, t.error, t.partition_key, t.range_start,
+       sum(f.tasks) over (partition by f.job_id) >= $2 as capped
+from found f join tasks t using (task_id) order by f.dag, f.job, f.tasks desc
+
+-- name: list
+-- Tasks for people, newest first. Planned for each call, since the best index depends on the filter.
+select t.task_id, d.name as dag, j.name as job, t.state, t.kind, t.partition_key, t.range_start, t.range_end,
+       t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
+       t.progress, t.cancel_requested, x.standing
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join lateral (select standing from dead_tasks where task_id = t.task_id and t.stage = 3 offset 0) x on true
+where o.slug = $8 and ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
+  and ($3::task_state is null or t.state = $3) and ($7::smallint is null or t.stage = $7)
+  and ($4::uuid is null or t.task_id = $4) and ($6::uuid is null or t.task_id < $6)
+  and ($9::text is null or x.standing = $9)
+  and ($10::bigint is null or t.range_end >= $10) and ($11::bigint is null or t.range_start <= $11)
+order by t.task_id desc limit $5
+
+-- name: counts
+-- An organization's unfinished tasks per job and state: their number, how many wait for a retry, the newest of those,
+-- and how long the first has been due. With what holds the job.
+select d.name as dag, j.name as job, j.runtime, t.state, count(*) as tasks,
+       count(*) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null) as retrying,
+       (max(t.task_id::text) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null))::uuid as newest_retry,
+       extract(epoch from tp_now() - min(t.ready_at))::float8 as due_seconds, h.level as hold_level, cj.name as hold_job
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
+where t.stage in (0, 1) and o.slug = $1
+group by d.name, j.name, j.runtime, t.state, h.level, cj.name
+
+-- name: runtimes_at_work
+-- Runtimes with a worker that is running a task, of any organization.
+select distinct j.runtime from tasks t join jobs j using (job_id) where t.stage = 1 and t.state = 'running'
+
+-- name: depths
+-- Unfinished tasks per job and state, of all organizations together, and how old they are, for gauges.
+select d.name as dag, j.name as job, t.state, count(*) as tasks,
+       extract(epoch from tp_now() - min(t.created_at))::float8 as oldest_seconds
+from tasks t join jobs j using (job_id) join dags d using (dag_id)
+where t.stage in (0, 1)
+group by d.name, j.name, t.state
+
+-- name: explain_facts
+-- Everything that could make a task wait, in one row.
+select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.cancel_requested,
+       t.worker_id, t.error,
+       j.name as job, d.name as dag, j.runtime, j.max_concurrency, j.dispatch_window, j.routed,
+       j.source_kind, j.definition ? 'code_bundle' and j.definition->>'code_bundle' is not null as code_deployed,
+       t.priority, t.partition_key, t.range_start,
+       (select x.standing from dead_tasks x where x.task_id = t.task_id) as standing,
+       extract(epoch from t.ready_at - tp_now())::float8 as ready_in_seconds,
+       extract(epoch from tp_now() - t.dispatched_at)::float8 as dispatched_seconds,
+       extract(epoch from tp_now() - t.started_at)::float8 as running_seconds,
+       extract(epoch from t.lease_expires_at - tp_now())::float8 as lease_seconds,
+       t.resends,
+       (select count(*) from tasks f where f.job_id = t.job_id and f.stage = 1) as in_flight,
+       (select count(*) from tasks q where q.job_id = t.job_id and q.stage = 0
+          and (q.priority, q.ready_at, q.task_id) < (t.priority, t.ready_at, t.task_id)) as ahead,
+       (select b.task_id from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
+          and b.stage = 1 and b.task_id <> t.task_id limit 1) as scope_held_by,
+       h.level as hold_level, h.path as hold_path, cj.name as hold_job, p.metric as hold_metric,
+       p.figure as hold_figure, p.threshold as hold_threshold,
+       exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
+left join job_pressure p on p.job_id = h.caused_by
+where t.task_id = $1 and o.slug = $2
+
+-- name: handed_values
+-- The values that operators of tasks received: the config of their job, and the parameters of their pipeline.
+select j.definition->'config' as config, p.config->'parameters' as parameters, array_agg(t.task_id) as task_ids
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+left join executions e on e.execution_id = t.task_id left join pipelines p using (pipeline_id)
+where t.task_id = any($1::uuid[]) and o.slug = $2
+group by j.job_id, p.pipeline_id
+
+-- name: lineage
+-- What fed a task, and what it produced.
+select 'input' as side, e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id
+from task_inputs i join events e using (event_id) join datasets d using (dataset_uuid) join orgs o using (org_id)
+where i.task_id = $1 and o.slug = $2
+union all
+select 'output', e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id
+from events e join datasets d using (dataset_uuid) join orgs o using (org_id)
+where e.producer_id = $1 and o.slug = $2
+order by 1, 2
