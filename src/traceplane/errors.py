@@ -102,7 +102,7 @@ class QueueUnavailable(PlatformError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SpecProblem:
     """One problem in a DAG file, where it is, and how to fix it."""
 
     code: str
@@ -121,7 +121,7 @@ class Problem:
 class SpecInvalid(InvalidInput):
     """A DAG file with one or more problems, which are reported together."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[SpecProblem, ...]) -> None:
         self.problems = problems
         count = len(problems)
         super().__init__("spec.invalid", f"the DAG file has {count} problem{'s' if count != 1 else ''}")

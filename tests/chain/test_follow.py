@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceplane.chain.answers import Header
-from traceplane.chain.follow import Idle, NewBlocks, Record, Recorded, Reorg, Step, decide, follow, poll
+from traceplane.chain.follow import BlockRecord, Idle, NewBlocks, Recorded, Reorg, Step, decide, follow, poll
 from traceplane.chain.rpc import RpcClient, RpcSettings
 from traceplane.chain.simulated.faults import Fault
 from traceplane.chain.simulated.ledger import Ledger
@@ -28,7 +28,7 @@ def header(ledger: Ledger, number: int) -> Header | None:
     return Header(hex(number), "0x" + ledger.hash(number).hex(), "0x" + parent.hex())
 
 
-def look(ledger: Ledger, record: Record, *, most: int = 500) -> Step:
+def look(ledger: Ledger, record: BlockRecord, *, most: int = 500) -> Step:
     """One decision, fed from the ledger instead of a node."""
     decision = decide(record, ledger.head, most=most)
     try:
@@ -50,7 +50,7 @@ class Archive:
     def __init__(self, keep: int, most: int) -> None:
         self.hashes: dict[int, str] = {}
         self.keep, self.most = keep, most
-        self.record = Record(lookup=self.hashes.get)
+        self.record = BlockRecord(lookup=self.hashes.get)
 
     def catch_up(self, ledger: Ledger) -> None:
         while not isinstance(step := look(ledger, self.record, most=self.most), Idle):
@@ -103,7 +103,7 @@ def recorded(ledger: Ledger, first: int, last: int) -> list[Recorded]:
 
 def test_a_reorg_deeper_than_the_record_says_how_far_the_record_goes() -> None:
     ledger = Ledger(WORLD, 100)
-    record = Record(recorded(ledger, 91, 100))
+    record = BlockRecord(recorded(ledger, 91, 100))
     ledger.fork(50, 55)
     step = look(ledger, record)
     assert step == Reorg(91, 100, 105, record_exhausted=True)
@@ -116,19 +116,19 @@ def test_a_reorg_deeper_than_the_record_says_how_far_the_record_goes() -> None:
 def test_older_hashes_from_the_lookup_find_the_ancestor_of_a_reorg_deeper_than_the_window() -> None:
     ledger = Ledger(WORLD, 2000)
     older = {one.number: one.hash for one in recorded(ledger, 0, 2000)}
-    record = Record(recorded(ledger, 1990, 2000), lookup=older.get)
+    record = BlockRecord(recorded(ledger, 1990, 2000), lookup=older.get)
     ledger.fork(1500, 1600)
     assert look(ledger, record) == Reorg(501, 2000, 2100)
 
 
 def test_an_unchanged_head_is_no_step() -> None:
     ledger = Ledger(WORLD, 10)
-    assert look(ledger, Record(recorded(ledger, 0, 10))) == Idle("unchanged")
+    assert look(ledger, BlockRecord(recorded(ledger, 0, 10))) == Idle("unchanged")
 
 
 def test_a_node_that_is_behind_on_the_same_chain_is_no_reorg() -> None:
     ledger = Ledger(WORLD, 10)
-    record = Record(recorded(ledger, 5, 10))
+    record = BlockRecord(recorded(ledger, 5, 10))
     ledger.head = 7
     assert look(ledger, record) == Idle("the node is behind, at 7")
     ledger.head = 3
@@ -137,26 +137,26 @@ def test_a_node_that_is_behind_on_the_same_chain_is_no_reorg() -> None:
 
 def test_a_fork_that_is_shorter_than_the_record_is_a_reorg() -> None:
     ledger = Ledger(WORLD, 10)
-    record = Record(recorded(ledger, 0, 10))
+    record = BlockRecord(recorded(ledger, 0, 10))
     ledger.fork(5, 2)
     assert look(ledger, record) == Reorg(6, 10, 7)
 
 
 def test_a_fork_back_to_genesis_is_found() -> None:
     ledger = Ledger(WORLD, 10)
-    record = Record(recorded(ledger, 0, 10))
+    record = BlockRecord(recorded(ledger, 0, 10))
     ledger.fork(10, 20)
     assert look(ledger, record) == Reorg(1, 10, 20)
 
 
 def test_a_different_chain_changes_everything_recorded() -> None:
-    record = Record(recorded(Ledger(WORLD, 10), 0, 10))
+    record = BlockRecord(recorded(Ledger(WORLD, 10), 0, 10))
     assert look(Ledger(World(6, transactions_per_block=2), 10), record) == Reorg(0, 10, 10)
 
 
 def test_a_reorg_during_the_walk_ends_the_walk_without_a_step() -> None:
     ledger = Ledger(WORLD, 20)
-    record = Record(recorded(ledger, 0, 20))
+    record = BlockRecord(recorded(ledger, 0, 20))
     ledger.fork(8, 12)
     decision = decide(record, ledger.head)
     numbers = next(decision)
@@ -169,7 +169,7 @@ def test_a_reorg_during_the_walk_ends_the_walk_without_a_step() -> None:
 
 
 def test_blocks_that_vanish_while_they_are_read_are_no_step() -> None:
-    decision = decide(Record(), 5)
+    decision = decide(BlockRecord(), 5)
     numbers = next(decision)
     with pytest.raises(StopIteration) as ended:
         decision.send([None for _ in numbers])
@@ -178,7 +178,7 @@ def test_blocks_that_vanish_while_they_are_read_are_no_step() -> None:
 
 def test_new_blocks_of_two_forks_are_never_one_step() -> None:
     ledger = Ledger(WORLD, 9)
-    decision = decide(Record(), 9)
+    decision = decide(BlockRecord(), 9)
     before = [header(ledger, number) for number in next(decision)]
     ledger.fork(5, 5)
     mixed = [*before[:7], header(ledger, 7), header(ledger, 8), header(ledger, 9)]
@@ -189,7 +189,7 @@ def test_new_blocks_of_two_forks_are_never_one_step() -> None:
 
 def test_a_record_with_a_gap_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="gap"):
-        Record([Recorded(1, "0x1"), Recorded(3, "0x3")])
+        BlockRecord([Recorded(1, "0x1"), Recorded(3, "0x3")])
 
 
 async def test_follow_over_http_through_mining_forks_and_a_stale_node() -> None:
@@ -215,9 +215,9 @@ async def test_follow_over_http_through_mining_forks_and_a_stale_node() -> None:
 
 async def test_confirmations_hold_back_recent_blocks() -> None:
     async with serve(seed=5, blocks=10) as node, RpcClient(RpcSettings((node.url,))) as client:
-        step = await poll(client, Record(), confirmations=4)
+        step = await poll(client, BlockRecord(), confirmations=4)
         assert isinstance(step, NewBlocks)
         assert step.last == 6
-        assert await poll(client, Record(), confirmations=11) == Idle(
+        assert await poll(client, BlockRecord(), confirmations=11) == Idle(
             "the chain is shorter than the required confirmations"
         )

@@ -28,9 +28,9 @@ from traceplane.decoding.messages import (
     FileLimits,
     FileTooLarge,
     HotRowsWork,
+    InvalidContents,
     KeptColumn,
     KeptRowsWork,
-    Misfit,
     SignalsWork,
     Unreadable,
     Work,
@@ -211,7 +211,7 @@ def test_a_bomb_is_refused_and_leaves_nothing(
     sink = io.BytesIO(b"before")
     sink.seek(6)
     # What is not even of the right type may be refused for that, if it could be read.
-    with pytest.raises((FileTooLarge, Misfit)):
+    with pytest.raises((FileTooLarge, InvalidContents)):
         decoders.decode(tmp_path / "bomb", work, LIMITS, sink)
     assert sink.getvalue() == b"before"
     assert read(decoders, good) == b'1,"signal-1"\n'

@@ -377,8 +377,9 @@ CARRIERS = {kind.__name__ for kind in _tree(errors.TraceplaneError)} | {
     "EmitRefused",
     "Failure",
     "OperatorError",
-    "Problem",
+    "SpecProblem",
     "TaskError",
+    "UnusableOperator",
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traceplane.errors import Problem, SpecInvalid
+from traceplane.errors import SpecInvalid, SpecProblem
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
 from traceplane.registry import code_project, job_checks
 from traceplane.registry.spec import dag_file
@@ -50,12 +50,12 @@ class Callable: ...
 }
 
 
-def problems(job: str, code: dict[str, str] = CODE, *, is_elsewhere: bool = False) -> list[Problem]:
+def problems(job: str, code: dict[str, str] = CODE, *, is_elsewhere: bool = False) -> list[SpecProblem]:
     """`»` marks where the one problem is."""
     text = HEAD + job.replace("»", "")
     dag = dag_file.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
     project = code_project.project_sent(code)
-    found: tuple[Problem, ...] = ()
+    found: tuple[SpecProblem, ...] = ()
     try:
         job_checks.refuse(
             dag, DEFAULT_RUNTIMES, project, text, "dag.yaml", is_elsewhere=lambda _: is_elsewhere

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from traceplane.cli.main import cli
-from traceplane.errors import Problem, SpecInvalid
+from traceplane.errors import SpecInvalid, SpecProblem
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 from traceplane.operators import catalog
 from traceplane.registry import code_project, job_checks
@@ -75,13 +75,13 @@ PORTS = "inputs: [{from: {dataset: in}}], outputs: [{dataset: out}]"
 ALONE = {"called": Runtime("called", Driver.INVOKE, invoker=InvokerKind.PROCESS)}
 
 
-def problems(job: str, runtimes: dict[str, Runtime] | None = None) -> list[Problem]:
+def problems(job: str, runtimes: dict[str, Runtime] | None = None) -> list[SpecProblem]:
     """`»` marks where they are."""
     line = f"- {{name: j, {job}}}\n" if "inputs" in job else f"- {{name: j, {PORTS}, {job}}}\n"
     text = HEAD + line.replace("»", "")
     known = {**DEFAULT_RUNTIMES, **(runtimes or {})}
     dag = dag_file.parse(text, "dag.yaml", known_runtimes=frozenset(known))
-    found: tuple[Problem, ...] = ()
+    found: tuple[SpecProblem, ...] = ()
     try:
         project = code_project.project_sent({})
         job_checks.refuse(dag, known, project, text, "dag.yaml", is_elsewhere=lambda _: True)

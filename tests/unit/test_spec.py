@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from traceplane.errors import NotFound, Problem, SpecInvalid
+from traceplane.errors import NotFound, SpecInvalid, SpecProblem
 from traceplane.model.dag import (
     Activation,
     Column,
@@ -102,7 +102,7 @@ def parse(text: str) -> Dag:
     return dag_file.parse(text, "dag.yaml", known_runtimes=RUNTIMES)
 
 
-def problems_of(text: str) -> tuple[Problem, ...]:
+def problems_of(text: str) -> tuple[SpecProblem, ...]:
     with pytest.raises(SpecInvalid) as caught:
         parse(text)
     return caught.value.problems

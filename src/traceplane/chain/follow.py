@@ -70,7 +70,7 @@ def nothing_older(number: int) -> str | None:
     return None
 
 
-class Record:
+class BlockRecord:
     """Recent blocks, ascending and without a gap, and a lookup for older ones. An empty record begins at `start`."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Record:
                     self.blocks = [] if base_hash is None else [Recorded(base, base_hash)]
 
 
-def decide(record: Record, head: int, *, most: int = 500) -> Generator[Sequence[int], Headers, Step]:
+def decide(record: BlockRecord, head: int, *, most: int = 500) -> Generator[Sequence[int], Headers, Step]:
     """The step for a node whose (confirmed) head has this number; NewBlocks has at most `most` blocks.
 
     Yields the heights of the headers that it needs, and is sent these headers.
@@ -129,7 +129,7 @@ def decide(record: Record, head: int, *, most: int = 500) -> Generator[Sequence[
     return NewBlocks(first, first + len(hashes) - 1, hashes)
 
 
-def _compare(record: Record, recorded: Recorded, head: int) -> Generator[Sequence[int], Headers, Step]:
+def _compare(record: BlockRecord, recorded: Recorded, head: int) -> Generator[Sequence[int], Headers, Step]:
     """The head is not above the record: unchanged, behind, or a fork that is not longer."""
     recorded_hash = record.hash_at(head)
     if recorded_hash is None:
@@ -143,7 +143,7 @@ def _compare(record: Record, recorded: Recorded, head: int) -> Generator[Sequenc
 
 
 def _walk_back(
-    record: Record, old_head: int, new_head: int, changed: Header
+    record: BlockRecord, old_head: int, new_head: int, changed: Header
 ) -> Generator[Sequence[int], Headers, Step]:
     """Walks from a block that is not on the record, or not on top of it, down to the first that differs."""
     first_changed, stride = int(changed.number, 16), 1
@@ -179,7 +179,7 @@ def linked(headers: Sequence[Header]) -> bool:
     return all(after.parent_hash == before.hash for before, after in itertools.pairwise(headers))
 
 
-async def poll(client: RpcClient, record: Record, *, confirmations: int = 0, most: int = 500) -> Step:
+async def poll(client: RpcClient, record: BlockRecord, *, confirmations: int = 0, most: int = 500) -> Step:
     """Polls the node once. The record is not changed: apply the step once it is stored."""
     head = await client.head() - confirmations
     if head < 0:
@@ -210,7 +210,7 @@ async def follow(
     Raises if a node is unreachable after the client's retries. The owner of the record then starts again from it, and
     nothing is lost: after an outage of any length the next step is just longer.
     """
-    record = Record(recorded, lookup=lookup, start=start)
+    record = BlockRecord(recorded, lookup=lookup, start=start)
     while True:
         step = await poll(client, record, confirmations=confirmations, most=most)
         if isinstance(step, Idle):

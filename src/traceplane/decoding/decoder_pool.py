@@ -24,7 +24,7 @@ from traceplane.decoding.messages import (
     FileLimits,
     FileRefusal,
     FileTooLarge,
-    Misfit,
+    InvalidContents,
     Unreadable,
     Work,
 )
@@ -49,7 +49,7 @@ class Decoders:
     def decode(self, path: Path, work: Work, limits: FileLimits, sink: IO[bytes]) -> Decoded:
         """Writes the decoded file to the sink, and returns the number of rows and the cost.
 
-        Raises Misfit, FileTooLarge or Unreadable, and then leaves nothing in the sink.
+        Raises InvalidContents, FileTooLarge or Unreadable, and then leaves nothing in the sink.
         """
         request = msgspec.json.encode(DecodeRequest(work, limits))
         start = sink.tell()
@@ -195,8 +195,8 @@ class _Decoder:
 
     def _error(self, refusal: FileRefusal) -> Exception:
         match refusal.kind:
-            case "misfit":
-                return Misfit(refusal.message, column=refusal.column, next_step=refusal.next_step)
+            case "invalid":
+                return InvalidContents(refusal.message, column=refusal.column, next_step=refusal.next_step)
             case "too_large":
                 return FileTooLarge(refusal.message)
             case "out_of_memory":

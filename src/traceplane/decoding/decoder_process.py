@@ -27,8 +27,8 @@ from traceplane.decoding.messages import (
     DecodeRequest,
     FileRefusal,
     HotRowsWork,
+    InvalidContents,
     KeptRowsWork,
-    Misfit,
     SignalsWork,
     Work,
 )
@@ -72,8 +72,8 @@ def _made(work: Work, file: Any, sink: Any) -> int:
 
 def _refusal(error: BaseException) -> FileRefusal:
     match error:
-        case Misfit():
-            return FileRefusal("misfit", str(error), column=error.column, next_step=error.next_step)
+        case InvalidContents():
+            return FileRefusal("invalid", str(error), column=error.column, next_step=error.next_step)
         case TooManyBytes():
             return FileRefusal("too_large", "it contains more than may be read at once")
         case MemoryError():

@@ -12,7 +12,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from traceplane.columnar.arrow_types import type_of
-from traceplane.decoding.messages import HotRowsWork, Misfit
+from traceplane.decoding.messages import HotRowsWork, InvalidContents
 from traceplane.model.hot_table import HotColumn, HotTable
 
 _ROWS_AT_ONCE = 16_384
@@ -33,25 +33,25 @@ def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
     """The checked rows with the table's columns, in its order and types."""
     names = [c.name for c in table.columns]
     if unknown := [name for name in rows.column_names if name not in names]:
-        raise _misfit(unknown[0], "is not one of the dataset's columns", "declare it, or do not write it")
+        raise _invalid(unknown[0], "is not one of the dataset's columns", "declare it, or do not write it")
     columns = []
     for column in table.columns:
         type_ = type_of(column.arrow_type)
         if column.name not in rows.column_names:
             values = pa.chunked_array([pa.nulls(rows.num_rows, type_)])
         elif rows.column_names.count(column.name) > 1:
-            raise _misfit(column.name, "occurs twice", "write it once")
+            raise _invalid(column.name, "occurs twice", "write it once")
         else:
             values = _cast(rows[column.name], column.name, type_, column.type)
         if values.null_count and not (column.nullable and column.name != table.position):
-            raise _misfit(column.name, "is null or missing", "write a value in every row")
+            raise _invalid(column.name, "is null or missing", "write a value in every row")
         columns.append(_as_text(_storable(values, column.name)))
     fitted = pa.table(columns, names=names)
     if fitted.num_rows:
         low, high = pc.min_max(fitted[table.position]).as_py().values()
         if low < start or high > end:
             where = low if low < start else high
-            raise _misfit(
+            raise _invalid(
                 table.position,
                 f"has {where}, which is outside the task's scope {start} to {end}",
                 "write only rows of the task's own scope",
@@ -71,7 +71,7 @@ def _cast(values: pa.ChunkedArray, name: str, type_: pa.DataType, declared: str)
         return values.cast(type_)
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0][:200]
-        raise _misfit(
+        raise _invalid(
             name, f"is {declared} and cannot hold the written value: {reason}", "write it as declared"
         ) from None
 
@@ -83,11 +83,11 @@ def _is_text(type_: pa.DataType) -> bool:
 def _storable(values: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """Rejects values that Arrow can hold but Postgres or CSV cannot."""
     if pa.types.is_string(values.type) and pc.any(pc.match_substring(values, "\0")).as_py():
-        raise _misfit(name, "has text with a NUL character, which Postgres cannot store", "remove it")
+        raise _invalid(name, "has text with a NUL character, which Postgres cannot store", "remove it")
     if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
         years = pc.min_max(pc.year(values)).as_py()
         if years["min"] is not None and not 1 <= years["min"] <= years["max"] <= 9999:
-            raise _misfit(name, "has a time outside the years 1 to 9999", "write times within them")
+            raise _invalid(name, "has a time outside the years 1 to 9999", "write times within them")
     return values
 
 
@@ -100,8 +100,8 @@ def _as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     )
 
 
-def _misfit(column: str, what: str, next_step: str) -> Misfit:
-    return Misfit(f"column {column} {what}", column=column, next_step=next_step)
+def _invalid(column: str, what: str, next_step: str) -> InvalidContents:
+    return InvalidContents(f"column {column} {what}", column=column, next_step=next_step)
 
 
 def warm_up(buffer: Any) -> None:

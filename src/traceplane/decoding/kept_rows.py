@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from traceplane.columnar.arrow_types import schema_of
-from traceplane.decoding.messages import KeptColumn, KeptRowsWork, Misfit
+from traceplane.decoding.messages import InvalidContents, KeptColumn, KeptRowsWork
 
 _ROWS_AT_ONCE = 16_384
 
@@ -21,7 +21,7 @@ def write(file: parquet.ParquetFile, work: KeptRowsWork, sink: Any) -> int:
     assert schema is not None, "a hot table has no types but those that Arrow knows by name"
     names = list(dict.fromkeys((*schema.names, work.position)))
     if missing := [name for name in names if name not in file.schema_arrow.names]:
-        raise Misfit(f"it has no column {missing[0]}", column=missing[0])
+        raise InvalidContents(f"it has no column {missing[0]}", column=missing[0])
     count = 0
     with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names, use_threads=False):

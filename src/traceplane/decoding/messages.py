@@ -60,7 +60,7 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
 
 
 class FileRefusal(msgspec.Struct, frozen=True, tag=True):
-    kind: Literal["misfit", "too_large", "out_of_memory", "unreadable"]
+    kind: Literal["invalid", "too_large", "out_of_memory", "unreadable"]
     message: str
     column: str | None = None
     next_step: str | None = None
@@ -78,7 +78,7 @@ class SignalLine(msgspec.Struct, frozen=True, array_like=True):
     message: msgspec.Raw
 
 
-class Misfit(Exception):
+class InvalidContents(Exception):
     """The contents of a file are not as they should be."""
 
     def __init__(self, message: str, *, column: str | None = None, next_step: str | None = None) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from traceplane.decoding.messages import Misfit, SignalLine, SignalsWork
+from traceplane.decoding.messages import InvalidContents, SignalLine, SignalsWork
 
 _ROWS_AT_ONCE = 1024
 _FIELDS = ("signal_id", "timestamp", "signal_type", "source")
@@ -42,7 +42,7 @@ def write(file: parquet.ParquetFile, work: SignalsWork, sink: Any) -> int:
                     sink.write(msgspec.json.encode(_signal(msgspec.convert(row, _Row))) + b"\n")
                     count += 1
             except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-                raise Misfit(f"{type(error).__name__} {error}"[:_LONGEST_REASON]) from None
+                raise InvalidContents(f"{type(error).__name__} {error}"[:_LONGEST_REASON]) from None
     return count
 
 

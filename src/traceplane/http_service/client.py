@@ -13,8 +13,8 @@ from traceplane.errors import (
     InvalidInput,
     NotFound,
     PlatformError,
-    Problem,
     SpecInvalid,
+    SpecProblem,
     TooLarge,
     TraceplaneError,
     Unauthenticated,
@@ -121,7 +121,7 @@ def as_error(status: int, raw: bytes) -> TraceplaneError:
     try:
         body = msgspec.json.decode(raw)["error"]
         if body["code"] == "spec.invalid":
-            return SpecInvalid(tuple(Problem(**problem) for problem in body["problems"]))
+            return SpecInvalid(tuple(SpecProblem(**problem) for problem in body["problems"]))
         kind = _ERRORS.get(status, PlatformError)
         return kind(body["code"], body["message"], value=body.get("value"), next_step=body.get("next_step"))
     except (msgspec.DecodeError, KeyError, TypeError):

@@ -61,7 +61,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class UnusableOperator:
     """Why the operator of a name cannot be used."""
 
     code: str
@@ -84,18 +84,18 @@ def find(name: str) -> OperatorSpec | None:
         return None
 
 
-def problem(name: str) -> Problem | None:
+def problem(name: str) -> UnusableOperator | None:
     """Why the operator cannot be used; None if it can."""
     rivals = _all().get(name, ())
     if not rivals:
-        return Problem(
+        return UnusableOperator(
             "deploy.unknown_operator",
             f"there is no operator {name[:100]!r}",
             f"use one of {', '.join(names())}, or install the package that has it where the gateway runs",
         )
     if len(rivals) > 1:
         packages = " and ".join(map(str, rivals))
-        return Problem(
+        return UnusableOperator(
             "deploy.operator_ambiguous",
             f"the operator {name!r} is in {len(rivals)} packages: {packages}",
             "uninstall all but one of them, or rename the operator in one",
@@ -103,7 +103,7 @@ def problem(name: str) -> Problem | None:
     try:
         _load(rivals[0])
     except _Unusable as error:
-        return Problem(
+        return UnusableOperator(
             "deploy.operator_broken",
             f"the operator {name!r} of {rivals[0]} cannot be used: {error}",
             "correct or upgrade the package where the gateway runs, and restart the gateway",

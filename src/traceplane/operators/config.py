@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec import inspect
 
-from traceplane.operators.spec import Config, Misfit, OperatorSpec
+from traceplane.operators.spec import Config, JobMisfit, OperatorSpec
 from traceplane.sdk import OperatorError
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -52,28 +52,28 @@ def fields(spec: OperatorSpec) -> list[Field]:
     ]
 
 
-def misfits(config: Mapping[str, Any], spec: OperatorSpec) -> Iterator[Misfit]:
+def misfits(config: Mapping[str, Any], spec: OperatorSpec) -> Iterator[JobMisfit]:
     """Every field that is unknown, missing or has a value that it must not have. Code and queries are left to those
     who look at what they name."""
     schema = {field.name: field for field in msgspec.structs.fields(spec.config)}
     unknown = [] if spec.open_config else [name for name in config if name not in schema]
     wrong = [name for name, field in schema.items() if not _fits(config, field)]
     for name in unknown:
-        yield Misfit(("config", name), f"config has no field {name[:100]!r}", _nearest(name, schema))
+        yield JobMisfit(("config", name), f"config has no field {name[:100]!r}", _nearest(name, schema))
     for name in wrong:
         allowed = _allowed(schema[name].type)
         if name in (spec.code_field, spec.query_field):
             continue
         elif name in config:
             message = f"expected {allowed}, found {_kind(config[name])}"
-            yield Misfit(("config", name), message, f"write {allowed}")
+            yield JobMisfit(("config", name), message, f"write {allowed}")
         else:
-            yield Misfit(("config",), f"the field config.{name} is missing", f"add {name}: {allowed}")
+            yield JobMisfit(("config",), f"the field config.{name} is missing", f"add {name}: {allowed}")
     if not unknown and not wrong:
         try:
             msgspec.convert({name: config[name] for name in schema.keys() & config.keys()}, spec.config)
         except msgspec.ValidationError as error:
-            yield Misfit(("config",), str(error))
+            yield JobMisfit(("config",), str(error))
 
 
 def _fits(config: Mapping[str, Any], field: msgspec.structs.FieldInfo) -> bool:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from traceplane.model.dag import Dag, Job, Storage, UpdateStrategy
 from traceplane.operators.grouping import rows_of
-from traceplane.operators.spec import Config, ErrorCode, Misfit, OperatorSpec, Ports
+from traceplane.operators.spec import Config, ErrorCode, JobMisfit, OperatorSpec, Ports
 
 _SPARK = frozenset({"spark"})
 
@@ -34,23 +34,23 @@ class CompactConfig(Config, frozen=True, kw_only=True):
 # fmt: on
 
 
-def _compact_misfits(job: Job, dag: Dag) -> Iterator[Misfit]:
+def _compact_misfits(job: Job, dag: Dag) -> Iterator[JobMisfit]:
     datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}
     for output in job.outputs:
         if datasets[output.dataset_id].storage is not Storage.PARQUET:
-            yield Misfit(("outputs",), "its output must be of storage: parquet")
+            yield JobMisfit(("outputs",), "its output must be of storage: parquet")
     if job.update_strategy is not UpdateStrategy.REPLACE:
-        yield Misfit(("update_strategy",), "it rewrites whole ranges: its update_strategy is replace")
+        yield JobMisfit(("update_strategy",), "it rewrites whole ranges: its update_strategy is replace")
     if job.config.get("delete_after_commit") is not True:
         return
     for used in job.inputs:
         source = datasets.get(rows_of(used.dataset_id, dag))
         if source is None or source.storage is not Storage.POSTGRES:
             message = "delete_after_commit is for a hot dataset that this DAG produces"
-            yield Misfit(("config", "delete_after_commit"), message)
+            yield JobMisfit(("config", "delete_after_commit"), message)
         if used.where or used.columns:
             message = "with delete_after_commit all rows and columns must be read"
-            yield Misfit(("inputs",), message, "remove where and columns")
+            yield JobMisfit(("inputs",), message, "remove where and columns")
 
 
 PYTHON = OperatorSpec(

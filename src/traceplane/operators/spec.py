@@ -54,7 +54,7 @@ class ErrorCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class JobMisfit:
     """Something in a job that its operator cannot work with."""
 
     at: tuple[str, ...]
@@ -91,7 +91,7 @@ class OperatorSpec:
     outputs: Ports = Ports()
     always_on: bool = False
     """Whether it is a source that never ends."""
-    check: Callable[[Job, Dag], Iterable[Misfit]] | None = None
+    check: Callable[[Job, Dag], Iterable[JobMisfit]] | None = None
     """What else must hold for a job that uses it."""
 
     errors: tuple[ErrorCode, ...] = ()

@@ -45,7 +45,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTask:
+class LeasedTask:
     """A task as its holder sees it."""
 
     claimed: Claimed
@@ -162,12 +162,12 @@ async def why_not_claimed(tx: Transaction, task_ids: Sequence[UUID], runtime: st
     return {r["task_id"]: reason(r) for r in await tx.rows(_SQL["why_not_claimed"], task_ids)}
 
 
-async def fetch(tx: Transaction, fence: LeaseFence) -> HeldTask | None:
+async def fetch(tx: Transaction, fence: LeaseFence) -> LeasedTask | None:
     """None for a stale holder."""
     row = await tx.row(_SQL["fetch"], fence.task_id, fence.attempt, fence.lease_token)
     if row is None:
         return None
-    return HeldTask(Claimed(*(row[name] for name in _CLAIMED)), row["state"], row["cancel_requested"])
+    return LeasedTask(Claimed(*(row[name] for name in _CLAIMED)), row["state"], row["cancel_requested"])
 
 
 async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTask]:

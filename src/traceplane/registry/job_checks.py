@@ -12,7 +12,7 @@ from traceplane.model.dag import Dag, Job, SourceKind
 from traceplane.model.runtimes import Runtime
 from traceplane.operators import catalog, config
 from traceplane.operators.grouping import rows_of
-from traceplane.operators.spec import Misfit, OperatorSpec, Ports
+from traceplane.operators.spec import JobMisfit, OperatorSpec, Ports
 from traceplane.registry import code_identity
 from traceplane.registry.code_project import Project
 from traceplane.registry.spec.job_faults import JobFault, placed
@@ -85,21 +85,21 @@ def _near_operator(name: str, family: str) -> str | None:
     return near(name, [spec.name for spec in specs if family in spec.runtimes and spec.for_dags])
 
 
-def _misfits(job: Job, dag: Dag, spec: OperatorSpec) -> Iterator[Misfit]:
+def _misfits(job: Job, dag: Dag, spec: OperatorSpec) -> Iterator[JobMisfit]:
     yield from config.misfits(job.config, spec)
     yield from _port_misfits("inputs", [used.name for used in job.inputs], spec.inputs)
     yield from _port_misfits("outputs", [made.name for made in job.outputs], spec.outputs)
     if spec.always_on and (job.source is None or job.source.kind is not SourceKind.ALWAYS_ON):
-        yield Misfit(("source",), "it is a source that always runs", "write source: { kind: always_on }")
+        yield JobMisfit(("source",), "it is a source that always runs", "write source: { kind: always_on }")
     if spec.check is not None:
         yield from spec.check(job, dag)
 
 
-def _port_misfits(what: str, names: Sequence[str], ports: Ports) -> Iterator[Misfit]:
+def _port_misfits(what: str, names: Sequence[str], ports: Ports) -> Iterator[JobMisfit]:
     known = ", ".join(ports.names)
     for name in names:
         if ports.names and name not in ports.names:
-            yield Misfit(
+            yield JobMisfit(
                 (what,), f"{name[:100]!r} is none of its {what}", f"name each of them one of: {known}"
             )
     if len(names) < ports.least or (ports.most is not None and len(names) > ports.most):
@@ -108,7 +108,7 @@ def _port_misfits(what: str, names: Sequence[str], ports: Ports) -> Iterator[Mis
         limit = "" if exactly else "at least " if len(names) < ports.least else "at most "
         noun = what.removesuffix("s") if count == "1" else what
         message = f"it has {limit}{count} {noun}, and the job has {len(names)}"
-        yield Misfit((what,), message, f"name each of them one of: {known}" if known else None)
+        yield JobMisfit((what,), message, f"name each of them one of: {known}" if known else None)
 
 
 def query_faults(

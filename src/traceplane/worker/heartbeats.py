@@ -17,7 +17,7 @@ _LOOK_EVERY_SECONDS = 0.2
 _RETRY_SECONDS = 0.5
 
 
-class Heartbeats:
+class HeartbeatSender:
     def __init__(
         self, client: DispatcherClient, held: Mapping[UUID, HeldTask], *, longest_interval_seconds: float
     ) -> None:

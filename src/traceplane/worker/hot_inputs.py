@@ -22,9 +22,9 @@ from traceplane.decoding.decoder_pool import Decoders
 from traceplane.decoding.messages import (
     FileLimits,
     FileTooLarge,
+    InvalidContents,
     KeptColumn,
     KeptRowsWork,
-    Misfit,
     Unreadable,
 )
 from traceplane.errors import Conflict, PlatformError, TooLarge
@@ -228,7 +228,7 @@ def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) ->
             value=source.name,
             next_step="have its scope computed again, with less in one file",
         ) from error
-    except (OSError, Misfit, Unreadable) as error:
+    except (OSError, InvalidContents, Unreadable) as error:
         raise PlatformError(
             "operator.input_unreadable",
             f"a committed file of a hot input cannot be read: {error}",

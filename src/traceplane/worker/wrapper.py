@@ -21,7 +21,7 @@ from traceplane.wire.tasks import ClaimResponse, Completion, CompletionOutcome, 
 from traceplane.worker import report
 from traceplane.worker.attempt import Attempts
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
-from traceplane.worker.heartbeats import Heartbeats
+from traceplane.worker.heartbeats import HeartbeatSender
 from traceplane.worker.held_task import HeldTask
 from traceplane.worker.intake import Intake
 from traceplane.worker.pace import Pace
@@ -63,7 +63,7 @@ class Wrapper:
         self._slots = slots
         self._drain_seconds = drain_seconds
         self._held: dict[UUID, HeldTask] = {}
-        self._heartbeats = Heartbeats(client, self._held, longest_interval_seconds=heartbeat_seconds)
+        self._heartbeats = HeartbeatSender(client, self._held, longest_interval_seconds=heartbeat_seconds)
         self._freed = asyncio.Event()
         self._pace = Pace(slots)
         self._unended = 0

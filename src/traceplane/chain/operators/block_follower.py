@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from traceplane.chain.answers import Header
-from traceplane.chain.follow import UNCHANGED, NewBlocks, Record, Reorg, linked, poll, present
+from traceplane.chain.follow import UNCHANGED, BlockRecord, NewBlocks, Reorg, linked, poll, present
 from traceplane.chain.operators.announcements import Announcement, Announcements
 from traceplane.chain.operators.config import FollowerConfig, operator_errors, read
 from traceplane.chain.rpc import RpcClient
@@ -51,7 +51,7 @@ class Follower:
         while True:
             await self.step(record)
 
-    async def step(self, record: Record) -> None:
+    async def step(self, record: BlockRecord) -> None:
         step = await poll(self._client, record, confirmations=self._config.confirmations)
         match step:
             case NewBlocks():
@@ -76,7 +76,7 @@ class Follower:
             for announcement in group:
                 self._announced.add(announcement, REMEMBERED)
 
-    async def resume(self) -> Record:
+    async def resume(self) -> BlockRecord:
         """The recorded blocks that form one chain, so that a walk back from them misses nothing."""
         oldest, blocks = self._announced.oldest, self._announced.blocks()
         lowest_change = self._announced.lowest_change
@@ -90,7 +90,7 @@ class Follower:
             ]
             self._left_behind = len(confirmed) < len(headers)
             blocks = sure + confirmed
-        return Record(blocks, start=self._config.start if oldest is None else oldest)
+        return BlockRecord(blocks, start=self._config.start if oldest is None else oldest)
 
     async def _linked_headers(self, numbers: Sequence[int]) -> list[Header]:
         """The node's blocks at these heights, as far as it has them, all of one chain."""

@@ -25,7 +25,7 @@ class _Revivable:
     task_ids: frozenset[UUID]
 
 
-class Heartbeats:
+class LeaseExtensions:
     def __init__(self, database: Database, authority: Authority) -> None:
         self._database = database
         self._authority = authority

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.decoding.decoder_pool import Budget, Decoders
-from traceplane.decoding.messages import FileTooLarge, HotRowsWork, Misfit, Unreadable
+from traceplane.decoding.messages import FileTooLarge, HotRowsWork, InvalidContents, Unreadable
 from traceplane.errors import PlatformError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotTable
@@ -140,10 +140,10 @@ def _encoded(decoders: Decoders, table: HotTable, paths: Sequence[Path], start: 
         for path in paths:
             try:
                 count += budget.decode(decoders, path, work, sink)
-            except Misfit as misfit:
+            except InvalidContents as invalid:
                 raise Unfit(
-                    "commit.rows_unfit", str(misfit), misfit.next_step or "", value=misfit.column
-                ) from misfit
+                    "commit.rows_unfit", str(invalid), invalid.next_step or "", value=invalid.column
+                ) from invalid
             except FileTooLarge as error:
                 raise _too_large(path.name, str(error)) from error
             except Unreadable as error:

@@ -11,7 +11,7 @@ from traceplane.dispatcher.leases.calls import CompletionCall, lease_fence
 from traceplane.dispatcher.leases.claim import Claims
 from traceplane.dispatcher.leases.complete import Reports
 from traceplane.dispatcher.leases.emit import Emissions
-from traceplane.dispatcher.leases.heartbeat import Heartbeats
+from traceplane.dispatcher.leases.heartbeat import LeaseExtensions
 from traceplane.dispatcher.leases.hot_writes import HotWrites, OpenStore
 from traceplane.dispatcher.leases.known_jobs import KnownJobs
 from traceplane.model.task import Report
@@ -35,7 +35,7 @@ class Leases:
         jobs = KnownJobs()
         self._hot = HotWrites(database, staged, decoders)
         self.claims = Claims(database, authority, jobs)
-        self.heartbeats = Heartbeats(database, authority)
+        self.heartbeats = LeaseExtensions(database, authority)
         self.emissions = Emissions(database, work_created)
         self.reports = Reports(database, jobs, self._hot, work_created=work_created, slot_freed=slot_freed)
 

@@ -22,7 +22,7 @@ from traceplane import telemetry
 from traceplane.adapters.object_store import ObjectStore, StoredFile
 from traceplane.adapters.signal_publisher import SignalPublisher
 from traceplane.decoding.decoder_pool import Budget, Decoders
-from traceplane.decoding.messages import FileTooLarge, Misfit, SignalLine, SignalsWork, Unreadable
+from traceplane.decoding.messages import FileTooLarge, InvalidContents, SignalLine, SignalsWork, Unreadable
 from traceplane.dispatcher.in_process.jobs import fail
 from traceplane.model.positions import kept
 from traceplane.postgres import commits, tasks
@@ -152,7 +152,7 @@ def _read(decoders: Decoders, inputs: _Inputs, copies: dict[str, Path]) -> _Sign
         except FileTooLarge as error:
             message = f"the signals of the task are larger than {_TASK_BYTES >> 20} MB: {error}"
             signals.errors[task.task_id] = TaskError("operator.input_too_large", message)
-        except (Misfit, Unreadable, msgspec.MsgspecError) as error:
+        except (InvalidContents, Unreadable, msgspec.MsgspecError) as error:
             message = f"the input does not contain signals in the form that signal_generate writes: {error}"
             signals.errors[task.task_id] = TaskError("operator.misconfigured", message)
         else:

@@ -10,14 +10,14 @@ from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
 from traceplane.registry.spec import datasets, fields, jobs
 from traceplane.registry.spec.jobs import Draft
-from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, Record, compose
+from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
 
 def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     """The DAG this text declares; raises `SpecInvalid` with every problem, located in `file`."""
     problems = Problems(file)
     try:
-        top: Record = fields.whole_file(problems, compose(text))
+        top: YamlMap = fields.whole_file(problems, compose(text))
     except BadValue as bad:
         problems.add(*bad.details)
         raise problems.invalid() from None

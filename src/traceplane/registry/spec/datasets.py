@@ -11,12 +11,12 @@ from traceplane.model import dag as model
 from traceplane.model.dag import Job
 from traceplane.operators import catalog
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
-from traceplane.registry.spec.yaml_reader import Problems, Record, entries, near
+from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries, near
 from traceplane.sql import job_query, virtual
 
 
-def check(problems: Problems, top: Record, drafts: list[Draft], producers: dict[str, int]) -> None:
-    declared: dict[str, Record | None] = top.get("datasets") or {}
+def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict[str, int]) -> None:
+    declared: dict[str, YamlMap | None] = top.get("datasets") or {}
     virtual_ones = {i for i, dataset in declared.items() if dataset is not None and _is_virtual(dataset)}
     if "jobs" in top.nodes and top.lacks("jobs") and not virtual_ones:
         message = "a DAG needs at least one job or virtual dataset"
@@ -52,11 +52,11 @@ def check(problems: Problems, top: Record, drafts: list[Draft], producers: dict[
             _check_columns_read(problems, item, declared.get(used.dataset_id))
 
 
-def _is_virtual(dataset: Record) -> bool:
+def _is_virtual(dataset: YamlMap) -> bool:
     return dataset.has("storage", "virtual")
 
 
-def _check_virtual(problems: Problems, dataset: Record, declared: dict[str, Record | None]) -> None:
+def _check_virtual(problems: Problems, dataset: YamlMap, declared: dict[str, YamlMap | None]) -> None:
     if not _is_virtual(dataset):
         if "sql" in dataset.nodes and (dataset.lacks("storage") or dataset.get("storage")):
             message = "only a virtual dataset has sql"
@@ -78,14 +78,14 @@ def _check_virtual(problems: Problems, dataset: Record, declared: dict[str, Reco
             problems.add(fault.code, dataset.at("sql"), fault.message, near(fault.word, fault.known))
 
 
-def _columns_stored(dataset: Record | None) -> list[str] | None:
+def _columns_stored(dataset: YamlMap | None) -> list[str] | None:
     """None where they are not known: of virtual datasets, of other DAGs', and where none are declared."""
     return None if dataset is None or _is_virtual(dataset) else list(_columns_by_name(dataset)) or None
 
 
-def read_by_virtual(problems: Problems, top: Record) -> dict[str, list[str]]:
+def read_by_virtual(problems: Problems, top: YamlMap) -> dict[str, list[str]]:
     """By virtual dataset, what its SQL reads; those that read each other in a circle are problems."""
-    declared: dict[str, Record | None] = top.get("datasets") or {}
+    declared: dict[str, YamlMap | None] = top.get("datasets") or {}
     below = {
         dataset_id: virtual.reads(dataset.get("sql"))
         for dataset_id, dataset in declared.items()
@@ -115,7 +115,7 @@ def stored_below(dataset_id: str, below: dict[str, list[str]]) -> set[str]:
     return seen - below.keys()
 
 
-def _check_position(problems: Problems, dataset: Record) -> None:
+def _check_position(problems: Problems, dataset: YamlMap) -> None:
     """Rows are told apart by comparing their position with whole numbers; queries and tasks do it."""
     columns = _columns_by_name(dataset)
     position = dataset.get("position")
@@ -129,13 +129,13 @@ def _check_position(problems: Problems, dataset: Record) -> None:
         problems.add("spec.bad_position", dataset.at("position"), message, "name a bigint column")
 
 
-def _columns_by_name(dataset: Record) -> dict[str, Record]:
+def _columns_by_name(dataset: YamlMap) -> dict[str, YamlMap]:
     """Empty if none are declared, or if one has no valid name, which is a problem already."""
     columns = {column.get("name"): column for column in dataset.get("columns") or ()}
     return {} if None in columns else columns
 
 
-def _check_hot_table(problems: Problems, dataset: Record) -> None:
+def _check_hot_table(problems: Problems, dataset: YamlMap) -> None:
     """A hot table is made from its declaration, and read by position."""
     types = {column.get("name"): column for column in dataset.get("columns") or ()}
     if dataset.lacks("columns") or dataset.lacks("position"):
@@ -152,7 +152,7 @@ def _check_hot_table(problems: Problems, dataset: Record) -> None:
             problems.add("spec.bad_name", column.at("name"), message, "up to 63 bytes, and no system column")
 
 
-def _check_columns_read(problems: Problems, item: Record, dataset: Record | None) -> None:
+def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | None) -> None:
     """What an input names of a dataset that this file declares must be there."""
     nodes = item.at("columns").value if item.get("columns") else []
     refuse_repeats(problems, "column", [(n.value, n) for n in nodes if isinstance(n, yaml.ScalarNode)])
@@ -172,7 +172,7 @@ def _check_columns_read(problems: Problems, item: Record, dataset: Record | None
             _check_equality(problems, where[name], node, columns[name])
 
 
-def _is_field(name: str, columns: dict[str, Record]) -> bool:
+def _is_field(name: str, columns: dict[str, YamlMap]) -> bool:
     """Spark filters by a field of a struct too, written column.field."""
     column = columns.get(name.partition(".")[0])
     return column is not None and (column.get("type") or "struct").strip().lower().startswith("struct")
@@ -189,7 +189,7 @@ _EQUALS: dict[str, tuple[tuple[type, ...], str]] = {
 """By the Arrow type of a column, what its values can equal. Of other types, engines differ in what they take."""
 
 
-def _check_equality(problems: Problems, value: object, node: yaml.Node, column: Record) -> None:
+def _check_equality(problems: Problems, value: object, node: yaml.Node, column: YamlMap) -> None:
     """A value of another type than its column's would fail every task."""
     type_ = column.get("type")
     kinds, suggestion = _EQUALS.get(column_types.arrow_type(type_) or "" if type_ else "", ((), ""))
@@ -198,7 +198,7 @@ def _check_equality(problems: Problems, value: object, node: yaml.Node, column: 
         problems.add("spec.wrong_type", node, message, suggestion)
 
 
-def build(dataset_id: str, declared: Record | None, producer: Job | None) -> model.Dataset:
+def build(dataset_id: str, declared: YamlMap | None, producer: Job | None) -> model.Dataset:
     operator = catalog.find(producer.operator) if producer is not None else None
     position = operator.position if operator is not None else None
     if declared is None:

@@ -15,7 +15,7 @@ import yaml
 from traceplane.model import dag as model
 from traceplane.model.dag import Input, Job, Output
 from traceplane.registry.spec.fields import MAX_NAME
-from traceplane.registry.spec.yaml_reader import BadValue, Problems, Record, near
+from traceplane.registry.spec.yaml_reader import BadValue, Problems, YamlMap, near
 
 _EXECUTION_PATHS = {
     "priority": ("priority",),
@@ -32,34 +32,34 @@ _EXECUTION_PATHS = {
 }
 
 
-def _reacts(job: Record) -> bool:
+def _reacts(job: YamlMap) -> bool:
     return job.has("activation", "reactive") or "activation" not in job.nodes
 
 
-def _relays(job: Record) -> bool:
+def _relays(job: YamlMap) -> bool:
     """A source that passes on a signal from outside; the dispatcher does it, and runs no code for it."""
     return not _reacts(job) and job.get("source", "kind") in ("manual", "webhook", "cron")
 
 
-def _needs_operator(job: Record) -> bool:
+def _needs_operator(job: YamlMap) -> bool:
     return _reacts(job) or job.get("source", "kind") in ("always_on", "pipeline")
 
 
-def _runs_code(job: Record) -> bool:
+def _runs_code(job: YamlMap) -> bool:
     return not (job.lacks("operator") or job.has("operator", "source"))
 
 
-def _runs_elsewhere(job: Record) -> bool:
+def _runs_elsewhere(job: YamlMap) -> bool:
     return not (job.lacks("runtime") or job.has("runtime", "dispatcher"))
 
 
-def _has_schedule(job: Record) -> bool:
+def _has_schedule(job: YamlMap) -> bool:
     return job.get("source") is not None and not job.get("source").lacks("schedule")
 
 
 # The code, the field it is shown at, when it is broken, what is wrong, what to do.
 # fmt: off
-_RULES: tuple[tuple[str, str, Callable[[Record], bool], str, str], ...] = (
+_RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
     ("spec.missing_field", "operator", lambda job: job.lacks("operator") and _needs_operator(job),
      "the field 'operator' is missing", "add operator: ..."),
     ("spec.missing_field", "source", lambda job: job.has("activation", "source") and job.lacks("source"),
@@ -111,17 +111,17 @@ _RULES: tuple[tuple[str, str, Callable[[Record], bool], str, str], ...] = (
 class Draft:
     """A job on its way to the model: what it writes and reads, each with the record that says so."""
 
-    record: Record
+    record: YamlMap
     name: str
-    outputs: list[tuple[Output, Record]] = field(default_factory=list)
-    inputs: list[tuple[Input, Record]] = field(default_factory=list)
+    outputs: list[tuple[Output, YamlMap]] = field(default_factory=list)
+    inputs: list[tuple[Input, YamlMap]] = field(default_factory=list)
 
     def outputs_known(self) -> bool:
         """Whether no output was left out for being wrong; if one was, a missing dataset may be that one."""
         return self.record.lacks("outputs") or len(self.record.at("outputs").value) == len(self.outputs)
 
 
-def drafts_of(problems: Problems, top: Record) -> list[Draft]:
+def drafts_of(problems: Problems, top: YamlMap) -> list[Draft]:
     """Every job with its outputs, and its inputs resolved to the datasets they mean."""
     drafts = [Draft(job, job.get("name") or "") for job in top.get("jobs") or ()]
     for draft in drafts:
@@ -147,9 +147,9 @@ def drafts_of(problems: Problems, top: Record) -> list[Draft]:
     return drafts
 
 
-def _resolve(item: Record, by_name: dict[str, Draft]) -> Output | None:
+def _resolve(item: YamlMap, by_name: dict[str, Draft]) -> Output | None:
     """The output that an input's `from` means; None where its problem is recorded already."""
-    origin: Record | None = item.get("from")
+    origin: YamlMap | None = item.get("from")
     if origin is None or origin.has_unknown or None in origin.values.values():
         return None
     if origin.nodes.keys() not in ({"dataset"}, {"job"}, {"job", "output"}):
@@ -227,18 +227,18 @@ def producers_of(problems: Problems, drafts: list[Draft]) -> dict[str, int]:
     return producers
 
 
-def _runtime(job: Record, known_runtimes: frozenset[str]) -> Any:
+def _runtime(job: YamlMap, known_runtimes: frozenset[str]) -> Any:
     if not job.lacks("runtime"):
         return job.get("runtime")
     return "dispatcher" if job.lacks("operator") else "spark" if "spark" in known_runtimes else "python"
 
 
-def build(draft: Draft, top: Record, known_runtimes: frozenset[str]) -> list[Job]:
+def build(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> list[Job]:
     """The job behind the aggregators that it needs; none but a Bulk job needs any."""
     return _with_aggregators(draft, _job(draft, top, known_runtimes))
 
 
-def _job(draft: Draft, top: Record, known_runtimes: frozenset[str]) -> Job:
+def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
     job, source = draft.record, draft.record.get("source")
     execution = {
         attribute: value

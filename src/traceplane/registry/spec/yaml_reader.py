@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from traceplane.errors import Problem, SpecInvalid
+from traceplane.errors import SpecInvalid, SpecProblem
 
 MAX_BYTES = 1 << 20
 MAX_EXPANDED = 4 << 20  # characters, and NODE_COST for each node, once aliases are followed
@@ -59,14 +59,14 @@ class Problems:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self._problems: dict[Problem, None] = {}
+        self._problems: dict[SpecProblem, None] = {}
 
     def add(self, code: str, at: At, message: str, suggestion: str | None = None) -> None:
         value = at.value[:100] if isinstance(at, yaml.ScalarNode) else None
         mark = at.start_mark if isinstance(at, yaml.Node) else at
         line, column = mark if isinstance(mark, tuple) else (mark.line + 1, mark.column + 1)
         # A dict, since an aliased node is read once for each use and is still one problem.
-        self._problems[Problem(code, message, self.file, line, column, value, suggestion)] = None
+        self._problems[SpecProblem(code, message, self.file, line, column, value, suggestion)] = None
         if len(self._problems) >= MAX_PROBLEMS:
             raise self.invalid()
 
@@ -138,7 +138,7 @@ def _bound_expansion(data: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class YamlMap:
     """A map that was read: the node of every known field given, and its value, None where it is wrong."""
 
     node: yaml.Node
@@ -300,7 +300,7 @@ def map_of(item: Read, key: Read = text) -> Read:
 
 
 def record(fields: Fields, *required: str) -> Read:
-    def read(problems: Problems, node: yaml.Node) -> Record:
+    def read(problems: Problems, node: yaml.Node) -> YamlMap:
         given = entries(problems, node)
         for name, (key, _) in given.items():
             if name not in fields:
@@ -310,7 +310,7 @@ def record(fields: Fields, *required: str) -> Read:
                 problems.add("spec.missing_field", node, f"the field {name!r} is missing", f"add {name}: ...")
         nodes = {name: given[name][1] for name in fields if name in given}
         values = {name: problems.attempt(fields[name], nodes[name]) for name in nodes}
-        return Record(node, nodes, values, has_unknown=len(nodes) < len(given))
+        return YamlMap(node, nodes, values, has_unknown=len(nodes) < len(given))
 
     return read
 
