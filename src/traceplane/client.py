@@ -1,8 +1,8 @@
-"""The gateway from Python: deploys, events, tasks, queries as Arrow tables, and executions for Celery's workers.
+"""Python client of the gateway: deploys, events, tasks, queries as Arrow tables, and executions for Celery workers.
 
 from traceplane.client import Client
 
-client = Client()  # of the platform that runs here, as the command line finds it
+client = Client()  # the platform that runs here, found as the command line finds it
 client.emit("shop.days", range(14))
 table = client.query("select count(*) from shop.sales")
 """
@@ -57,10 +57,10 @@ _REPORT_PATIENCE_SECONDS = 600.0
 
 
 class Client:
-    """A gateway, by its address and a user token. Calls block, so that they work in scripts and notebooks alike.
+    """Calls a gateway, given its address and a user token. Calls block, so they work in scripts and notebooks alike.
 
-    What is not given is found as the command line finds it: in the environment, in `traceplane.toml`, and the token of
-    a platform that runs here in its home folder. `home` names another one.
+    Missing arguments are found as the command line finds them: in the environment, in `traceplane.toml`, and, for the
+    token of a platform that runs here, in its home folder. `home` selects another home folder.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Client:
         return self._ask("POST", "/api/v1/deploy", DeployResponse, request)
 
     def versions(self, dag: str, *, limit: int = 20) -> list[VersionView]:
-        """Versions of a DAG, newest first, and how far one is that is being built."""
+        """Versions of a DAG, newest first, with the progress of one that is being built."""
         return self._ask("GET", "/api/v1/versions", VersionsResponse, dag=dag, limit=limit).versions
 
     def emit(
@@ -112,8 +112,8 @@ class Client:
         kind: Literal["data", "invalidation"] = "data",
         emission: str = "",
     ) -> EmitResponse:
-        """Emits events of a source dataset, a thousand in a call. A number is a cursor, and a pair of numbers the
-        partition from the first to the last; a list, a range or another iterable has one scope for each event."""
+        """Emits events of a source dataset, a thousand per request. A number is a cursor, and a pair of numbers the
+        partition from the first to the last; a list, a range or another iterable holds one scope per event."""
         events = (ManualEvent(dataset, scope, kind, emission) for scope in _scopes(scopes))
         accepted = duplicates = 0
         while batch := list(itertools.islice(events, MAX_BATCH)):
@@ -135,7 +135,7 @@ class Client:
         before: UUID | None = None,
         limit: int = 50,
     ) -> list[TaskView]:
-        """Tasks, newest first. `before`: the last one of the page before."""
+        """Tasks, newest first. `before`: the last task of the previous page."""
         return self._ask(
             "GET",
             "/api/v1/tasks",
@@ -149,7 +149,7 @@ class Client:
         ).tasks
 
     def explain(self, task_id: UUID | str) -> ExplainResponse:
-        """Why a task waits or failed, with its error, its output and the next step."""
+        """Why a task is waiting or failed, with its error, its output and the next step."""
         return self._ask("GET", f"/api/v1/tasks/{task_id}/explain", ExplainResponse)
 
     def logs(self, task_id: UUID | str) -> TaskLogs:
@@ -164,7 +164,7 @@ class Client:
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
     ) -> pa.Table:
-        """The whole result. An incomplete one is an error, never a shorter table."""
+        """The whole result. An incomplete result raises an error; it is never a shorter table."""
         import pyarrow.ipc as ipc  # slow to import, and no other call needs it
 
         with _Pieces(
@@ -183,14 +183,14 @@ class Client:
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
     ) -> Iterator[bytes]:
-        """The result as it comes, in any format."""
+        """The result as it arrives, in any format."""
         request = QueryRequest(sql, format, dict(as_of_version or {}), as_of_time, max_rows)
         return self._call("POST", "/api/v1/query", request)
 
     @contextlib.contextmanager
     def execution(self, execution_id: str) -> Iterator[ExecutionView | None]:
-        """For a Celery worker that was told of an execution: the execution, once it is this worker's, or None if
-        another has it. It is completed when the block ends, or has failed when the block raises."""
+        """For a Celery worker that received a message about an execution: claims it and yields it, or yields None if
+        another worker has it. It completes when the block ends, and fails when the block raises."""
         path = f"/api/v1/executions/{execution_id}"
         try:
             claimed = self._move(path, ExecutionChange("RUNNING"))
@@ -209,14 +209,14 @@ class Client:
         return msgspec.json.decode(b"".join(self._call("PATCH", path, change)), type=ExecutionView)
 
     def _patiently_move(self, path: str, change: ExecutionChange) -> None:
-        """Repeats the report while the gateway is away: it changes nothing the second time."""
+        """Retries the report while the gateway is unavailable; reporting twice is harmless."""
         tries = pauses(0.1, 5.0, seconds=_REPORT_PATIENCE_SECONDS)
         while True:
             try:
                 self._move(path, change)
                 return
             except Conflict:
-                return  # it was given up for lost meanwhile
+                return  # it was declared lost in the meantime
             except PlatformError:
                 if (pause := next(tries, None)) is None:
                     raise
@@ -225,9 +225,9 @@ class Client:
     def _ask(
         self, method: str, path: str, kind: type[Answer], body: msgspec.Struct | None = None, **query: object
     ) -> Answer:
-        given = {name: str(value) for name, value in query.items() if value is not None}
-        where = f"{path}?{urlencode(given)}" if given else path
-        return msgspec.json.decode(b"".join(self._call(method, where, body)), type=kind)
+        parameters = {name: str(value) for name, value in query.items() if value is not None}
+        target = f"{path}?{urlencode(parameters)}" if parameters else path
+        return msgspec.json.decode(b"".join(self._call(method, target, body)), type=kind)
 
     def _call(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[bytes]:
         make = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
@@ -247,9 +247,9 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise PlatformError(
                 "service.unreachable",
-                "the service did not answer, or not to the end",
+                "the service did not answer, or its answer was cut off",
                 value=f"{self._url.geturl()}: {type(error).__name__} {error}",
-                next_step="check that it runs; the call may be repeated",
+                next_step="check that it is running; the call may be retried",
             ) from error
         finally:
             connection.close()
@@ -258,11 +258,11 @@ class Client:
 def deploy_request(
     settings: Settings, file: Path, code: Sequence[Path], *, code_on_workers: bool = False
 ) -> DeployRequest:
-    """What a deploy of a file sends. Problems are told before anything is sent.
+    """The request to deploy a file. Problems are raised before anything is sent.
 
-    `code_on_workers`: modules that are in no folder here are there; whether they are is not checked.
+    `code_on_workers`: modules missing from the folders here are on the workers; this is not checked.
     """
-    # With a parser of SQL, which no other call needs.
+    # Imports a SQL parser, which no other call needs.
     from traceplane.registry import code_identity, code_project, job_checks
     from traceplane.registry.spec import dag_file
 
@@ -285,7 +285,7 @@ def deploy_request(
 
 
 def _is_installed(package: str) -> bool:
-    """Not what happens to lie in the current folder, where Python may look too."""
+    """Modules in the current folder do not count, although Python may look there too."""
     elsewhere = [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()]
     return PathFinder.find_spec(package, elsewhere) is not None
 
@@ -295,7 +295,7 @@ def _scopes(scopes: OneScope | Iterable[OneScope]) -> Iterator[Scope]:
         return iter([_scope(scopes)])
     try:
         return map(_scope, iter(scopes))
-    except TypeError:  # a number of another library, or nothing that could be a scope
+    except TypeError:  # a number type of another library, or not a scope at all
         return iter([_scope(scopes)])
 
 
@@ -320,7 +320,7 @@ def _scope(scope: object) -> Scope:
     except (TypeError, ValueError):
         raise InvalidInput(
             "client.bad_scope",
-            "a scope must be a whole number of 64 bits, or a pair (first, last) of them",
+            "a scope must be a 64-bit integer, or a pair (first, last) of them",
             value=repr(scope),
             next_step="for example 30, (40, 46), range(14) or [30, (40, 46)]",
         ) from None
@@ -345,12 +345,12 @@ def _partition(name: str, first: object, last: object) -> Scope:
 def _position(value: object) -> int:
     """Raises TypeError or ValueError."""
     if isinstance(value, bool):
-        raise TypeError("a truth value is no position")
+        raise TypeError("a boolean is not a position")
     return msgspec.convert(operator.index(value), Position)  # type: ignore[arg-type]
 
 
 class _Pieces:
-    """What pyarrow reads from: a file of pieces."""
+    """A file object over the pieces, for pyarrow to read."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest, self.closed = pieces, b"", False
@@ -366,15 +366,15 @@ class _Pieces:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        found = [self._rest]
+        pieces = [self._rest]
         have = len(self._rest)
         while size < 0 or have < size:
             piece = next(self._pieces, b"")
             if not piece:
                 break
-            found.append(piece)
+            pieces.append(piece)
             have += len(piece)
-        data = b"".join(found)
+        data = b"".join(pieces)
         if size < 0:
             self._rest = b""
             return data

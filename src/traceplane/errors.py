@@ -1,4 +1,4 @@
-"""Every error a caller can meet, in one tree.
+"""Every error a caller can get, in one tree.
 
     TraceplaneError
     ├── UserError            the caller can fix it: HTTP 4xx, CLI exit code 2

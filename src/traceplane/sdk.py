@@ -1,4 +1,4 @@
-"""What an operator is given: its task, its inputs, and ways to write, emit and log.
+"""The interface for operators: the task, its inputs, and how to write, emit and log.
 
     from traceplane.sdk import OperatorTask
 
@@ -7,7 +7,7 @@
         task.write("totals", trades.group_by("ticker").aggregate([("volume", "sum")]))
 
 An operator may also return its rows: a mapping from output name to rows, or just the rows when it
-has one output. Rows are a list of dicts, a dict of columns, or anything that speaks Arrow (pyarrow,
+has one output. Rows are a list of dicts, a dict of columns, or anything that supports Arrow (pyarrow,
 pandas, polars, DuckDB). Files are written to the attempt's own staging folder and become visible
 only when the platform commits the task; an operator that raises leaves nothing behind.
 """
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Cursor", "EmitRefused", "Execution", "OperatorError", "OperatorTask", "Partition", "Scope"]
-"""What operators and their tests import; the rest is the platform's."""
+"""The public names, for operators and their tests; the rest is internal."""
 
 Content = bytes
 Event = dict[str, Any]
 Stream = Callable[[list[Event], bool], None]
-"""Sends events while the operator runs; the flag asks to wait until the platform accepted them."""
+"""Sends events while the operator runs; the flag says whether to wait until the platform has accepted them."""
 Announcement = tuple[Scope | int, str, str]
 """A scope, the kind of the change, and its emission."""
 
 
 _READ_BACK: dict[pa.Schema, pa.Schema] = {}
-"""What the columns of a table are when they are read from a Parquet file again."""
+"""The schema that a table has when it is read back from a Parquet file."""
 
 
 class OperatorError(Exception):
-    """A use of the task that cannot work; `code` is stable."""
+    """Invalid use of the task; `code` is stable."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -66,9 +66,9 @@ class OperatorOutput:
     index: int
     folder: Path
     existing: tuple[str, ...] = ()
-    """Of an `append` job: the files that the task's scope has already."""
+    """For an `append` job: the files that the task's scope already has."""
     columns: tuple[SchemaColumn, ...] = ()
-    """Those that the dataset declares, with Arrow's types; none: it declares none."""
+    """The columns that the dataset declares, with Arrow types; empty if it declares none."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class WrittenFile:
     bytes: int
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
     content: Content | None = None
-    """Of a small file that is handed over with the result, rather than left in the output's folder."""
+    """Content of a small file that is sent with the result, rather than left in the output's folder."""
 
 
 @dataclass
 class Written:
-    """What was written to one output so far."""
+    """What has been written to one output so far."""
 
     files: list[WrittenFile] = field(default_factory=list)
     schema_hash: str | None = None
@@ -115,7 +115,7 @@ class OperatorTask:
         self.unique_key = payload.unique_key
         self.resume = payload.resume
         self.execution = payload.execution
-        """Of a pipeline's job: what is run."""
+        """For a pipeline's job: the execution."""
         self.spark = payload.spark
         self.inputs = {declared.name: declared for declared in payload.inputs}
         self.views = payload.views
@@ -132,22 +132,22 @@ class OperatorTask:
         self.emitted: list[Event] = []
         self._stream = stream
         self._inline_bytes = inline_bytes
-        """How much of its files may still be handed over with the result."""
+        """How many bytes of files may still be sent with the result."""
 
     def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of an input for this task's scope. Without rows, an empty table of the columns that the dataset
-        has or declares; if neither is known, one without columns."""
+        """The rows of an input for this task's scope. If there are none, an empty table with the columns that the
+        dataset has or declares; if neither is known, one without columns."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
         from traceplane.columnar import arrow_types
 
         source = self._input(name)
-        wanted = list(source.select) or None if columns is None else list(columns)
+        selected_columns = list(source.select) or None if columns is None else list(columns)
         if not source.files:
-            known = arrow_types.schema_of(source.columns)
-            empty = pa.table({}) if known is None else known.empty_table()
-            return empty if wanted is None or known is None else empty.select(wanted)
+            schema = arrow_types.schema_of(source.columns)
+            empty = pa.table({}) if schema is None else schema.empty_table()
+            return empty if selected_columns is None or schema is None else empty.select(selected_columns)
         equal = [(column, "=", value) for column, value in source.where.items()]
 
         def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
@@ -155,7 +155,7 @@ class OperatorTask:
                 [*equal, (source.position, ">=", first), (source.position, "<=", last)]
                 for first, last in ranges
             ]
-            return parquet.read_table(list(files), columns=wanted, filters=within or equal or None)
+            return parquet.read_table(list(files), columns=selected_columns, filters=within or equal or None)
 
         tables = [table(files, ranges) for files, ranges in source.by_kept_ranges()]
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
@@ -163,7 +163,7 @@ class OperatorTask:
     def write(self, name: str, rows: Any) -> None:
         """Add a Parquet file to an output. All writes to one output must have the same columns.
 
-        Values are cast to the types that the dataset declares; one that would be changed by it is refused.
+        Values are cast to the types that the dataset declares; a value that the cast would change is refused.
         """
         from traceplane.columnar import arrow_types
 
@@ -176,8 +176,8 @@ class OperatorTask:
         self.write_table(name, table)
 
     def write_table(self, name: str, table: pa.Table) -> None:
-        """`write` of what is a table and has no duplicates. A small one goes with the task's result: a file of it is
-        made by the platform, for less than it costs to take one over."""
+        """`write` for a table without duplicates. A small one is sent with the task's result, and the platform makes
+        the file: this is cheaper than taking over a file."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -186,8 +186,8 @@ class OperatorTask:
                 write(table)
             return
         sink = pa.BufferOutputStream()
-        made: list[parquet.FileMetaData] = []
-        with parquet.ParquetWriter(sink, table.schema, metadata_collector=made) as writer:
+        metadata: list[parquet.FileMetaData] = []
+        with parquet.ParquetWriter(sink, table.schema, metadata_collector=metadata) as writer:
             writer.write_table(table)
         content = sink.getvalue()
         written = self.written.get(name) or Written()
@@ -201,7 +201,7 @@ class OperatorTask:
         self._inline_bytes -= content.size
         if (schema := _READ_BACK.get(table.schema)) is None:
             schema = _READ_BACK[table.schema] = parquet.read_schema(pa.BufferReader(content))
-        facts = parquet_facts.statistics(made[0])
+        facts = parquet_facts.statistics(metadata[0])
         self._count_in(
             name, schema, WrittenFile(file, table.num_rows, content.size, facts, content.to_pybytes())
         )
@@ -219,13 +219,13 @@ class OperatorTask:
         numbered = table.append_column("__row", pa.array(range(table.num_rows), pa.int64()))
         first = numbered.group_by(keys).aggregate([("__row", "min")])
         if existing := self._output(name).existing:
-            known = parquet.read_table(list(existing), columns=keys)
-            first = first.join(known, keys, join_type="left anti")
+            existing_keys = parquet.read_table(list(existing), columns=keys)
+            first = first.join(existing_keys, keys, join_type="left anti")
         return table.take(first.column("__row_min").combine_chunks().sort())
 
     @contextlib.contextmanager
     def open_writer(self, name: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-        """A Parquet file of an output that is written piece by piece."""
+        """Writes a Parquet file of an output piece by piece."""
         import pyarrow.parquet as parquet
 
         from traceplane.columnar import arrow_types
@@ -246,19 +246,19 @@ class OperatorTask:
             with parquet.ParquetWriter(path, declared) as writer:
                 yield write
         except BaseException:
-            path.unlink(missing_ok=True)  # an operator may catch this, and write its rows in another way
+            path.unlink(missing_ok=True)  # an operator may catch this and write its rows in another way
             raise
         self.add_file(name, path)
 
     def add_file(self, name: str, path: Path) -> None:
-        """Count in a Parquet file that lies in an output's folder."""
+        """Add a Parquet file that is already in an output's folder."""
         import pyarrow.parquet as parquet
 
         self._output(name)
-        found = parquet.ParquetFile(path)
-        facts = parquet_facts.statistics(found.metadata)
-        file = WrittenFile(path.name, found.metadata.num_rows, os.stat(path).st_size, facts)
-        self._count_in(name, found.schema_arrow, file)
+        parquet_file = parquet.ParquetFile(path)
+        facts = parquet_facts.statistics(parquet_file.metadata)
+        file = WrittenFile(path.name, parquet_file.metadata.num_rows, os.stat(path).st_size, facts)
+        self._count_in(name, parquet_file.schema_arrow, file)
 
     def _count_in(self, name: str, schema: pa.Schema, file: WrittenFile) -> None:
         written = self.written.setdefault(name, Written())
@@ -283,16 +283,16 @@ class OperatorTask:
     ) -> None:
         """Announce a change of an output.
 
-        A source that runs for ever sends its event at once and, unless told not to wait, returns when
-        the platform has accepted it; an ordinary task's events are sent with its result. Another
-        `emission` makes another event of the same scope and kind; with the same one it is a repetition.
+        An always-on source sends its event at once and, unless told not to wait, returns when the platform has
+        accepted it; an ordinary task's events are sent with its result. A different `emission` makes a new event
+        of the same scope and kind; with the same one it is a duplicate.
         """
         self._announce(name, [(scope, kind, emission)], wait)
 
     def emit_together(self, name: str, announcements: Iterable[Announcement]) -> None:
-        """Announce many changes of an output at the price of one: all of them are accepted, or none.
+        """Announce many changes of an output in one call: all of them are accepted, or none.
 
-        Of a source that runs for ever, at most 1000 at once; it returns when they are accepted.
+        An always-on source may announce at most 1000 at once; the call returns when they are accepted.
         """
         self._announce(name, announcements, wait=True)
 
@@ -313,17 +313,17 @@ class OperatorTask:
             self._stream(events, wait)
 
     def log(self, message: str, *, level: str = "info", **fields: Any) -> None:
-        """One line of the task's log; plain `print` works as well."""
+        """Write one line to the task's log; plain `print` works as well."""
         pairs = "".join(f" {key}={value!r}" for key, value in fields.items())
         print(f"{level}: {message}{pairs}".replace("\n", "\\n"), file=sys.stdout, flush=True)
 
     def report_progress(self, stages: int, tasks: int, done: int) -> None:
-        """How far the operator's Spark job is; shown with the task's heartbeats."""
+        """Report the progress of the operator's Spark job; sent with the task's heartbeats."""
         if self._on_progress is not None:
             self._on_progress(stages, tasks, done)
 
     def write_returned(self, returned: Any) -> None:
-        """What the operator's return value means: nothing, rows by output name, or the one output's rows."""
+        """Write the operator's return value: nothing, rows by output name, or the rows of its one output."""
         if returned is None:
             return
         if isinstance(returned, Mapping) and returned and set(returned) <= set(self.outputs):
@@ -392,7 +392,7 @@ def load(entrypoint: str) -> Callable[..., Any]:
 
 
 def as_table(rows: Any, declared: Iterable[SchemaColumn] = ()) -> pa.Table:
-    """An Arrow table from whatever an operator may hand over."""
+    """Convert anything an operator may write to an Arrow table."""
     import pyarrow as pa
 
     from traceplane.columnar.plain_rows import NotRows, table_of
@@ -409,7 +409,7 @@ def as_table(rows: Any, declared: Iterable[SchemaColumn] = ()) -> pa.Table:
 
 
 def schema_hash(schema: pa.Schema) -> str:
-    """Sixteen hex digits over the names, types and nullability of the columns, in order."""
+    """A hash of the names, types and nullability of the columns, in order, as sixteen hex digits."""
     columns = [[column.name, str(column.type), column.nullable] for column in schema]
     return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""The only reader of environment and TOML. One frozen object per process, read once.
+"""The settings: the only code that reads the environment and TOML. One frozen object per process, read once.
 
 Precedence: environment (`TRACEPLANE_…`), then `traceplane.toml`, then the defaults below. Unknown keys are
 refused, so that a misspelt setting is never silently ignored.
@@ -85,9 +85,9 @@ class Settings:
     spark_isolation: str = "shared"
     """shared | job: whether tasks of different jobs use one Spark server, or each job has one of its own."""
     spark_servers: int = 2
-    """Most servers that a worker keeps if each job has its own; tasks of further jobs wait."""
+    """Maximum number of servers per worker if each job has its own; tasks of further jobs wait."""
     dispatch_window: int = 1000
-    """Most tasks of one job that may be out on a queue or running when it has no max_concurrency."""
+    """Maximum number of tasks of one job that may be queued or running if it has no max_concurrency."""
     resend_after_seconds: float = 30.0
     reap_grace_seconds: float = 15.0
     """How long a dispatcher reaps nothing after its start or after losing Postgres."""
@@ -100,7 +100,7 @@ class Settings:
     http_idle_seconds: float = 300.0
     """How long a connection may stay open without a request."""
     http_answer_seconds: float = 60.0
-    """How long a caller may leave an answer unread, without taking a single byte."""
+    """How long a caller may go without reading a single byte of a response."""
     http_max_connections: int = 2000
     """Concurrent connections of one process; fewer if its limit of open files is low."""
     http_max_connections_per_address: int = 1000
@@ -109,7 +109,7 @@ class Settings:
     query_concurrency: int = 4
     """Queries that one gateway runs concurrently; others wait."""
     query_timeout_seconds: float = 60.0
-    """How long a query may take, including the sending of its result."""
+    """How long a query may take, including sending its result."""
     query_max_rows: int = 1_000_000
     query_max_bytes: int = 256 * 1024 * 1024
     """Size of a result, as it is sent."""

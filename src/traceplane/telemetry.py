@@ -1,13 +1,13 @@
-"""What the processes say about themselves: log events, metrics, spans.
+"""Log events, metrics and spans of the processes.
 
 Everything starts as an event with a stable dotted name. `emit` writes it as one line on stderr; `count`,
 `observe` and `gauge` feed the metrics declared in `METRICS`, the only place where one is named; `span` and
 `record_span` follow one piece of work across processes. A trace travels as a W3C `traceparent` string, stored
-beside the event or task it belongs to, so event → task → attempt → next event is one trace however many
-processes and hours lie between.
+beside the event or task it belongs to, so event → task → attempt → next event is one trace, across any number of
+processes and hours.
 
 Nothing is set up at import. Before `configure`, log lines still appear (as text), metrics are dropped, and
-spans hand on the traceparent they were given. Losing telemetry never fails the work it describes.
+spans pass on the traceparent they were given. Losing telemetry never fails the work it describes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 PREFIX = "traceplane_"
 # Some labels come from users (a job's name, an error's code) and must not fill the memory: beyond this many
-# series of one metric, the rest is counted together as "other".
+# series of one metric, the rest are counted as "other".
 MOST_SERIES = 5000
 
 _FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -67,7 +67,7 @@ _SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One declared metric; `name` is what callers pass, and is exported behind `prefix`."""
+    """One declared metric. Callers pass `name`; it is exported with `prefix`."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -75,7 +75,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = _FAST
     prefix: str = PREFIX
-    """The trigger's metrics have none: dashboards know them by the names that its guide gave them."""
+    """The trigger's metrics have none: existing dashboards use the names from its guide."""
 
 
 def _of_trigger(
@@ -96,10 +96,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("tasks_completed_total", "counter", "Tasks whose outputs were committed.", ("job",)),
     Metric("tasks_failed_total", "counter", "Attempts that failed, by error code.", ("job", "code")),
     Metric("tasks_dead_total", "counter", "Tasks that used up their attempts.", ("job",)),
-    Metric("tasks_reaped_total", "counter", "Attempts ended because their lease ran out."),
-    Metric(
-        "tasks_returned_total", "counter", "Attempts that workers handed back because they stop.", ("job",)
-    ),
+    Metric("tasks_reaped_total", "counter", "Attempts ended because their lease expired."),
+    Metric("tasks_returned_total", "counter", "Attempts that stopping workers handed back.", ("job",)),
     Metric("tasks_canceled_total", "counter", "Tasks canceled."),
     Metric("wakeups_sent_total", "counter", "Wake-ups handed to a queue.", ("queue",)),
     Metric("wakeups_resent_total", "counter", "Wake-ups sent again because nobody claimed the task."),
@@ -117,18 +115,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("task_seconds", "histogram", "Duration of an attempt, from claim to end.", ("job",), _SLOW),
     Metric("executions_finished_total", "counter", "Executions of pipelines that ended.", ("status",)),
     Metric("signals_published_total", "counter", "Signals of signal_publish jobs given to triggers."),
-    Metric("signals_suppressed_total", "counter", "Signals of history computed again, not published."),
-    Metric("celery_messages_total", "counter", "Executions that Celery's workers were told of."),
+    Metric("signals_suppressed_total", "counter", "Signals from recomputed history, not published."),
+    Metric("celery_messages_total", "counter", "Executions announced to Celery workers."),
     Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),
-    Metric("query_seconds", "histogram", "Time of a query until its result begins, by part.", ("part",)),
+    Metric("query_seconds", "histogram", "Time until a query's result begins, by part.", ("part",)),
     Metric("stale_calls_total", "counter", "Calls refused because their attempt was over.", ("call",)),
     _of_trigger(
         "kafka_consumer_lag", "gauge", "Milliseconds between publishing a signal and being done with it."
     ),
     _of_trigger("kafka_consumer_lag_messages", "gauge", "Signals published and not yet read."),
     _of_trigger("signals_consumed_total", "counter", "Signals processed."),
-    _of_trigger("signals_refused_total", "counter", "Messages that are no usable signal.", ("code",)),
+    _of_trigger("signals_refused_total", "counter", "Messages that are not valid signals.", ("code",)),
     _of_trigger(
         "dead_letters_lost_total", "counter", "Refused messages that could not be put aside in time."
     ),
@@ -140,7 +138,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     _of_trigger("pipelines_matched_total", "counter", "Pipelines matched, once per batch."),
     _of_trigger("pipelines_enqueued_total", "counter", "Executions launched."),
-    _of_trigger("pipelines_skipped_running_total", "counter", "Matches of pipelines that ran already."),
+    _of_trigger(
+        "pipelines_skipped_running_total", "counter", "Matches of pipelines that were already running."
+    ),
     _of_trigger("pipelines_without_job_total", "counter", "Matches of pipelines whose job is not deployed."),
     _of_trigger(
         "pipelines_held_back_total", "counter", "Idle pipelines that a limit or a fresh change held back."
@@ -182,8 +182,8 @@ class _Metrics:
             self.collectors[metric.name] = collector
 
     def one(self, metric: str, labels: Mapping[str, object]) -> Any:
-        # prometheus_client checks and sorts the label names at every call (5 µs); remembering the series
-        # by its labels as given costs 0.7.
+        # prometheus_client checks and sorts the label names on every call (5 µs); caching the series by its
+        # labels costs 0.7 µs.
         series = self.series[metric]
         key = tuple(labels.items())
         try:
@@ -226,7 +226,7 @@ def configure(
     _state.threshold = _LEVELS[log_level]
     _state.as_json = log_format == "json" or (log_format == "auto" and not _on_a_terminal())
     _state.metrics = _Metrics()
-    # What libraries log through `logging` becomes an event too, so that every line on stderr parses.
+    # Messages that libraries log through `logging` become events too, so that every line on stderr parses.
     logging.basicConfig(handlers=[_LibraryLog()], level=logging.WARNING, force=True)
     if otlp_endpoint is not None:
         _state.provider = _tracer_provider(service, otlp_endpoint)
@@ -241,7 +241,7 @@ def writes_json() -> bool:
 def _on_a_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # stderr is missing or closed
         return False
 
 
@@ -262,7 +262,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 def writes(level: Level) -> bool:
-    """Whether events of a level are written; asked where making them costs more than not writing them."""
+    """Whether events of a level are written, for callers to skip building an expensive one."""
     return _LEVELS[level] >= _state.threshold
 
 
@@ -275,7 +275,7 @@ def emit(name: str, /, level: Level = "info", **fields: object) -> None:
         line = _json_line({"ts": now, "event": name, "service": _state.service, "level": level, **fields})
     else:
         line = _text_line(now, name, level, fields)
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed: there is nobody left to tell
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed: nobody can read this any more
         sys.stderr.write(line + "\n")
 
 
@@ -333,7 +333,7 @@ def gauge(metric: str, value: float, /, **labels: object) -> None:
 
 
 def replace_gauge(metric: str, values: Mapping[str, float], /) -> None:
-    """Set a gauge of one label to exactly these series: a job that is gone stops being reported."""
+    """Set a gauge of one label to exactly these series, so that a deleted job is no longer reported."""
     if (metrics := _state.metrics) is None:
         return
     (label,) = next(declared.labels for declared in METRICS if declared.name == metric)
@@ -355,9 +355,9 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 class Span:
-    """A piece of work being timed; `traceparent` is what its children are given.
+    """A piece of work being timed; `traceparent` is passed to its children.
 
-    This class itself is the span of a process that does not trace: it passes on what came in.
+    This base class is the span of a process that does not trace: it passes on its parent's traceparent.
     """
 
     __slots__ = ("traceparent",)
@@ -414,8 +414,8 @@ def span(
 ) -> Span:
     """Time a piece of work: `with span("task.attempt", traceparent=row.traceparent, job=job) as s: …`.
 
-    Its parent is `traceparent`, or else the span this one is opened inside of, or else it starts a trace.
-    An exception that leaves the block is recorded on the span and goes on.
+    Its parent is `traceparent`, or else the enclosing span, or else it starts a trace.
+    An exception that leaves the block is recorded on the span and propagates.
     """
     if (tracer := _state.tracer) is None:
         return Span(traceparent)
@@ -425,7 +425,7 @@ def span(
 def record_span(
     name: str, traceparent: str | None, start_ns: int, end_ns: int, /, **attributes: object
 ) -> str | None:
-    """Record work already done, timed in Unix nanoseconds; the answer is its children's traceparent."""
+    """Record finished work, timed in Unix nanoseconds; returns the traceparent for its children."""
     if (tracer := _state.tracer) is None:
         return traceparent
     done = tracer.start_span(
@@ -462,11 +462,11 @@ def _context(traceparent: str | None) -> Any:
     return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
 
 
-def _attributes(given: Mapping[str, object]) -> dict[str, str | bool | int | float]:
-    """Ids and enums as text, since OpenTelemetry refuses other types; what is None is left out."""
+def _attributes(attributes: Mapping[str, object]) -> dict[str, str | bool | int | float]:
+    """Ids and enums as text, since OpenTelemetry refuses other types; None is left out."""
     return {
         key: value if isinstance(value, (str, bool, int, float)) else str(value)
-        for key, value in given.items()
+        for key, value in attributes.items()
         if value is not None
     }
 
@@ -483,12 +483,12 @@ def _parse(traceparent: str) -> SpanContext | None:
     """A traceparent that cannot be read starts a new trace, as W3C Trace Context asks."""
     from opentelemetry.trace import SpanContext, TraceFlags
 
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
         return None
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
-    parsed = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-    return parsed if parsed.is_valid else None
+    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return context if context.is_valid else None
 
 
 def _format(context: SpanContext) -> str:

@@ -1,4 +1,4 @@
-"""For tests of operators: a task that a Python function can be called with, and a small Spark on this machine.
+"""For tests of operators: a task to call a Python function with, and a small Spark on this machine.
 
     from traceplane.sdk import Cursor
     from traceplane.testing import local_spark, operator_task
@@ -11,7 +11,7 @@
         with local_spark() as spark:
             assert doubled(spark.range(3)).count() == 3
 
-The Spark session is started once per process and kept, since starting it is what takes long.
+The Spark session is started once per process and kept, since starting it is slow.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def operator_task(
     config: Mapping[str, Any] | None = None,
     execution: Execution | None = None,
 ) -> OperatorTask:
-    """A task with these rows as its inputs; no rows are an input that has none yet. What it writes is Parquet in
-    `task.outputs[name].folder`, and what it emits is in `task.emitted`."""
+    """A task with these rows as its inputs; an empty list is an input without rows yet. Its outputs are Parquet files
+    in `task.outputs[name].folder`, and its events are in `task.emitted`."""
     import pyarrow.parquet as parquet
 
     own = Path(tempfile.mkdtemp(dir=folder))
@@ -90,7 +90,7 @@ def operator_task(
 
 @contextlib.contextmanager
 def local_spark(cores: int = 2) -> Iterator[SparkSession]:
-    """A classic session with settings for small data; views made in it are gone afterwards."""
+    """A classic session with settings for small data; views created in it are dropped afterwards."""
     spark = _session(cores)
     try:
         yield spark
@@ -124,7 +124,7 @@ def _session(cores: int) -> SparkSession:
 def _home_for_spark_submit(java: Java) -> Iterator[Path]:
     """A JAVA_HOME that spark-submit can use; only the start of the JVM needs it.
 
-    What is executed must not lie where another user could have put it, so the folder is new and private."""
+    Another user must not be able to plant the files that are executed, so the folder is new and private."""
     if _has_vector_module(java):
         yield java.home
         return
@@ -137,7 +137,7 @@ def _home_for_spark_submit(java: Java) -> Iterator[Path]:
 
 
 def _has_vector_module(java: Java) -> bool:
-    """A Java that does not list its modules is taken for a whole one."""
+    """A Java that does not list its modules is assumed to be complete."""
     release = java.home / "release"
     modules = release.read_text() if release.exists() else ""
     return "MODULES=" not in modules or _VECTOR_MODULE in modules

@@ -474,7 +474,7 @@ def refused() -> Iterator[tuple[str, str]]:
     yield FOLLOWER + one + NODE + ", batch_size: many}\n", "batch_size"
     yield (
         FOLLOWER + "  outputs: [{dataset: y}, {dataset: z}]\n" + NODE + "}\n",
-        "it has 1 output, and the job has 2",
+        "it needs 1 output, but the job has 2",
     )
     executed = FOLLOWER.replace("always_on", "pipeline")
     yield executed + one + NODE + "}\n", "always runs"

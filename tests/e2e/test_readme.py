@@ -46,7 +46,7 @@ def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
         terminal.run("traceplane rollback shop --to 2")
 
         assert "0 accepted, 14 already accepted before" in terminal.run("traceplane emit shop.days 0..13")
-        assert "no changes, version 2" in terminal.run("traceplane deploy dag.yaml")
+        assert "no changes; version 2" in terminal.run("traceplane deploy dag.yaml")
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(90)

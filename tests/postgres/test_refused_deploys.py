@@ -40,13 +40,15 @@ async def test_a_source_whose_schedule_nothing_serves_is_refused_with_a_way_that
     assert (refused.value.code, refused.value.value) == ("deploy.schedule_unserved", "*/5 * * * *")
     assert "pipelines create --schedule '*/5 * * * *'" in str(refused.value.next_step)
     await plane.deploy(SOURCE)
-    with pytest.raises(InvalidInput, match="never runs"):
+    with pytest.raises(InvalidInput, match="would never run"):
         await plane.deploy(CRON)
 
 
 async def test_a_plan_says_what_sets_off_a_webhook_source(plane: ControlPlane) -> None:
     deployed = await plane.deploy(SOURCE.replace("kind: manual", "kind: webhook"))
-    assert "! job numbers: it has no URL of its own; its events come by POST /api/v1/events" in deployed.text
+    assert (
+        "! job numbers: it has no URL of its own; its events come from POST /api/v1/events" in deployed.text
+    )
 
 
 async def test_a_query_over_another_dag_names_columns_that_are_declared_there(plane: ControlPlane) -> None:

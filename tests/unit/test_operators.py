@@ -118,7 +118,7 @@ def test_built_in_operators_are_found_without_a_look_at_what_is_installed(
     [
         ("runtime: spark, operator: »sqll", "deploy.unknown_operator", "no operator 'sqll'", "'sql'"),
         ("runtime: python, operator: »sql", "deploy.unknown_operator", "does not run", "runtime: spark"),
-        ("runtime: spark, operator: »query", "deploy.unknown_operator", "not for DAG files", "one of: compact"),
+        ("runtime: spark, operator: »query", "deploy.unknown_operator", "cannot be used in DAG", "one of: compact"),
         ("runtime: dispatcher, operator: aggregator, config: »{}", "deploy.config_invalid", "config.size is missing",
          "add size: a whole number, 1 or more"),
         ("runtime: dispatcher, operator: aggregator, config: {size: »0}", "deploy.config_invalid",
@@ -130,11 +130,11 @@ def test_built_in_operators_are_found_without_a_look_at_what_is_installed(
         ("runtime: spark, operator: compact, config: {sort: »id}", "deploy.config_invalid",
          "expected a list, each text, found text", "write a list"),
         ("runtime: spark, operator: compact, inputs: »[{from: {dataset: in}}, {from: {dataset: x}}], "
-         "outputs: [{dataset: out}]", "deploy.config_invalid", "it has 1 input, and the job has 2", ""),
+         "outputs: [{dataset: out}]", "deploy.config_invalid", "it needs 1 input, but the job has 2", ""),
         ("runtime: spark, operator: signal_generate, config: »{sma_fast: 300}", "deploy.config_invalid",
          "sma_fast must be below sma_slow", ""),
         ("runtime: python, operator: range_ingest, config: {endpoints: ['http://a']}, inputs: [{from: {dataset: in}}], "
-         "outputs: »[{dataset: out}]", "deploy.config_invalid", "'out' is none of its outputs", "one of: blocks"),
+         "outputs: »[{dataset: out}]", "deploy.config_invalid", "'out' is not one of its outputs", "one of: blocks"),
     ],
 )  # fmt: skip
 def test_a_job_that_its_operator_cannot_work_with_is_refused_at_its_place(
@@ -180,7 +180,7 @@ def test_an_operator_of_an_installed_package_is_one_as_any_other(install: Instal
     [
         ("import no_such_module_anywhere", "round = rounding:SPEC", "ModuleNotFoundError"),
         ("raise SystemExit(1)", "round = rounding:SPEC", "SystemExit"),
-        ("SPEC = 1", "round = rounding:SPEC", "is no OperatorSpec"),
+        ("SPEC = 1", "round = rounding:SPEC", "is not an OperatorSpec"),
         (MODULE, "round = rounding:OTHER", "AttributeError"),
         (MODULE, "around = rounding:SPEC", "is named 'round'"),
         (MODULE.replace('"workers"', '"threads"'), "round = rounding:SPEC", "no field 'threads'"),

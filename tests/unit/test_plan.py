@@ -84,7 +84,7 @@ def test_the_same_file_twice_is_a_noop() -> None:
     result = plan_of(TEXT, TEXT)
     assert result.is_noop
     assert names(result.unchanged) == ["ingest", "transfers", "alerts", "prices"]
-    assert render(result) == "DAG chain: no changes, version 3 is what the file says.\n"
+    assert render(result) == "DAG chain: no changes; version 3 matches the file.\n"
 
 
 def test_jobs_in_another_order_are_a_noop() -> None:
@@ -208,7 +208,7 @@ def test_bulk_is_shown_as_the_aggregator_it_becomes() -> None:
     )
     result = plan_of(TEXT, bulk)
     assert names(result.added) == ["transfers__batch"]
-    assert "+ job transfers__batch (aggregator made for transfers: Bulk)\n" in render(result)
+    assert "+ job transfers__batch (aggregator generated for transfers: Bulk)\n" in render(result)
     assert rebuilt(result)["transfers"] == (
         ["execution_strategy", "inputs[0].dataset"],
         ("transfers__batch",),
@@ -255,7 +255,7 @@ def test_render_of_every_kind_of_change() -> None:
         "DAG chain: changes to version 3\n"
         '      description: "" → "all"\n'
         "\n"
-        "+ job transfers__batch (aggregator made for transfers: Bulk)\n"
+        "+ job transfers__batch (aggregator generated for transfers: Bulk)\n"
         "~ job ingest (spark: follow): in place\n"
         "      max_attempts: 5 → 9\n"
         "-/+ job transfers (spark: sql): rebuilt, its definition changed and downstream of transfers__batch\n"

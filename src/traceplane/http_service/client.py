@@ -112,7 +112,7 @@ class Caller:
             "service.unreachable",
             "the service did not answer",
             value=f"{self._base_url}{path}: {type(error).__name__} {error}",
-            next_step="check that it runs; the call may be repeated",
+            next_step="check that it is running; the call may be retried",
         )
 
 

@@ -1,15 +1,15 @@
-"""Operators as data: what each one is called, accepts, reads, writes and may fail with.
+"""Operators as data: the name, config, inputs, outputs and error codes of each one.
 
-    spec          `OperatorSpec`: all that the platform knows of an operator
-    config        a job's config against its operator's schema, and the schema in words
-    catalog       which operators there are: built in, or from an installed package
-    grouping      which dataset the rows of a grouped one are
+    spec          `OperatorSpec`: everything the platform knows about an operator
+    config        checks a job's config against its operator's schema, and describes the schema in words
+    catalog       lists the operators: built in, or from an installed package
+    grouping      which dataset's rows a grouped dataset stands for
     dispatching   the operators that the dispatcher runs itself
     market        the operators that make and publish market signals
     processing    the operators for queries, your code, and files
 
-The rest of the platform asks the catalog and knows no operator by name. A built-in operator and one from a package
-are found in the same way: by a name, and the place of its spec as `module:NAME`. A package names its place in the
-entry-point group `traceplane.operators`. A spec is imported when somebody asks for it; one that cannot be imported
-is a problem of the jobs that use it and of nothing else.
+The rest of the platform asks the catalog and knows no operator by name. Built-in operators and those from packages
+are found in the same way: by a name, and the location of the spec as `module:NAME`. A package lists its specs in the
+entry-point group `traceplane.operators`. A spec is imported on first use; one that cannot be imported affects only the
+jobs that use it.
 """

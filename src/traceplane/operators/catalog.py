@@ -1,9 +1,8 @@
-"""Which operators there are: a name, and the place of its spec, as `module:NAME`.
+"""The list of operators: each has a name and the location of its spec, as `module:NAME`.
 
 Built-in operators are listed here. Those of other packages are found in the entry-point group `traceplane.operators`
-of what is installed, when somebody first asks for a name that is not built in. Both are loaded by the same function,
-when they are asked for. What was found stays so until the process ends: a package that is installed while it runs is
-seen by the next process.
+of the installed packages, on the first lookup of a name that is not built in. The same function loads both, on first
+use. Results are cached until the process ends: a package installed in the meantime is seen by the next process.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _FAMILIES = frozenset({"dispatcher", "python", "spark"})
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An operator that a package says it has."""
+    """An operator that a package lists."""
 
     name: str
     place: str
-    """Of its spec."""
+    """Location of its spec."""
     package: str
     version: str = ""
 
@@ -62,7 +61,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class UnusableOperator:
-    """Why the operator of a name cannot be used."""
+    """Why an operator cannot be used."""
 
     code: str
     message: str
@@ -74,7 +73,7 @@ class _Unusable(Exception):
 
 
 def find(name: str) -> OperatorSpec | None:
-    """The operator's spec; None if there is none that can be used."""
+    """The operator's spec; None if it does not exist or cannot be used."""
     listed = _listed(name)
     if listed is None:
         return None
@@ -112,33 +111,32 @@ def problem(name: str) -> UnusableOperator | None:
 
 
 def package(name: str) -> Listed | None:
-    """Where an operator comes from that is not built in."""
+    """The package of an operator that is not built in."""
     listed = _listed(name)
     return None if listed is None or listed.is_built_in else listed
 
 
 def names() -> list[str]:
-    """Of all that are listed, whether they can be used or not."""
+    """Names of all listed operators, whether they can be used or not."""
     return sorted(_all())
 
 
 def listed(name: str) -> tuple[Listed, ...]:
-    """All that claim a name."""
+    """All operators that claim a name."""
     return _all().get(name, ())
 
 
 @cache
 def code_identity(name: str) -> str:
-    """A hash of all files of the package that an operator comes from; none for a built-in one, whose upgrades
-    rebuild nothing."""
+    """A hash of all files of the operator's package; empty for a built-in one, whose upgrades rebuild nothing."""
     spec = find(name)
     if package(name) is None or spec is None or spec.entrypoint is None:
         return ""
     top = spec.entrypoint.partition(":")[0].partition(".")[0]
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, content in _files_of(top):
-        whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\0".encode())
-    return whole.hexdigest()
+        digest.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\0".encode())
+    return digest.hexdigest()
 
 
 def forget() -> None:
@@ -148,17 +146,17 @@ def forget() -> None:
 
 
 def _files_of(module: str) -> Iterator[tuple[str, bytes]]:
-    found = importlib.util.find_spec(module)
-    for place in (found.submodule_search_locations or ()) if found is not None else ():
+    spec = importlib.util.find_spec(module)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         for path in sorted(Path(place).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path.relative_to(place).as_posix(), path.read_bytes()
-    if found is not None and found.submodule_search_locations is None and found.origin is not None:
-        yield Path(found.origin).name, Path(found.origin).read_bytes()
+    if spec is not None and spec.submodule_search_locations is None and spec.origin is not None:
+        yield Path(spec.origin).name, Path(spec.origin).read_bytes()
 
 
 def _listed(name: str) -> Listed | None:
-    """Of a name that is built in, nobody else is asked: most names are, and looking at all packages takes long."""
+    """Packages are not searched for a built-in name: most names are built in, and searching all packages is slow."""
     if name in BUILT_IN:
         return Listed(name, BUILT_IN[name], _ITSELF)
     rivals = _installed().get(name, ())
@@ -176,13 +174,13 @@ def _all() -> Mapping[str, tuple[Listed, ...]]:
 
 @cache
 def _installed() -> Mapping[str, tuple[Listed, ...]]:
-    found: dict[str, tuple[Listed, ...]] = {}
+    operators: dict[str, tuple[Listed, ...]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         name, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else ("unknown", "")
         listed = Listed(entry.name, entry.value, name, version)
-        if listed not in found.get(entry.name, ()):
-            found[entry.name] = (*found.get(entry.name, ()), listed)
-    return found
+        if listed not in operators.get(entry.name, ()):
+            operators[entry.name] = (*operators.get(entry.name, ()), listed)
+    return operators
 
 
 @cache
@@ -193,7 +191,7 @@ def _load(listed: Listed) -> OperatorSpec:
     except (Exception, SystemExit) as error:  # whatever a package does when it is imported
         raise _Unusable(f"{listed.place} cannot be imported: {type(error).__name__}: {error}") from None
     if not isinstance(spec, OperatorSpec):
-        raise _Unusable(f"{listed.place} is no OperatorSpec")
+        raise _Unusable(f"{listed.place} is not an OperatorSpec")
     if reason := _flaw(spec, listed):
         raise _Unusable(reason)
     return spec
@@ -203,7 +201,7 @@ def _flaw(spec: OperatorSpec, listed: Listed) -> str | None:
     if spec.name != listed.name:
         return f"{listed.place} is named {spec.name!r}"
     if unknown := sorted(spec.runtimes - _FAMILIES):
-        return f"there is no runtime {unknown[0]!r}; there are {', '.join(sorted(_FAMILIES))}"
+        return f"there is no runtime {unknown[0]!r}; use one of {', '.join(sorted(_FAMILIES))}"
     fields = {field.name: field for field in config.fields(spec)}
     if undescribed := [name for name, field in fields.items() if not field.description]:
         return f"the field {undescribed[0]!r} of its config has no description"

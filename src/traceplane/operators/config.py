@@ -1,4 +1,4 @@
-"""A job's config against its operator's schema, and the schema in words."""
+"""Checks a job's config against its operator's schema, and describes the schema in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a schema, for people."""
+    """One field of a schema, as shown to people."""
 
     name: str
     allowed: str
@@ -27,7 +27,7 @@ class Field:
     """As JSON. None: the field is required."""
     description: str
     execution_only: bool
-    """Whether a change of it rebuilds nothing."""
+    """Whether changing it rebuilds nothing."""
 
 
 def read(config: Mapping[str, Any], schema: type[AnyConfig]) -> AnyConfig:
@@ -39,7 +39,7 @@ def read(config: Mapping[str, Any], schema: type[AnyConfig]) -> AnyConfig:
 
 
 def fields(spec: OperatorSpec) -> list[Field]:
-    """In the order in which they are declared."""
+    """In declaration order."""
     return [
         Field(
             field.name,
@@ -53,8 +53,7 @@ def fields(spec: OperatorSpec) -> list[Field]:
 
 
 def misfits(config: Mapping[str, Any], spec: OperatorSpec) -> Iterator[JobMisfit]:
-    """Every field that is unknown, missing or has a value that it must not have. Code and queries are left to those
-    who look at what they name."""
+    """Every field that is unknown, missing or has an invalid value. Code and queries are checked elsewhere."""
     schema = {field.name: field for field in msgspec.structs.fields(spec.config)}
     unknown = [] if spec.open_config else [name for name in config if name not in schema]
     wrong = [name for name, field in schema.items() if not _fits(config, field)]
@@ -93,7 +92,7 @@ def _nearest(name: str, schema: Mapping[str, object]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Without the value, which may be a secret; the file has it."""
+    """Not the value itself, which may be a secret; the file has it."""
     match value:
         case bool():
             return "true or false"

@@ -23,7 +23,7 @@ class AggregatorConfig(Config, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="A full range waits until a position has arrived that is so many beyond its end.",
+            description="A full range waits until a position this many beyond its end has arrived.",
         ),
     ] = 0
     source_dataset: Annotated[

@@ -1,4 +1,4 @@
-"""Which dataset the rows of a grouped one are."""
+"""Which dataset's rows a grouped dataset stands for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def groups(job: Job) -> bool:
 
 
 def rows_of(dataset_id: str, dag: Dag) -> str:
-    """The dataset whose rows are read: an aggregator's or a splitter's are those of what it groups."""
+    """The dataset whose rows are read: for an aggregator or splitter, those of the dataset that it groups."""
     for job in dag.jobs:
         if any(output.dataset_id == dataset_id for output in job.outputs) and groups(job):
             return rows_of(job.inputs[0].dataset_id, dag)

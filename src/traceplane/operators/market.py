@@ -14,16 +14,16 @@ _Period = Annotated[int, Meta(ge=1)]
 # fmt: off
 class Indicators(Config, frozen=True, kw_only=True):
     history: Annotated[_Period, Meta(
-        description="Positions before the scope that are read too; more than the longest period.")] = 250
+        description="Number of positions before the scope to read as well; more than the longest period.")] = 250
     gapless: Annotated[bool, Meta(
-        description="Whether every ticker has a bar at every position: a hole is then a bar that is not there yet, "
-        "and the task is tried again. With `false`, holes are as good as no bars.")] = True
+        description="Whether every ticker has a bar at every position. If so, a gap is a bar that has not arrived yet, "
+        "and the task is retried. With `false`, gaps are ignored.")] = True
     ticker: Annotated[str, Meta(description="Column of the bars.")] = "ticker"
     close: Annotated[str, Meta(description="Column of the bars.")] = "close"
     volume: Annotated[str, Meta(description="Column of the bars.")] = "volume"
     timestamp: Annotated[str, Meta(description="Column of the bars: Unix time in seconds.")] = "timestamp"
     source: Annotated[str, Meta(
-        description="Stands in the signals and their ids; it tells two such jobs apart.")] = "signal_generate"
+        description="Part of the signals and their ids; distinguishes two such jobs.")] = "signal_generate"
     sma_fast: Annotated[_Period, Meta(description="Bars of the fast average; fewer than the slow one's.")] = 50
     sma_slow: Annotated[_Period, Meta(description="Bars of the slow average.")] = 200
     rsi_period: Annotated[_Period, Meta(description="Bars of the RSI.")] = 14
@@ -43,7 +43,7 @@ class Indicators(Config, frozen=True, kw_only=True):
 
 SIGNAL_GENERATE = OperatorSpec(
     name="signal_generate",
-    summary="Computes indicators over price bars, and writes the signals that they give.",
+    summary="Computes indicators over price bars, and writes the resulting signals.",
     runtimes=frozenset({"spark"}),
     entrypoint="traceplane.dataplane.task:signal_generate",
     config=Indicators,

@@ -27,10 +27,10 @@ class QueryConfig(Config, frozen=True, kw_only=True):
 
 class CompactConfig(Config, frozen=True, kw_only=True):
     sort: Annotated[tuple[str, ...], Meta(
-        description="Columns; rows are in this order within a file, and from file to file.")] = ()
-    target_file_mb: Annotated[int, Meta(ge=1, le=4096, description="About how large a file is.")] = 128
+        description="Columns to sort by, within a file and across files.")] = ()
+    target_file_mb: Annotated[int, Meta(ge=1, le=4096, description="Approximate size of a file.")] = 128
     delete_after_commit: Annotated[bool, Meta(
-        description="Whether the rows leave the hot table when the files are committed.")] = False
+        description="Whether to delete the rows from the hot table when the files are committed.")] = False
 # fmt: on
 
 
@@ -38,15 +38,15 @@ def _compact_misfits(job: Job, dag: Dag) -> Iterator[JobMisfit]:
     datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}
     for output in job.outputs:
         if datasets[output.dataset_id].storage is not Storage.PARQUET:
-            yield JobMisfit(("outputs",), "its output must be of storage: parquet")
+            yield JobMisfit(("outputs",), "its output must have storage: parquet")
     if job.update_strategy is not UpdateStrategy.REPLACE:
-        yield JobMisfit(("update_strategy",), "it rewrites whole ranges: its update_strategy is replace")
+        yield JobMisfit(("update_strategy",), "it rewrites whole ranges, so its update_strategy must be replace")
     if job.config.get("delete_after_commit") is not True:
         return
     for used in job.inputs:
         source = datasets.get(rows_of(used.dataset_id, dag))
         if source is None or source.storage is not Storage.POSTGRES:
-            message = "delete_after_commit is for a hot dataset that this DAG produces"
+            message = "delete_after_commit needs a hot dataset that this DAG produces"
             yield JobMisfit(("config", "delete_after_commit"), message)
         if used.where or used.columns:
             message = "with delete_after_commit all rows and columns must be read"
@@ -82,7 +82,7 @@ SQL = OperatorSpec(
 
 QUERY = OperatorSpec(
     name="query",
-    summary="Runs a query that was handed over because its result is too large for an answer.",
+    summary="Runs a query as a task because its result is too large for a response.",
     runtimes=_SPARK,
     entrypoint="traceplane.dataplane.task:query",
     for_dags=False,
@@ -101,6 +101,6 @@ COMPACT = OperatorSpec(
     check=_compact_misfits,
     errors=(
         ErrorCode("compact.input_changed", "the range was written while it was compacted"),
-        ErrorCode("compact.rows_differ", "rows are missing from what was written, or there are too many"),
+        ErrorCode("compact.rows_differ", "the written files have fewer or more rows than the range"),
     ),
 )

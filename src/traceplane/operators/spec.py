@@ -1,4 +1,4 @@
-"""What the platform knows of an operator, as data.
+"""What the platform knows about an operator, as data.
 
     from traceplane.operators.spec import Config, OperatorSpec, Ports
 
@@ -15,7 +15,7 @@
         outputs=Ports(least=1, most=1),
     )
 
-The gateway imports this and not the operator's code, so the module of a spec imports little.
+The gateway imports the spec and not the operator's code, so the module of a spec should import little.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from traceplane.model.dag import Dag, Job
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of a job's `config`. Each has a type, a description (`msgspec.Meta`) and, unless it is required, a
-    default. What one field alone cannot tell is checked in `__post_init__`, which raises ValueError."""
+    default. Checks across fields belong in `__post_init__`, which raises ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The inputs, or the outputs, that an operator works with."""
+    """The inputs or the outputs of an operator."""
 
     least: int = 0
     most: int | None = None
     names: tuple[str, ...] = ()
-    """The names that they may have; none: any."""
+    """Their allowed names; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class ErrorCode:
 
 @dataclass(frozen=True, slots=True)
 class JobMisfit:
-    """Something in a job that its operator cannot work with."""
+    """Something in a job that does not fit its operator."""
 
     at: tuple[str, ...]
-    """The fields of the job that lead to it: `("config", "size")`."""
+    """The path to it in the job: `("config", "size")`."""
     message: str
     allowed: str | None = None
 
@@ -75,33 +75,33 @@ class OperatorSpec:
 
     config: type[Config] = Config
     open_config: bool = False
-    """Whether a job may have further fields, which are handed to its code as they are."""
+    """Whether a job may have further fields, which are passed to its code as they are."""
     execution_fields: frozenset[str] = frozenset()
-    """Fields of the config that change how data is made and not what it is: a change of them rebuilds nothing."""
+    """Config fields that affect how data is made, but not the data itself: changing them rebuilds nothing."""
     code_field: str | None = None
-    """The field of the config that names the user's own code."""
+    """The config field that names the user's own code."""
     query_field: str | None = None
-    """The field of the config that holds Spark SQL over the inputs: text, or text by output."""
+    """The config field that holds Spark SQL over the inputs: text, or text by output."""
     history_field: str | None = None
-    """The field of the config that says how many positions before its scope a task reads too."""
+    """The config field for how many positions before its scope a task also reads."""
     deletion_field: str | None = None
-    """The field of the config that has the rows of hot inputs deleted once the task is committed. Such an operator
-    writes all the rows that it reads, and only those."""
+    """The config field that deletes the rows of hot inputs once the task is committed. Such an operator writes all
+    the rows that it reads, and only those."""
     inputs: Ports = Ports()
     outputs: Ports = Ports()
     always_on: bool = False
     """Whether it is a source that never ends."""
     check: Callable[[Job, Dag], Iterable[JobMisfit]] | None = None
-    """What else must hold for a job that uses it."""
+    """Further checks of a job that uses it."""
 
     errors: tuple[ErrorCode, ...] = ()
-    """Codes of its own, besides those of the platform."""
+    """Its own error codes, besides those of the platform."""
     network: bool = False
-    """Whether it needs the network, so that its jobs need not ask for it."""
+    """Whether it needs the network; its jobs then need not request it."""
     position: str | None = None
-    """The column of its outputs that says to which position a row belongs."""
+    """The column of its outputs with the position of a row."""
     needs_emission: bool = False
-    """Whether a task is handed the emission of the event that it is for."""
+    """Whether a task receives the emission of its event."""
     groups: bool = False
     """Whether its output has no rows of its own: readers get the rows of its input."""
     for_dags: bool = True

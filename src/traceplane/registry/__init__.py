@@ -1,21 +1,21 @@
-"""From a DAG file to what serves: parse, plan, deploy, cut over, delete, collect.
+"""From a DAG file to the version that serves: parse, plan, deploy, cut over, delete, collect garbage.
 
 apply           deploy: a DAG becomes rows, in one transaction
-code_identity   what the jobs of a DAG run of the user's code, as a bundle and a hash for each
-code_project    the user's modules on their code paths, imports followed
-consequences    what a deploy costs, and which other DAGs it concerns
-cutover         making another version of a DAG the one that serves, forwards or back, in one transaction
-deletion        deleting a DAG, in one transaction
-deploy_checks   what a deploy refuses, each with what to do about it
-fingerprint     what a job would produce, as a hash
-garbage         files that nobody can read any more; run by command
-job_checks      what would only have failed in a job's first task
-job_rows        a job as rows: its definition, and its edges to what it reads and writes
+code_identity   the user's code that the jobs of a DAG run: one bundle, and a hash for each job
+code_project    finds the user's modules on the code paths and follows their imports
+consequences    what a deploy costs, and which other DAGs it affects
+cutover         switches a DAG to another version, forwards or back, in one transaction
+deletion        deletes a DAG, in one transaction
+deploy_checks   why a deploy is refused, and what to do about it
+fingerprint     a hash of what a job would produce
+garbage         deletes files that nobody can read any more; run by command
+job_checks      finds faults that would otherwise fail a job's first task
+job_rows        a job as rows: its definition, and its edges to the datasets it reads and writes
 module_syntax   a module's imports, names and hash, without running it
-operator_facts  what an operator's spec says of the tasks of a job, kept with the job
-plan            what a deploy would do, as a pure difference of two DAGs
-preparation     the decision of a deploy: what is deployed is read and compared, and nothing is written
+operator_facts  what an operator's spec says about a job's tasks, stored with the job
+plan            what a deploy would do: the difference between two DAGs
+preparation     decides a deploy: reads and compares what is deployed, and writes nothing
 spec            a DAG file becomes a `Dag`, or one error that names every problem in it
-sql_identity    queries compared as parsed: formatting and comments make no other query
+sql_identity    compares queries as parsed, so formatting and comments do not count
 virtual_inputs  virtual datasets as inputs of jobs
 """

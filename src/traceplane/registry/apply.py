@@ -1,9 +1,10 @@
 """Deploy: a DAG becomes rows, in one transaction.
 
-`preparation` reads what is deployed and decides; `deploy` writes. The same file twice changes nothing. A change that
-produces other data (a `-/+` in the plan) gives the job and all that is downstream of it new generations and new
-jobs, which receive events from now on, and for the past get tasks by the dispatcher, while the old ones go on serving.
-When nothing is missing from the new ones, `cutover` lets them serve. Without such a change it does so at once.
+`preparation` reads what is deployed and decides; `deploy` writes. Deploying the same file twice changes nothing. A
+change that produces other data (a `-/+` in the plan) gives the job and everything downstream of it new generations and
+new jobs. These receive events from now on, and the dispatcher creates their tasks for the past, while the old ones
+keep serving. Once nothing is missing from the new ones, `cutover` makes them serve. Without such a change it does so at
+once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from traceplane.registry.preparation import PreparedDeploy, prepare
 from traceplane.registry.spec import normalized
 
 _SHARE_OF_A_BUILD = 8
-"""A job that is being built has this part of the window that it will have, so that the serving ones come first."""
+"""The share of its dispatch window that a job gets while it is being built, so that serving jobs come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class DeployOutcome:
     version: int
     changed: bool
     building: bool
-    """Whether it has to be built before it serves."""
+    """Whether the version has to be built before it serves."""
     text: str
 
 
@@ -55,7 +56,7 @@ async def deploy(
     code: DeployedCode | None = None,
     no_rematerialize: bool = False,
 ) -> DeployOutcome:
-    """`drop_missing`: it may serve less than what it replaces, or no longer serve a dataset."""
+    """`drop_missing`: the new version may hold less data than the one it replaces, or drop a dataset."""
 
     async def once() -> DeployOutcome:
         async with database.transaction("deploy") as tx:
@@ -87,7 +88,7 @@ def _raise_if_refused(prepared: PreparedDeploy, expect_version: int | None, *, d
     if expect_version is not None and expect_version != deployed:
         raise Conflict(
             "deploy.version_moved",
-            f"version {deployed} of {prepared.dag.name} is deployed by now",
+            f"version {deployed} of {prepared.dag.name} has been deployed in the meantime",
             value=expect_version,
             next_step="plan again",
         )
@@ -98,24 +99,24 @@ def _raise_if_refused(prepared: PreparedDeploy, expect_version: int | None, *, d
 
 
 def _drops_data(dropped: Sequence[Weight], renamed: Sequence[str]) -> Conflict:
-    """`renamed`: those of them whose source emits to another dataset now."""
+    """`renamed`: the dropped datasets whose source now emits to another one."""
     put_back = "put their jobs back"
     if renamed:
-        put_back = f"let the source emit to {' and '.join(renamed[:3])} as before"
+        put_back = f"make the source emit to {' and '.join(renamed[:3])} as before"
         if len(renamed) < len(dropped):
             put_back += " and put the other jobs back"
     more = f" and {len(dropped) - 3} more" if len(dropped) > 3 else ""
     return Conflict(
         "deploy.drops_data",
-        f"no job makes these datasets any more, so readers would lose them:"
+        f"no job produces these datasets any more, so readers would lose them:"
         f" {'; '.join(amount(weight) for weight in dropped[:3])}{more}",
         value=", ".join(weight.dataset_id for weight in dropped),
-        next_step=f"{put_back}, or deploy with --drop-missing to do without them; a rollback serves them again",
+        next_step=f"{put_back}, or deploy with --drop-missing to drop them; a rollback brings them back",
     )
 
 
 class _NewVersion:
-    """A version as rows, in one transaction: it is built, and serves nobody yet."""
+    """Writes a version as rows, in one transaction. It is being built and serves nobody yet."""
 
     def __init__(
         self,
@@ -137,11 +138,11 @@ class _NewVersion:
         plan = prepared.plan
         self.kept_jobs = {job.name for job in plan.unchanged} | {c.job.name for c in plan.execution_changed}
         self.generations: dict[str, Generation] = {}
-        """By dataset_id: what the version's jobs read and write."""
+        """By dataset_id: the generations that the version's jobs read and write."""
         self.new: set[UUID] = set()
         """Generations that begin with this version."""
         self.replays: list[tuple[UUID, UUID]] = []
-        """New jobs, and the older generations whose past events they need; new generations have no past."""
+        """New jobs, with the older generations whose past events they need; new generations have no past."""
 
     async def write(self) -> tuple[UUID, int]:
         version_id, number = await registry.add_version(
@@ -163,7 +164,7 @@ class _NewVersion:
         serving: dict[str, UUID] = {}
         if self.prepared.active_version_id is not None:
             serving = await registry.generations_of(self.tx, self.prepared.active_version_id)
-        for job in self.dag.jobs:  # upstream first, so that what it groups is there before it
+        for job in self.dag.jobs:  # upstream first: the dataset that a job groups must exist before it
             grouped = self.generations[job.inputs[0].dataset_id].generation_id if groups(job) else None
             for output in job.outputs:
                 dataset = declared[output.dataset_id]
@@ -186,7 +187,7 @@ class _NewVersion:
             await self._virtual(version_id, declared[dataset_id], serving)
 
     async def _virtual(self, version_id: UUID, dataset: Dataset, serving: Mapping[str, UUID]) -> None:
-        """A generation that nothing is ever written to: the pointer by which readers see one definition or another."""
+        """A generation that nothing is ever written to: it only points readers at one definition or another."""
         definition = asdict(dataset)
         dataset_uuid = await registry.add_dataset(
             self.tx, self.org_id, dataset.dataset_id, self.dag_id, definition
@@ -199,7 +200,7 @@ class _NewVersion:
         await registry.map_dataset(self.tx, version_id, dataset_uuid, generation_id, definition)
 
     async def _hot_table(self, generation_id: UUID, dataset: Dataset, job: Job) -> None:
-        """Its table is there before its first commit, and its schema before its first reader."""
+        """The table exists before its first commit, and the schema before its first reader."""
         if dataset.storage is not Storage.POSTGRES or dataset.position is None:
             return
         columns = tuple(HotColumn(c.name, c.type, c.nullable) for c in dataset.columns)

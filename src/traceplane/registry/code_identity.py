@@ -1,13 +1,12 @@
-"""Which of the user's modules a job runs, and what they say, as a hash.
+"""Which of the user's modules a job runs, and a hash of their code.
 
-From a job's entrypoint, import statements are followed through the project: the modules that lie on the code
-paths, with the `__init__` of every package on the way. What is not there (the standard library, installed
-packages) is not followed and does not count. Each module is reduced to its syntax tree without positions,
-comments, formatting and docstrings, so that only a change of what it does changes the hash. An import that is
-made by a call (`importlib.import_module`) cannot be seen.
+Starting from a job's entrypoint, imports are followed through the project: the modules on the code paths, with the
+`__init__` of every package on the way. Anything else (the standard library, installed packages) is not followed and
+does not count. Each module is reduced to its syntax tree without positions, comments, formatting and docstrings, so
+the hash changes only if the module's behaviour may. Dynamic imports (`importlib.import_module`) are not seen.
 
-The command line reads folders (`collect`) and reports problems before anything is sent; the gateway reads what was
-sent (`identify`), so that a hash is never somebody's word.
+The command line reads folders (`collect`) and reports problems before anything is sent. The gateway computes the
+hashes itself from the files it received (`identify`), so it never has to trust a caller's hash.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True)
 class DeployedCode:
-    """What a deploy brings along: a bundle, and the code hash of each job that runs from it."""
+    """The code sent with a deploy: a bundle, and the code hash of each job that runs from it."""
 
     bundle_hash: str
     content: str
@@ -46,10 +45,10 @@ def faults(
     is_elsewhere: Callable[[str], bool],
     no_folder: str | None = None,
 ) -> Iterator[JobFault]:
-    """Entrypoints that name nothing. `is_elsewhere` tells of a package outside of the project whether workers have it;
-    `no_folder` is where the project would be if it were there.
+    """Entrypoints that do not exist. `is_elsewhere` says whether workers have a package from outside the project;
+    `no_folder` is the code folder if it does not exist.
 
-    Modules are read, not run, so a name is missed only if nothing in its module could make it.
+    Modules are read, not run, so a name is reported as missing only if nothing in its module could define it.
     """
     for job in dag.jobs:
         if (field := _code_field(job, runtimes)) is None:
@@ -70,11 +69,11 @@ def faults(
             continue
         elif no_folder is not None:
             message = f"module {module!r} would be in the code folder {no_folder!r}, which does not exist"
-            step = "make the folder, or name the one that has the module with --code"
+            step = "create the folder, or pass the one that has the module with --code"
             yield JobFault("code.no_folder", at, message, step)
         else:
             message = f"there is no module {module!r} in the code folders, and no such package is installed"
-            step = near(module, project.names()) or "name the folder that has it with --code"
+            step = near(module, project.names()) or "pass the folder that has it with --code"
             yield JobFault("code.module_missing", at, message, step)
 
 
@@ -103,14 +102,15 @@ def collect(
     """The sources that the jobs of a DAG need from these folders, by path.
 
     An entrypoint in an installed package needs none, and neither does one that is elsewhere unless `all_are_there`:
-    its job runs what the workers have. Raises InvalidInput for a module that is not there or not
-    Python, and TooLarge.
+    its job runs the workers' copy. Raises InvalidInput for a module that is missing or not Python, and TooLarge.
     """
     project = project_in(folders)
     files: dict[str, str] = {}
     for job, module in _coded_jobs(dag, runtimes):
         if project.has(module):
-            files |= {path: found.text for path, found in project.modules(module, f"job {job.name}").items()}
+            files |= {
+                path: source.text for path, source in project.modules(module, f"job {job.name}").items()
+            }
         elif all_are_there and not is_installed(module.partition(".")[0]):
             raise missing_module(module, f"the entrypoint of job {job.name}", module)
     check_size(files)
@@ -120,7 +120,7 @@ def collect(
 def identify(
     dag: Dag, runtimes: Mapping[str, Runtime], files: Mapping[str, str] | None
 ) -> DeployedCode | None:
-    """The bundle that was sent with a deploy; jobs whose entrypoint it does not have run from the workers' folders."""
+    """The bundle sent with a deploy. Jobs whose entrypoint is not in it run from the workers' folders."""
     if not files:
         return None
     check_size(files)
@@ -135,13 +135,13 @@ def identify(
 
 
 def _code_field(job: Job, runtimes: Mapping[str, Runtime]) -> str | None:
-    """The field of the config that names the user's code, if the job has a worker import it."""
+    """The config field that names the user's code, if a worker imports it for the job."""
     spec = catalog.find(job.operator) if runtimes[job.runtime].driver is Driver.QUEUE else None
     return spec.code_field if spec is not None else None
 
 
 def _coded_jobs(dag: Dag, runtimes: Mapping[str, Runtime]) -> Iterator[tuple[Job, str]]:
-    """Jobs that import the user's code in a worker, with the module of their entrypoint."""
+    """Jobs whose user code is imported by a worker, with the module of their entrypoint."""
     for job in dag.jobs:
         if (field := _code_field(job, runtimes)) is not None:
             match = _ENTRYPOINT.fullmatch(str(job.config.get(field, "")))

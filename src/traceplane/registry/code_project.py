@@ -1,4 +1,4 @@
-"""The user's modules on their code paths: found as Python finds them, each read once, imports followed."""
+"""Finds the user's modules on the code paths as Python would, reads each once, and follows their imports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CodePath(Protocol):
     def is_folder(self, path: str) -> bool: ...
 
     def modules(self, folder: str) -> list[str]:
-        """The names of the modules and packages directly in a folder."""
+        """Names of the modules and packages directly inside a folder."""
 
     def shown(self, path: str) -> str:
         """For people."""
@@ -59,10 +59,10 @@ class _Folder:
 
     def modules(self, folder: str) -> list[str]:
         try:
-            found = sorted((self._folder / folder).iterdir())
+            paths = sorted((self._folder / folder).iterdir())
         except OSError:
             return []
-        return [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").is_file()]
+        return [path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
 
     def shown(self, path: str) -> str:
         return str(self._folder / path)
@@ -96,7 +96,7 @@ class _Place:
     root: CodePath | None
     path: str | None
     inside: tuple[tuple[CodePath, str], ...] = ()
-    """Where its submodules are looked for."""
+    """Where to look for its submodules."""
 
 
 class Project:
@@ -111,7 +111,7 @@ class Project:
         return self._find(name.partition(".")[0]) is not None
 
     def names(self, package: str = "") -> list[str]:
-        """The modules that are there, at the top or in a package, by their whole names."""
+        """Full names of the modules at the top level or in a package."""
         above = self._find(package) if package else _Place(None, None, self._roots)
         inside = above.inside if above is not None else ()
         prefix = f"{package}." if package else ""
@@ -120,36 +120,36 @@ class Project:
         ]
 
     def names_of(self, module: str) -> Names | None:
-        """What a module binds at its top; None if it is not there."""
+        """The names a module binds at its top level; None if there is no such module."""
         place = self._find(module)
         if place is None or place.root is None or place.path is None:
             return None
         return self._load(place.root, place.path).names
 
     def code_hash(self, name: str, wanted_by: str) -> str:
-        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         for path, module in sorted(self.modules(name, wanted_by).items()):
-            whole.update(f"{path}\0{module.digest}\0".encode())
-        return whole.hexdigest()
+            digest.update(f"{path}\0{module.digest}\0".encode())
+        return digest.hexdigest()
 
     def modules(self, name: str, wanted_by: str) -> dict[str, Module]:
-        """The module of an entrypoint and all that it imports of the project, by path."""
+        """The module of an entrypoint and all project modules that it imports, by path."""
         if (place := self._find(name)) is None or place.path is None:
             raise missing_module(name, f"the entrypoint of {wanted_by}", wanted_by)
-        found: dict[str, Module] = {}
+        modules: dict[str, Module] = {}
         pending = [name]
         seen: set[str] = set()
         while pending:
-            wanted = pending.pop()
-            for place in self._on_the_way(wanted):
-                if place.root is None or place.path is None or place.path in found:
+            name_to_load = pending.pop()
+            for place in self._on_the_way(name_to_load):
+                if place.root is None or place.path is None or place.path in modules:
                     continue
-                module = found[place.path] = self._load(place.root, place.path)
+                module = modules[place.path] = self._load(place.root, place.path)
                 for imported in module.imports:
                     if imported.name not in seen and self._is_ours(imported, place.root.shown(place.path)):
                         seen.add(imported.name)
                         pending.append(imported.name)
-        return found
+        return modules
 
     def _on_the_way(self, name: str) -> Iterator[_Place]:
         """The packages above a module, then the module itself."""
@@ -164,7 +164,7 @@ class Project:
         nearest = imported.name
         while (place := self._find(nearest)) is None and "." in nearest:
             nearest = nearest.rpartition(".")[0]
-        # Part of a package without `__init__` may be installed; a package with one is here as a whole.
+        # Part of a package without `__init__` may be installed elsewhere; a package with one is complete here.
         if imported.is_needed and (imported.is_relative or (place is not None and place.path is not None)):
             raise missing_module(imported.name, "an import", f"{file}:{imported.line}")
         return place is not None
@@ -183,7 +183,7 @@ class Project:
             if not code_bundle.is_module_path(path):
                 raise InvalidInput(
                     "code.bad_path",
-                    "the name of a module has letters, digits and underscores of ASCII only",
+                    "a module's name must consist of ASCII letters, digits and underscores",
                     value=root.shown(path),
                     next_step="rename it",
                 )
@@ -193,7 +193,7 @@ class Project:
 
 
 def _find_inside(folders: Sequence[tuple[CodePath, str]], name: str) -> _Place | None:
-    """As Python does it: the first package or module wins; folders without `__init__` are one package together."""
+    """As Python does: the first package or module wins; folders without `__init__` together form one package."""
     portions = []
     for root, folder in folders:
         base = f"{folder}{name}"
@@ -211,7 +211,7 @@ def missing_module(name: str, what: str, where: str) -> InvalidInput:
         "code.module_missing",
         f"{what} names the module {name!r}, which is not on the code paths",
         value=where,
-        next_step="name the folder that has it with --code, or correct the name",
+        next_step="pass the folder that has it with --code, or correct the name",
     )
 
 
@@ -221,14 +221,14 @@ def check_size(files: Mapping[str, str]) -> None:
         if size > code_bundle.MAX_MODULE_BYTES:
             raise TooLarge(
                 "code.too_large",
-                f"a module of a deploy may have {code_bundle.MAX_MODULE_BYTES} bytes; {path} has {size}",
+                f"a module of a deploy must not exceed {code_bundle.MAX_MODULE_BYTES} bytes; {path} has {size}",
                 value=path,
                 next_step="keep data in a dataset, not in a module",
             )
     if (total := sum(sizes.values())) > code_bundle.MAX_BUNDLE_BYTES:
         raise TooLarge(
             "code.too_large",
-            f"the modules of a deploy may have {code_bundle.MAX_BUNDLE_BYTES} bytes together",
+            f"the modules of a deploy must not exceed {code_bundle.MAX_BUNDLE_BYTES} bytes in total",
             value=total,
-            next_step="install what seldom changes on the workers as a package",
+            next_step="install code that rarely changes on the workers as a package",
         )

@@ -1,4 +1,4 @@
-"""What a deploy costs, and which other DAGs it concerns."""
+"""What a deploy costs, and which other DAGs it affects."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from traceplane.registry.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Concerned:
-    """A job of another DAG that reads what changes."""
+    """A job of another DAG that reads a changed dataset."""
 
     dag: str
     job: str
     dataset_id: str
     loses_it: bool
-    """Whether nobody will produce the dataset any more; else the job follows, and computes everything anew."""
+    """Whether the dataset will no longer be produced; otherwise the job follows and recomputes everything."""
     broken_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Consequences:
-    """What a deploy costs, and whom it concerns."""
+    """What a deploy costs, and whom it affects."""
 
     computed_anew: tuple[Weight, ...]
-    """Beside what serves; they are cut over together."""
+    """Built beside the serving data; cut over together."""
     readers: tuple[Concerned, ...]
     dropped: tuple[Weight, ...] = ()
-    """What is served now and has no job any more."""
+    """Served now, but no longer produced by any job."""
     renamed: tuple[str, ...] = ()
-    """Those of them whose source emits to another dataset now."""
+    """The dropped datasets whose source now emits to another one."""
     sources: tuple[str, ...] = ()
-    """What starts sources whose kind promises more than this installation does."""
+    """Warnings about sources whose kind promises more than this installation does: what really starts them."""
 
     def text(self) -> str:
         lines = [f"! {warning}" for warning in self.sources]
         if self.computed_anew:
-            lines += ["", "Computed anew beside what serves, and cut over together:"]
+            lines += ["", "Recomputed beside the serving data, and cut over together:"]
             lines += [f"      {amount(w)}" for w in self.computed_anew]
         if self.dropped:
-            lines += ["", "No longer served, which a deploy does only with --drop-missing:"]
+            lines += ["", "No longer served (needs --drop-missing):"]
             lines += [f"      {amount(w)}" for w in self.dropped]
         for reader in self.readers:
             reads = f"! DAG {reader.dag}, job {reader.job} reads {reader.dataset_id}"
             if reader.loses_it:
-                lines.append(f"{reads}, which nobody will produce any more")
+                lines.append(f"{reads}, which will no longer be produced")
             else:
-                lines.append(f"{reads}: it follows at the cutover, and computes everything anew")
+                lines.append(f"{reads}: it follows at the cutover and recomputes everything")
             lines += [f"      {problem}" for problem in reader.broken_columns]
         return "\n".join([*lines, ""]) if lines else ""
 
@@ -69,7 +69,7 @@ async def consequences_of(
     tx: Transaction, org: str, steps: Plan, before: Dag | None, after: Dag, carried_on: Collection[str]
 ) -> Consequences:
     written = [(r.job, o.dataset_id) for r in steps.rebuilt for o in r.job.outputs]
-    # A job that was renamed is a new one, which has to make all that is served.
+    # A renamed job is a new one, which has to produce everything that is served.
     written += [
         (job, o.dataset_id)
         for job in steps.added
@@ -111,13 +111,13 @@ async def consequences_of(
 
 
 _SET_OFF_BY = {
-    SourceKind.CRON: "nothing here serves its schedule; its events come from `traceplane emit` or POST /api/v1/events",
-    SourceKind.WEBHOOK: "it has no URL of its own; its events come by POST /api/v1/events, with a token of a writer",
+    SourceKind.CRON: "nothing here runs its schedule; its events come from `traceplane emit` or POST /api/v1/events",
+    SourceKind.WEBHOOK: "it has no URL of its own; its events come from POST /api/v1/events, with a writer's token",
 }
 
 
 def _renamed(before: Dag | None, after: Dag, dropped: Collection[str]) -> tuple[str, ...]:
-    """Dropped datasets whose source is still there."""
+    """Dropped datasets whose source still exists."""
     sources = {job.name for job in after.jobs if job.source is not None}
     jobs = before.jobs if before is not None else ()
     outputs = [o.dataset_id for job in jobs if job.source and job.name in sources for o in job.outputs]
@@ -125,7 +125,7 @@ def _renamed(before: Dag | None, after: Dag, dropped: Collection[str]) -> tuple[
 
 
 def _broken_columns(before: Dag | None, after: Dag) -> dict[str, list[str]]:
-    """Declared columns that readers may rely on and that are gone or have another type."""
+    """Declared columns that readers may rely on, and that are gone or have another type."""
     if before is None:
         return {}
     now = {d.dataset_id: {c.name: c.type for c in d.columns} for d in after.datasets}

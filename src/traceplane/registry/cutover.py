@@ -1,8 +1,8 @@
-"""Making another version of a DAG the one that serves, forwards or back, in one transaction.
+"""Switches a DAG to another version, forwards or back, in one transaction.
 
-All pointers of the DAG, its active version and the routing of its jobs move together. What such a move leaves to be
-done afterwards, telling jobs of what they have missed and canceling what is no longer wanted, is written down in
-the same transaction and done by the dispatcher: the move takes as long as it has pointers, however much data there is.
+All pointers of the DAG, its active version and the routing of its jobs move together. The follow-up work (replaying
+events that jobs missed, canceling tasks that are no longer needed) is recorded in the same transaction and done by the
+dispatcher. So the time of a move depends on the number of pointers, not on the amount of data.
 """
 
 from __future__ import annotations
@@ -26,63 +26,63 @@ _WHY_NOT = {"active": "version.active", "collected": "version.collected"}
 class Moved:
     dag: str
     version: int
-    """The one that serves now."""
+    """The version that serves now."""
     before: int | None
     lacking: tuple[coverage.Lacking, ...] = ()
-    """Of a rollback: the first of what readers had, and it does not hold yet."""
+    """Of a rollback: the first scopes that readers had and this version does not hold yet."""
     given_up: int | None = None
-    """Of a rollback: the version that was being built."""
+    """Of a rollback: the version that was being built and was given up."""
 
 
 async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
-    """Lets a version serve, in the caller's transaction."""
+    """Makes a version serve, in the caller's transaction."""
     followers = await versions.follow(tx, dag_id, version_id)
     await versions.point(tx, dag_id, version_id)
     crash_point("cutover.after_pointers")
-    gone = await versions.unroute(tx, dag_id, version_id)
-    missed = await versions.route(tx, version_id)
+    retired_jobs = await versions.unroute(tx, dag_id, version_id)
+    missed_inputs = await versions.route(tx, version_id)
     elsewhere = await versions.follow_external(tx, dag_id, version_id)
     elsewhere += await virtual_inputs.follow(tx, dag_id, version_id)
-    if gone:
-        await registry.clear_pressure(tx, gone)
-        await versions.forget_replays(tx, gone)
-        await coverage.forget_catch_ups(tx, gone)
+    if retired_jobs:
+        await registry.clear_pressure(tx, retired_jobs)
+        await versions.forget_replays(tx, retired_jobs)
+        await coverage.forget_catch_ups(tx, retired_jobs)
         await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
-    if missed:
-        await versions.replay_inputs(tx, missed)
+    if missed_inputs:
+        await versions.replay_inputs(tx, missed_inputs)
     await versions.add_replays(tx, [*followers, *elsewhere], everything=True)
     crash_point("cutover.after_jobs")
-    if gone or missed or followers or elsewhere:
+    if retired_jobs or missed_inputs or followers or elsewhere:
         await versions.stop_the_stream(tx)
     await notify_dispatchers(tx)
 
 
 async def cut_over(database: Database, org: str, dag: str, *, drop_missing: bool = False) -> Moved | Missing:
-    """Lets the version that was built serve; if it is not ready, what it lacks. It serves less than what it replaces
-    only with `drop_missing`, here or at its deploy."""
+    """Makes the version that was built serve; if it is not ready, returns what is missing. Only with `drop_missing`,
+    here or at its deploy, may it hold less data than the one it replaces."""
 
     async def once() -> Moved | Missing:
         async with database.transaction("cutover") as tx:
-            found = await _locked(tx, org, dag)
-            version_id, number = _building(found, dag)
+            locked = await _locked(tx, org, dag)
+            version_id, number = _building(locked, dag)
             await coverage.lock_serving(tx, version_id)
-            lacking = await versions.missing(tx, version_id, drop=drop_missing)
-            if lacking.anything:
-                return lacking
-            await move(tx, found.dag_id, version_id)
+            missing = await versions.missing(tx, version_id, drop=drop_missing)
+            if missing.anything:
+                return missing
+            await move(tx, locked.dag_id, version_id)
             await coverage.forget_catch_ups(tx, [], version_id)
-            return Moved(dag, number, found.active)
+            return Moved(dag, number, locked.active)
 
     return await retry_on_conflict(once)
 
 
 async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -> Moved:
-    """Lets an earlier version serve again, and gives up one that is being built."""
+    """Makes an earlier version serve again, and gives up one that is being built."""
 
     async def once() -> Moved:
         async with database.transaction("cutover") as tx:
-            found = await _locked(tx, org, dag)
-            target = await versions.by_number(tx, found.dag_id, to)
+            locked = await _locked(tx, org, dag)
+            target = await versions.by_number(tx, locked.dag_id, to)
             if target is None:
                 raise NotFound(
                     "version.unknown",
@@ -97,23 +97,23 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -
                     value=target.number,
                     next_step="choose one that was active before; see `traceplane versions`",
                 )
-            if found.building_id is not None:
-                await _give_up(tx, found.building_id)
-            lacking = await coverage.lacking(tx, target.dag_version_id)
+            if locked.building_id is not None:
+                await _give_up(tx, locked.building_id)
+            missing = await coverage.lacking(tx, target.dag_version_id)
             await coverage.add_catch_ups(tx, target.dag_version_id)
-            await move(tx, found.dag_id, target.dag_version_id)
-            return Moved(dag, target.number, found.active, lacking, found.building)
+            await move(tx, locked.dag_id, target.dag_version_id)
+            return Moved(dag, target.number, locked.active, missing, locked.building)
 
     return await retry_on_conflict(once)
 
 
 async def abort(database: Database, org: str, dag: str) -> int:
-    """Gives up the version that is being built; its number."""
+    """Gives up the version that is being built, and returns its number."""
 
     async def once() -> int:
         async with database.transaction("cutover") as tx:
-            found = await _locked(tx, org, dag)
-            version_id, number = _building(found, dag)
+            locked = await _locked(tx, org, dag)
+            version_id, number = _building(locked, dag)
             await _give_up(tx, version_id)
             await notify_dispatchers(tx)
             return number
@@ -121,28 +121,28 @@ async def abort(database: Database, org: str, dag: str) -> int:
     return await retry_on_conflict(once)
 
 
-def _building(found: Versions, dag: str) -> tuple[UUID, int]:
+def _building(locked: Versions, dag: str) -> tuple[UUID, int]:
     """Id and number of the version that is being built."""
-    if found.building_id is None or found.building is None:
+    if locked.building_id is None or locked.building is None:
         raise Conflict(
             "deploy.not_building",
             "no version of the DAG is being built",
             value=dag,
             next_step="deploy a change first",
         )
-    return found.building_id, found.building
+    return locked.building_id, locked.building
 
 
 async def _give_up(tx: Transaction, version_id: UUID) -> None:
-    gone = await versions.abort(tx, version_id)
-    await registry.clear_pressure(tx, gone)
-    await versions.forget_replays(tx, gone)
-    await coverage.forget_catch_ups(tx, gone)
+    retired_jobs = await versions.abort(tx, version_id)
+    await registry.clear_pressure(tx, retired_jobs)
+    await versions.forget_replays(tx, retired_jobs)
+    await coverage.forget_catch_ups(tx, retired_jobs)
     await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
 
 
 async def _locked(tx: Transaction, org: str, dag: str) -> Versions:
-    found = await versions.lock(tx, org, dag)
-    if found is None or (found.active is None and found.building is None):
+    locked = await versions.lock(tx, org, dag)
+    if locked is None or (locked.active is None and locked.building is None):
         raise NotFound("dag.unknown", "there is no such DAG", value=dag, next_step="see `traceplane dags`")
-    return found
+    return locked

@@ -1,8 +1,8 @@
-"""Deleting a DAG, in one transaction.
+"""Deletes a DAG, in one transaction.
 
-Nobody finds its datasets from then on, its jobs receive no events, and its unfinished tasks are canceled, as when a
-version is given up. The data itself goes with the next collection of garbage, and what happened (events, tasks,
-lineage) stays readable. The names of DAG and datasets are free.
+From then on its datasets cannot be found, its jobs receive no events, and its unfinished tasks are canceled, as when a
+version is given up. The next garbage collection deletes the data; the history (events, tasks, lineage) stays readable.
+The names of the DAG and its datasets may be used again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _NAMED = 5
 class Deleted:
     datasets: tuple[str, ...]
     readers: tuple[str, ...]
-    """Who read them, or ran its jobs, in words."""
+    """Who read its datasets or ran its jobs, as text."""
 
 
 async def delete(database: Database, org: str, dag: str, *, force: bool) -> Deleted:
-    """Refused while others read its datasets or run its jobs, unless `force`."""
+    """Refuses while others read its datasets or run its jobs, unless `force`."""
 
     async def once() -> Deleted:
         async with database.transaction("cutover") as tx:
-            found = await versions.lock(tx, org, dag)
-            if found is None or (found.active is None and found.building is None):
+            locked = await versions.lock(tx, org, dag)
+            if locked is None or (locked.active is None and locked.building is None):
                 raise NotFound(
                     "dag.unknown", "there is no such DAG", value=dag, next_step="see `traceplane dags`"
                 )
-            datasets, readers = await _datasets_and_readers(tx, org, dag, found.dag_id)
+            datasets, readers = await _datasets_and_readers(tx, org, dag, locked.dag_id)
             if readers and not force:
                 more = f" and {len(readers) - _NAMED} more" if len(readers) > _NAMED else ""
                 raise Conflict(
@@ -46,11 +46,11 @@ async def delete(database: Database, org: str, dag: str, *, force: bool) -> Dele
                     value=dag,
                     next_step="delete or change those first, or delete it with --force",
                 )
-            gone = await versions.delete(tx, found.dag_id)
-            if gone:
-                await registry.clear_pressure(tx, gone)
-                await versions.forget_replays(tx, gone)
-                await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)  # the dispatcher goes on with the rest
+            retired_jobs = await versions.delete(tx, locked.dag_id)
+            if retired_jobs:
+                await registry.clear_pressure(tx, retired_jobs)
+                await versions.forget_replays(tx, retired_jobs)
+                await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)  # the dispatcher cancels the rest
                 await versions.stop_the_stream(tx)
             await notify_dispatchers(tx)
             return Deleted(tuple(datasets), tuple(readers))

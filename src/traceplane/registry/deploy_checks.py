@@ -1,4 +1,4 @@
-"""What a deploy refuses, each with what to do about it. The file alone was checked before, by `spec`."""
+"""Why a deploy is refused, and what to do about it. `spec` has already checked the file by itself."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
         if dataset.write_mode is WriteMode.BUFFERED:
             return InvalidInput(
                 "deploy.buffered_unsupported",
-                "there are no sinks yet that would write this dataset",
+                "there are no sinks yet to write this dataset",
                 value=dataset.dataset_id,
                 next_step="set write_mode: direct, so that rows are written with the task's commit",
             )
@@ -88,14 +88,14 @@ def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
         if operator_facts.of_job(job, runtimes).history and hot & reads:
             return InvalidInput(
                 "deploy.hot_input_unsupported",
-                f"job {job.name}: {job.operator} reads what came before its scope, which hot tables do not give",
+                f"job {job.name}: {job.operator} reads rows before its scope, which hot tables do not support",
                 value=", ".join(sorted(hot & reads)),
                 next_step="keep the dataset as Parquet, or read a compacted one",
             )
         if runtimes[job.runtime].driver is Driver.INVOKE and hot & reads:
             return InvalidInput(
                 "deploy.hot_input_unsupported",
-                f"job {job.name}: a function that is invoked cannot read a hot table",
+                f"job {job.name}: an invoked function cannot read a hot table",
                 value=", ".join(sorted(hot & reads)),
                 next_step="use a runtime with workers, or read a compacted dataset",
             )
@@ -103,7 +103,7 @@ def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
 
 
 def _unique_key_refusal(job: Job, dag: Dag) -> UserError | None:
-    """A hot table tells rows of an `append` job apart by an index."""
+    """A hot table drops the duplicates of an `append` job by an index, which needs the columns."""
     written = {output.dataset_id for output in job.outputs}
     for dataset in dag.datasets:
         if dataset.dataset_id in written and dataset.storage is Storage.POSTGRES:
@@ -119,7 +119,7 @@ def _unique_key_refusal(job: Job, dag: Dag) -> UserError | None:
 
 
 def _source_refusal(steps: Plan) -> UserError | None:
-    """A source that nothing here would ever set off; one that is deployed already goes on as it is."""
+    """A source that nothing here would ever start; one that is already deployed stays as it is."""
     new_sources = [
         *steps.added,
         *(r.job for r in steps.rebuilt if any(c.field == "source.kind" for c in r.changes)),
@@ -129,11 +129,11 @@ def _source_refusal(steps: Plan) -> UserError | None:
             schedule = job.source.schedule
             return InvalidInput(
                 "deploy.schedule_unserved",
-                f"job {job.name}: nothing in this installation serves the schedules of sources, so it never runs",
+                f"job {job.name}: nothing in this installation runs the schedules of sources, so it would never run",
                 value=schedule,
-                next_step="write kind: pipeline in place of kind: cron, and have it run by "
-                f"`traceplane pipelines create --schedule '{schedule}'`; or write kind: manual, and let a cron of "
-                "your own call `traceplane emit`",
+                next_step="write kind: pipeline instead of kind: cron, and schedule it with "
+                f"`traceplane pipelines create --schedule '{schedule}'`; or write kind: manual, and call "
+                "`traceplane emit` from your own cron",
             )
     return None
 
@@ -144,9 +144,9 @@ def refused_rebuild(steps: Plan) -> UserError | None:
     changed = next((r for r in steps.rebuilt if r.changes), steps.rebuilt[0])
     return Conflict(
         "deploy.needs_rematerialize",
-        f"job {changed.job.name} differs in more than its execution_strategy, so its data has to be computed anew",
+        f"job {changed.job.name} differs in more than its execution_strategy, so its data must be recomputed",
         value=", ".join(changed_fields(changed.changes)[:5]) or "upstream",
-        next_step="deploy without --no-rematerialize, or deploy that change by itself first",
+        next_step="deploy without --no-rematerialize, or deploy the other change separately first",
     )
 
 
@@ -173,7 +173,7 @@ async def _dataset_refusal(
         if owner is not None and owner.dag != dag.name and not owner.free:
             return Conflict(
                 "deploy.dataset_owned",
-                f"the dataset is produced by DAG {owner.dag}; one DAG owns a dataset",
+                f"DAG {owner.dag} produces this dataset; a dataset belongs to one DAG",
                 value=dataset.dataset_id,
                 next_step="choose another dataset id, or read it with from: {dataset: …}",
             )
@@ -202,7 +202,7 @@ async def _dataset_refusal(
 def _query_refusal(
     dag: Dag, runtimes: Mapping[str, Runtime], rows: Mapping[str, StoredDataset]
 ) -> UserError | None:
-    """What a query names of datasets of other DAGs; of its own, the file was enough to tell."""
+    """Columns that a query reads from datasets of other DAGs; for its own DAG, the file was enough to check."""
     elsewhere = {
         dataset_id: rows[dataset_id].columns
         for dataset_id in dag.external_datasets
@@ -215,7 +215,7 @@ def _query_refusal(
 
 
 def _refusal(job: Job, fault: JobFault) -> InvalidInput:
-    """Of a job whose file is not at hand."""
+    """For a job whose file is not available."""
     return InvalidInput(
         fault.code,
         f"job {job.name}: {fault.message}",

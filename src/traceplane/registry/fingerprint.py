@@ -1,10 +1,10 @@
-"""What a job would produce, as a hash: equal fingerprints mean that the data need not be built again.
+"""A hash of what a job would produce: equal fingerprints mean that the data need not be rebuilt.
 
-A job's fingerprint covers its own definition and the fingerprints of the jobs of the same DAG that it
-reads from, so a change flows downstream. How work is metered (`Execution`), descriptions, a dataset's
-write mode and its PII marks change no data and stay out of it. Fields of a config that change no data, as the
-operator's spec says, are in it: plans compare jobs as if those were the deployed ones, so that what is deployed keeps
-its fingerprint when a spec learns of such a field.
+A job's fingerprint covers its own definition and the fingerprints of the jobs of the same DAG that it reads from, so a
+change propagates downstream. Scheduling and limits (`Execution`), descriptions, a dataset's write mode and its PII
+marks do not change data and are left out. Config fields that the operator's spec declares as not changing data are
+included: plans compare jobs as if those fields had their deployed values, so a deployed job keeps its fingerprint when
+a spec starts to declare such a field.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ CodeHash = Callable[[Job], str]
 
 
 def no_code_hash(job: Job) -> str:
-    """For jobs whose definition says it all."""
+    """For jobs that are fully described by their definition."""
     return ""
 
 
 def definitions(dag: Dag) -> dict[str, dict[str, Any]]:
-    """What of each job decides the data it makes, as plain JSON values."""
+    """The parts of each job that determine its data, as plain JSON values."""
     datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}
     return {job.name: _definition(job, datasets) for job in dag.jobs}
 
 
 def definition_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
-    """A hash of each job and virtual dataset alone, which tells a changed job from one downstream of a change."""
+    """A hash of each job and virtual dataset alone, to distinguish a changed job from one downstream of a change."""
     own = definitions(dag)
     return {
         **{job.name: _hash({"definition": own[job.name], "code": code_hash(job)}) for job in dag.jobs},
@@ -42,16 +42,16 @@ def definition_fingerprints(dag: Dag, *, code_hash: CodeHash) -> dict[str, str]:
 
 
 def virtual_key(dataset_id: str) -> str:
-    """Under which the fingerprint of a virtual dataset stands among those of jobs, whose names have no colon."""
+    """The key of a virtual dataset's fingerprint among those of jobs, whose names contain no colon."""
     return f"dataset:{dataset_id}"
 
 
 def job_fingerprints(
     dag: Dag, *, code_hash: CodeHash, carried_on: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """A hash of each job and virtual dataset, and of all that it is made from within the DAG.
+    """A hash of each job and virtual dataset, and of everything in the DAG that it is made from.
 
-    `carried_on`: datasets that go on as they are although their job is another, and what made them before.
+    `carried_on`: datasets that continue unchanged under another job, with the fingerprint of the job before it.
     """
     own = definition_fingerprints(dag, code_hash=code_hash)
     fingerprints: dict[str, str] = {}
@@ -60,7 +60,7 @@ def job_fingerprints(
 
     @cache
     def made_of(dataset_id: str) -> str | None:
-        """New with each change of the dataset that comes from this DAG; asked for when what it is made of is there."""
+        """Changes whenever this DAG changes the dataset; called once the fingerprints upstream are known."""
         if dataset_id not in texts:
             return produced.get(dataset_id)
         upstream = {read: made_of(read) for read in virtual.reads(texts[dataset_id])}
@@ -77,27 +77,30 @@ def job_fingerprints(
 
 
 def carried_on(before: Dag, after: Dag) -> dict[str, bool]:
-    """Datasets of `after` whose generation goes on under another source job; and whether readers notice nothing.
+    """Datasets of `after` whose generation continues under another source job; and whether readers notice nothing.
 
-    What was said of a dataset is the dataset's. A source that only passes on what it is told (manual, webhook, cron)
-    computes nothing, whatever it is called and however it is told: it takes over all that any source of the dataset
-    has said. One that finds out for itself does so only if it is the same but for its name.
+    Past events belong to the dataset. A source that only relays events (manual, webhook, cron) computes nothing,
+    whatever its name and kind, so it takes over the events of any earlier source of the dataset. A source that runs
+    code takes them over only if nothing but its name changed.
     """
     old_jobs = {output.dataset_id: job for job in before.jobs if job.source for output in job.outputs}
     old, new = definitions(before), definitions(after)
-    found: dict[str, bool] = {}
+    unnoticed: dict[str, bool] = {}
     for job in after.jobs:
         for number, output in enumerate(job.outputs):
             previous = old_jobs.get(output.dataset_id)
             if job.source is None or previous is None:
                 continue
-            mine, theirs = new[job.name], old[previous.name]
+            new_definition, old_definition = new[job.name], old[previous.name]
             if job.source.kind is not SourceKind.ALWAYS_ON:
-                (other,) = [o for o in theirs["outputs"] if o["dataset"] == output.dataset_id]
-                found[output.dataset_id] = {**mine["outputs"][number], "name": ""} == {**other, "name": ""}
-            elif {**mine, "name": ""} == {**theirs, "name": ""}:
-                found[output.dataset_id] = True
-    return found
+                (other,) = [o for o in old_definition["outputs"] if o["dataset"] == output.dataset_id]
+                unnoticed[output.dataset_id] = {**new_definition["outputs"][number], "name": ""} == {
+                    **other,
+                    "name": "",
+                }
+            elif {**new_definition, "name": ""} == {**old_definition, "name": ""}:
+                unnoticed[output.dataset_id] = True
+    return unnoticed
 
 
 def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
 
 
 def _input(used: Input) -> dict[str, Any]:
-    # What came later is left out where it is not used, so that deployed jobs keep their fingerprints.
+    # Newer fields are left out where they are not used, so that deployed jobs keep their fingerprints.
     columns = {"columns": list(used.columns)} if used.columns else {}
     return {"name": used.name, "dataset": used.dataset_id, "where": used.where, **columns}
 

@@ -1,11 +1,10 @@
-"""Garbage collection: files that nobody can read any more.
+"""Garbage collection: deletes files that nobody can read any more.
 
-Three kinds: all data of versions that nobody will go back to, files of commits that a later one took the place of,
-and what attempts left behind that can no longer commit. All wait for a grace period, since a running task or query
-may still read what it was handed.
+Three kinds: all data of versions too old for a rollback, files of superseded commits, and leftovers of attempts that
+can no longer commit. All wait for a grace period, since a running task or query may still be reading them.
 
-Files go first and rows after them: a collection that dies half way has left a row whose file is gone, which nobody
-reads, and the next one goes on there. A file that any live commit names is never touched.
+Files are deleted before rows: a collection that dies half way leaves a row whose file is gone, which nobody reads,
+and the next one resumes there. A file that any live commit names is never touched.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ async def collect(
     dry_run: bool = False,
     found: Callable[[str, int], None] = lambda path, size: None,
 ) -> Collected:
-    """Collects all there is; `found` hears of every file and its size. A dry run only looks.
+    """Collects all garbage; `found` is called with each file and its size. A dry run deletes nothing.
 
-    `keep_versions`: so many of the versions that served before the active one can still be gone back to.
+    `keep_versions`: how many versions before the active one are kept for rollbacks.
     """
     old = await _old_versions(database, store, grace, keep_versions, dry_run, found)
-    replaced = await _superseded(database, store, grace, dry_run, found)
-    left = await _leftovers(database, store, grace, dry_run, found)
+    superseded = await _superseded(database, store, grace, dry_run, found)
+    leftovers = await _leftovers(database, store, grace, dry_run, found)
     return Collected(
         old.versions,
-        old.commits + replaced.commits,
-        left.attempts,
-        old.files + replaced.files + left.files,
-        old.bytes + replaced.bytes + left.bytes,
+        old.commits + superseded.commits,
+        leftovers.attempts,
+        old.files + superseded.files + leftovers.files,
+        old.bytes + superseded.bytes + leftovers.bytes,
     )
 
 
@@ -66,24 +65,28 @@ async def _old_versions(
     async with database.transaction() as tx:
         if not dry_run:
             await versions.expire_results(tx, grace)
-        gone = await versions.old(tx, grace, keep)
+        old_versions = await versions.old(tx, grace, keep)
         if not dry_run:
-            await versions.give_up(tx, gone)  # nobody can go back to them from here on
-        generations = await versions.forgotten_generations(tx, gone)
+            await versions.give_up(tx, old_versions)  # from here on they cannot be rolled back to
+        generations = await versions.forgotten_generations(tx, old_versions)
     count, files, size, after = 0, 0, 0, 0
     while generations:
         async with database.transaction() as tx:
             batch = await commits.of_generations(tx, list(generations), after, _COMMITS_AT_ONCE)
             tasks_of = sorted({commit.task_id for commit in batch})
-            read = await commits.paths_elsewhere(tx, tasks_of, list(generations), grace) if batch else set()
+            paths_in_use = (
+                await commits.paths_elsewhere(tx, tasks_of, list(generations), grace) if batch else set()
+            )
         if not batch:
             break
-        there = await store.sizes(sorted({path for commit in batch for path in commit.paths} - read))
+        stored_files = await store.sizes(
+            sorted({path for commit in batch for path in commit.paths} - paths_in_use)
+        )
         if not dry_run:
-            await store.delete([f.path for f in there])
+            await store.delete([f.path for f in stored_files])
             async with database.transaction() as tx:
                 await commits.forget_of_generations(tx, [commit.commit_id for commit in batch])
-        count, files, size = count + len(batch), files + len(there), size + _told(there, found)
+        count, files, size = count + len(batch), files + len(stored_files), size + _told(stored_files, found)
         after = batch[-1].commit_id
     if generations and not dry_run:
         async with database.transaction() as tx:
@@ -92,7 +95,7 @@ async def _old_versions(
         if hot and not dry_run:
             async with database.transaction() as tx:
                 await hot_tables.drop(tx, generation_id)
-    return Collected(versions=len(gone), commits=count, files=files, bytes=size)
+    return Collected(versions=len(old_versions), commits=count, files=files, bytes=size)
 
 
 async def _superseded(
@@ -103,15 +106,17 @@ async def _superseded(
     while True:
         async with database.transaction() as tx:
             batch = await commits.superseded(tx, grace, after, _COMMITS_AT_ONCE)
-            read = await commits.paths(tx, [c.task_id for c in batch], grace=grace) if batch else set()
+            paths_in_use = (
+                await commits.paths(tx, [c.task_id for c in batch], grace=grace) if batch else set()
+            )
         if not batch:
             return Collected(commits=count, files=files, bytes=size)
-        there = await store.sizes(sorted({path for c in batch for path in c.paths} - read))
+        stored_files = await store.sizes(sorted({path for c in batch for path in c.paths} - paths_in_use))
         if not dry_run:
-            await store.delete([f.path for f in there])
+            await store.delete([f.path for f in stored_files])
             async with database.transaction() as tx:
                 await commits.forget(tx, [c.commit_id for c in batch])
-        count, files, size = count + len(batch), files + len(there), size + _told(there, found)
+        count, files, size = count + len(batch), files + len(stored_files), size + _told(stored_files, found)
         after = batch[-1]
 
 
@@ -123,18 +128,20 @@ async def _leftovers(
         attempts = sorted({(p.task_id, p.attempt) for p in batch})
         async with database.transaction() as tx:
             over = await tasks.attempts_over(tx, attempts, grace, close=not dry_run)
-            kept = await commits.paths(tx, sorted({task_id for task_id, _ in over})) if over else set()
+            committed_paths = (
+                await commits.paths(tx, sorted({task_id for task_id, _ in over})) if over else set()
+            )
         for prefix in batch:
             if (prefix.task_id, prefix.attempt) not in over:
                 continue
-            gone = [f for f in prefix.files if f.path not in kept]
-            if len(gone) < len(prefix.files) and not gone:
+            unused_files = [f for f in prefix.files if f.path not in committed_paths]
+            if len(unused_files) < len(prefix.files) and not unused_files:
                 continue  # nothing but committed files
             if not dry_run:
-                await store.delete([f.path for f in gone])
-                if len(gone) == len(prefix.files):
+                await store.delete([f.path for f in unused_files])
+                if len(unused_files) == len(prefix.files):
                     await store.delete_empty(prefix.path)
-            count, files, size = count + 1, files + len(gone), size + _told(gone, found)
+            count, files, size = count + 1, files + len(unused_files), size + _told(unused_files, found)
     return Collected(attempts=count, files=files, bytes=size)
 
 

@@ -1,7 +1,7 @@
-"""What would only have failed in a job's first task, found when it is deployed: its operator and config, its
-entrypoint, its query.
+"""Finds faults at deploy time that would otherwise fail a job's first task: in its operator and config, its entrypoint
+and its query.
 
-The command line asks before anything is sent, with the folders at hand; the gateway asks again of what was sent.
+The command line checks before it sends anything, with the folders at hand; the gateway checks again what it received.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def refuse(
     no_folder: str | None = None,
     knows_packages: bool = True,
 ) -> None:
-    """Raises SpecInvalid, with every fault at its place in the file. `knows_packages`: what is installed here is what
-    counts; else operators that are not built in are left to the gateway."""
-    found = [
+    """Raises SpecInvalid, with every fault at its place in the file. `knows_packages`: the packages installed here are
+    the ones that count; otherwise operators that are not built in are left to the gateway."""
+    faults = [
         *(
             fault
             for job in dag.jobs
@@ -46,7 +46,7 @@ def refuse(
         *code_identity.faults(dag, runtimes, project, is_elsewhere=is_elsewhere, no_folder=no_folder),
         *(fault for job in dag.jobs for fault in query_faults(job, dag, runtimes)),
     ]
-    if (invalid := placed(found, text, file)) is not None:
+    if (invalid := placed(faults, text, file)) is not None:
         raise invalid
 
 
@@ -57,7 +57,7 @@ def operator_of(job: Job, runtimes: Mapping[str, Runtime]) -> OperatorSpec | Non
 
 
 def operator_faults(job: Job, dag: Dag, runtimes: Mapping[str, Runtime]) -> Iterator[JobFault]:
-    """An operator that there is not, or that cannot work with what the job gives it."""
+    """An operator that does not exist, or that cannot work with the job's config, inputs or outputs."""
     family = runtimes[job.runtime].family
     if family is None or job.generated_for is not None:
         return
@@ -69,7 +69,7 @@ def operator_faults(job: Job, dag: Dag, runtimes: Mapping[str, Runtime]) -> Iter
     spec = catalog.find(job.operator)
     assert spec is not None
     if not spec.for_dags:
-        message = f"the operator {spec.name} is the platform's own, and not for DAG files"
+        message = f"the operator {spec.name} is internal to the platform and cannot be used in DAG files"
         yield JobFault("deploy.unknown_operator", at, message, _near_operator(job.operator, family))
     elif family not in spec.runtimes:
         message = f"the runtime {job.runtime} does not run the operator {spec.name}"
@@ -100,15 +100,17 @@ def _port_misfits(what: str, names: Sequence[str], ports: Ports) -> Iterator[Job
     for name in names:
         if ports.names and name not in ports.names:
             yield JobMisfit(
-                (what,), f"{name[:100]!r} is none of its {what}", f"name each of them one of: {known}"
+                (what,),
+                f"{name[:100]!r} is not one of its {what}",
+                f"each name must be one of: {known}",
             )
     if len(names) < ports.least or (ports.most is not None and len(names) > ports.most):
         exactly = ports.least == ports.most
         count = str(ports.least) if exactly or len(names) < ports.least else str(ports.most)
         limit = "" if exactly else "at least " if len(names) < ports.least else "at most "
         noun = what.removesuffix("s") if count == "1" else what
-        message = f"it has {limit}{count} {noun}, and the job has {len(names)}"
-        yield JobMisfit((what,), message, f"name each of them one of: {known}" if known else None)
+        message = f"it needs {limit}{count} {noun}, but the job has {len(names)}"
+        yield JobMisfit((what,), message, f"each name must be one of: {known}" if known else None)
 
 
 def query_faults(
@@ -117,7 +119,7 @@ def query_faults(
     runtimes: Mapping[str, Runtime],
     columns_elsewhere: Mapping[str, Sequence[str]] = {},
 ) -> Iterator[JobFault]:
-    """Of a job with SQL; `columns_elsewhere` are those that datasets of other DAGs declare."""
+    """Faults in a job's SQL; `columns_elsewhere` are the columns that datasets of other DAGs declare."""
     spec = operator_of(job, runtimes)
     if spec is None or spec.query_field is None:
         return
@@ -133,7 +135,7 @@ def query_faults(
         return
     for output in query if isinstance(query, Mapping) else ():
         if output not in outputs:
-            message = f"there is a query for {str(output)[:100]!r}, which is no output of the job"
+            message = f"there is a query for {str(output)[:100]!r}, which is not an output of the job"
             yield JobFault("sql.unknown_output", (*at, str(output)), message, near(str(output), outputs))
     inputs = {
         used.name: _columns(used.dataset_id, used.columns, dag, columns_elsewhere) for used in job.inputs
@@ -162,7 +164,7 @@ _NEXT = {
 def _columns(
     dataset_id: str, read: Sequence[str], dag: Dag, elsewhere: Mapping[str, Sequence[str]]
 ) -> Columns:
-    """Of the rows that an input holds: those that are read, or else those that their dataset declares."""
+    """Columns of an input's rows: those that it selects, or else those that its dataset declares."""
     rows = rows_of(dataset_id, dag)
     declared = {d.dataset_id: [c.name for c in d.columns] for d in dag.datasets if not d.sql}
     return read or declared.get(rows) or elsewhere.get(rows) or None

@@ -32,7 +32,7 @@ async def add_job(
     virtual: VirtualInputs | None = None,
     views: tuple[InputView, ...] = (),
 ) -> UUID:
-    """`reads` are stored datasets, even if the job declares virtual ones; `writes` are in the order of its outputs."""
+    """`reads` are stored datasets, even if the job declares virtual ones; `writes` follow the order of its outputs."""
     definition = JobDefinition(
         config=job.config,
         execution_strategy=job.execution_strategy,

@@ -1,4 +1,4 @@
-"""What a module's text says without being run: its imports, the names that it binds, and a hash of what it does."""
+"""Reads a module without running it: its imports, the names that it binds, and a hash of its code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Import:
     name: str
     line: int
     is_needed: bool
-    """Whether the module cannot do without it: not inside of a `try`, and not a name that may be no module."""
+    """Whether the import is required: not inside a `try`, and not a name that may be something else than a module."""
     is_relative: bool = False
 
 
@@ -34,11 +34,11 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a module binds at its top."""
+    """The names a module binds at its top level."""
 
     bound: frozenset[str]
     may_be_more: bool
-    """Whether some of it cannot be seen: made by a call, or imported by a star."""
+    """Whether some names cannot be seen: defined by a call, or imported by `*`."""
 
 
 def parse(text: str, path: str, shown: str) -> Module:
@@ -70,12 +70,12 @@ def _imports(tree: ast.Module, path: str, shown: str) -> Iterator[Import]:
             if alias.name != "*":
                 yield Import(f"{base}.{alias.name}", node.lineno, is_needed=False)
     if path.endswith("/__init__.py"):
-        for exported in _exported(tree):  # what `from package import *` imports
+        for exported in _exported(tree):  # the names that `from package import *` imports
             yield Import(f"{code_bundle.module_name(path)}.{exported}", 1, is_needed=False)
 
 
 def _import_statements(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import, however deep it stands, and whether the module cannot do without it."""
+    """Every import at any depth, and whether it is required."""
     pending: list[tuple[ast.AST, bool]] = [(tree, True)]
     while pending:
         node, needed = pending.pop()
@@ -83,7 +83,7 @@ def _import_statements(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.Impo
             yield node, needed
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             inside = getattr(node, name, None)
-            if isinstance(inside, list):  # a conditional expression has one too, which is no block
+            if isinstance(inside, list):  # a conditional expression has a body too, but it is not a block
                 may_fail = name == "body" and (_catches(node) or _is_for_type_checkers(node))
                 pending += [(statement, needed and not may_fail) for statement in inside]
 
@@ -109,7 +109,7 @@ def _base(node: ast.ImportFrom, path: str, shown: str) -> str:
             "code.module_missing",
             "a relative import leaves its package",
             value=f"{shown}:{node.lineno}",
-            next_step="import the module by its whole name",
+            next_step="import the module by its full name",
         )
     return ".".join([*kept, node.module] if node.module else kept)
 
@@ -131,7 +131,7 @@ def _exported(tree: ast.Module) -> Iterator[str]:
 
 
 def _names(tree: ast.Module) -> Names:
-    """Of functions and classes only what they declare `global`; of all other statements whatever they bind."""
+    """For functions and classes, only names they declare `global`; for other statements, every name they bind."""
     bound: set[str] = set()
     may_be_more = False
     pending: list[ast.AST] = [tree]
@@ -163,31 +163,31 @@ def _names(tree: ast.Module) -> Names:
 def _digest(tree: ast.Module) -> str:
     """A hash of the syntax tree that is the same under every Python that Traceplane runs on.
 
-    So it is not made from `ast.dump`: newer versions add fields, which are empty for older code and left out here.
+    `ast.dump` would not do: newer versions add fields, which are empty for older code and left out here.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     pending: list[object] = [tree]
-    while pending:  # by hand, since expressions may be nested deeper than Python's stack
+    while pending:  # not recursive, since expressions may be nested deeper than Python's stack
         item = pending.pop()
         if isinstance(item, ast.AST):
-            whole.update(f"({type(item).__name__}\n".encode())
+            digest.update(f"({type(item).__name__}\n".encode())
             pending.append(_Mark(")"))
             for name, value in sorted(_fields(item), reverse=True):
                 pending += [value, _Mark(name)]
         elif isinstance(item, list):
-            whole.update(b"[\n")
+            digest.update(b"[\n")
             pending.append(_Mark("]"))
             pending += reversed(item)
         elif isinstance(item, _Mark):
-            whole.update(f"{item}\n".encode())
+            digest.update(f"{item}\n".encode())
         else:
-            told = hex(item) if type(item) is int else ascii(item)  # repr refuses very long integers
-            whole.update(f"{type(item).__name__} {told}\n".encode())
-    return whole.hexdigest()
+            text = hex(item) if type(item) is int else ascii(item)  # repr refuses very long integers
+            digest.update(f"{type(item).__name__} {text}\n".encode())
+    return digest.hexdigest()
 
 
 class _Mark(str):
-    """Part of the form itself, rather than a value of the program."""
+    """Part of the serialized form, rather than a value of the program."""
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
@@ -211,7 +211,7 @@ def _is_text(statements: list[ast.stmt]) -> bool:
 
 
 def _joined(parts: list[ast.expr]) -> list[object]:
-    """Versions differ in how they cut the text of an f-string into pieces."""
+    """Python versions differ in how they split the text of an f-string."""
     whole: list[object] = []
     for part in parts:
         if isinstance(part, ast.Constant) and isinstance(part.value, str):

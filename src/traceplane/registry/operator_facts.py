@@ -1,4 +1,4 @@
-"""What an operator's spec says of the tasks of a job, kept with the job: those who hand tasks out need no catalog."""
+"""What an operator's spec says about a job's tasks, stored with the job, so that the dispatcher needs no catalog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_HISTORY = 1_000_000
 
 
 def of_job(job: Job, runtimes: Mapping[str, Runtime]) -> OperatorFacts:
-    """Of a job that `job_checks` found nothing wrong with."""
+    """For a job that passed `job_checks`."""
     operator, package = operator_of(job, runtimes), catalog.package(job.operator)
     if operator is None:
         return OperatorFacts()

@@ -1,4 +1,4 @@
-"""The decision of a deploy: what is deployed is read and compared, and nothing is written."""
+"""Decides a deploy: reads and compares what is deployed, and writes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from traceplane.registry.sql_identity import with_deployed_queries
 @dataclass(frozen=True, slots=True)
 class PreparedDeploy:
     dag: Dag
-    """As requested, but with the deployed text of queries that mean the same."""
+    """As requested, but with the deployed text of equivalent queries."""
     plan: Plan
     consequences: Consequences
     text: str
@@ -43,11 +43,11 @@ class PreparedDeploy:
     refusal: UserError | None
     """Why the plan cannot be applied."""
     texts: dict[str, str]
-    """The SQL of all virtual datasets that the DAG has or reads, directly or through others."""
+    """The SQL of all virtual datasets that the DAG declares or reads, directly or through others."""
     kept_virtual: frozenset[str]
     """Its virtual datasets that did not change."""
     carried_on: frozenset[str]
-    """Datasets of sources that keep their generation and its events under another job."""
+    """Source datasets that keep their generation and its events under another job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ async def prepare(
     *,
     no_rematerialize: bool = False,
 ) -> PreparedDeploy:
-    """`no_rematerialize`: jobs that differ in nothing but their `execution_strategy` keep their data."""
+    """`no_rematerialize`: jobs that differ only in their `execution_strategy` keep their data."""
     row = await registry.active_version(tx, org, dag.name)
     deployed = _deployed(row) if row is not None else None
     if deployed is not None:
@@ -73,8 +73,8 @@ async def prepare(
     compared = own = _fingerprints(dag, code)
     carried_on: dict[str, bool] = {}
     if deployed is not None:
-        # As if what changes no data were as it is deployed, and the strategies, if the caller says so: neither the
-        # job nor what is downstream of it is rebuilt for them.
+        # Compared with the deployed values of config fields that do not change data, and of strategies if the caller
+        # asks for it: neither the job nor anything downstream is rebuilt for those.
         as_before = with_deployed_execution_config(dag, deployed.dag)
         carried_on = fingerprint.carried_on(deployed.dag, as_before)
         if no_rematerialize:
@@ -133,7 +133,7 @@ def _fingerprints(
 def _compared_fingerprints(
     dag: Dag, code: DeployedCode | None, deployed: Deployed, carried_on: Mapping[str, bool]
 ) -> _Fingerprints:
-    """Those that the plan compares with the deployed ones."""
+    """The fingerprints that the plan compares with the deployed ones."""
     producers = {
         o.dataset_id: deployed.fingerprints.get(j.name, "") for j in deployed.dag.jobs for o in j.outputs
     }

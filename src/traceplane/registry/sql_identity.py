@@ -1,7 +1,7 @@
-"""Queries compared as parsed: formatting and comments make no other query.
+"""Compares queries as parsed, so that formatting and comments do not count as a change.
 
-A query that says the same as the deployed one keeps the deployed text. So fingerprints stay plain hashes of text,
-and an upgrade of the parser rebuilds nothing.
+A query that is equivalent to the deployed one keeps the deployed text. So fingerprints stay plain hashes of text, and
+an upgrade of the parser rebuilds nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from traceplane.operators import catalog
 
 
 def with_deployed_queries(desired: Dag, deployed: Dag) -> Dag:
-    """`desired`, with the deployed text of each query that differs from it in nothing but its looks."""
+    """`desired`, with the deployed text of each query that differs only in formatting."""
     before = {job.name: job for job in deployed.jobs}
     texts = deployed.virtual
     return replace(
@@ -54,11 +54,11 @@ def say_the_same(one: str, other: str, dialect: str = "spark") -> bool:
         return True
     try:
         first, second = (sqlglot.parse(text, dialect=dialect) for text in (one, other))
-        # Both: trees are compared without regard to the case of some names, and text may leave out what the
-        # writer of a dialect does not know.
+        # Both: comparing trees ignores the case of some names, and generated text may leave out syntax that the
+        # dialect's generator does not know.
         return first == second and _text(first, dialect) == _text(second, dialect)
     except (SqlglotError, RecursionError):
-        return False  # what cannot be parsed is compared by its text
+        return False  # queries that cannot be parsed are compared by their text
 
 
 def _text(statements: list[Any], dialect: str) -> list[str | None]:

@@ -1,11 +1,11 @@
 """Virtual datasets as inputs of jobs.
 
 A job that reads a virtual dataset reads, and is woken by, the stored datasets below it: an event of one of them wakes
-it with the scope that it has there, and the SQL is computed over the rows of that scope, as if it stood at the
-beginning of the job. So inputs, grants, replays and lineage are of stored datasets, as with every other job.
+the job with that event's scope, and the SQL runs over the rows of that scope, as if it were the first step of the job.
+So inputs, grants, replays and lineage refer to stored datasets, as with every other job.
 
-The job keeps what it was made from (`definition.virtual`). When another DAG changes a virtual dataset that it reads,
-its inputs are written anew in the transaction that moves that DAG's pointers, and everything is computed again.
+The job stores its virtual inputs (`definition.virtual`). When another DAG changes a virtual dataset that it reads, its
+inputs are rewritten in the transaction that moves that DAG's pointers, and everything is recomputed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ABLE = frozenset({"pyspark", "sql"})
 def resolve(
     inputs: Sequence[Input], texts: Mapping[str, str], own: Mapping[str, str]
 ) -> tuple[list[Input], VirtualInputs | None]:
-    """The stored datasets that a job reads; and how its inputs are made from them, if some are virtual.
+    """The stored datasets that a job reads, and how virtual inputs are computed from them.
 
     `texts` is the SQL of all virtual datasets, `own` of those that belong to the job's DAG.
     """
@@ -46,7 +46,7 @@ def resolve(
     below = sorted({relation.dataset_id for relation in expanded.stored})
     names = {
         dataset_id: f"#{number}" for number, dataset_id in enumerate(below)
-    }  # no name of an input has a #
+    }  # the name of an input never contains #
     stored = [used for used in inputs if used.name not in relations]
     stored += [Input(name, dataset_id) for dataset_id, name in names.items()]
     used_texts = sorted({view.relation.dataset_id for view in expanded.views})
@@ -67,12 +67,12 @@ def resolve(
 
 
 async def load(
-    tx: Transaction, org: str, wanted: Iterable[str], own: Mapping[str, str], mine: Collection[str] = ()
+    tx: Transaction, org: str, dataset_ids: Iterable[str], own: Mapping[str, str], mine: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, StoredDataset]]:
-    """The SQL of all virtual datasets at and below those that are wanted, and the rows of those that are not `mine`,
-    of which the virtual ones are `own`."""
+    """The SQL of these datasets if they are virtual and of all virtual datasets below them, and the rows of datasets
+    that are not `mine`. `own` is the SQL of the virtual ones among `mine`."""
     texts, rows = dict(own), dict[str, StoredDataset]()
-    waiting, seen = {*wanted, *own}, set[str]()
+    waiting, seen = {*dataset_ids, *own}, set[str]()
     while waiting:
         seen |= waiting
         stored = await registry.datasets_by_id(tx, org, sorted(waiting - own.keys() - set(mine)))
@@ -99,7 +99,7 @@ async def refused(
         for dataset_id in own:
             virtual.expand([Relation("tp_d0", dataset_id)], lambda r: texts.get(r.dataset_id))
         for dataset_id in texts.keys() - own.keys():
-            # Its order within this DAG, and what is to be rebuilt with it, could not be told.
+            # Its order within this DAG, and what to rebuild with it, could not be determined.
             below = virtual.expand([Relation("tp_d0", dataset_id)], lambda r: texts.get(r.dataset_id))
             if loops := sorted({r.dataset_id for r in below.stored} & mine):
                 return _loops_back(dataset_id, rows[dataset_id].dag, loops[0], dag.name)
@@ -122,7 +122,7 @@ async def refused(
 def _refused_job(job: Job, runtimes: Mapping[str, Runtime], texts: Mapping[str, str]) -> UserError | None:
     if job.operator in _ABLE and SPARK in runtimes[job.runtime].capabilities:
         return None
-    bulk = f" (it was made for the Bulk job {job.generated_for})" if job.generated_for else ""
+    bulk = f" (generated for the Bulk job {job.generated_for})" if job.generated_for else ""
     return InvalidInput(
         "deploy.virtual_input_unsupported",
         f"job {job.name}{bulk}: only sql and pyspark jobs read virtual datasets",
@@ -143,7 +143,7 @@ def _loops_back(dataset_id: str, owner: str, below: str, dag: str) -> Conflict:
 async def _owned(
     tx: Transaction, org: str, inputs: Sequence[Input], dag: str, before: VirtualInputs
 ) -> str | None:
-    """A dataset of the job's own DAG among what it would read through virtual datasets only."""
+    """A dataset of the job's own DAG that it would read only through virtual datasets."""
     direct = {i.dataset_id for i in before.inputs}
     rows = await registry.datasets_by_id(tx, org, [i.dataset_id for i in inputs])
     return next((i for i, row in rows.items() if row.dag == dag and i not in direct), None)
@@ -161,15 +161,15 @@ async def _resolved_again(
 
 
 async def follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[tuple[UUID, UUID]]:
-    """Jobs whose virtual inputs mean something else since the pointers moved read what they mean now; these jobs,
-    with all the generations that they read."""
+    """Rewrites the inputs of jobs whose virtual datasets changed when the pointers moved. Returns these jobs, with all
+    generations that they read."""
     replays: list[tuple[UUID, UUID]] = []
     for reader in await registry.virtual_readers_to_follow(tx, dag_id, version_id):
         before = reader.virtual
         try:
             stored, resolved = await _resolved_again(tx, reader.org, before)
         except UserError:
-            continue  # it goes on with what it read before
+            continue  # it keeps reading what it read before
         # Without virtual datasets it keeps its declared inputs, to follow a rollback that brings them back.
         virtual_inputs = resolved or replace(before, datasets=(), views=(), given={})
         if virtual_inputs == before:

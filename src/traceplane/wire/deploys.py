@@ -18,7 +18,7 @@ class DeployRequest(Wire, frozen=True):
     file: Text = "dag.yaml"
     """Its name, for error messages."""
     expect_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    """Refuse if another version is deployed by now; 0 means none."""
+    """Refuse if another version has been deployed in the meantime; 0 means none."""
     manual_cutover: bool = False
     """Wait for a call when the version is built, rather than let it serve at once."""
     drop_missing: bool = False

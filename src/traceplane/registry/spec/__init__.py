@@ -2,13 +2,13 @@
 
     text ──compose──► nodes ──FIELDS──► records ──rules, links──► drafts ──► Dag
 
-Nodes keep their line and column, so each problem points at what the user typed. Reading goes on past a problem,
-and a check that could only repeat it is skipped.
+Nodes keep their line and column, so each problem points at what the user typed. Reading continues after a problem,
+and checks that would only repeat it are skipped.
 
 dag_file     parses and loads a file; orders its jobs
 datasets     what stored, hot and virtual datasets need
 fields       the fields of a file: where each may stand, and what it may hold
-job_faults   faults that show only once the file is read, placed in its text
+job_faults   faults found only after the file is read, located in its text
 jobs         what each job reads and writes, and the rules between its fields
 normalized   the deployed form of a DAG: plain JSON values
 yaml_reader  YAML read by tables of fields; values keep their positions

@@ -14,7 +14,7 @@ from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, 
 
 
 def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
-    """The DAG this text declares; raises `SpecInvalid` with every problem, located in `file`."""
+    """The DAG that this text declares; raises `SpecInvalid` with every problem, located in `file`."""
     problems = Problems(file)
     try:
         top: YamlMap = fields.whole_file(problems, compose(text))
@@ -47,7 +47,7 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
 
 
 def load(path: str | Path, *, known_runtimes: frozenset[str]) -> Dag:
-    """`parse` of a file."""
+    """Parses a file."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -60,7 +60,7 @@ def load(path: str | Path, *, known_runtimes: frozenset[str]) -> Dag:
 def _order(
     problems: Problems, drafts: list[Draft], producers: dict[str, int], below: dict[str, list[str]]
 ) -> list[Draft]:
-    """Upstream first, and in the order of the file where that leaves a choice."""
+    """Upstream first, otherwise in file order."""
     upstream = {
         index: {
             producers[read]

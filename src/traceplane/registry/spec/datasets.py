@@ -63,11 +63,11 @@ def _check_virtual(problems: Problems, dataset: YamlMap, declared: dict[str, Yam
             problems.add("spec.sql_needs_virtual", dataset.at("sql"), message, "add storage: virtual")
         return
     if "sql" not in dataset.nodes:
-        message = "a virtual dataset is its sql, which is missing"
+        message = "a virtual dataset needs sql"
         problems.add("spec.virtual_needs_sql", dataset.at("storage"), message, "add sql: select ...")
     for name in ("write_mode", "position"):
         if name in dataset.nodes:
-            message = f"nothing of a virtual dataset is stored: it has no {name}"
+            message = f"a virtual dataset stores nothing, so it cannot have {name}"
             problems.add("spec.virtual_not_stored", dataset.at(name), message, "remove it")
     if sql := dataset.get("sql"):
         gated = virtual.checked(sql)
@@ -79,12 +79,12 @@ def _check_virtual(problems: Problems, dataset: YamlMap, declared: dict[str, Yam
 
 
 def _columns_stored(dataset: YamlMap | None) -> list[str] | None:
-    """None where they are not known: of virtual datasets, of other DAGs', and where none are declared."""
+    """None if unknown: for virtual datasets, those of other DAGs, and those that declare none."""
     return None if dataset is None or _is_virtual(dataset) else list(_columns_by_name(dataset)) or None
 
 
 def read_by_virtual(problems: Problems, top: YamlMap) -> dict[str, list[str]]:
-    """By virtual dataset, what its SQL reads; those that read each other in a circle are problems."""
+    """The datasets that each virtual dataset's SQL reads; cycles are reported as problems."""
     declared: dict[str, YamlMap | None] = top.get("datasets") or {}
     below = {
         dataset_id: virtual.reads(dataset.get("sql"))
@@ -101,12 +101,12 @@ def read_by_virtual(problems: Problems, top: YamlMap) -> dict[str, list[str]]:
             dataset = declared[cycle[0]]
             assert dataset is not None
             message = f"virtual datasets read each other: {' → '.join(cycle)}"
-            problems.add("spec.cycle", dataset.at("sql"), message[:500], "let one read stored datasets only")
+            problems.add("spec.cycle", dataset.at("sql"), message[:500], "make one read stored datasets only")
             below[cycle[0]] = [r for r in below[cycle[0]] if r != cycle[1]]
 
 
 def stored_below(dataset_id: str, below: dict[str, list[str]]) -> set[str]:
-    """The dataset itself, or what a virtual one of this file reads in the end."""
+    """The dataset itself, or the stored datasets that a virtual one of this file ends up reading."""
     seen, waiting = {dataset_id}, [dataset_id]
     while waiting:
         new = set(below.get(waiting.pop(), ())) - seen
@@ -116,7 +116,7 @@ def stored_below(dataset_id: str, below: dict[str, list[str]]) -> set[str]:
 
 
 def _check_position(problems: Problems, dataset: YamlMap) -> None:
-    """Rows are told apart by comparing their position with whole numbers; queries and tasks do it."""
+    """Queries and tasks select rows by comparing their position with whole numbers."""
     columns = _columns_by_name(dataset)
     position = dataset.get("position")
     if not position or not columns:
@@ -125,26 +125,26 @@ def _check_position(problems: Problems, dataset: YamlMap) -> None:
         message = f"no column {position[:100]!r} here"
         problems.add("spec.unknown_column", dataset.at("position"), message, near(position, columns))
     elif (type_ := columns[position].get("type")) and not hot_table.can_be_position(type_):
-        message = f"positions are whole numbers, and {position[:100]!r} is {type_[:100]}"
+        message = f"positions must be whole numbers, but {position[:100]!r} is {type_[:100]}"
         problems.add("spec.bad_position", dataset.at("position"), message, "name a bigint column")
 
 
 def _columns_by_name(dataset: YamlMap) -> dict[str, YamlMap]:
-    """Empty if none are declared, or if one has no valid name, which is a problem already."""
+    """Empty if none are declared, or if one has an invalid name, which is already reported."""
     columns = {column.get("name"): column for column in dataset.get("columns") or ()}
     return {} if None in columns else columns
 
 
 def _check_hot_table(problems: Problems, dataset: YamlMap) -> None:
-    """A hot table is made from its declaration, and read by position."""
+    """A hot table is created from its declaration and read by position."""
     types = {column.get("name"): column for column in dataset.get("columns") or ()}
     if dataset.lacks("columns") or dataset.lacks("position"):
-        message = "a hot table needs its columns, and which of them is the position"
+        message = "a hot table needs columns, and one of them as its position"
         suggestion = "add columns: [{ name: block, type: bigint }, ...] and position: block"
         problems.add("spec.hot_needs_position", dataset.node, message, suggestion)
     for name, column in types.items():
         if (kind := column.get("type")) and hot_table.stored_as(kind) is None:
-            message = f"a hot table has no columns of the type {kind[:100]!r}"
+            message = f"a hot table cannot have columns of the type {kind[:100]!r}"
             suggestion = f"one of: {', '.join(hot_table.SUPPORTED_TYPES)}"
             problems.add("spec.hot_type_unsupported", column.at("type"), message, suggestion)
         if name and not hot_table.can_be_column(name):
@@ -153,7 +153,7 @@ def _check_hot_table(problems: Problems, dataset: YamlMap) -> None:
 
 
 def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | None) -> None:
-    """What an input names of a dataset that this file declares must be there."""
+    """The columns an input names must exist, if this file declares the dataset."""
     nodes = item.at("columns").value if item.get("columns") else []
     refuse_repeats(problems, "column", [(n.value, n) for n in nodes if isinstance(n, yaml.ScalarNode)])
     columns = _columns_by_name(dataset) if dataset is not None else {}
@@ -173,7 +173,7 @@ def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | No
 
 
 def _is_field(name: str, columns: dict[str, YamlMap]) -> bool:
-    """Spark filters by a field of a struct too, written column.field."""
+    """Spark can also filter by a field of a struct, written column.field."""
     column = columns.get(name.partition(".")[0])
     return column is not None and (column.get("type") or "struct").strip().lower().startswith("struct")
 
@@ -186,15 +186,15 @@ _EQUALS: dict[str, tuple[tuple[type, ...], str]] = {
         ((int, float), "write a number, without quotes"),
     ),
 }
-"""By the Arrow type of a column, what its values can equal. Of other types, engines differ in what they take."""
+"""The Python types that may be compared with a column, by its Arrow type. For other types, engines differ."""
 
 
 def _check_equality(problems: Problems, value: object, node: yaml.Node, column: YamlMap) -> None:
-    """A value of another type than its column's would fail every task."""
+    """A value whose type differs from its column's would fail every task."""
     type_ = column.get("type")
     kinds, suggestion = _EQUALS.get(column_types.arrow_type(type_) or "" if type_ else "", ((), ""))
     if kinds and type(value) not in kinds:  # not isinstance: True is an int
-        message = f"the column {column.get('name')[:100]!r} is {type_[:100]}, and cannot equal {value!r:.100}"
+        message = f"the column {column.get('name')[:100]!r} is {type_[:100]} and cannot equal {value!r:.100}"
         problems.add("spec.wrong_type", node, message, suggestion)
 
 

@@ -1,4 +1,4 @@
-"""The fields of a DAG file: where each may stand, and what it may hold."""
+"""The fields of a DAG file: where each may occur, and which values it takes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _type(problems: Problems, node: yaml.Node) -> str:
 
 
 def _select(problems: Problems, node: yaml.Node) -> str:
-    """SQL that queries may be made of: it passes the gate that they pass."""
+    """SQL that queries may be built from: it must pass the same gate as they do."""
     text: str = read.text(problems, node)
     try:
         virtual.checked(text)
@@ -134,6 +134,6 @@ FIELDS: dict[str, Fields] = {
     "retry": _RETRY,
     "batch": _BATCH,
 }
-"""Every field by the place it stands in; the reference page is tested against it."""
+"""Every field, by where it occurs; the reference page is tested against it."""
 
 whole_file = read.record(_FILE, "version", "dag", "jobs")

@@ -1,4 +1,4 @@
-"""Faults of a job that show only once its file is read, placed in the text of the file."""
+"""Faults of a job that are found only after its file is read, located in the text of the file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from traceplane.registry.spec.yaml_reader import Problems, compose, entries
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """Something wrong with a job that only shows once the file is read: with its code, or its SQL."""
+    """A fault in a job's code, SQL or config that is found only after the file is read."""
 
     code: str
     at: tuple[str, ...]
-    """The job, and the fields that lead to what is wrong."""
+    """The job, and the path of fields to the fault."""
     message: str
     suggestion: str | None = None
 
 
 def placed(faults: Iterable[JobFault], text: str, file: str) -> SpecInvalid | None:
-    """The faults as problems of the file that was parsed, each at the value that has it; None if there are none."""
+    """The faults as problems of the parsed file, each located at its value; None if there are none."""
     problems = Problems(file)
     if faults := list(faults):
         root = compose(text)

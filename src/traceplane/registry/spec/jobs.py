@@ -1,4 +1,4 @@
-"""The jobs of a DAG file: what each reads and writes, the rules between its fields, and the `Job`s it becomes.
+"""The jobs of a DAG file: what each reads and writes, the rules between its fields, and the `Job`s built from it.
 
 A job is a `Draft` until the whole file is known to be valid: an input may name the output of a job further down.
 """
@@ -37,7 +37,7 @@ def _reacts(job: YamlMap) -> bool:
 
 
 def _relays(job: YamlMap) -> bool:
-    """A source that passes on a signal from outside; the dispatcher does it, and runs no code for it."""
+    """A source that relays a signal from outside; the dispatcher does it without running code."""
     return not _reacts(job) and job.get("source", "kind") in ("manual", "webhook", "cron")
 
 
@@ -57,7 +57,7 @@ def _has_schedule(job: YamlMap) -> bool:
     return job.get("source") is not None and not job.get("source").lacks("schedule")
 
 
-# The code, the field it is shown at, when it is broken, what is wrong, what to do.
+# Each rule: the code, the field to show it at, when it is violated, what is wrong, what to do.
 # fmt: off
 _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
     ("spec.missing_field", "operator", lambda job: job.lacks("operator") and _needs_operator(job),
@@ -67,11 +67,11 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
     ("spec.source_needs_activation", "source", lambda job: _reacts(job) and not job.lacks("source"),
      "a reactive job has no source", "add activation: source"),
     ("spec.source_runs_no_code", "operator", lambda job: _relays(job) and _runs_code(job),
-     "a manual, webhook or cron source passes events on and never runs an operator",
-     "remove runtime, operator and config, and let a second job with this operator read its output"),
+     "a manual, webhook or cron source only relays events and never runs an operator",
+     "remove runtime, operator and config, and add a second job with this operator that reads its output"),
     ("spec.source_runs_no_code", "runtime",
      lambda job: _relays(job) and not _runs_code(job) and _runs_elsewhere(job),
-     "a manual, webhook or cron source passes events on, which the dispatcher does", "remove runtime"),
+     "a manual, webhook or cron source only relays events, which the dispatcher does", "remove runtime"),
     ("spec.cron_needs_schedule", "source",
      lambda job: job.get("source", "kind") == "cron" and not _has_schedule(job),
      "a cron source needs a schedule", "add schedule: '*/5 * * * *'"),
@@ -92,7 +92,7 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
      "a reactive job needs an input to react to", "add inputs, or set activation: source"),
     ("spec.append_needs_unique_key", "update_strategy",
      lambda job: job.has("update_strategy", "append") and job.lacks("unique_key"),
-     "append needs a unique_key to drop duplicates by", "add unique_key: [column, ...]"),
+     "append needs a unique_key to drop duplicates", "add unique_key: [column, ...]"),
     ("spec.bulk_needs_batch", "execution_strategy",
      lambda job: job.has("execution_strategy", "Bulk") and job.lacks("batch"),
      "Bulk needs the size of its batches", "add batch: { size: 100 }"),
@@ -109,7 +109,7 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A job on its way to the model: what it writes and reads, each with the record that says so."""
+    """A job that is not yet in the model: its outputs and inputs, each with the record that declares it."""
 
     record: YamlMap
     name: str
@@ -117,12 +117,12 @@ class Draft:
     inputs: list[tuple[Input, YamlMap]] = field(default_factory=list)
 
     def outputs_known(self) -> bool:
-        """Whether no output was left out for being wrong; if one was, a missing dataset may be that one."""
+        """Whether all outputs are valid; if not, a dataset that seems to be missing may be the invalid one."""
         return self.record.lacks("outputs") or len(self.record.at("outputs").value) == len(self.outputs)
 
 
 def drafts_of(problems: Problems, top: YamlMap) -> list[Draft]:
-    """Every job with its outputs, and its inputs resolved to the datasets they mean."""
+    """Every job with its outputs, and its inputs resolved to datasets."""
     drafts = [Draft(job, job.get("name") or "") for job in top.get("jobs") or ()]
     for draft in drafts:
         for item in draft.record.get("outputs") or ():
@@ -148,7 +148,7 @@ def drafts_of(problems: Problems, top: YamlMap) -> list[Draft]:
 
 
 def _resolve(item: YamlMap, by_name: dict[str, Draft]) -> Output | None:
-    """The output that an input's `from` means; None where its problem is recorded already."""
+    """The output that an input's `from` refers to; None if its problem is already recorded."""
     origin: YamlMap | None = item.get("from")
     if origin is None or origin.has_unknown or None in origin.values.values():
         return None
@@ -159,26 +159,26 @@ def _resolve(item: YamlMap, by_name: dict[str, Draft]) -> Output | None:
         )
     if dataset := origin.get("dataset"):
         return Output(dataset, dataset)
-    name, wanted = origin.get("job"), origin.get("output")
+    name, output_name = origin.get("job"), origin.get("output")
     if (job := by_name.get(name)) is None:
         raise BadValue("spec.unknown_job", origin.at("job"), f"no job {name[:100]!r}", near(name, by_name))
-    matches = [output for output, _ in job.outputs if wanted in (None, output.name)]
+    matches = [output for output, _ in job.outputs if output_name in (None, output.name)]
     if len(matches) == 1 or not job.outputs_known():
         return matches[0] if len(matches) == 1 else None
     names = [output.name for output, _ in job.outputs]
-    if wanted is None and matches:
+    if output_name is None and matches:
         message = f"the job {name!r} has {len(matches)} outputs"
         raise BadValue("spec.ambiguous_output", origin.node, message, f"add output: {' | '.join(names[:20])}")
-    message = f"the job {name!r} has no output" + (f" {wanted[:100]!r}" if wanted else "")
-    raise BadValue("spec.unknown_output", origin.at("output"), message, near(wanted or "", names))
+    message = f"the job {name!r} has no output" + (f" {output_name[:100]!r}" if output_name else "")
+    raise BadValue("spec.unknown_output", origin.at("output"), message, near(output_name or "", names))
 
 
 def refuse_repeats(problems: Problems, what: str, named: Iterable[tuple[str | None, yaml.Node]]) -> None:
     first: dict[str, yaml.Node] = {}
     for name, node in named:
         if name in first:
-            message = f"the {what} {name[:100]!r} is there already, on line {first[name].start_mark.line + 1}"
-            problems.add("spec.duplicate_name", node, message, "give it a name of its own")
+            message = f"the {what} {name[:100]!r} already exists, on line {first[name].start_mark.line + 1}"
+            problems.add("spec.duplicate_name", node, message, "give it a unique name")
         elif name:
             first[name] = node
 
@@ -234,7 +234,7 @@ def _runtime(job: YamlMap, known_runtimes: frozenset[str]) -> Any:
 
 
 def build(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> list[Job]:
-    """The job behind the aggregators that it needs; none but a Bulk job needs any."""
+    """The job, preceded by the aggregators that it needs; only a Bulk job needs any."""
     return _with_aggregators(draft, _job(draft, top, known_runtimes))
 
 
@@ -263,7 +263,7 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
 
 
 def _aggregator_names(draft: Draft) -> dict[str, str]:
-    """The aggregator in front of a Bulk job for each dataset that it reads."""
+    """The name of the aggregator in front of a Bulk job, for each dataset that the job reads."""
     bulk = draft.record.has("execution_strategy", "Bulk")
     names = {used.dataset_id: re.sub("[^a-z0-9_-]", "_", used.name) for used, _ in draft.inputs if bulk}
     single = f"{draft.name}__batch"
@@ -271,13 +271,13 @@ def _aggregator_names(draft: Draft) -> dict[str, str]:
 
 
 def _with_aggregators(draft: Draft, job: Job) -> list[Job]:
-    """A Bulk job behind its aggregators, any other alone: the graph shows all the batching there is."""
+    """A Bulk job after its aggregators, any other job alone: the graph shows all batching."""
     names = _aggregator_names(draft)
     if not names:
         return [job]
     batches = {dataset_id: f"{dataset_id}#{job.name}.batches" for dataset_id in names}
     finality = draft.record.get("batch", "finality")
-    # An aggregator that waits for a full range must not hold its own inputs.
+    # An aggregator that waits for a full range must not hold back its own inputs.
     unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     aggregators = [
         Job(

@@ -26,7 +26,7 @@ def dump(dag: Dag) -> dict[str, Any]:
 
 
 def load(data: dict[str, Any]) -> Dag:
-    """The DAG that `dump` wrote; a field that is newer than the data takes its default."""
+    """The DAG that `dump` wrote; fields newer than the data take their default."""
     dag: Dag = _revive(Dag, {key: value for key, value in data.items() if key != "version"})
     return dag
 
@@ -35,7 +35,7 @@ _hints = cache(get_type_hints)
 
 
 def _revive(kind: Any, data: Any) -> Any:
-    """JSON values as the dataclass, tuple or enum that the annotation `kind` asks for."""
+    """Converts JSON values to the dataclass, tuple or enum of the annotation `kind`."""
     if hasattr(kind, "__dataclass_fields__"):
         kinds = _hints(kind)
         return kind(**{name: _revive(kinds[name], value) for name, value in data.items()})

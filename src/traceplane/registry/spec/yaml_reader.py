@@ -1,7 +1,7 @@
-"""YAML is read by tables of fields; each value keeps its line and column, so each problem points at what was typed.
+"""Reads YAML by tables of fields. Each value keeps its line and column, so each problem points at what was typed.
 
-A reader (`Read`) takes a node and returns its value, or raises `BadValue`. Whoever reads the container records it
-and goes on, so that one file gives all of its problems at once. Nothing here knows what a DAG is.
+A reader (`Read`) takes a node and returns its value, or raises `BadValue`. The reader of the container records the
+problem and continues, so that all problems of a file are reported at once. Nothing here knows what a DAG is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from traceplane.errors import SpecInvalid, SpecProblem
 
 MAX_BYTES = 1 << 20
-MAX_EXPANDED = 4 << 20  # characters, and NODE_COST for each node, once aliases are followed
+MAX_EXPANDED = 4 << 20  # characters, plus NODE_COST for each node, with aliases expanded
 NODE_COST = 16
 MAX_DEPTH = 64
 MAX_PROBLEMS = 100
@@ -47,7 +47,7 @@ At = Any  # where a problem is: a node, one of PyYAML's two kinds of mark, or (l
 
 
 class BadValue(Exception):
-    """A value that cannot be read; whoever reads the container records it and goes on."""
+    """A value that cannot be read; the reader of the container records it and continues."""
 
     def __init__(self, code: str, at: At, message: str, suggestion: str | None = None) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class BadValue(Exception):
 
 
 class Problems:
-    """Every problem of one file, as they are found."""
+    """The problems of one file, in the order they are found."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -71,7 +71,7 @@ class Problems:
             raise self.invalid()
 
     def attempt(self, read: Read, node: yaml.Node) -> Any:
-        """What `read` makes of the node, or None with the problem recorded."""
+        """The value that `read` returns, or None with the problem recorded."""
         try:
             return read(self, node)
         except BadValue as bad:
@@ -112,7 +112,7 @@ def compose(text: str) -> yaml.Node:
 
 
 def _bound_expansion(data: bytes) -> None:
-    """Refuse, before a node is built, what is too deep or too large once its aliases are followed."""
+    """Refuses text that would be too deep or too large with its aliases expanded, before any node is built."""
     measured: dict[str, tuple[int, int]] = {}
     stack: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # anchor, size so far, depth below
     for event in yaml.parse(data, Loader=_Loader):
@@ -134,12 +134,12 @@ def _bound_expansion(data: bytes) -> None:
         if len(stack) + depth > MAX_DEPTH:
             raise BadValue("spec.too_deep", event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
         if total + size > MAX_EXPANDED:
-            raise BadValue("spec.too_large", event.start_mark, "too many values, aliases followed")
+            raise BadValue("spec.too_large", event.start_mark, "too many values once aliases are expanded")
 
 
 @dataclass(frozen=True, slots=True)
 class YamlMap:
-    """A map that was read: the node of every known field given, and its value, None where it is wrong."""
+    """A map that was read: the node and value of each known field; the value is None if it is invalid."""
 
     node: yaml.Node
     nodes: dict[str, yaml.Node]
@@ -157,13 +157,13 @@ class YamlMap:
         return bool(self.get(name) == value)
 
     def lacks(self, name: str) -> bool:
-        """Whether it is absent or an empty list; a wrong one is there, and has its own problem."""
+        """Whether it is absent or an empty list; an invalid one counts as present and has its own problem."""
         node = self.nodes.get(name)
         return node is None or (isinstance(node, yaml.SequenceNode) and not node.value)
 
 
 def near(word: str, names: Iterable[str]) -> str | None:
-    """A suggestion: the name that was probably meant, or those there are."""
+    """A suggestion: the name that was probably meant, or the list of names."""
     names = sorted(map(str, names))[:1000]
     if match := difflib.get_close_matches(word[:100], names, n=1):
         return f"did you mean {match[0]!r}?"
@@ -198,11 +198,13 @@ def scalar(_: Problems, node: yaml.Node) -> str | int | float | bool | None:
     if not isinstance(node, yaml.ScalarNode):
         raise wrong_type(node, "one value")
     if kind not in _CONVERT:
-        raise BadValue("spec.unsupported_tag", node, f"no tag {node.tag[:100]} here", "remove the tag")
+        raise BadValue(
+            "spec.unsupported_tag", node, f"the tag {node.tag[:100]} is not supported", "remove the tag"
+        )
     try:
         value = _CONVERT[kind](node.value)
     except (ValueError, KeyError):
-        raise BadValue("spec.wrong_type", node, f"this is not a value for the tag !!{kind}") from None
+        raise BadValue("spec.wrong_type", node, f"this is not a valid value for the tag !!{kind}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise BadValue("spec.out_of_range", node, "the number is too large", "quote it to keep it as text")
     if isinstance(value, str) and "\0" in value:  # Postgres cannot store it
@@ -227,7 +229,7 @@ def matching(pattern: str, rule: str) -> Read:
     def read(problems: Problems, node: yaml.Node) -> str:
         value: str = text(problems, node)
         if not (re.fullmatch(pattern, value) and value.isprintable()):
-            # Kept all the same: what refers to this name should not be called unknown as well.
+            # Kept all the same, so that references to this name are not reported as unknown too.
             problems.add("spec.bad_name", node, f"{value[:100]!r} is not {rule}")
         return value
 
