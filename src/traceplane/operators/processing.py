@@ -40,7 +40,9 @@ def _compact_misfits(job: Job, dag: Dag) -> Iterator[JobMisfit]:
         if datasets[output.dataset_id].storage is not Storage.PARQUET:
             yield JobMisfit(("outputs",), "its output must have storage: parquet")
     if job.update_strategy is not UpdateStrategy.REPLACE:
-        yield JobMisfit(("update_strategy",), "it rewrites whole ranges, so its update_strategy must be replace")
+        yield JobMisfit(
+            ("update_strategy",), "it rewrites whole ranges, so its update_strategy must be replace"
+        )
     if job.config.get("delete_after_commit") is not True:
         return
     for used in job.inputs:
