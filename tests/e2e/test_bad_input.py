@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from tests.commands import Commands
 from tests.dags import SOURCE, job
 from tests.platform import Platform
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant, mint
@@ -289,6 +290,40 @@ async def test_too_few_and_too_many_items_are_refused(world: AttackedPlatform) -
             assert await world.gateway("POST", path, {"task_ids": ids}) == (400, "request.invalid")
         claim = {"worker_id": "w", "runtime": "python", "task_ids": ids}
         assert await world.dispatcher("/internal/task-claim", claim) == (400, "request.invalid")
+
+
+# Commands -------------------------------------------------------------------------------------------
+
+REFUSED_COMMANDS = [
+    (("tasks", "--dag", "mian"), "dag.unknown: there is no such DAG (value: 'mian') → did you mean 'main'?"),
+    (("dead", "--dag", "mian", "--all"), "dag.unknown: there is no such DAG"),
+    (("dead", "--job", "copi"), "job.unknown: no DAG has such a job (value: 'copi') → did you mean 'copy'?"),
+    (("retry", "--dag", "main", "--job", "copi"), "job.unknown: DAG main has no such job (value: 'copi')"),
+    (("executions", "list", "--pipeline", str(uuid4())), "pipeline.unknown: there is no such pipeline"),
+    (
+        ("token", "revoke", "user", "tset"),
+        "token.not_found: there is no user with this name (value: 'tset') → did you mean 'test'?",
+    ),
+    (("explain", "mid", "-x"), "cli.usage: no such option '-x'"),
+]
+
+
+async def test_a_command_about_something_that_does_not_exist_says_so(world: AttackedPlatform) -> None:
+    async with Commands.of(world.platform) as commands:
+        for arguments, expected in REFUSED_COMMANDS:
+            assert (await commands.on_a_terminal(*arguments)).startswith(expected), arguments
+        assert (
+            await commands.on_a_terminal("token", "revoke", "user", "x")
+            == "revoked 0: x was revoked before\n"
+        )
+
+
+async def test_explain_takes_negative_scopes(world: AttackedPlatform) -> None:
+    async with Commands.of(world.platform) as commands:
+        for scope, positions in (("-5", "-5"), ("-5..-3", "-5..-3")):
+            shown = await commands.on_a_terminal("explain", "in", scope)
+            assert shown.startswith(f"in {positions}: {positions} missing.\n"), shown
+            assert f"`traceplane emit in {scope}`" in shown
 
 
 # Tasks and deploys ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from tests.control_plane import ControlPlane, completed, failed
 from tests.dags import SOURCE, job
 from tests.postgres.test_versions import build, chain
+from traceplane.errors import NotFound
 from traceplane.wire.control import StatusResponse, TaskQuery, TaskSelection, TaskView
 from traceplane.wire.tasks import TaskError
 
@@ -143,7 +144,8 @@ async def test_a_retry_says_why_a_task_is_unchanged(plane: ControlPlane) -> None
 async def test_tasks_are_canceled_and_started_again_by_dag_job_and_range(plane: ControlPlane) -> None:
     await plane.deploy(DAG)
     await plane.emit("in", range(10))
-    assert await select(plane, "cancel", dag="other") == {}
+    with pytest.raises(NotFound, match=r"dag\.unknown"):
+        await select(plane, "cancel", dag="other")
     assert await select(plane, "cancel", dag="main", job="after") == {}
     assert len(await select(plane, "cancel", dag="main", job="copy", start=0, end=3)) == 4
     assert (await plane.states())["canceled"] == 4

@@ -138,6 +138,12 @@ async def revoke_tokens(tx: Transaction, principal: Principal, *, org: str, name
     return len(chosen)
 
 
+async def token_names(tx: Transaction, principal: Principal, *, org: str) -> list[str]:
+    """Of all tokens that were ever issued."""
+    book = await load_token_book(tx)
+    return sorted({r.name for r in book.records if (r.principal, r.org) == (principal, org)})
+
+
 async def _unrevoked(tx: Transaction, principal: Principal, org: str, name: str) -> list[TokenRecord]:
     book = await load_token_book(tx)
     return [

@@ -14,7 +14,8 @@ from traceplane.adapters.object_stores import object_store_for
 from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
 from traceplane.cli.output import say
-from traceplane.errors import InvalidInput
+from traceplane.errors import InvalidInput, NotFound
+from traceplane.model.near_names import near
 from traceplane.settings import Settings
 
 if TYPE_CHECKING:
@@ -111,10 +112,19 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
     """Refuse the token NAME from now on."""
     from traceplane.auth import store
 
-    count = _in_transaction(
-        settings, lambda tx: store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
-    )
-    say(f"revoked {count}")
+    async def revoke(tx: Transaction) -> tuple[int, list[str]]:
+        count = await store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
+        return count, await store.token_names(tx, Principal(principal), org=settings.org)
+
+    count, names = _in_transaction(settings, revoke)
+    if name not in names:
+        raise NotFound(
+            "token.not_found",
+            f"there is no {principal} with this name",
+            value=name,
+            next_step=near(name, names) or f"no {principal} token was ever issued",
+        )
+    say(f"revoked {count}" if count else f"revoked 0: {name} was revoked before")
 
 
 @click.group()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from traceplane.cli.output import as_json, ask, say, say_json
-from traceplane.cli.scopes import parse_scopes
+from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_scopes, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.http_service.client import Caller
@@ -21,18 +20,9 @@ MANY_EVENTS = 100_000
 """More events than this need a confirmation."""
 
 
-def _without_options(context: click.Context, _: click.Parameter, scopes: tuple[str, ...]) -> tuple[str, ...]:
-    """Click passes on what looks like an option and is none, so that a scope may be negative."""
-    for scope in scopes:
-        if scope.startswith("-") and not scope[1:2].isdigit():
-            options = [name for parameter in context.command.params for name in parameter.opts]
-            raise click.NoSuchOption(scope, possibilities=get_close_matches(scope, options), ctx=context)
-    return scopes
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings=MAY_BE_NEGATIVE)
 @click.argument("dataset")
-@click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...", callback=_without_options)
+@click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...", callback=without_options)
 @click.option("--kind", type=click.Choice(["data", "invalidation"]), default="data", show_default=True)
 @click.option(
     "--emission",

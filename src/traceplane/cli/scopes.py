@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TypeVar
+
+import click
 
 from traceplane.errors import InvalidInput
 from traceplane.wire.scalars import Scope
 
 _DATE = re.compile(r"[1-9][0-9]{3}-(0[1-9]|1[0-2])(-.*|T.*)?")
 
+_PARTITION = re.compile(r"(-?[0-9]+)-(-?[0-9]+)")
+
+Given = TypeVar("Given", str, str | None, tuple[str, ...])
+
 _ABOUT_DATES = (
     "count days, or another unit, from a start date of your own: see docs/guides/scopes_and_dates.md"
 )
+
+MAY_BE_NEGATIVE = {"ignore_unknown_options": True}
+"""The context settings of a command with scopes, whose arguments pass `without_options`: click hands on what looks like
+an option and is none."""
+
+
+def without_options(context: click.Context, _: click.Parameter, given: Given) -> Given:
+    for text in (given,) if isinstance(given, str) else given or ():
+        if text.startswith("-") and not text[1:2].isdigit():
+            options = [name for parameter in context.command.params for name in parameter.opts]
+            raise click.NoSuchOption(text, possibilities=get_close_matches(text, options), ctx=context)
+    return given
 
 
 def parse_scopes(text: str) -> Sequence[int] | Sequence[Scope]:
@@ -28,7 +48,9 @@ def parse_scopes(text: str) -> Sequence[int] | Sequence[Scope]:
             return range(first, last + 1)
         if text.lstrip("-").isdigit():
             return range(int(text), int(text) + 1)
-        first, last = (int(part) for part in text.split("-", 1))
+        if (partition := _PARTITION.fullmatch(text)) is None:
+            raise ValueError
+        first, last = int(partition[1]), int(partition[2])
         _check_order(text, first, last, "-")
         return [Scope(partition_key=text, start=first, end=last)]
     except ValueError:

@@ -14,7 +14,7 @@ from traceplane.cli.coverage import contents, describe, say_why
 from traceplane.cli.failures import explained as failure_lines
 from traceplane.cli.failures import forgivable, logged, problems, shortened
 from traceplane.cli.output import as_json, say, say_json, say_lines
-from traceplane.cli.scopes import parse_positions, parse_range
+from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_positions, parse_range, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.http_service.client import Caller
@@ -64,9 +64,9 @@ def _task_line(t: TaskView) -> str:
     )
 
 
-@click.command()
-@click.argument("subject", metavar="TASK | DATASET")
-@click.argument("scope", required=False)
+@click.command(context_settings=MAY_BE_NEGATIVE)
+@click.argument("subject", metavar="TASK | DATASET", callback=without_options)
+@click.argument("scope", required=False, callback=without_options)
 @click.option("--full", is_flag=True, help="Include the frames of libraries in the traceback.")
 @as_json
 @click.pass_obj

@@ -12,5 +12,6 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     pipelines      pipelines, lists of tickers and executions, as people and Celery workers reach them
     plan_steps     a plan as data, for programs
     query_tasks    a query that is too large for an answer: a task on Spark, whose result is a dataset
+    refused_names  what a call answers about a name that it cannot take
     tasks          tasks, as people look at them and look after them
 """

@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import asdict
 
 from traceplane import telemetry
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.errors import InvalidInput
+from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model import backfill as model
 from traceplane.model.scope import Scope
 from traceplane.postgres import events, registry, tasks
@@ -26,7 +27,12 @@ _GAPS_TOLD = 20
 
 async def backfill(database: Database, org: str, request: BackfillRequest) -> BackfillResponse:
     async with database.transaction() as tx:
-        target = _checked(await registry.backfill_target(tx, org, request.dataset), request)
+        target = await registry.backfill_target(tx, org, request.dataset)
+        if target is None:
+            raise await virtual_dataset(
+                tx, org, request.dataset, "backfill what it reads:"
+            ) or await unknown_dataset(tx, org, request.dataset)
+    _check(target, request)
     scopes = _scopes(target, request)
     counts: Counter[str] = Counter()
     for position in range(0, len(scopes), _SCOPES_AT_ONCE):
@@ -72,14 +78,7 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
     )
 
 
-def _checked(target: BackfillTarget | None, request: BackfillRequest) -> BackfillTarget:
-    if target is None:
-        raise NotFound(
-            "dataset.unknown",
-            "there is no such dataset",
-            value=request.dataset,
-            next_step="deploy its DAG first",
-        )
+def _check(target: BackfillTarget, request: BackfillRequest) -> None:
     if target.activation == "source":
         raise InvalidInput(
             "backfill.source_dataset",
@@ -101,7 +100,6 @@ def _checked(target: BackfillTarget | None, request: BackfillRequest) -> Backfil
             value=request.partition_size,
             next_step="leave the partition size out",
         )
-    return target
 
 
 def _scopes(target: BackfillTarget, request: BackfillRequest) -> list[Scope]:

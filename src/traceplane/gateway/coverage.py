@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceplane.errors import NotFound
+from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.positions import Range, written
 from traceplane.postgres import coverage
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
@@ -23,12 +23,11 @@ def view(held: coverage.Coverage | None) -> CoverageView | None:
 async def explain(tx: Transaction, org: str, dataset_id: str, positions: Range) -> ScopeExplanation:
     dataset = await coverage.missing_positions(tx, org, dataset_id, positions)
     if dataset is None:
-        raise NotFound(
-            "dataset.unknown",
-            "there is no such dataset",
-            value=dataset_id,
-            next_step="see `traceplane datasets`",
-        )
+        raise await unknown_dataset(tx, org, dataset_id)
+    if dataset.producer is None and (
+        refusal := await virtual_dataset(tx, org, dataset_id, "explain what it reads:")
+    ):
+        raise refusal
     reasons = await _Why(tx, org).of(dataset)
     return ScopeExplanation(dataset_id, *positions, missing=dataset.missing, reasons=reasons)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from uuid import UUID
 
-from traceplane.errors import NotFound, UserError
+from traceplane.errors import UserError
 from traceplane.gateway.coverage import view
+from traceplane.gateway.refused_names import unknown_dataset
 from traceplane.operators.catalog import find as find_operator
 from traceplane.postgres import coverage, events, pinned
 from traceplane.postgres.coverage import Coverage
@@ -37,12 +38,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
     async with database.snapshot() as tx:
         dataset = (await pinned.datasets(tx, caller.org, [dataset_id])).get(dataset_id)
         if dataset is None:
-            raise NotFound(
-                "dataset.unknown",
-                "there is no such dataset",
-                value=dataset_id,
-                next_step="see `traceplane datasets`",
-            )
+            raise await unknown_dataset(tx, caller.org, dataset_id)
         held = await coverage.of_datasets(tx, caller.org, dataset_id)
         if dataset.sql is not None and dataset.generation_id is not None:
             _, derived = await _virtual_lineage(tx, caller, dataset_id)

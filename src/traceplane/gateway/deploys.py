@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import msgspec
 
 from traceplane import telemetry
-from traceplane.errors import Conflict, NotFound
+from traceplane.errors import Conflict, UserError
 from traceplane.gateway.plan_steps import plan_steps
+from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.dag import Dag
 from traceplane.model.positions import written
@@ -21,6 +22,7 @@ from traceplane.postgres.versions import ListedVersion, Missing
 from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.spec import dag_file
+from traceplane.registry.spec.job_faults import place_of_input
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
     BuildView,
@@ -78,30 +80,34 @@ class DeployApi:
                 code,
                 no_rematerialize=call.body.no_rematerialize,
             )
+        refusal = await _placed(prepared.refusal, call.body) if prepared.refusal else None
         return PlanResponse(
             dag=dag.name,
             noop=prepared.plan.is_noop,
             text=prepared.text,
             deployed_version=prepared.deployed_version,
-            blocked=str(prepared.refusal) if prepared.refusal else None,
-            blocked_code=prepared.refusal.code if prepared.refusal else None,
+            blocked=str(refusal) if refusal else None,
+            blocked_code=refusal.code if refusal else None,
             steps=plan_steps(prepared.plan, prepared.consequences),
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
         dag, code = await self._parse(call.body)
-        done = await apply.deploy(
-            self._database,
-            call.principal.org,
-            dag,
-            runtimes=self._settings.runtimes,
-            window=self._settings.dispatch_window,
-            expect_version=call.body.expect_version,
-            manual_cutover=call.body.manual_cutover,
-            drop_missing=call.body.drop_missing,
-            code=code,
-            no_rematerialize=call.body.no_rematerialize,
-        )
+        try:
+            done = await apply.deploy(
+                self._database,
+                call.principal.org,
+                dag,
+                runtimes=self._settings.runtimes,
+                window=self._settings.dispatch_window,
+                expect_version=call.body.expect_version,
+                manual_cutover=call.body.manual_cutover,
+                drop_missing=call.body.drop_missing,
+                code=code,
+                no_rematerialize=call.body.no_rematerialize,
+            )
+        except UserError as error:
+            raise await _placed(error, call.body) from None
         telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
         return DeployResponse(dag.name, done.version, done.changed, done.building, done.text)
 
@@ -109,10 +115,8 @@ class DeployApi:
         query: VersionQuery = call.query
         async with self._database.transaction() as tx:
             rows = await versions.listing(tx, call.principal.org, query.dag, query.limit)
-            if not rows:
-                raise NotFound(
-                    "dag.unknown", "there is no such DAG", value=query.dag, next_step="see `traceplane dags`"
-                )
+            if not rows and (refusal := await unknown_dag_or_job(tx, call.principal.org, query.dag, None)):
+                raise refusal
             views = [await _version_view(tx, row) for row in rows]
         return VersionsResponse(query.dag, views)
 
@@ -179,6 +183,17 @@ def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, D
     project = code_project.project_sent(body.code or {})
     job_checks.refuse(dag, runtimes, project, body.text, body.file, is_elsewhere=lambda _: True)
     return dag, code_identity.identify(dag, runtimes, body.code)
+
+
+async def _placed(refusal: UserError, body: DeployRequest) -> UserError:
+    """With the place in the file that it is about, if it is about an input."""
+    if refusal.code == "deploy.unknown_dataset":
+        place = await asyncio.to_thread(place_of_input, str(refusal.value), body.text, body.file)
+        if place is not None:
+            return type(refusal)(
+                refusal.code, f"{place}: {refusal.message}", value=refusal.value, next_step=refusal.next_step
+            )
+    return refusal
 
 
 async def _version_view(tx: Transaction, version: ListedVersion) -> VersionView:

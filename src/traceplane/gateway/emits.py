@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from traceplane import telemetry
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.errors import InvalidInput
+from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.postgres import events, registry
-from traceplane.postgres.database import Database, retry_on_conflict
+from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.registry import ManualTarget
 from traceplane.runtime.group_commit import GroupCommit
@@ -34,11 +36,11 @@ class Emits:
 
     async def _commit(self, emits: Sequence[_Emit]) -> Sequence[EmitResponse]:
         async def once() -> events.AcceptedEvents:
-            named = list({(emit.org, e.dataset) for emit in emits for e in emit.events})
+            named = list(dict.fromkeys((emit.org, e.dataset) for emit in emits for e in emit.events))
             async with self._database.autocommit() as tx:
-                targets = await registry.manual_targets(tx, named)
+                targets = await _targets(tx, named)
             drafts = [
-                _manual_event(event, targets.get((emit.org, event.dataset)))
+                _manual_event(event, targets[emit.org, event.dataset])
                 for emit in emits
                 for event in emit.events
             ]
@@ -58,22 +60,39 @@ class Emits:
         return answers
 
 
-def _manual_event(event: ManualEvent, target: ManualTarget | None) -> NewEvent:
-    if target is None or target.generation_id is None:
-        raise NotFound(
-            "dataset.unknown",
-            "there is no such dataset",
-            value=event.dataset,
-            next_step="deploy its DAG first",
-        )
-    if target.voice is None or target.source_kind not in ("manual", "webhook", "cron"):
-        raise InvalidInput(
-            "dataset.not_a_source",
-            f"only datasets of manual, webhook or cron sources take events by hand; "
-            f"this one is {f'produced by job {target.job}' if target.job else 'virtual'}",
-            value=event.dataset,
-            next_step="emit an event of the source it derives from",
-        )
+@dataclass(frozen=True, slots=True)
+class _Target:
+    voice: UUID
+    generation_id: UUID
+
+
+async def _targets(tx: Transaction, named: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
+    """By organization and dataset; raises for the first that takes no events."""
+    known = await registry.manual_targets(tx, named)
+    targets = {}
+    for org, dataset_id in named:
+        target = known.get((org, dataset_id))
+        if target is None or target.generation_id is None:
+            raise await unknown_dataset(tx, org, dataset_id)
+        if target.voice is None or target.source_kind not in ("manual", "webhook", "cron"):
+            raise await virtual_dataset(
+                tx, org, dataset_id, "emit events of the sources of"
+            ) or _not_a_source(target)
+        targets[org, dataset_id] = _Target(target.voice, target.generation_id)
+    return targets
+
+
+def _not_a_source(target: ManualTarget) -> InvalidInput:
+    producer = f"is produced by job {target.job}" if target.job else "has no deployed producer"
+    return InvalidInput(
+        "dataset.not_a_source",
+        f"only datasets of manual, webhook or cron sources take events by hand; this one {producer}",
+        value=target.dataset_id,
+        next_step="emit an event of the source it derives from",
+    )
+
+
+def _manual_event(event: ManualEvent, target: _Target) -> NewEvent:
     now = time.time_ns()
     return NewEvent(
         producer_id=target.voice,

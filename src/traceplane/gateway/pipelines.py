@@ -184,6 +184,8 @@ class PipelineApi:
         query: ExecutionQuery = call.query
         async with self._database.transaction() as tx:
             rows = await executions.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
+            if not rows and query.pipeline_id is not None:
+                await _pipeline(tx, call.principal, query.pipeline_id)
             views = await _execution_views(tx, call.principal, rows)
         return ExecutionsResponse(views)
 

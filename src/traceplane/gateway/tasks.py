@@ -15,6 +15,7 @@ from uuid import UUID
 from traceplane.auth.opaque import TokenRecord
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
+from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.advice import Advice, advice
 from traceplane.model.explain import ExplainFacts, explain
@@ -84,6 +85,8 @@ class TaskApi:
                 end=query.end,
                 limit=query.limit,
             )
+            if not rows:
+                await _refuse_unknown(tx, call.principal.org, query.dag, query.job)
             rows = await as_seen_by(tx, call.principal, rows)
         return TasksResponse([_task_view(row) for row in rows])
 
@@ -206,6 +209,8 @@ class TaskApi:
                 if asked.dag is None
                 else await choose(tx, TaskFilter(asked.dag, asked.job, asked.start, asked.end))
             )
+            if not meant:
+                await _refuse_unknown(tx, org, asked.dag, asked.job)
             changed = await change(tx, meant) if meant else {}
             unchanged = [t for t in meant if t not in changed] if by_id else []
             why = await tasks.why_unchanged(tx, org, unchanged) if unchanged else {}
@@ -292,6 +297,11 @@ def _task_id(call: Call[None]) -> UUID:
         return UUID(text)
     except ValueError:
         raise InvalidInput("task.bad_id", "a task id is a UUID", value=text) from None
+
+
+async def _refuse_unknown(tx: Transaction, org: str, dag: str | None, job: str | None) -> None:
+    if (dag or job) and (refusal := await unknown_dag_or_job(tx, org, dag, job)):
+        raise refusal
 
 
 def _no_task(task_id: UUID) -> NotFound:

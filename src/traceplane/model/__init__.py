@@ -12,6 +12,7 @@ hidden_values   removes values that an operator was passed from the text that it
 hot_table       hot datasets: the column types of their tables, and where the rows of a range are
 job_definition  the definition of a deployed job, as stored
 json_object     JSON whose keys users choose
+near_names      the name that somebody probably meant
 pipeline_rules  further conditions before a matching signal launches a pipeline
 positions       which positions of a commit a reader gets
 printable       text that is safe to print to a terminal

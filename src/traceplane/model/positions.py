@@ -10,9 +10,11 @@ Range = tuple[int, int]
 
 
 def written(positions: Range) -> str:
-    """In readable form."""
+    """In readable form, as commands take it."""
     first, last = positions
-    return str(first) if first == last else f"{first}-{last}"
+    if first == last:
+        return str(first)
+    return f"{first}-{last}" if first >= 0 else f"{first}..{last}"
 
 
 def kept(commit: Range, scope: Range, hidden: Sequence[Range]) -> list[Range] | None:

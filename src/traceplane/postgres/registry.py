@@ -13,6 +13,7 @@ import msgspec
 from traceplane.model.dag import ExecutionSettings, Job, Priority, ScalingMode
 from traceplane.model.job_definition import JobDefinition, OperatorFacts, VirtualInputs
 from traceplane.model.json_object import JsonObject
+from traceplane.model.near_names import MOST_NAMES
 from traceplane.postgres.database import Row, Transaction, statements
 
 _SQL = statements("registry")
@@ -81,6 +82,17 @@ class StoredDataset:
 async def datasets_by_id(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> dict[str, StoredDataset]:
     rows = await tx.rows_as(StoredDataset, _SQL["datasets_by_id"], org, list(dataset_ids))
     return {row.dataset_id: row for row in rows}
+
+
+async def dataset_names(tx: Transaction, org: str, *, like: str) -> list[str]:
+    """Those that serve and are about as long as `like`, which somebody may have misspelled."""
+    rows = await tx.rows(_SQL["dataset_names"], org, like, MOST_NAMES)
+    return [row["dataset_id"] for row in rows]
+
+
+async def job_names(tx: Transaction, org: str) -> dict[str, set[str]]:
+    """Of all DAGs by name, including those that are no longer deployed."""
+    return {row["dag"]: set(row["jobs"]) for row in await tx.rows(_SQL["job_names"], org)}
 
 
 async def add_dataset(

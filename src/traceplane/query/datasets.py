@@ -8,7 +8,8 @@ from datetime import datetime
 
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.model.dataset_schema import SchemaColumn
-from traceplane.postgres import pinned
+from traceplane.model.near_names import nearest
+from traceplane.postgres import pinned, registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.pinned import PinnedDataset
 from traceplane.sql import virtual
@@ -33,6 +34,7 @@ class AsOf:
 
 
 NOW = AsOf({})
+_VERSIONS_TOLD = 5
 
 Pin = tuple[str, Moment]
 """A dataset, and the version or time as of which the query reads it."""
@@ -104,17 +106,43 @@ class QueryDatasets:
             )
 
     async def _read_at(self, moment: Moment, names: list[str]) -> None:
-        versions, at = self._as_of.versions, self.at(("", moment))
+        numbers, at = self._as_of.versions, self.at(("", moment))
         if isinstance(moment, int):
             # A version belongs to the dataset's own DAG, which must be known first.
             now = await pinned.datasets(self._tx, self._org, names)
-            versions = {dataset.dag: moment for dataset in now.values()}
+            numbers = {dataset.dag: moment for dataset in now.values()}
         elif moment is not None:
-            versions = {}
-        datasets = await pinned.datasets(self._tx, self._org, names, versions=versions, at=at)
+            numbers = {}
+        datasets = await pinned.datasets(self._tx, self._org, names, versions=numbers, at=at)
         for name in names:
-            version = versions.get(datasets[name].dag) if name in datasets else None
-            self._by_pin[name, moment] = _checked(name, datasets.get(name), at, version)
+            dataset = datasets.get(name)
+            if dataset is None:
+                raise await self._unknown(name)
+            version = numbers.get(dataset.dag)
+            if version is not None and dataset.version is None:
+                raise await self._no_version(dataset, version)
+            self._by_pin[name, moment] = _checked(dataset, at, version)
+
+    async def _unknown(self, name: str) -> NotFound:
+        return NotFound(
+            "query.unknown_relation",
+            "the dataset does not exist, or you have no access to it",
+            value=name,
+            next_step=nearest(name, await registry.dataset_names(self._tx, self._org, like=name))
+            or "see `traceplane datasets`; a name with special characters needs double quotes",
+        )
+
+    async def _no_version(self, dataset: PinnedDataset, version: int) -> NotFound:
+        newest = await versions.listing(self._tx, self._org, dataset.dag, _VERSIONS_TOLD)
+        numbers = ", ".join(str(v.number) for v in newest)
+        return NotFound(
+            "query.nothing_then",
+            f"DAG {dataset.dag} has no version {version}",
+            value=dataset.dataset_id,
+            next_step=f"its newest versions are {numbers}; see `traceplane versions {dataset.dag}`"
+            if len(newest) > 1
+            else f"its only version is {numbers}",
+        )
 
     def views(self, expanded: Expanded, caller: QueryCaller) -> list[NamedSql]:
         """The virtual datasets, without the columns that the caller may not see; those below them do not have these
@@ -150,16 +178,8 @@ def some_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaColu
     return columns
 
 
-def _checked(
-    name: str, dataset: PinnedDataset | None, at: datetime | None, version: int | None
-) -> PinnedDataset:
-    if dataset is None:
-        raise NotFound(
-            "query.unknown_relation",
-            "the dataset does not exist, or you have no access to it",
-            value=name,
-            next_step="see `traceplane datasets`; a name with special characters needs double quotes",
-        )
+def _checked(dataset: PinnedDataset, at: datetime | None, version: int | None) -> PinnedDataset:
+    name = dataset.dataset_id
     if dataset.generation_id is None:
         raise _nothing_then(name, dataset.dag, at, version)
     if dataset.storage == "postgres" and at is not None:

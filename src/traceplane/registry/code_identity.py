@@ -19,11 +19,11 @@ from pathlib import Path
 from traceplane.errors import InvalidInput
 from traceplane.model import code_bundle
 from traceplane.model.dag import Dag, Job
+from traceplane.model.near_names import near
 from traceplane.model.runtimes import Driver, Runtime
 from traceplane.operators import catalog
 from traceplane.registry.code_project import Project, check_size, missing_module, project_in, project_sent
 from traceplane.registry.spec.job_faults import JobFault
-from traceplane.registry.spec.yaml_reader import near
 
 _ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
 from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.near_names import nearest
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators.grouping import rows_of
 from traceplane.postgres import registry, versions
@@ -179,11 +180,16 @@ async def _dataset_refusal(
             )
     for dataset_id in dag.external_datasets:
         if dataset_id not in rows or rows[dataset_id].current_generation_id is None:
+            names = [d.dataset_id for d in dag.datasets]
+            names += await registry.dataset_names(tx, org, like=dataset_id)
+            meant = nearest(dataset_id, names)
             return NotFound(
                 "deploy.unknown_dataset",
-                "an input reads a dataset that no deployed DAG produces",
+                "this input is a dataset that no deployed DAG produces",
                 value=dataset_id,
-                next_step="deploy its producer first",
+                next_step=f"{meant} If not, deploy its producer first"
+                if meant
+                else "deploy its producer first",
             )
     for job in dag.jobs:
         for used in job.inputs:

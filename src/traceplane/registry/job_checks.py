@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from traceplane.model.dag import Dag, Job, SourceKind
+from traceplane.model.near_names import near
 from traceplane.model.runtimes import Runtime
 from traceplane.operators import catalog, config
 from traceplane.operators.grouping import rows_of
@@ -16,7 +17,6 @@ from traceplane.operators.spec import JobMisfit, OperatorSpec, Ports
 from traceplane.registry import code_identity
 from traceplane.registry.code_project import Project
 from traceplane.registry.spec.job_faults import JobFault, placed
-from traceplane.registry.spec.yaml_reader import near
 from traceplane.sql import job_query
 
 Columns = Sequence[str] | None

@@ -29,6 +29,18 @@ select d.dataset_uuid, d.dataset_id, g.name as dag, d.current_generation_id, d.d
 from datasets d join dags g using (dag_id) join orgs o on o.org_id = d.org_id
 where o.slug = $1 and d.dataset_id = any($2::text[])
 
+-- name: dataset_names
+-- Datasets that serve, with those first whose names are about as long as a given one.
+select d.dataset_id from datasets d join orgs o using (org_id)
+where o.slug = $1 and d.current_generation_id is not null
+order by abs(length(d.dataset_id) - length($2::text)), d.dataset_id limit $3
+
+-- name: job_names
+-- All DAGs and their jobs, deployed or not.
+select d.name as dag, coalesce(array_agg(distinct j.name) filter (where j.name is not null), '{}') as jobs
+from dags d join orgs o using (org_id) left join jobs j using (dag_id)
+where o.slug = $1 group by d.name order by d.name
+
 -- name: add_dataset
 -- A dataset this DAG owns; an existing one keeps the definition of the serving version.
 insert into datasets (org_id, dataset_id, dag_id, definition) values ($1, $2, $3, $4)

@@ -9,9 +9,10 @@ import yaml
 from traceplane.model import column_types, hot_table
 from traceplane.model import dag as model
 from traceplane.model.dag import Job
+from traceplane.model.near_names import near
 from traceplane.operators import catalog
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
-from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries, near
+from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries
 from traceplane.sql import job_query, virtual
 
 

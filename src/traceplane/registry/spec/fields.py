@@ -7,8 +7,9 @@ import yaml
 from traceplane.errors import TraceplaneError
 from traceplane.model import column_types
 from traceplane.model import dag as model
+from traceplane.model.near_names import near
 from traceplane.registry.spec import yaml_reader as read
-from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems, near
+from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems
 from traceplane.schedule import cron
 from traceplane.sql import virtual
 

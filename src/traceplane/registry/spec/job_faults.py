@@ -1,7 +1,8 @@
-"""Faults of a job that are found only after its file is read, located in the text of the file."""
+"""Faults that are found only after a DAG file is read, located in its text."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import yaml
 
 from traceplane.errors import SpecInvalid
 from traceplane.registry.spec.yaml_reader import Problems, compose, entries
+from traceplane.sql import virtual
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,30 @@ def placed(faults: Iterable[JobFault], text: str, file: str) -> SpecInvalid | No
                 node = next(iter(_values(node, name)), node)
             problems.add(fault.code, node, fault.message[:500], fault.suggestion)
     return problems.invalid() if problems else None
+
+
+def place_of_input(dataset_id: str, text: str, file: str) -> str | None:
+    """Where a DAG file names a dataset as an input of a job, or where the SQL of a virtual dataset is that reads it;
+    as file:line:column."""
+    root = compose(text)
+    named = (
+        node
+        for job in _inside(root, "jobs")
+        for used in _inside(job, "inputs")
+        for origin in _values(used, "from")
+        for node in _values(origin, "dataset")
+        if node.value == dataset_id
+    )
+    in_sql = (
+        node
+        for datasets in _values(root, "datasets")
+        for _, dataset in datasets.value
+        for node in _values(dataset, "sql")
+        if dataset_id in virtual.reads(node.value)
+    )
+    for node in itertools.chain(named, in_sql):
+        return f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+    return None
 
 
 def _values(node: yaml.Node, name: str) -> list[yaml.Node]:

@@ -14,8 +14,9 @@ import yaml
 
 from traceplane.model import dag as model
 from traceplane.model.dag import Input, Job, Output
+from traceplane.model.near_names import near
 from traceplane.registry.spec.fields import MAX_NAME
-from traceplane.registry.spec.yaml_reader import BadValue, Problems, YamlMap, near
+from traceplane.registry.spec.yaml_reader import BadValue, Problems, YamlMap
 
 _EXECUTION_PATHS = {
     "priority": ("priority",),

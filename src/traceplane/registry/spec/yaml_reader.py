@@ -6,10 +6,9 @@ problem and continues, so that all problems of a file are reported at once. Noth
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from traceplane.errors import SpecInvalid, SpecProblem
+from traceplane.model.near_names import near
 
 MAX_BYTES = 1 << 20
 MAX_EXPANDED = 4 << 20  # characters, plus NODE_COST for each node, with aliases expanded
@@ -160,14 +160,6 @@ class YamlMap:
         """Whether it is absent or an empty list; an invalid one counts as present and has its own problem."""
         node = self.nodes.get(name)
         return node is None or (isinstance(node, yaml.SequenceNode) and not node.value)
-
-
-def near(word: str, names: Iterable[str]) -> str | None:
-    """A suggestion: the name that was probably meant, or the list of names."""
-    names = sorted(map(str, names))[:1000]
-    if match := difflib.get_close_matches(word[:100], names, n=1):
-        return f"did you mean {match[0]!r}?"
-    return f"one of: {', '.join(names[:20])}" if names else None
 
 
 def wrong_type(node: yaml.Node, expected: str) -> BadValue:
