@@ -109,15 +109,9 @@ def plan(
         if (old := before.pop(job.name, None)) is None:
             added.append(job)
             continue
-        in_place = tuple(_changes(_in_place_fields(old), _in_place_fields(job)))
-        if fingerprints[job.name] == deployed.fingerprints.get(job.name):
-            # It keeps its data all the same, as the caller requested.
-            strategies = (
-                {"execution_strategy": str(old.execution_strategy)},
-                {"execution_strategy": str(job.execution_strategy)},
-            )
-            in_place = (*_changes(*strategies), *in_place)
-        if fingerprints[job.name] != deployed.fingerprints.get(job.name):
+        keeps_data = fingerprints[job.name] == deployed.fingerprints.get(job.name)
+        in_place = tuple(_changes_in_place(old, job, keeps_data=keeps_data))
+        if not keeps_data:
             changes: tuple[FieldChange, ...] = ()
             if definition_fingerprints[job.name] != deployed.definition_fingerprints.get(job.name):
                 changes = tuple(_changes(old_definitions[job.name], new_definitions[job.name]))
@@ -145,6 +139,16 @@ def plan(
             _changes({"description": deployed.dag.description}, {"description": desired.description})
         ),
     )
+
+
+def _changes_in_place(old: Job, new: Job, *, keeps_data: bool) -> Iterator[FieldChange]:
+    if keeps_data:
+        # A changed strategy does not rebuild it, because the caller asked to keep its data.
+        yield from _changes(
+            {"execution_strategy": str(old.execution_strategy)},
+            {"execution_strategy": str(new.execution_strategy)},
+        )
+    yield from _changes(_in_place_fields(old), _in_place_fields(new))
 
 
 def with_deployed_strategies(desired: Dag, deployed: Dag) -> Dag:

@@ -106,10 +106,7 @@ async def run_loop(
             except Exception as error:
                 failures += 1
                 pause = backoff(failures, max(0.05, min(interval, 1.0)), LONGEST_BACKOFF)
-                telemetry.count("loop_errors_total", loop=name)
-                telemetry.emit(
-                    f"{name}.error", "error", **describe(error), failures=failures, retry_in=round(pause, 3)
-                )
+                _report_failed_pass(name, error, failures, pause)
                 await happens(stop, within=pause)
                 continue
             failures = 0
@@ -124,6 +121,11 @@ async def run_loop(
     finally:
         waker.cancel()
         report.flush()
+
+
+def _report_failed_pass(name: str, error: Exception, failures: int, pause: float) -> None:
+    telemetry.count("loop_errors_total", loop=name)
+    telemetry.emit(f"{name}.error", "error", **describe(error), failures=failures, retry_in=round(pause, 3))
 
 
 class _PassReport:

@@ -41,10 +41,23 @@ class JobEntry:
 
 
 def job_entry(row: JobRow) -> JobEntry:
+    payload = _payload(row)
+    return JobEntry(
+        payload,
+        _grants(payload),
+        row.reads_files,
+        tuple(row.row_generations),
+        tuple(_declared(columns) for columns in row.input_columns),
+        history=row.definition.history,
+        needs_emission=row.definition.needs_emission,
+        deletes_inputs=row.definition.deletes_inputs,
+    )
+
+
+def _payload(row: JobRow) -> JobPayload:
     definition = row.definition
     virtual = definition.virtual
-    inputs = [msgspec.convert(i, InputRef) for i in row.inputs]
-    payload = JobPayload(
+    return JobPayload(
         job_id=row.job_id,
         org=row.org,
         dag=row.dag,
@@ -59,7 +72,7 @@ def job_entry(row: JobRow) -> JobEntry:
         lease_seconds=row.lease_seconds,
         max_attempts=row.max_attempts,
         network=row.network,
-        inputs=inputs,
+        inputs=[msgspec.convert(i, InputRef) for i in row.inputs],
         outputs=[
             msgspec.convert({**o, "columns": _declared(o["columns"]) or []}, OutputRef) for o in row.outputs
         ],
@@ -76,21 +89,16 @@ def job_entry(row: JobRow) -> JobEntry:
         if virtual is not None and virtual.views
         else [],
     )
-    grants = JobGrants(
-        reads=tuple(ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in inputs),
+
+
+def _grants(payload: JobPayload) -> JobGrants:
+    return JobGrants(
+        reads=tuple(
+            ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in payload.inputs
+        ),
         writes=tuple(
             WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
         ),
-    )
-    return JobEntry(
-        payload,
-        grants,
-        row.reads_files,
-        tuple(row.row_generations),
-        tuple(_declared(columns) for columns in row.input_columns),
-        history=definition.history,
-        needs_emission=definition.needs_emission,
-        deletes_inputs=definition.deletes_inputs,
     )
 
 
