@@ -76,7 +76,7 @@ class WrittenFile:
     name: str
     rows: int
     bytes: int
-    statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    statistics: dict[str, parquet_facts.ColumnFacts] = field(default_factory=dict)
     content: Content | None = None
     """Content of a small file that is sent with the result, rather than left in the output's folder."""
 
@@ -87,7 +87,7 @@ class Written:
 
     files: list[WrittenFile] = field(default_factory=list)
     schema_hash: str | None = None
-    columns: list[dict[str, Any]] = field(default_factory=list)
+    columns: list[SchemaColumn] = field(default_factory=list)
 
 
 class OperatorTask:
@@ -269,7 +269,7 @@ class OperatorTask:
                 f"output {name!r} was first written with other columns or types than {schema.names}",
             )
         written.schema_hash = hashed
-        written.columns = parquet_facts.columns(schema)
+        written.columns = [SchemaColumn(c.name, str(c.type), c.nullable) for c in schema]
         written.files.append(file)
 
     def emit(

@@ -160,19 +160,22 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+_Collector = Counter | Gauge | Histogram
+
+
 class _Metrics:
     """The live collectors of `METRICS`, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.collectors: dict[str, Any] = {}
+        self.collectors: dict[str, _Collector] = {}
         self.series: dict[str, dict[tuple[tuple[str, object], ...], Any]] = {m.name: {} for m in METRICS}
         for metric in METRICS:
             name = metric.prefix + metric.name
             match metric.kind:
                 case "counter":
-                    collector: Any = Counter(name, metric.help, metric.labels, registry=self.registry)
+                    collector: _Collector = Counter(name, metric.help, metric.labels, registry=self.registry)
                 case "gauge":
                     collector = Gauge(name, metric.help, metric.labels, registry=self.registry)
                 case "histogram":

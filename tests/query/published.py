@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
@@ -118,9 +117,9 @@ class Shop:
             path,
             table.num_rows,
             place.stat().st_size,
-            msgspec.convert(statistics, dict[str, ColumnStatistics]),
+            {name: ColumnStatistics(f.min, f.max, f.null_count) for name, f in statistics.items()},
         )
-        columns = tuple(SchemaColumn(**c) for c in parquet_facts.columns(table.schema))
+        columns = tuple(SchemaColumn(c.name, str(c.type), c.nullable) for c in table.schema)
         commit = OutputCommit(
             task_id, 0, generation, f"{first}-{last}", first, last, [file], table.num_rows, file.bytes, "h", columns
         )  # fmt: skip

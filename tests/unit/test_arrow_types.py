@@ -109,7 +109,7 @@ def test_an_operator_writes_declared_types_from_plain_rows_and_a_value_that_does
     operator = task(tmp_path, [{"name": "n", "type": "int32"}, {"name": "note", "type": "string"}])
     operator.write("out", [{"n": 1, "note": None}])
     operator.write("out", [{"n": 2, "note": "x"}])  # the same columns, though Python's rows look otherwise
-    assert [column["type"] for column in operator.written["out"].columns] == ["int32", "string"]
+    assert [column.type for column in operator.written["out"].columns] == ["int32", "string"]
     with pytest.raises(OperatorError, match=r"output 'out', column 'n', row 1: '3000000000'") as refused:
         operator.write("out", [{"n": 1, "note": "x"}, {"n": 3_000_000_000, "note": "x"}])
     assert refused.value.code == "operator.value_does_not_fit"
@@ -122,7 +122,7 @@ WEI = {"name": "wei", "type": "decimal128(38, 0)"}
 def test_whole_numbers_beyond_64_bits_fit_into_a_declared_decimal(tmp_path: Path, rows: Any) -> None:
     operator = task(tmp_path, [WEI])
     operator.write("out", rows)
-    assert operator.written["out"].columns[0]["type"] == "decimal128(38, 0)"
+    assert operator.written["out"].columns[0].type == "decimal128(38, 0)"
     values = parquet.read_table(tmp_path / "out")["wei"].to_pylist()
     assert values == [Decimal(2**70), None, Decimal(1)]
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from traceplane.model.committed_file import CommittedFile
 from traceplane.model.hot_table import HeldCommit, moved_rows, parts, state_of, stored_as
 
 
@@ -13,7 +14,8 @@ def random_commits(chance: random.Random) -> list[HeldCommit]:
     found = []
     for number in range(chance.randrange(8)):
         start = chance.randrange(-20, 20)
-        files = ({"path": str(number)},) if chance.random() < 0.5 else ()
+        file = CommittedFile(path=str(number), rows=1, bytes=1)
+        files = (file,) if chance.random() < 0.5 else ()
         found.append(
             HeldCommit(number, start, start + chance.choice([0, 3, 15]), chance.randrange(30), files)
         )

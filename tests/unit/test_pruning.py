@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from traceplane.model.committed_file import CommittedFile, StoredBounds
 from traceplane.model.pruning import may_hold
 
 TYPES = {"n": "int64", "x": "double", "r": "float", "s": "string", "b": "bool", "d": "date32[day]"}
 
 
-def file(rows: int = 10, **statistics: dict[str, Any]) -> dict[str, Any]:
+def file(rows: int = 10, **statistics: StoredBounds) -> CommittedFile:
     return {"path": "p", "rows": rows, "bytes": 1, "statistics": statistics}
 
 

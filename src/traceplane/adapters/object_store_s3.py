@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -125,7 +125,7 @@ class S3ObjectStore:
         length = max(_PART_BYTES, -(-size // _MOST_PARTS))
         upload = (await self._call(path, lambda s3: s3.create_multipart_upload(**place)))["UploadId"]
 
-        async def put_part(start: int) -> dict[str, Any]:
+        async def put_part(start: int) -> dict[str, str | int]:
             body = await asyncio.to_thread(os.pread, file.fileno(), length, start)
             number = start // length + 1
             answer = await self._call(
@@ -305,7 +305,7 @@ def _refused(bucket: str, error: Exception) -> PlatformError:
     )
 
 
-def _cannot_delete(path: str, failed: dict[str, Any]) -> PlatformError:
+def _cannot_delete(path: str, failed: Mapping[str, str]) -> PlatformError:
     return PlatformError(
         "object_store.cannot_delete",
         f"a file cannot be deleted: {failed.get('Code')} {failed.get('Message', '')}",

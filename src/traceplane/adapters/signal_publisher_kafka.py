@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from traceplane.adapters.signal_source_kafka import KafkaAddress, client_of
+from traceplane.adapters.signal_source_kafka import ClientOptions, KafkaAddress, client_of
 from traceplane.errors import QueueUnavailable
 from traceplane.settings import Settings
 
@@ -15,7 +14,7 @@ _SECONDS = 10.0
 
 
 class KafkaPublisher:
-    def __init__(self, client: dict[str, Any], topic: str) -> None:
+    def __init__(self, client: ClientOptions, topic: str) -> None:
         self._topic = topic
         options = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": int(_SECONDS * 1000)}
         self._producer = client_of(Producer, {**client, **options})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -44,6 +44,8 @@ _CLEAR = {
 """Permanent errors: a setting must be corrected, here or at the broker."""
 
 Client = TypeVar("Client")
+ClientOptions = dict[str, object]
+"""By the names that librdkafka gives them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +86,11 @@ class KafkaAddress:
         )
 
     @property
-    def client(self) -> dict[str, Any]:
+    def client(self) -> ClientOptions:
         return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.security}
 
 
-def client_of(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
+def client_of(kind: Callable[[ClientOptions], Client], options: ClientOptions) -> Client:
     try:
         return kind(options)
     except KafkaException as error:
@@ -115,9 +117,7 @@ def unavailable(error: object, address: KafkaAddress) -> QueueUnavailable:
 
 
 class KafkaSignalSource:
-    def __init__(
-        self, address: KafkaAddress, offsets: Offsets, options: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, address: KafkaAddress, offsets: Offsets, options: ClientOptions | None = None) -> None:
         self._address = address
         self._offsets = offsets
         self._positions: dict[int, int] = {}

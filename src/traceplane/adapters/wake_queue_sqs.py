@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
 import aiohttp
@@ -44,8 +44,35 @@ _PATIENCE_SECONDS = 10.0
 
 _FAILURES = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
 
-_Call = Callable[[Any, str], Awaitable[dict[str, Any]]]
-_BatchCall = Callable[[Any, str, list[dict[str, Any]]], Awaitable[dict[str, Any]]]
+Answer = TypeVar("Answer")
+
+
+class _Received(TypedDict):
+    """A message, as SQS hands it over."""
+
+    MessageId: str
+    ReceiptHandle: str
+    Body: str
+    Attributes: NotRequired[dict[str, str]]
+
+
+class _FailedEntry(TypedDict):
+    """Why SQS did not do what one entry of a batch asked for."""
+
+    Id: str
+    SenderFault: bool
+    Code: str
+    Message: NotRequired[str]
+
+
+class _Batched(TypedDict):
+    """The answer to a batch."""
+
+    Failed: NotRequired[list[_FailedEntry]]
+
+
+_Entry = dict[str, str | int]
+_BatchCall = Callable[[Any, str, list[_Entry]], Awaitable[_Batched]]
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +119,7 @@ class SqsWakeQueue:
         await self._open.aclose()
 
     async def send(self, queue: str, task_ids: Sequence[UUID]) -> None:
-        entries = [{"MessageBody": _encode(_Body(task_id)).decode()} for task_id in task_ids]
+        entries: list[_Entry] = [{"MessageBody": _encode(_Body(task_id)).decode()} for task_id in task_ids]
         refused = await self._in_batches(
             queue, entries, lambda sqs, url, batch: sqs.send_message_batch(QueueUrl=url, Entries=batch)
         )
@@ -121,7 +148,7 @@ class SqsWakeQueue:
 
     async def _receive_once(
         self, queue: str, count: int, wait_seconds: int, visibility_seconds: float
-    ) -> list[dict[str, Any]]:
+    ) -> list[_Received]:
         answer = await self._call(
             queue,
             lambda sqs, url: sqs.receive_message(
@@ -133,10 +160,10 @@ class SqsWakeQueue:
             ),
             patience=_PATIENCE_SECONDS + wait_seconds,
         )
-        received: list[dict[str, Any]] = answer.get("Messages", [])
+        received: list[_Received] = answer.get("Messages", [])
         return received
 
-    async def _understood(self, queue: str, received: list[dict[str, Any]]) -> list[Message]:
+    async def _understood(self, queue: str, received: list[_Received]) -> list[Message]:
         """The wake-ups among the received messages. Others are deleted, or they would come back forever."""
         messages, foreign = [], []
         for raw in received:
@@ -174,7 +201,9 @@ class SqsWakeQueue:
         await self._set_visibility(queue, receipts, 0)
 
     async def _set_visibility(self, queue: str, receipts: Sequence[str], seconds: int) -> int:
-        entries = [{"ReceiptHandle": r, "VisibilityTimeout": seconds} for r in dict.fromkeys(receipts)]
+        entries: list[_Entry] = [
+            {"ReceiptHandle": r, "VisibilityTimeout": seconds} for r in dict.fromkeys(receipts)
+        ]
         refused = await self._in_batches(
             queue,
             entries,
@@ -188,7 +217,7 @@ class SqsWakeQueue:
         return Depth(counts["visible"], counts["hidden"], await self._dead(queue))
 
     async def _dead(self, queue: str) -> int:
-        async def count(sqs: Any, url: str) -> dict[str, Any]:
+        async def count(sqs: Any, url: str) -> dict[str, int]:
             try:
                 dead = await sqs.get_queue_url(QueueName=f"{self._queue_prefix}{queue}-dead")
             except sqs.exceptions.QueueDoesNotExist:  # somebody else created the queue
@@ -196,9 +225,9 @@ class SqsWakeQueue:
             return await _counts(sqs, dead["QueueUrl"])
 
         counts = await self._call(queue, count)
-        return int(counts["visible"] + counts["hidden"])
+        return counts["visible"] + counts["hidden"]
 
-    async def _in_batches(self, queue: str, entries: Sequence[dict[str, Any]], call: _BatchCall) -> list[str]:
+    async def _in_batches(self, queue: str, entries: Sequence[_Entry], call: _BatchCall) -> list[str]:
         """Makes the call for all entries; returns the reasons of those rejected as the caller's fault."""
         refused: list[str] = []
         batches = [entries[i : i + _BATCH] for i in range(0, len(entries), _BATCH)]
@@ -213,7 +242,7 @@ class SqsWakeQueue:
                 refused += outcome
         return refused
 
-    async def _one_batch(self, queue: str, entries: Sequence[dict[str, Any]], call: _BatchCall) -> list[str]:
+    async def _one_batch(self, queue: str, entries: Sequence[_Entry], call: _BatchCall) -> list[str]:
         """A batch may succeed in part; entries that failed on SQS's side are retried."""
         refused: list[str] = []
         remaining = {str(i): {"Id": str(i), **entry} for i, entry in enumerate(entries)}
@@ -230,14 +259,17 @@ class SqsWakeQueue:
                 )
             await asyncio.sleep(pause)
 
-    async def _failed(
-        self, queue: str, batch: list[dict[str, Any]], call: _BatchCall
-    ) -> list[dict[str, Any]]:
+    async def _failed(self, queue: str, batch: list[_Entry], call: _BatchCall) -> list[_FailedEntry]:
         answer = await self._call(queue, lambda sqs, url: call(sqs, url, batch))
-        failed: list[dict[str, Any]] = answer.get("Failed", [])
-        return failed
+        return answer.get("Failed", [])
 
-    async def _call(self, queue: str, call: _Call, *, patience: float = _PATIENCE_SECONDS) -> dict[str, Any]:
+    async def _call(
+        self,
+        queue: str,
+        call: Callable[[Any, str], Awaitable[Answer]],
+        *,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> Answer:
         try:
             async with asyncio.timeout(patience):
                 sqs = await self._connected()
@@ -297,7 +329,7 @@ async def _created(sqs: Any, name: str) -> str:
     return str(answer["QueueUrl"])
 
 
-async def _counts(sqs: Any, url: str) -> dict[str, Any]:
+async def _counts(sqs: Any, url: str) -> dict[str, int]:
     names = {
         "visible": "ApproximateNumberOfMessages",
         "hidden": "ApproximateNumberOfMessagesNotVisible",
@@ -314,7 +346,7 @@ def _visibility(seconds: float) -> int:
     return min(max(math.ceil(seconds), 0), _LONGEST_VISIBILITY_SECONDS)
 
 
-def _reason(failure: dict[str, Any]) -> str:
+def _reason(failure: _FailedEntry) -> str:
     return f"{failure['Code']}: {failure.get('Message', '')}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -12,6 +13,7 @@ import msgspec
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
+from traceplane.model.json_object import JsonObject
 from traceplane.settings import Settings
 from traceplane.wire.pipelines import (
     ExecutionsResponse,
@@ -35,6 +37,21 @@ _PIPELINES, _LISTS, _EXECUTIONS = "/api/v1/pipelines", "/api/v1/scanner-lists", 
 @click.group()
 def pipelines() -> None:
     """Manage pipelines, which signals or a schedule launch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """What the options that `create` and `update` share say of a pipeline."""
+
+    tickers: str | None
+    scanner_list: str | None
+    subscriptions: tuple[str, ...]
+    schedule: str | None
+    rules: str | None
+    launches_per_hour: int | None
+    runs: str | None
+    celery: bool
+    parameters: str | None
 
 
 def _described(command: Any) -> Any:
@@ -70,11 +87,12 @@ def _described(command: Any) -> Any:
 @as_json
 @click.pass_obj
 def create(
-    settings: Settings, /, name: str, user_id: str | None, inactive: bool, as_json: bool, **options: Any
+    settings: Settings, /, name: str, user_id: str | None, inactive: bool, as_json: bool, **described: Any
 ) -> None:
     """Create a pipeline NAME."""
+    options = _Described(**described)
     fields = _fields(options)
-    if not options["runs"] and not options["celery"]:
+    if not options.runs and not options.celery:
         raise _bad("--runs", "", "an execution needs --runs DAG/JOB or --celery")
     fields["config"] = _config(options, PipelineConfig(target="celery"))
     if fields.get("schedule") is not None:
@@ -97,16 +115,17 @@ def update(
     name: str | None,
     active: bool | None,
     as_json: bool,
-    **options: Any,
+    **described: Any,
 ) -> None:
     """Change a pipeline; options that are not set keep their values."""
     path = f"{_PIPELINES}/{pipeline_id}"
+    options = _Described(**described)
     fields = _fields(options)
     if name is not None:
         fields["name"] = name
     if active is not None:
         fields["is_active"] = active
-    if options["runs"] or options["celery"] or options["parameters"]:
+    if options.runs or options.celery or options.parameters:
         current = call(settings, lambda c: c.call("GET", path, PipelineView))
         fields["config"] = _config(options, current.config)
     change = PipelineChange(**fields)
@@ -241,35 +260,35 @@ def show_execution(settings: Settings, execution_id: UUID) -> None:
     say_json(call(settings, lambda c: c.call("GET", f"{_EXECUTIONS}/{execution_id}", ExecutionView)))
 
 
-def _fields(options: dict[str, Any]) -> dict[str, Any]:
+def _fields(options: _Described) -> dict[str, Any]:
     """The fields of the API that the options set."""
     fields: dict[str, Any] = {
-        name: options[name]
+        name: value
         for name in ("scanner_list", "schedule", "launches_per_hour")
-        if options[name] is not None
+        if (value := getattr(options, name)) is not None
     }
-    if options["tickers"] is not None:
-        fields["scanner_tickers"] = [t for t in options["tickers"].split(",") if t]
-    if options["subscriptions"]:
-        fields["signal_subscriptions"] = [_subscription(text) for text in options["subscriptions"]]
-    if options["rules"] is not None:
-        fields["rules"] = _object("--rules", options["rules"])
+    if options.tickers is not None:
+        fields["scanner_tickers"] = [t for t in options.tickers.split(",") if t]
+    if options.subscriptions:
+        fields["signal_subscriptions"] = [_subscription(text) for text in options.subscriptions]
+    if options.rules is not None:
+        fields["rules"] = _object("--rules", options.rules)
     return fields
 
 
-def _config(options: dict[str, Any], before: PipelineConfig) -> PipelineConfig:
+def _config(options: _Described, before: PipelineConfig) -> PipelineConfig:
     fields = msgspec.to_builtins(before)
-    if options["runs"]:
-        dag, _, job = options["runs"].partition("/")
+    if options.runs:
+        dag, _, job = options.runs.partition("/")
         fields = {"parameters": fields.get("parameters", {}), "dag": dag, "job": job}
-    elif options["celery"]:
+    elif options.celery:
         fields = {"parameters": fields.get("parameters", {}), "target": "celery"}
-    if options["parameters"] is not None:
-        fields["parameters"] = _object("--parameters", options["parameters"])
+    if options.parameters is not None:
+        fields["parameters"] = _object("--parameters", options.parameters)
     try:
         return msgspec.convert(fields, PipelineConfig)
     except msgspec.ValidationError as error:
-        raise _bad("--runs", options["runs"] or "", str(error)) from None
+        raise _bad("--runs", options.runs or "", str(error)) from None
 
 
 def _subscription(text: str) -> Subscription:
@@ -284,9 +303,9 @@ def _subscription(text: str) -> Subscription:
         raise _bad("--on", text, f"{error}; for example golden_cross:BULLISH>=80") from None
 
 
-def _object(option: str, text: str) -> dict[str, Any]:
+def _object(option: str, text: str) -> JsonObject:
     try:
-        return msgspec.json.decode(text.encode(), type=dict[str, Any])
+        return msgspec.json.decode(text.encode(), type=JsonObject)
     except msgspec.DecodeError as error:
         raise _bad(option, text, f"{error}; write a JSON object") from None
 

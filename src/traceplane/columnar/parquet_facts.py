@@ -1,13 +1,13 @@
-"""What a manifest says about a Parquet file: its columns, and the bounds of their values."""
+"""What a manifest says about the columns of a Parquet file: the bounds of their values."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.parquet as parquet
 
 _MOST_COLUMNS = 64
@@ -15,13 +15,19 @@ _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
 
 
-def columns(schema: pa.Schema) -> list[dict[str, Any]]:
-    return [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in schema]
+Scalar = str | int | float | bool
 
 
-def statistics(metadata: parquet.FileMetaData) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    min: Scalar
+    max: Scalar
+    null_count: int
+
+
+def statistics(metadata: parquet.FileMetaData) -> dict[str, ColumnFacts]:
     """Bounds and null counts of plain columns over all row groups, without columns that have no bounds."""
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, ColumnFacts] = {}
     for index in range(min(metadata.num_columns, _MOST_COLUMNS)):
         groups = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
         chunks = [group.statistics for group in groups]
@@ -32,11 +38,11 @@ def statistics(metadata: parquet.FileMetaData) -> dict[str, dict[str, Any]]:
         low, high = _scalar(min(s.min for s in chunks)), _scalar(max(s.max for s in chunks))
         if low is not None and high is not None:
             nulls = sum(s.null_count or 0 for s in chunks)
-            facts[groups[0].path_in_schema] = {"min": low, "max": high, "null_count": nulls}
+            facts[groups[0].path_in_schema] = ColumnFacts(low, high, nulls)
     return facts
 
 
-def _scalar(value: Any) -> str | int | float | bool | None:
+def _scalar(value: Any) -> Scalar | None:
     match value:
         case bool():
             return value

@@ -39,7 +39,7 @@ def table_of(rows: Mapping[str, Any] | Sequence[Any], declared: Iterable[TypedCo
         raise NotRows(str(error)) from None  # such as columns of different lengths
 
 
-def _checked(columns: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(columns: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
     for name, values in columns.items():
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise NotRows(f"column {name!r} is {type(values).__name__}, not a list of values")

@@ -138,7 +138,7 @@ def call(function: Callable[..., Any], inputs: Mapping[str, Any], extras: Mappin
     return function(**dict(zip(free, inputs.values(), strict=True)), **arguments)
 
 
-def _scope_arguments(scope: Scope | None) -> dict[str, Any]:
+def _scope_arguments(scope: Scope | None) -> dict[str, int | str]:
     if scope is None:
         return {}
     if isinstance(scope, Cursor):

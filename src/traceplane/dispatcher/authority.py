@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Any
 
 from traceplane.auth.access import bearer
 from traceplane.auth.capability import Capability, VerifiedCache
@@ -51,5 +50,5 @@ class Authority:
     def capabilities(self, tokens: Sequence[str]) -> list[Capability]:
         return [self._cache.verify(token, self._keyring, self.now) for token in tokens]
 
-    def jwks(self) -> dict[str, Any]:
+    def jwks(self) -> dict[str, list[dict[str, str]]]:
         return self._keyring.jwks(self.now)

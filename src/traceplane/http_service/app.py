@@ -248,7 +248,7 @@ class _PreparedRoute:
         assert self.query is not None
         try:
             given = parse_qs(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=200)
-            values: dict[str, Any] = {}
+            values: dict[str, str | list[str]] = {}
             for name, texts in given.items():
                 if name not in self.query_lists and len(texts) > 1:
                     raise InvalidInput("request.invalid", f"the query parameter `{name}` is given twice")

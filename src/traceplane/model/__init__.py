@@ -5,6 +5,7 @@ backfill        how a range of history is divided into scopes
 backpressure    which producers are held, at what level, and because of which job
 code_bundle     the Python modules that the jobs of one deploy run
 column_types    types of declared columns, in Spark SQL and in Arrow
+committed_file  a file of a commit, as the database stores it
 dag             what a DAG is: jobs, the datasets they read and write, and how their work is metered
 dataset_schema  which schemas may follow each other in one generation of a dataset
 explain         why a task is waiting, in sentences

@@ -16,8 +16,9 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
+
+from traceplane.model.committed_file import CommittedFile
 
 _TYPES = {
     "boolean": ("boolean", "bool"),
@@ -85,7 +86,7 @@ class HeldCommit:
     start: int
     end: int
     rows: int
-    files: tuple[dict[str, Any], ...] = ()
+    files: tuple[CommittedFile, ...] = ()
 
 
 Interval = tuple[int, int]

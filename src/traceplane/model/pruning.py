@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from traceplane.model.committed_file import CommittedFile, StoredBounds
+
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
 _TEXT = {"string", "large_string", "string_view"}
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -34,7 +36,7 @@ Bounds = tuple[Any, Any] | None
 """The minimum and maximum of a column in a file, each None if unknown; None if there is no value at all."""
 
 
-def bounds(statistics: Mapping[str, Any] | None, type_: str, rows: int) -> Bounds:
+def bounds(statistics: StoredBounds | None, type_: str, rows: int) -> Bounds:
     """The bounds in a column's statistics, as far as they can be compared."""
     if not statistics:
         return (None, None)
@@ -67,7 +69,7 @@ def _is_open(last: Literal | None, type_: str) -> bool:
     return type_ == "double" and last is None
 
 
-def may_hold(file: Mapping[str, Any], where: Mapping[str, Any], types: Mapping[str, str]) -> bool:
+def may_hold(file: CommittedFile, where: Mapping[str, Any], types: Mapping[str, str]) -> bool:
     """Whether a file can have a row that equals `where` in all its columns; `types` are Arrow's."""
     statistics = file.get("statistics") or {}
     return all(

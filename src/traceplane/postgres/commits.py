@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from traceplane.model.committed_file import CommittedFile
 from traceplane.model.dataset_schema import Schema
 from traceplane.model.positions import Range
 from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import StagedFile
 
 _SQL = statements("commits")
-
-FileJson = dict[str, Any]
-"""A stored `StagedFile`. A claim passes on thousands of them; building objects would cost more than the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    files: list[FileJson]
+    files: list[CommittedFile]
     positions: Range
     hidden: list[Range]
     """Positions that newer commits have replaced."""
@@ -115,9 +112,9 @@ async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[
 
 async def output_files(
     tx: Transaction, task_ids: Sequence[UUID]
-) -> tuple[dict[tuple[UUID, int], list[FileJson]], dict[UUID, int]]:
+) -> tuple[dict[tuple[UUID, int], list[CommittedFile]], dict[UUID, int]]:
     """Per task and output, the live files that overlap the task's scope; per task, the newest commit of them."""
-    files: dict[tuple[UUID, int], list[FileJson]] = {}
+    files: dict[tuple[UUID, int], list[CommittedFile]] = {}
     newest = dict.fromkeys(task_ids, 0)
     for row in await tx.rows(_SQL["own_files"], task_ids):
         files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])

@@ -10,7 +10,9 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.committed_file import StoredBounds
 from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.json_object import JsonObject
 from traceplane.model.positions import Range
 from traceplane.postgres.database import Transaction, statements
 
@@ -52,7 +54,7 @@ class FileStatistics(msgspec.Struct, frozen=True):
     """Of one column in one file."""
 
     rows: int
-    values: dict[str, Any] | None
+    values: StoredBounds | None
     """As its manifest has them (`model.pruning.bounds`)."""
 
 
@@ -80,8 +82,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     writes: bool
     output: str | None
     """The name that it writes the generation under; as what follows, of a writer only."""
-    config: dict[str, Any]
-    """Free JSON."""
+    config: JsonObject
     virtual_inputs: list[VirtualInput]
 
     @property

@@ -95,7 +95,8 @@ class QueuedTask:
     range_end: int
     traceparent: str | None
     backfill: bool
-    progress: JsonObject | None
+    next_position: int
+    """Where an earlier pass left off; otherwise the first."""
     next_attempt: AttemptFacts
     """The attempt that this transaction makes."""
 
@@ -287,7 +288,7 @@ async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[Que
             range_end=r["range_end"],
             traceparent=r["traceparent"],
             backfill=r["backfill"],
-            progress=r["progress"],
+            next_position=(r["progress"] or {}).get("next_position", r["range_start"]),
             next_attempt=AttemptFacts(
                 attempt=r["attempt"] + 1,
                 max_attempts=r["max_attempts"],
@@ -307,8 +308,8 @@ async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["finish_in_process"], task_ids)
 
 
-async def keep_progress(tx: Transaction, progress: Mapping[UUID, JsonObject]) -> None:
-    await tx.rows(_SQL["keep_progress"], list(progress), list(progress.values()))
+async def keep_next_positions(tx: Transaction, positions: Mapping[UUID, int]) -> None:
+    await tx.rows(_SQL["keep_progress"], list(positions), [{"next_position": n} for n in positions.values()])
 
 
 async def start_sources(tx: Transaction) -> tuple[int, int]:

@@ -122,8 +122,6 @@ def plan(
         else:
             unchanged.append(job)
     old_datasets, new_datasets = _by_id(deployed.dag), _by_id(desired)
-    both = sorted(old_datasets.keys() & new_datasets.keys())
-    compared = [DatasetChanged(i, tuple(_dataset_changes(old_datasets[i], new_datasets[i]))) for i in both]
     return Plan(
         desired.name,
         deployed.version,
@@ -134,7 +132,7 @@ def plan(
         removed=tuple(before.values()),
         datasets_added=tuple(sorted(new_datasets.keys() - old_datasets.keys())),
         datasets_removed=tuple(sorted(old_datasets.keys() - new_datasets.keys())),
-        datasets_changed=tuple(dataset for dataset in compared if dataset.changes),
+        datasets_changed=tuple(_changed_datasets(old_datasets, new_datasets)),
         dag_changes=tuple(
             _changes({"description": deployed.dag.description}, {"description": desired.description})
         ),
@@ -226,8 +224,11 @@ def _in_place_fields(job: Job) -> dict[str, Any]:
     return {**asdict(job.execution), **own, "config": _execution_config(job)}
 
 
-def _dataset_changes(old: Dataset, new: Dataset) -> Iterator[FieldChange]:
-    return _changes(_columns_by_name(old), _columns_by_name(new))
+def _changed_datasets(old: dict[str, Dataset], new: dict[str, Dataset]) -> Iterator[DatasetChanged]:
+    for dataset_id in sorted(old.keys() & new.keys()):
+        before, after = _columns_by_name(old[dataset_id]), _columns_by_name(new[dataset_id])
+        if changes := tuple(_changes(before, after)):
+            yield DatasetChanged(dataset_id, changes)
 
 
 def _columns_by_name(dataset: Dataset) -> dict[str, Any]:

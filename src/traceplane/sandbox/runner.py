@@ -276,13 +276,16 @@ def _written(task: OperatorTask) -> list[frames.ReportedOutput]:
                     file.name,
                     file.rows,
                     file.bytes,
-                    {column: frames.ColumnBounds(**bounds) for column, bounds in file.statistics.items()},
+                    {
+                        column: frames.ColumnBounds(facts.min, facts.max, facts.null_count)
+                        for column, facts in file.statistics.items()
+                    },
                     file.content,
                 )
                 for file in written.files
             ],
             written.schema_hash,
-            [frames.ReportedColumn(**column) for column in written.columns],
+            [frames.ReportedColumn(c.name, c.type, c.nullable) for c in written.columns],
         )
         for name, written in task.written.items()
     ]

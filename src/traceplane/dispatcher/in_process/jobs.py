@@ -79,8 +79,8 @@ async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[Queue
     accepted = await events.accept(tx, work.events)
     if work.completed:
         await tasks.finish_in_process(tx, [task.task_id for task in work.completed])
-    if work.progress:
-        await tasks.keep_progress(tx, work.progress)
+    if work.next_positions:
+        await tasks.keep_next_positions(tx, work.next_positions)
     if work.failed:
         await fail(tx, job.operator, batch, work.failed)
     ended = len(work.completed) + len(work.failed)

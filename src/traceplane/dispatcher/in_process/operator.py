@@ -30,8 +30,8 @@ class Work:
     events: Sequence[NewEvent]
     completed: Sequence[QueuedTask]
     failed: Mapping[UUID, TaskError] = field(default_factory=dict)
-    progress: Mapping[UUID, dict[str, Any]] = field(default_factory=dict)
-    """Progress of tasks that continue in the next pass."""
+    next_positions: Mapping[UUID, int] = field(default_factory=dict)
+    """Where tasks continue in the next pass."""
 
 
 def too_wide(operator: str) -> TaskError:

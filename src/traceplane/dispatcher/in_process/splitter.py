@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 from traceplane.dispatcher.in_process.operator import (
@@ -26,13 +25,13 @@ async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -
     events before it."""
     events: list[NewEvent] = []
     completed: list[QueuedTask] = []
-    progress: dict[UUID, dict[str, Any]] = {}
+    next_positions: dict[UUID, int] = {}
     narrow = [task for task in batch if positions(task) <= MAX_POSITIONS_PER_EVENT]
     for task in narrow:
         room = (_EVENTS_PER_PASS - len(events)) // max(1, len(job.outputs))
         if room <= 0:
             break
-        first = (task.progress or {}).get("next_position", task.range_start)
+        first = task.next_position
         last = min(task.range_end, first + room - 1)
         events += (
             NewEvent(
@@ -51,6 +50,6 @@ async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -
         if last == task.range_end:
             completed.append(task)
         else:
-            progress[task.task_id] = {"next_position": last + 1}
+            next_positions[task.task_id] = last + 1
     wide = [task.task_id for task in batch if positions(task) > MAX_POSITIONS_PER_EVENT]
-    return Work(events, completed, dict.fromkeys(wide, too_wide("splitter")), progress)
+    return Work(events, completed, dict.fromkeys(wide, too_wide("splitter")), next_positions)

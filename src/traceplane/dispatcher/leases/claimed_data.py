@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 from traceplane.dispatcher.leases import hot_reads
 from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
+from traceplane.model.committed_file import CommittedFile
 from traceplane.model.dataset_schema import as_read
 from traceplane.model.positions import kept
 from traceplane.model.pruning import may_hold
@@ -25,7 +25,6 @@ from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
 
 _RESUMED_CURSORS = 2048
 
-Files = list[dict[str, Any]]
 Word = tuple[int, str, str]
 """A cursor, and the emission and kind of the last event about it."""
 
@@ -101,7 +100,7 @@ async def _inputs(
         ]
 
 
-def _of_scope(commit: LiveCommit, task: Claimed, position: str | None, history: int) -> Files:
+def _of_scope(commit: LiveCommit, task: Claimed, position: str | None, history: int) -> list[CommittedFile]:
     """The commit's files, with the position ranges to read of them if they are not read in full."""
     if position is None or task.range_start is None or task.range_end is None:
         return commit.files
@@ -129,6 +128,6 @@ async def _hot_inputs(
         data.input_files[c.task_id][number] = []
 
 
-def _handed(file: dict[str, Any]) -> InputFile:
+def _handed(file: CommittedFile) -> InputFile:
     """A file as workers get it, without its statistics, which are no longer needed."""
     return InputFile(file["path"], file["rows"], file["bytes"], file.get("kept"))

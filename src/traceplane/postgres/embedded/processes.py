@@ -22,16 +22,22 @@ class ServerUser:
 
 def run_as(user: ServerUser | None, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run in a session of its own, from a folder that everybody may enter, with a bare environment."""
-    identity: dict[str, Any] = {}
-    if user is not None:
-        identity = {"user": user.uid, "group": user.gid, "extra_groups": []}
     if "stdout" not in options:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if "input" not in options:
         options.setdefault("stdin", subprocess.DEVNULL)
     options.setdefault("env", ENVIRONMENT)
     return subprocess.run(
-        command, **identity, **options, cwd="/", umask=0o077, start_new_session=True, text=True, check=False
+        command,
+        user=user.uid if user is not None else None,
+        group=user.gid if user is not None else None,
+        extra_groups=[] if user is not None else None,
+        cwd="/",
+        umask=0o077,
+        start_new_session=True,
+        text=True,
+        check=False,
+        **options,
     )
 
 

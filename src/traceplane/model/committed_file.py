@@ -1,0 +1,26 @@
+"""A file of a commit, as the database stores it."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+from traceplane.model.positions import Range
+
+
+class StoredBounds(TypedDict, total=False):
+    """Of one column."""
+
+    min: str | int | float | bool | None
+    max: str | int | float | bool | None
+    null_count: int | None
+
+
+class CommittedFile(TypedDict):
+    """A claim passes on thousands of them; building objects would cost more than the claim."""
+
+    path: str
+    rows: int
+    bytes: int
+    statistics: NotRequired[dict[str, StoredBounds] | None]
+    kept: NotRequired[list[Range]]
+    """The positions to read of it, if it is not read in full; never stored."""
