@@ -18,7 +18,7 @@ _ROWS_AT_ONCE = 16_384
 def write(file: parquet.ParquetFile, work: KeptRowsWork, sink: Any) -> int:
     """Returns the number of rows."""
     schema = schema_of(work.columns)
-    assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+    assert schema is not None, "every type of a hot table has an Arrow name"
     names = list(dict.fromkeys((*schema.names, work.position)))
     if missing := [name for name in names if name not in file.schema_arrow.names]:
         raise InvalidContents(f"it has no column {missing[0]}", column=missing[0])

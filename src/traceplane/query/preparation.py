@@ -156,7 +156,7 @@ class Preparation:
         files = {}
         for pin, generation in generations.items():
             schema = schema_of(SchemaColumn(c.name, c.type) for c in datasets[pin].columns)
-            assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+            assert schema is not None, "every type of a hot table has an Arrow name"
             files[pin] = await export(tx, generation, Path(scratch), schema)
         return files
 

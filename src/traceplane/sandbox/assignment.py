@@ -1,4 +1,4 @@
-"""What the wrapper asks of the sandbox, and what it gets back."""
+"""The wrapper's request to the sandbox, and the result."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from traceplane.sandbox.frames import ColumnBounds, EmittedEvent, Failure, Repor
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """Lets a child that has finished one task of a job run the next one of the same job.
+    """Allows a child that has finished a task to run the next task of the same job.
 
-    The child is confined to what every task of the job may reach, so these are real paths, without
-    links, of folders that exist. What may be written is below folders of the wrapper's own.
+    The child is confined to what every task of the job may reach, so these must be real paths, without
+    links, of existing folders. The writable ones are below the wrapper's own folders.
     """
 
     key: str
-    """Organisation, job and revision: tasks with different keys never meet in one process."""
+    """Organisation, job and revision: tasks with different keys never share a process."""
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
 
 
 class ServerGrant(Protocol):
-    """What a task's Spark server is shown of it, from `__aenter__` until `end`."""
+    """What a task's Spark server can see of the task, from `__aenter__` until `end`."""
 
     async def __aenter__(self) -> object: ...
 
     async def __aexit__(self, *failure: object) -> None: ...
 
     def using(self, on_lost: Callable[[object], None]) -> AbstractContextManager[None]:
-        """While a process of the task runs, which is to end when it has lost its server."""
+        """Held while a process of the task runs; `on_lost` is called if its server is lost."""
         ...
 
     async def end(self, *, sealed: bool) -> bool:
-        """Take it all away; with `sealed`, whether nobody can change any more what was written."""
+        """Revoke everything; with `sealed`, returns whether the written files can no longer be changed."""
         ...
 
 
@@ -46,14 +46,14 @@ class ServerGrant(Protocol):
 class UsedSpark:
     port: int
     uid: int | None
-    """What it runs as; None: the wrapper's own user."""
+    """The server's user; None: the wrapper's own user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
     """One attempt of one task.
 
-    `payload` is handed to the operator. The files of its inputs become readable. The folder of each output is made
+    `payload` is passed to the operator. The files of its inputs become readable. The folder of each output is created
     for this attempt, is writable by it alone, and must be new or empty; an output without one gets one below `staging`.
     """
 
@@ -62,18 +62,18 @@ class Assignment:
     entrypoint: str
     """package.module:function, found on the code paths."""
     error_codes: tuple[str, ...] = ()
-    """Codes that it may raise, besides those of the platform."""
+    """Error codes that the operator may raise, besides those of the platform."""
     payload: TaskPayload = field(default_factory=TaskPayload)
     code_paths: tuple[Path, ...] = ()
-    """With `reuse`, without links."""
+    """With `reuse`, paths without links."""
     limits: RunLimits = field(default_factory=RunLimits)
     spark: UsedSpark | None = None
     """The Spark server that the task uses, and that writes to the output folders too."""
     staging: Path | None = None
-    """Unset: below the sandbox's own folder, gone when the sandbox closes."""
+    """Unset: below the sandbox's own folder, removed when the sandbox closes."""
     reuse: Reuse | None = None
-    """Unset: a child of its own. Set: one that may have run other tasks of the job, where the machine can
-    keep jobs apart well enough."""
+    """Unset: a fresh child. Set: one that may have run other tasks of the job, if the machine isolates jobs well
+    enough."""
 
 
 @dataclass(frozen=True)
@@ -103,24 +103,24 @@ class OutputResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended. The files of a good run are sealed: owned by the wrapper and read-only."""
+    """How a run ended. The files of a successful run are sealed: owned by the wrapper and read-only."""
 
     task_id: str
     attempt: int
     status: Literal["ok", "failed"]
     outputs: tuple[OutputResult, ...] = ()
     events: tuple[EmittedEvent, ...] = ()
-    """What the operator emitted, unless it was streamed while running."""
+    """The operator's events, unless they were streamed while it ran."""
     error: Failure | None = None
     log_tail: str = ""
     start_seconds: float | None = None
-    """From the call of `run` to the operator's first line; None if it never got there."""
+    """From the call of `run` to the operator's first line; None if it was never reached."""
     run_seconds: float = 0.0
-    """From the call of `run` until no process of the task was left, or only one that waits for the next."""
+    """From the call of `run` until no process of the task was left, except one waiting for the next task."""
     slot_seconds: float = 0.0
-    """The part of it after a child was found, by the wrapper's own clock: the others are the child's word in part."""
+    """The part of it after a child was assigned, by the wrapper's own clock: the others rely partly on the child."""
     cpu_seconds: float = 0.0
     max_rss_bytes: int = 0
-    """The most that was resident; of a child that lives on, what is resident at its end."""
+    """Peak resident memory; for a child that is kept, its resident memory at the end of the run."""
     leftovers: bool = False
     """Whether processes outlived the operator and were killed."""

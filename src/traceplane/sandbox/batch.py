@@ -1,12 +1,12 @@
-"""Several short tasks of one job, handed to one child together: it is woken once for all of them.
+"""Several short tasks of one job, sent to one child together, which is woken once for all of them.
 
-The child runs them in their order and tells the end of each before it begins the next. What comes of a task is taken
-here as long as it is the usual thing: it went well, and its outputs, if it has any, came with the report. At anything
-else the batch ends, and the task in question is a `TaskRun`'s to follow and judge.
+The child runs them in order and reports the end of each before it starts the next. Results are taken here as long as
+they are ordinary: the task succeeded, and its outputs, if any, came with the report. At anything else the batch ends,
+and a `TaskRun` takes over the task in question.
 
-What is not begun when the batch's time is over is never begun by that child (`runner._next`), so that those behind a
-task that takes long do not have to wait for it: once the clock has passed, and everything that was said before has been
-heard, it is known which one runs or is about to, and the others are run elsewhere.
+Tasks not started when the batch's time is over are never started by that child (`runner._next`), so they need not wait
+behind a long task: once the time has passed and all earlier reports are read, it is known which task is running or
+about to, and the others run elsewhere.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from traceplane.sandbox.slot import Child
 from traceplane.sandbox.staging import TaskFolders
 
 BATCH_SECONDS = 0.1
-"""How long the tasks of one batch have to begin: several times of what it is expected to take."""
+"""How long the tasks of one batch have to start: several times the expected duration."""
 
 _ANSWER_SECONDS = 5.0
-"""Within which a child says whether it begins the next task, unless something is wrong with it."""
+"""How soon a child says whether it starts the next task, unless something is wrong with it."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class Link:
     folders: TaskFolders
     started_ns: int | None = None
     begun: float = 0.0
-    """Since when nothing but itself keeps it from running."""
+    """Since when it could have been running."""
     is_followed: bool = False
-    """Whether others of its batch are behind it, to which the child will not get."""
+    """Whether tasks of its batch follow that the child will not run."""
 
 
 class TaskBatch:
@@ -59,17 +59,17 @@ class TaskBatch:
         self.child = child
         self.links = links
         self.done = 0
-        """How many have ended as usual."""
+        """How many have ended normally."""
         self.is_late = False
-        """Whether its time is over: `current` still runs, and those behind it will not."""
+        """Whether its time is over: `current` is still running, and the tasks after it will not run."""
         self.was_refused = False
-        """Whether the child, which is dead or does not read, was not even handed all of them."""
+        """Whether the child is dead or not reading, so that not even all tasks could be sent to it."""
         self.has_passed = False
-        """Whether its time is over, and neither `current` nor those behind it will run."""
+        """Whether its time is over, and neither `current` nor the tasks after it will run."""
 
     async def run(self) -> bool:
-        """Whether all of them ended as usual. If not, `current` is the one that did not, and those behind it will not
-        be begun once it, or its child, has ended."""
+        """Whether all of them ended normally. If not, `current` is the one that did not, and the tasks after it will
+        not be started once it, or its child, has ended."""
         loop = self._loop
         self.links[0].begun = loop.time()
         self._ends_ns = self.links[0].assign.batch_ends_ns
@@ -105,7 +105,7 @@ class TaskBatch:
             self._over.set_result(None)
 
     def _on_readable(self) -> None:
-        time_is_over = time.monotonic_ns() >= self._ends_ns  # what was said before is heard after this
+        time_is_over = time.monotonic_ns() >= self._ends_ns  # first the clock, then everything sent before it
         if not self._take_what_came() or self.done == len(self.links):
             self._end()
         elif time_is_over and self.current.started_ns is not None:
@@ -116,7 +116,7 @@ class TaskBatch:
         self._end()
 
     def _take_what_came(self) -> bool:
-        """Whether the batch goes on."""
+        """Whether the batch continues."""
         goes_on = self.child.hear()
         ended: list[tuple[Link, frames.Succeeded, tuple[OutputResult, ...]]] = []
         try:
@@ -153,7 +153,7 @@ class TaskBatch:
                         goes_on = False
                         break
                 self.child.forget_heard()
-        except FrameInvalid:  # whoever takes over finds it again
+        except FrameInvalid:  # the TaskRun that takes over will find it again
             goes_on = False
         if ended:
             since, self._heard_at = self._heard_at, self._loop.time()

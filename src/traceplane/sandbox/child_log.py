@@ -1,4 +1,4 @@
-"""What a child writes to its log, in lines: handed on up to a limit, its tail kept."""
+"""Splits a child's log into lines: forwards them up to a limit, and always keeps the tail."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ READ_SIZE = 65_536
 _LONGEST_LINE = 8_192
 _TAIL_BYTES = 16_384
 READS_AT_THE_END = 32
-"""Far more than a pipe holds; whoever fills it faster is still writing."""
+"""Far more than a pipe holds; a child that fills it faster is still writing."""
 _BEGIN_SECONDS = 0.01
 _PAUSE_SECONDS = 0.005
 """Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
 
 
 class LogLines:
-    """Splits a child's output into lines; hands them on up to a limit and always keeps the tail."""
+    """Splits a child's output into lines; forwards them up to a limit and always keeps the tail."""
 
     def __init__(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> None:
         self._on_log = on_log
@@ -49,7 +49,7 @@ class LogLines:
             self._hand_on(line)
 
     def take_rest(self) -> None:
-        """There is nothing more: what is left is a line too."""
+        """At the end of the log: the remainder is a line too."""
         if self._partial:
             self._hand_on(self._partial)
             self._partial = b""
@@ -75,8 +75,8 @@ class LogLines:
 
 
 class LogReader(LogLines):
-    """The descriptor is the child's, and is read until the end or until `stop`; from a moment after the beginning on,
-    since most tasks are over by then and what they wrote is read at once, by `drain`.
+    """Reads the child's descriptor until its end or until `stop`. It starts after a moment, since most tasks are over
+    by then and `drain` reads what they wrote at once.
     """
 
     def __init__(self, fd: int, on_log: OnLog | None, limit: int, end: bytes) -> None:
@@ -93,7 +93,7 @@ class LogReader(LogLines):
         await self._ended.wait()
 
     def drain(self) -> bool:
-        """Read what a child that has finished its task wrote before; whether it has stopped writing."""
+        """Read the rest of the log of a child that has finished its task; whether it has stopped writing."""
         for _ in range(READS_AT_THE_END):
             if not self._read():
                 self.take_rest()

@@ -1,9 +1,9 @@
-"""Which barriers this machine has for operators, and how the process that will run user code is put behind them.
+"""Which barriers this machine has for operators, and how the process that will run user code is confined by them.
 
 `confine` is called in the child after the task is known and before any user code is imported; it
-either does all of what `probe` found to work, or raises, and the child then ends. The order matters:
+either applies everything that `probe` found to work, or raises, and the child then ends. The order matters:
 
-    descriptors → private root → what every confined process gives up (`linux.confine`) → environment
+    descriptors → private root → the privileges that every confined process drops (`linux.confine`) → environment
 
 Layers and what each one stops:
 
@@ -14,7 +14,7 @@ Layers and what each one stops:
     landlock           an allow-list of paths; no ptrace, signals, TCP (by kernel ABI)
     seccomp            no sockets, tracing, namespaces, keys, io_uring, shared memory; where the uid and the
                        mounts are the platform's own, no change of a file's mode, owner, times or attributes
-    the rest           clean environment and descriptors, limits, own session: always there
+    the rest           clean environment and descriptors, limits, own session: on every machine
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ALWAYS_ON_LINUX = ("no_new_privileges", "no_capabilities", "parent_death_signal"
 _ADDRESS_SPACE_HEADROOM = 8 << 30
 """Allocators and thread stacks reserve far more than they use; the real limit is on data."""
 _STACK_BYTES = 8 << 20
-"""As usual. A stack is not data either, and could otherwise be let grow as far as there are addresses."""
+"""The usual size. A stack does not count as data either, and could otherwise grow through the whole address space."""
 _READABLE_PROC = ("/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory")
 _READABLE_SYS = ("/sys/devices/system/cpu",)
 _SLOT_OWN_PROCESSES = 1
@@ -62,12 +62,12 @@ _ROOM_FOR_OTHERS = 256
 
 _NOTHING = ReachNothing()
 SPARK_PORT = struct.Struct("=H")
-"""What a child says when it hands its connections over; 0: it uses no Spark."""
+"""What a child sends when it hands over its connections; 0: it uses no Spark."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """What holds the operator in on this machine, and what could not be had, with the reason."""
+    """The layers that confine operators on this machine, and the missing ones with the reason."""
 
     active: tuple[str, ...]
     missing: dict[str, str]
@@ -90,8 +90,8 @@ class Isolation:
             return f"the worker runs as root and cannot give operators another uid: {self.missing.get(UID_SLOTS)}"
         if isinstance(self.network, Reach) and not self.has(SUPERVISED_NETWORK):
             return (
-                "operators are to have the network, and their connections cannot be supervised, so they would "
-                f"reach the platform's own services: {self.missing.get(SUPERVISED_NETWORK)}"
+                "operators have the network, but their connections cannot be supervised, so they could reach the "
+                f"platform's own services: {self.missing.get(SUPERVISED_NETWORK)}"
             )
         return None
 
@@ -102,7 +102,7 @@ class Isolation:
 
 
 def enter_user_namespace() -> None:
-    """A user namespace that knows this uid only, giving the power to make other namespaces."""
+    """Enters a user namespace that maps this uid only, with the privilege to create other namespaces."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a protected process cannot write its own uid map
     kernel.unshare(kernel.CLONE_NEWUSER)
@@ -113,8 +113,8 @@ def enter_user_namespace() -> None:
 
 
 def enter_server_namespaces(isolation: Isolation, private_network: Sequence[int] = ()) -> None:
-    """The fork server's own: a private copy of the mounts, and no network when tasks get none, or the private one
-    whose descriptors are given."""
+    """For the fork server: a private copy of the mounts, and no network if tasks get none, or the private network
+    with these descriptors."""
     if not isolation.has(NAMESPACES):
         return
     if private_network:
@@ -128,7 +128,7 @@ def enter_server_namespaces(isolation: Isolation, private_network: Sequence[int]
 
 
 def enter_slot_namespaces(isolation: Isolation) -> None:
-    """A slot's own: the next fork becomes process 1 of a new pid namespace."""
+    """For a slot: the next fork becomes process 1 of a new pid namespace."""
     if not isolation.has(NAMESPACES):
         return
     if os.geteuid() != 0:
@@ -140,7 +140,7 @@ def enter_slot_namespaces(isolation: Isolation) -> None:
 
 
 def probe(configure: Configure, private_network: Sequence[int] = ()) -> Isolation:
-    """Try each layer in a child of its own; a layer counts only if it really worked."""
+    """Try each layer in a separate child; a layer counts only if it really worked."""
     missing: dict[str, str] = {}
     active: list[str] = list(ALWAYS + (ALWAYS_ON_LINUX if sys.platform == "linux" else ()))
 
@@ -162,7 +162,7 @@ def probe(configure: Configure, private_network: Sequence[int] = ()) -> Isolatio
     }
     for layer, attempt in attempts.items():
         if layer in configure.disabled:
-            settle(layer, "switched off by the settings")
+            settle(layer, "disabled in the settings")
         elif sys.platform != "linux":
             settle(layer, f"not available on {sys.platform}")
         else:
@@ -202,7 +202,7 @@ def _why_no_uid_slots(configure: Configure, namespaces: bool) -> str | None:
     if os.geteuid() != 0:
         return "the worker does not run as root"
     if not configure.uids:
-        return "no uids were set aside for it"
+        return "no uids are configured for it"
     return _why_fails(lambda: _try_uid(configure, namespaces))
 
 
@@ -218,7 +218,7 @@ def _try_namespaces(configure: Configure, *, network: bool, private_network: Seq
 
 
 def _try_supervision() -> None:
-    """A child of this one connects to this machine, and is to be refused by a supervisor."""
+    """A child of this process connects to this machine, and a supervisor must refuse it."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     child = os.fork()
@@ -243,15 +243,15 @@ def _try_supervision() -> None:
         while not any(key.fileobj == reader or key.data() for key, _ in selector.select()):
             pass
         supervisor.close()
-    told = os.read(reader, 100).decode()
+    outcome_name = os.read(reader, 100).decode()
     os.waitpid(child, 0)
-    if told != "EACCES":
-        raise OSError(errno.EACCES, f"a supervised connection ended with {told or 'nothing'}")
+    if outcome_name != "EACCES":
+        raise OSError(errno.EACCES, f"a supervised connection ended with {outcome_name or 'nothing'}")
 
 
 def _hand_over_connections(listener: int, supervisor: socket.socket, spark_port: int | None = None) -> None:
-    """Give away the descriptor on which the filter asks about connections. They may lead to the task's own Spark
-    server, wherever else they may."""
+    """Hand over the descriptor on which the filter asks about connections. Besides the usual targets, they may go to
+    the task's own Spark server."""
     socket.send_fds(supervisor, [SPARK_PORT.pack(spark_port or 0)], [listener])
     os.close(listener)
     supervisor.close()
@@ -272,7 +272,7 @@ def _try_uid(configure: Configure, namespaces: bool) -> None:
 
 
 def _why_fails(attempt: Callable[[], object]) -> str | None:
-    """Run `attempt` in a child; None if it worked, else what went wrong."""
+    """Run `attempt` in a child; None if it worked, otherwise what went wrong."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -294,15 +294,15 @@ def _why_fails(attempt: Callable[[], object]) -> str | None:
 
 @dataclass(frozen=True)
 class Paths:
-    """What one task may reach, as named outside."""
+    """What one task may reach, with the paths as they are outside."""
 
     readable: tuple[str, ...]
     writable: tuple[str, ...]
     temp: str
     inputs: tuple[str, ...] = ()
-    """Readable too. Others wrote them: what is shown is what lies there itself, and no link is followed."""
+    """Readable too. Untrusted code wrote them, so no link is followed."""
     temp_at: str = private_root.TEMP
-    """What it is called in a root of its own."""
+    """Its path inside a private root."""
     spark_port: int | None = None
     grantable: tuple[str, ...] = ()
     """Where folders to write are shown later."""
@@ -350,7 +350,7 @@ class Cell:
         return paths.temp_at if self._root is not None else paths.temp
 
     def confine(self, paths: Paths, limits: RunLimits, *, spare_processes: int) -> None:
-        """Leave this process with nothing but what the task needs. There is no way back."""
+        """Leave this process with nothing but what the task needs, permanently."""
         if self._root is not None:
             self._root.enter(
                 readable=paths.readable,
@@ -426,7 +426,7 @@ def _resource_limits(limits: RunLimits, *, processes: int) -> dict[int, int]:
 
 
 def clean_environment(network: NetworkAccess) -> dict[str, str]:
-    """All that operator code finds in its environment, besides HOME and TMPDIR."""
+    """The environment of operator code, besides HOME and TMPDIR."""
     folders = (os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin")
     environment = {"PATH": os.pathsep.join(folders), "LANG": "C.UTF-8", "TZ": "UTC"}
     return environment | (RESOLVER_ENVIRONMENT if isinstance(network, Reach) else {})

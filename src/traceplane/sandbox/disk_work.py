@@ -1,4 +1,4 @@
-"""Slow work on disk, in threads: outputs are written before a task's end is reported, folders removed after it."""
+"""Slow work on disk, in threads: writes outputs before the end of a task is reported, and removes folders after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traceplane.sandbox.staging import TaskFolders
 
 _WRITTEN_TOGETHER = 4
 _WRITERS = 16
-"""Threads that wait for the disk: it flushes the files of many tasks at once, or one by one as slowly."""
+"""Threads that wait for the disk, which flushes the files of many tasks in the time of one."""
 
 Ended = tuple[Waiting, RunResult, TaskFolders]
 
@@ -27,7 +27,7 @@ class DiskWork:
         self._removing: asyncio.Task[None] | None = None
 
     def settle(self, ended: Iterable[Ended]) -> None:
-        """Hand results to those who wait for them, once the outputs that came with the reports are on disk."""
+        """Deliver results to their callers, once the outputs that came with the reports are on disk."""
         unwritten = []
         for waiting, result, folders in ended:
             if result.status == "ok" and folders.to_be_written and not waiting.canceled:
@@ -42,7 +42,7 @@ class DiskWork:
             writing.add_done_callback(functools.partial(_on_written, part))
 
     def remove(self, folders: TaskFolders, *, outputs: bool) -> None:
-        """What takes time, in another thread, and for many runs at once when many have ended."""
+        """Remove slowly, in another thread, and for many runs at once if many have ended."""
         if outputs:
             folders.withdraw()
         elif folders.remove_if_empty():
@@ -59,7 +59,7 @@ class DiskWork:
             await asyncio.wait((self._removing,))
 
     async def close(self) -> None:
-        """After the last task: nothing is added any more."""
+        """Called after the last task: nothing may be added any more."""
         await self.until_removed()
         self._writers.shutdown(wait=False)
 
@@ -82,7 +82,7 @@ def _write_out(tasks: Sequence[TaskFolders]) -> list[Exception | None]:
         try:
             folders.write_out()
             errors.append(None)
-        except Exception as error:  # whatever it is, somebody waits for this task's end
+        except Exception as error:  # any error: a caller waits for this task's end
             errors.append(error)
     return errors
 
@@ -92,5 +92,5 @@ def _on_written(part: Sequence[Ended], writing: asyncio.Future[list[Exception | 
         if error is None:
             waiting.settle(result)
         else:
-            failure = Failure(code="sandbox.failed", message=f"the outputs could not be kept: {error}")
+            failure = Failure(code="sandbox.failed", message=f"the outputs could not be stored: {error}")
             waiting.settle(replace(result, status="failed", outputs=(), events=(), error=failure))

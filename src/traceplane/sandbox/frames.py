@@ -1,12 +1,12 @@
-"""What travels between the wrapper, the fork server, its slots and the child that runs a task.
+"""Messages between the wrapper, the fork server, its slots and the child that runs a task.
 
     wrapper ── Configure, OpenSlot ──► fork server ── Hello ──► wrapper
     wrapper ── Kill, Inspect ──► slot ── Ready (with the child's channel and log pipe), Inspected, Exited ──► wrapper
     wrapper ── Assign, EventsAccepted, EventsRefused ──► child
     child ── Started, Progress, Declined, Passed, Events, Succeeded, Failed ──► wrapper
 
-A frame is a four-byte length and JSON. Whatever comes from the child is hostile until proven
-otherwise: it is bounded in size and decoded into exactly these types or not at all.
+A frame is a four-byte length and JSON. Everything from the child is treated as hostile: it is bounded in size and
+decoded into exactly these types or not at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FrameInvalid(Exception):
 
 
 class OutputInUse(FrameInvalid):
-    """An output that somebody can still write to after the operator's end."""
+    """An output that can still be written to after the operator has ended."""
 
     code = "operator.output_in_use"
 
@@ -48,11 +48,11 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int = 8 << 30
     """The largest single file."""
     disk_bytes: int | None = 32 << 30
-    """All files of the task together; looked at every half second."""
+    """All files of the task together; checked every half second."""
     result_bytes: int = 8 << 20
     """One frame from the child: the result, or one batch of streamed events."""
     log_bytes: int = 4 << 20
-    """How much is handed to `on_log`; past it the log is read slowly and only its tail is kept."""
+    """How much is forwarded to `on_log`; beyond it the log is read slowly and only its tail is kept."""
 
 
 class Reach(msgspec.Struct, frozen=True, tag=True):
@@ -65,7 +65,7 @@ class Reach(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReachSpark(msgspec.Struct, frozen=True, tag=True):
-    """Operators reach the port of the Spark server that their task names, and nothing else."""
+    """Operators reach the port of their task's Spark server, and nothing else."""
 
 
 class ReachNothing(msgspec.Struct, frozen=True, tag=True):
@@ -73,14 +73,14 @@ class ReachNothing(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServeSpark(msgspec.Struct, frozen=True, tag=True):
-    """The Spark server itself: TCP, within the network that it is in."""
+    """The Spark server itself: TCP, within its network."""
 
 
 NetworkAccess = Reach | ReachSpark | ReachNothing | ServeSpark
 
 
 class Configure(msgspec.Struct, frozen=True):
-    """May carry descriptors: of the network namespace that the fork server is to enter."""
+    """May carry descriptors of the network namespace for the fork server to enter."""
 
     folder: str
     network: NetworkAccess
@@ -111,7 +111,7 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """What has become of that child, which says that it finished its task? Ignored if it has ended."""
+    """Asks for the state of a child that says it has finished its task. Ignored if it has ended."""
 
     pid: int
 
@@ -145,7 +145,7 @@ class Inspected(msgspec.Struct, frozen=True, tag=True):
     """Since it was forked."""
     resident_bytes: int
     grown_bytes: int
-    """By how much more is resident than in a child that has run nothing."""
+    """Growth of its resident memory over a child that has run nothing."""
 
 
 SlotReport = Ready | Inspected | Exited
@@ -159,7 +159,7 @@ class Assign(msgspec.Struct, frozen=True):
     code_paths: list[str]
     readable: list[str]
     writable: list[str]
-    """Both count for the first task of a child; it stays confined to them."""
+    """Both apply to the first task of a child; it stays confined to them."""
     output_folders: dict[str, str]
     temp: str
     limits: RunLimits
@@ -167,20 +167,20 @@ class Assign(msgspec.Struct, frozen=True):
     keep: bool
     """After this task, wait for another one."""
     error_codes: list[str] = []
-    """Codes that the operator may raise, besides those of the platform."""
+    """Error codes that the operator may raise, besides those of the platform."""
     spark_port: int | None = None
     inline_bytes: int = 0
-    """How much of its files may come with the result."""
+    """How many bytes of files may come with the result."""
     batch: int = 0
-    """Tasks with the same number were handed over together; 0: it came alone."""
+    """Tasks with the same number were sent together; 0: it was sent alone."""
     leads: bool = False
-    """Whether it is the first of them."""
+    """Whether it is the first of its batch."""
     batch_ends_ns: int = 0
-    """Of the monotonic clock. From then on no task of the batch is begun but the first: somebody else runs them."""
+    """Monotonic clock. From then on no task of the batch but the first is started: the others run elsewhere."""
 
     @property
     def log_end(self) -> bytes:
-        """What ends the log of a task of a batch, so that each has its own."""
+        """Marks the end of the log of a task in a batch, so that each task has its own log."""
         return f"\0{self.task_id}\n".encode() if self.batch else b""
 
 
@@ -203,9 +203,9 @@ Name = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00]+$")]
 Emission = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00]*$")]
 Bound = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00]*$")]
 _Several = msgspec.Meta(max_length=10_000)
-"""As many as a report to the dispatcher may have."""
+"""The maximum in a report to the dispatcher."""
 _SMALLEST_FILE = 128
-"""What a file that comes with the result counts at least; no Parquet file is smaller."""
+"""The minimum that a file in the result counts; no Parquet file is smaller."""
 
 
 class EventScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -224,9 +224,9 @@ class EventScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             if is_cursor
             else any(bound is None for bound in bounds)
         ):
-            raise ValueError("a scope is either a cursor or a partition_key with start and end")
+            raise ValueError("a scope must be either a cursor or a partition_key with start and end")
         if self.start is not None and self.end is not None and self.end < self.start:
-            raise ValueError("the start of a scope lies after its end")
+            raise ValueError("a scope must not start after its end")
 
 
 class EmittedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,7 +243,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far a Spark job of the operator is."""
+    """Progress of the operator's Spark job."""
 
     stages: Count
     tasks: Count
@@ -251,11 +251,11 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Declined(msgspec.Struct, frozen=True, tag=True):
-    """The task was not begun: the code that this child has loaded is no longer what lies on disk."""
+    """The task was not started: the code on disk has changed since this child loaded it."""
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
-    """The task was not begun, nor will those be that are left of its batch: its time is over."""
+    """The task was not started, and neither will the rest of its batch be: its time is over."""
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -275,11 +275,11 @@ class ReportedFile(msgspec.Struct, frozen=True):
     bytes: Count
     statistics: dict[Name, ColumnBounds] = {}
     content: Content | None = None
-    """Of a small file that does not lie in the output's folder."""
+    """Content of a small file that is not in the output's folder."""
 
     def __post_init__(self) -> None:
         if self.content is not None and len(self.content) != self.bytes:
-            raise ValueError("a file's content is not of the size that is told")
+            raise ValueError("a file's content does not have the reported size")
 
 
 class ReportedColumn(msgspec.Struct, frozen=True):
@@ -305,7 +305,7 @@ class Succeeded(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def inline_bytes(self) -> int:
-        """What the files that came along weigh. The wrapper writes them, in its own time."""
+        """Total size of the files in the result. The wrapper writes them, in its own time."""
         files = (file for output in self.outputs for file in output.files)
         return sum(max(len(file.content), _SMALLEST_FILE) for file in files if file.content is not None)
 

@@ -1,9 +1,9 @@
 """The slots whose child waits for a task, and the tasks that wait for a slot.
 
 A task gets, in this order: a used child of its own job, a fresh child, or a slot whose used child of
-another job is ended for it, the longest idle one first. Those who wait are served in turn, so that a
-busy job cannot keep its children from the others; but a task whose job has a child that goes from one short task to
-the next waits for it, for a while, or two busy jobs would do nothing but end each other's.
+another job is ended for it, the longest idle one first. Waiting tasks are served in turn, so that a
+busy job cannot keep all children to itself. But a task whose job has a child running short tasks waits for that child
+for a while; otherwise two busy jobs would only keep ending each other's children.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class IdleSlots:
         self._oldest_seconds = oldest_seconds
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Slot, float] = {}
-        """Since when; the longest idle one comes first."""
+        """Since when they are idle; the longest idle one comes first."""
         self._being_emptied: set[Slot] = set()
         self._at_work: dict[Slot, tuple[Hashable, float]] = {}
-        """Which job's task each of the others runs, and since when."""
+        """The job whose task each other slot runs, and since when."""
         self._waiting: dict[_Turn, tuple[Hashable, float]] = {}
-        """Their jobs, and since when they wait."""
+        """The jobs of waiting tasks, and since when they wait."""
         self._jobs_waiting: Counter[Hashable] = Counter()
         self._yielding: asyncio.TimerHandle | None = None
 
     async def take(self, job: Hashable) -> tuple[Slot, Child] | None:
-        """A child for a task of this job (None: for a task by itself); None when woken by `wake_all`."""
-        if not self._waiting and (found := self._choose(job)) is not None:
-            return found
+        """A child for a task of this job (None: for a task that needs its own); None when woken by `wake_all`."""
+        if not self._waiting and (pair := self._choose(job)) is not None:
+            return pair
         turn: _Turn = self._loop.create_future()
         self._waiting[turn] = (job, self._loop.time())
         self._jobs_waiting[job] += 1
@@ -48,8 +48,8 @@ class IdleSlots:
             return await turn
         except asyncio.CancelledError:
             self._leave(turn)
-            if turn.done() and not turn.cancelled() and (found := turn.result()) is not None:
-                slot, child = found
+            if turn.done() and not turn.cancelled() and (pair := turn.result()) is not None:
+                slot, child = pair
                 slot.keep(child)
                 slot.release()
             raise
@@ -70,7 +70,7 @@ class IdleSlots:
         self._being_emptied.discard(slot)
 
     def tend(self) -> None:
-        """Stop used children that have to wait, and end those that waited long: others can use their memory."""
+        """Freeze used children while they wait, and end those that have waited long, to free their memory."""
         now = self._loop.time()
         for slot, since in list(self._idle.items()):
             child = slot.waiting
@@ -95,7 +95,7 @@ class IdleSlots:
                 del self._jobs_waiting[waited[0]]
 
     def _serve(self, just_kept: Slot | None = None) -> None:
-        """Those who wait, as long as there is something to give; `just_kept` has not waited at all."""
+        """Serve waiting tasks as long as there are children; `just_kept` has not been idle at all."""
         promised = len(self._being_emptied)
         served: list[_Turn] = []
         for turn, (job, since) in self._waiting.items():
@@ -103,9 +103,9 @@ class IdleSlots:
                 break
             if turn.done():
                 continue
-            if (found := self._choose(job, just_kept)) is not None:
+            if (pair := self._choose(job, just_kept)) is not None:
                 served.append(turn)
-                turn.set_result(found)
+                turn.set_result(pair)
             elif promised:
                 promised -= 1
             elif self._idle and not self._may_yield(job, since):
@@ -133,7 +133,7 @@ class IdleSlots:
         for slot in reversed(list(self._idle)):  # the one used last has the warmest caches
             child = slot.waiting
             if child is None:
-                del self._idle[slot]  # it died; the slot comes back with another
+                del self._idle[slot]  # it died; the slot will return with another
             elif child.job is None:
                 fresh = slot, child
             elif child.job == job:
@@ -152,7 +152,7 @@ class IdleSlots:
         return slot, child
 
     def _empty(self, slot: Slot) -> None:
-        """End its used child; the slot comes back with a fresh one."""
+        """End its used child; the slot will return with a fresh one."""
         del self._idle[slot]
         self._being_emptied.add(slot)
         slot.end_waiting()

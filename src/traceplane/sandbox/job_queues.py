@@ -1,4 +1,4 @@
-"""Tasks that may share a child with others of their job wait here, by job, and are taken several at a time."""
+"""Queues by job, for tasks that may share a child with others of their job; several are taken at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Waiting:
     tries: int = 0
     canceled: bool = False
     running: asyncio.Task[Any] | None = None
-    """What follows this task and no other."""
+    """The asyncio task that follows only this task."""
 
     def settle(self, result: RunResult) -> None:
         if not self.result.done():
@@ -43,15 +43,15 @@ class Waiting:
             self.result.set_exception(error)
 
     def cancel(self) -> None:
-        """Its result does not matter any more; it is over when `result` is done."""
+        """Its result no longer matters; it is over when `result` is done."""
         self.canceled = True
         if self.running is not None:
             self.running.cancel()
 
 
 class JobQueues:
-    """`serve` is to get a child for a job and to run what it takes from here; it is called for as many as can run at
-    once, again and again while there are any."""
+    """`serve` gets a child for a job and runs the tasks that it takes from here. As many calls run at once as there are
+    slots, repeated while tasks are waiting."""
 
     def __init__(self, at_once: int, serve: Callable[[Hashable], Awaitable[None]]) -> None:
         self._at_once = at_once
@@ -59,7 +59,7 @@ class JobQueues:
         self._waiting: dict[Hashable, deque[Waiting]] = {}
         self._serving: Counter[Hashable] = Counter()
         self._without_a_child: Counter[Hashable] = Counter()
-        """How many of those who serve are about to take tasks."""
+        """How many `serve` calls are about to take tasks."""
         self._servers: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Hashable, waiting: Waiting) -> RunResult:
@@ -81,7 +81,7 @@ class JobQueues:
         return bool(self._waiting.get(job))
 
     def share(self, job: Hashable) -> int:
-        """How many tasks there are for each of those who serve the job."""
+        """How many tasks there are for each `serve` call of the job."""
         return math.ceil(len(self._waiting.get(job, ())) / max(1, self._serving[job]))
 
     def take(self, job: Hashable, most: int) -> list[Waiting]:
@@ -91,7 +91,7 @@ class JobQueues:
         return [queue.popleft() for _ in range(min(most, len(queue)))]
 
     def wait_again(self, job: Hashable, tasks: Sequence[Waiting]) -> None:
-        """Those that were taken and not begun, before all others."""
+        """Put tasks back that were taken and not started, before all others."""
         for waiting in tasks:
             if waiting.canceled:
                 waiting.fail(asyncio.CancelledError())
@@ -123,7 +123,7 @@ class JobQueues:
             while self.waits(job):
                 self._without_a_child[job] += 1
                 await self._serve(job)
-        except Exception as error:  # there are no children any more
+        except Exception as error:  # no children are available any more
             self._without_a_child[job] -= 1
             self.fail(job, error)
         finally:

@@ -7,16 +7,16 @@
 A fork server (`server_process`) holds a warm interpreter without secrets; each slot of it keeps one child
 forked and waiting, which confines itself (`confinement`) when its task arrives and before it imports
 the operator. A task gets a fresh child, or one that has run a task of the same job if the assignment
-allows it (`Reuse`) and the machine keeps slots apart by namespaces, and by uid if the worker is root. What holds on
-every machine this starts on:
+allows it (`Reuse`) and the machine isolates slots by namespaces, and by uid if the worker is root. On every machine
+where this starts:
 
 - operator code sees none of the wrapper's memory, environment, descriptors or files, no files that its
   job may not see or that another task is still writing, and leaves nothing behind for another job;
-- when `run` returns or is cancelled, no process of the task is left, but for the child if it was kept;
+- when `run` returns or is cancelled, no process of the task is left, except the child if it was kept;
 - whatever the operator does ends in a `RunResult` with a stable code; `run` raises only if the
   sandbox itself is closed or cannot be restarted.
 
-`start` measures this with a first operator that tries to break out, and refuses with
+`start` verifies this with a first operator that tries to break out, and refuses with
 `sandbox.too_weak` unless `allow_weak` is set. If the fork server dies, running tasks end with
 `sandbox.lost` and it is started again.
 """
@@ -63,10 +63,10 @@ from traceplane.sandbox.uid_lease import UidLease
 
 _CHECK_TIMEOUT_SECONDS = 60.0
 _STARTS_TRIED = 3
-"""For a task whose slot vanished before the operator ran."""
+"""For a task whose slot was lost before the operator ran."""
 _SHORT_SECONDS = 0.01
 _EXPECTED_SECONDS = 0.03
-"""That a batch takes."""
+"""Target duration of a batch."""
 _LARGEST_BATCH = 32
 _BYTES_AT_ONCE = 48 << 10
 _REMEMBERED_SECONDS = 60.0
@@ -84,13 +84,13 @@ class Sandbox:
         self._queues = JobQueues(settings.slots, self._serve)
         self._disk = DiskWork()
         self._left_files: dict[Hashable, float] = {}
-        """Jobs whose tasks leave files that do not come with the report, and when that was last seen; oldest first."""
+        """Jobs whose tasks write files outside the report, and when that was last seen; oldest first."""
         self._background: set[asyncio.Task[Any]] = set()
         self._numbers = itertools.count(1)
 
     @property
     def uids(self) -> list[int]:
-        """What the slots run as, when started by root."""
+        """The uids of the slots, if the worker is root."""
         return list(self._lease.uids) if self._lease else []
 
     @property
@@ -103,7 +103,7 @@ class Sandbox:
 
     @classmethod
     async def start(cls, settings: SandboxSettings) -> Sandbox:
-        """Start the fork server and prove the isolation. Raises PlatformError `sandbox.too_weak`."""
+        """Start the fork server and verify the isolation. Raises PlatformError `sandbox.too_weak`."""
         protect_this_process()
         first, last = settings.uid_range
         has_uids = os.geteuid() == 0 and confinement.UID_SLOTS not in settings.disabled_layers
@@ -129,9 +129,9 @@ class Sandbox:
         timeout: float | None = None,
         grant: ServerGrant | None = None,
     ) -> RunResult:
-        """Run one task; the timeout begins when a slot is free. `grant` is what its Spark server sees of it.
+        """Run one task; the timeout starts when a slot is free. `grant` is what its Spark server sees of it.
 
-        With `on_events` the task is a source that emits while it runs: each batch is handed over, and
+        With `on_events` the task is a source that emits while it runs: each batch is passed on, and
         the operator's `emit` returns once the callback has.
         """
         waiting = Waiting(assignment, on_log, on_progress, timeout, time.monotonic_ns(), _future())
@@ -144,26 +144,26 @@ class Sandbox:
         self,
         waiting: Waiting,
         job: Hashable,
-        wanted: Hashable,
+        child_job: Hashable,
         on_events: OnEvents | None = None,
         grant: ServerGrant | None = None,
     ) -> RunResult:
-        """In a child of the job that is wanted, or in a fresh one."""
+        """In a child of this job, or in a fresh one."""
         while True:
-            slot, child = await self._supply.take(wanted)
+            slot, child = await self._supply.take(child_job)
             try:
                 result, folders = await self._run_in(slot, child, job, waiting, on_events, grant)
             finally:
                 slot.release()
             if not self._is_to_be_tried_again(waiting, result):
                 break
-            wanted = None
-            await self._disk.until_removed()  # the next try writes to the same folders
+            child_job = None
+            await self._disk.until_removed()  # the retry writes to the same folders
         self._disk.settle([(waiting, result, folders)])
         return await waiting.result
 
     def _is_to_be_tried_again(self, waiting: Waiting, result: RunResult) -> bool:
-        """In a fresh child: if one used child was no good, others may be so for the same reason."""
+        """In a fresh child: if one used child failed, others may fail for the same reason."""
         waiting.tries += 1
         return waiting.tries < _STARTS_TRIED and _lost_before_start(result)
 
@@ -213,7 +213,7 @@ class Sandbox:
         on_events: OnEvents | None = None,
         grant: ServerGrant | None = None,
     ) -> RunResult:
-        """A task to its end, whatever that is."""
+        """Follow a task to its end."""
         waiting, folders = link.waiting, link.folders
         execution = TaskRun(
             slot,
@@ -252,11 +252,11 @@ class Sandbox:
     # --- tasks of one job -------------------------------------------------------------------------
 
     async def _serve(self, job: Hashable) -> None:
-        """Tasks of a job that wait, as many as one child is to be handed at once."""
+        """Run waiting tasks of a job, as many as one child gets at once."""
         slot, child = await self._supply.take(job)
         tasks = self._queues.take(job, self._batch_size(job, child))
         try:
-            if not tasks:  # somebody else took them meanwhile
+            if not tasks:  # another call took them in the meantime
                 slot.keep(child)
             elif len(tasks) == 1:
                 await self._attend(job, tasks[0], self._run_in(slot, child, job, tasks[0]))
@@ -272,7 +272,7 @@ class Sandbox:
             slot.release()
 
     def _batch_size(self, job: Hashable, child: Child) -> int:
-        """More than one if they are short; and if they do not write files, for which a child has to be looked at."""
+        """More than one if they are short and write no files; files require an inspection of the child."""
         seconds = child.seconds_per_task
         if seconds is None or seconds > _SHORT_SECONDS or child.job is None:
             return 1
@@ -287,9 +287,11 @@ class Sandbox:
         waiting: Waiting,
         run: Coroutine[Any, Any, tuple[RunResult, staging.TaskFolders]],
     ) -> None:
-        """Tell whoever waits for it how it ended."""
+        """Deliver the task's result to its caller."""
         running = asyncio.create_task(run)
-        await asyncio.sleep(0)  # it has to have begun: if it were canceled before, nobody would end its child
+        await asyncio.sleep(
+            0
+        )  # it must have started: if it were canceled before, nothing would end its child
         waiting.running = running
         if waiting.canceled:
             running.cancel()
@@ -350,7 +352,7 @@ class Sandbox:
             self._queues.wait_again(job, rest)
 
     def _links(self, slot: Slot, child: Child, tasks: Sequence[Waiting]) -> list[Link]:
-        """Of as many as fit into the channel, so that nobody has to wait while they are handed over."""
+        """Links for as many tasks as fit into the channel, so that sending them never blocks."""
         child.batches += 1
         ends_ns = time.monotonic_ns() + int(BATCH_SECONDS * 1e9)
         links: list[Link] = []
@@ -376,7 +378,7 @@ class Sandbox:
     async def _go_on(
         self, slot: Slot, child: Child, job: Hashable, link: Link
     ) -> tuple[RunResult, staging.TaskFolders]:
-        """With a task that the child was handed in a batch."""
+        """Continue with a task that was sent to the child in a batch."""
         link.encoded = b""
         timeout = link.waiting.timeout
         if timeout is not None:
@@ -415,7 +417,7 @@ class Sandbox:
             del self._left_files[oldest]
 
     async def close(self) -> None:
-        """End every task, slot and the fork server; a `run` still under way returns `sandbox.lost`."""
+        """End every task, slot and the fork server; a `run` in flight returns `sandbox.lost`."""
         await self._supply.close()
         await self._queues.close()
         while self._background:

@@ -1,11 +1,11 @@
-"""A file system of its own for each task: the interpreter, its code, its inputs, its folders.
+"""A private file system for each task: the interpreter, its code, its inputs, its folders.
 
-The fork server makes a template once, and each slot raises a small tmpfs root from it. A child copies
+The fork server makes a template once, and each slot builds a small tmpfs root from it. A child copies
 the slot's mounts while it still waits for work, binds the task's paths into its copy when the work
 arrives, and enters it; afterwards the slot removes the empty mount points. Paths keep their names, so
 a path in a payload or a traceback means the same on both sides; only the temporary folder moves, to
 /tmp. Everything is read-only except /tmp, the output folders and /dev/null. Folders above a bound path
-are made fresh and passable, so an interpreter below a private home directory still works for an
+are new and searchable, so an interpreter below a private home directory still works for an
 unprivileged uid.
 
 A child that cannot build its root fails before any user code is loaded.
@@ -49,35 +49,34 @@ _MOST_LINKS = 40
 
 @functools.cache
 def interpreter_folders() -> tuple[str, ...]:
-    """What Python itself and the platform's own package are loaded from; asked first by the fork server."""
+    """The folders that Python and the platform's own package are loaded from; first called by the fork server."""
     package = Path(__file__).resolve().parents[1]
-    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, str(package)}
-    real = {os.path.realpath(path) for path in found if path and os.path.exists(path)}
-    return tuple(outermost({*real, *(path for path in found if path and os.path.isdir(path))} - {"/"}))
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, str(package)}
+    real = {os.path.realpath(path) for path in folders if path and os.path.exists(path)}
+    return tuple(outermost({*real, *(path for path in folders if path and os.path.isdir(path))} - {"/"}))
 
 
 def links_on_the_way(path: str) -> list[str]:
-    """Every link that is followed from a path to what it stands for: a virtual environment's Python often is one to a
-    link elsewhere."""
-    found: list[str] = []
-    parts, reached = path.split("/"), "/"
-    while parts and len(found) < _MOST_LINKS:
+    """Every link on the way from a path to its target: a virtual environment's Python is often a link to a link."""
+    links: list[str] = []
+    parts, folder = path.split("/"), "/"
+    while parts and len(links) < _MOST_LINKS:
         name = parts.pop(0)
-        here = os.path.normpath(os.path.join(reached, name))
-        if os.path.islink(here):
-            found.append(here)
-            target = os.readlink(here)
+        entry = os.path.normpath(os.path.join(folder, name))
+        if os.path.islink(entry):
+            links.append(entry)
+            target = os.readlink(entry)
             parts = target.split("/") + parts
-            reached = "/" if target.startswith("/") else reached
+            folder = "/" if target.startswith("/") else folder
         else:
-            reached = here
-    return found
+            folder = entry
+    return links
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """The paths that lie below no other one."""
+    """The paths that are not below another one."""
     kept: list[str] = []
-    for path in sorted(paths, key=lambda p: p.split("/")):  # what lies below a folder comes right after it
+    for path in sorted(paths, key=lambda p: p.split("/")):  # the paths below a folder come right after it
         if not kept or not is_within(path, kept[-1]):
             kept.append(path)
     return kept
@@ -85,7 +84,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _itself(path: str) -> Iterator[str]:
-    """A path that leads to what is there now and is no link, whatever becomes of it."""
+    """A path that keeps leading to the current file or folder, which is not a link, even if it is replaced."""
     place = plain_files.open_place(path)
     try:
         yield f"/proc/self/fd/{place}"
@@ -103,7 +102,7 @@ def _uncovered(paths: Iterable[str], covered: Iterable[str]) -> list[str]:
 
 
 class Template:
-    """The parts that are the same for every task, made once in the fork server's mount namespace."""
+    """The parts that are the same for every task, created once in the fork server's mount namespace."""
 
     def __init__(self, folder: str, uids: Iterable[int]) -> None:
         self._folder = os.path.join(folder, "template")
@@ -143,7 +142,7 @@ class Template:
         for path in SYSTEM_FILES:
             if os.path.isfile(path):
                 shutil.copyfile(path, self._folder + path)
-        named = sorted({*uids, os.geteuid()} - {0})  # Java wants its user to have a name
+        named = sorted({*uids, os.geteuid()} - {0})  # Java needs its user to have a name
         users = "".join(f"operator{n}:x:{uid}:{uid}::{TEMP}:/bin/false\n" for n, uid in enumerate(named))
         Path(self._folder + "/etc/passwd").write_text("root:x:0:0::/:/bin/false\n" + users)
         for path in SYSTEM_SETTINGS:
@@ -152,7 +151,7 @@ class Template:
                 kernel.bind(path, self._folder + path)
 
     def raise_root(self) -> PrivateRoot:
-        """Build what the roots of one slot's tasks have in common, in a mount namespace of its own."""
+        """Build the common part of the roots of one slot's tasks, in its own mount namespace."""
         kernel.unshare(kernel.CLONE_NEWNS)
         root = PrivateRoot(self._root, self._folders_below_temp)
         for path in self._links:
@@ -177,7 +176,7 @@ class PrivateRoot:
         kernel.mount("tmpfs", path, "tmpfs", _FLAGS, "size=16m,mode=755")
 
     def settle(self) -> None:
-        """What is there now is there for every task."""
+        """Make the current content common to all tasks."""
         self._permanent = {path for path, _ in self._own_entries()}
 
     def sweep(self) -> None:
@@ -188,20 +187,20 @@ class PrivateRoot:
 
     def _own_entries(self) -> list[tuple[str, bool]]:
         """Everything in the root itself rather than in something mounted on it, children first."""
-        found: list[tuple[str, bool]] = []
+        own_entries: list[tuple[str, bool]] = []
         device = os.stat(self._path).st_dev
         pending = [self._path]
         while pending:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
                     is_folder = entry.is_dir(follow_symlinks=False)
-                    found.append((entry.path, is_folder))
+                    own_entries.append((entry.path, is_folder))
                     if is_folder and entry.stat(follow_symlinks=False).st_dev == device:
                         pending.append(entry.path)
-        return found[::-1]
+        return own_entries[::-1]
 
     def open_from_outside(self, alias: str, folders: Iterable[str]) -> Grants:
-        """Lets more be shown, below these folders, when somebody lives in it already; called before it is entered."""
+        """Allows showing more below these folders while the root is in use; called before it is entered."""
         aside = alias + "-aside"
         for path in (alias, aside):
             os.makedirs(path, exist_ok=True)
@@ -230,7 +229,7 @@ class PrivateRoot:
         self._shown.append(path)
 
     def mount_proc(self) -> None:
-        """A /proc that knows this task's processes only; left empty where the kernel refuses."""
+        """A /proc with only this task's processes; left empty where the kernel refuses."""
         os.mkdir(self.at("/proc"), 0o755)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
         try:
@@ -250,12 +249,12 @@ class PrivateRoot:
     ) -> None:
         """Bind the task's own paths and make the root the only tree this process can see.
 
-        `inputs` are readable too; where there is a link in their place, it raises ELOOP.
+        `inputs` are readable too; raises ELOOP if one of them is a link.
         """
         untrusted = set(inputs)
         shown = list(self._shown)
         self.show(temp, temp_at, read_only=False)
-        # A path below /tmp is hidden by the task's own; it is shown again, at a mount point within it.
+        # The task's own /tmp hides paths below /tmp; they are shown again, at mount points inside it.
         wanted = [*self._folders_below_temp, *readable, *untrusted]
         for path in _uncovered(wanted, shown):
             self._show_to_read(path, links=path not in untrusted)
@@ -279,7 +278,7 @@ class PrivateRoot:
             self.show(source, path, read_only=True)
 
     def _mask(self, path: str) -> bool:
-        """Cover a path that one of the shown folders would reveal; whether there was a need."""
+        """Cover a path that one of the shown folders would reveal; whether that was needed."""
         if path in self._shown or not any(
             is_within(path, folder) for folder in self._shown if folder != TEMP
         ):
@@ -296,10 +295,10 @@ class PrivateRoot:
 
 
 class Grants:
-    """What is shown for a time in a root that is lived in: folders to read, and folders in them to write.
+    """Folders shown temporarily in a root that is in use: folders to read, and folders in them to write.
 
-    The root itself is closed to changes; mount points are made through another mount of it (`alias`), which nobody in
-    it can see. Nor can they see a mount before it is as restricted as it has to be (`aside`).
+    The root itself is read-only; mount points are created through another mount of it (`alias`), which processes
+    inside cannot see. Nor can they see a mount before it is fully restricted (`aside`).
     """
 
     def __init__(self, root: str, alias: str, aside: str) -> None:
@@ -309,7 +308,7 @@ class Grants:
         self._readers: Counter[str] = Counter()
 
     def show(self, readable: Iterable[str], writable: Iterable[str]) -> None:
-        """Each writable folder lies in one of the readable ones."""
+        """Each writable folder is inside one of the readable ones."""
         shown: list[str] = []
         opened: list[str] = []
         try:
@@ -337,7 +336,7 @@ class Grants:
             raise
 
     def hide(self, readable: Iterable[str], writable: Iterable[str], *, sealed: bool = False) -> bool:
-        """With `sealed`, whether nobody can write to the writable folders any more, not even through what is open."""
+        """With `sealed`, whether the writable folders can no longer be written to, not even through open files."""
         quiet = True
         for folder in writable:
             try:

@@ -1,4 +1,4 @@
-"""Ending every process that something started, and knowing that none is left."""
+"""Ends every process of a tree, and proves that none is left."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from traceplane.linux.confine import take_uid
 
 
 def end_all(uid: int | None) -> bool:
-    """Kill and reap everything below this process, or of that uid; whether there was anything.
+    """Kill and reap everything below this process, or of that uid; returns whether there was anything.
 
     This process adopts every orphan below it (process 1 of a pid namespace, or a child subreaper), so having no
     children proves that there is nothing left.
     """
-    found = False
+    had_processes = False
     while True:
         _kill_all(uid)
-        found = _reap_all() or found
+        had_processes = _reap_all() or had_processes
         if not has_children():
-            return found
+            return had_processes
 
 
 def has_children() -> bool:
@@ -68,7 +68,7 @@ def _in_child(act: Callable[[], None]) -> None:
 
 
 def _reap_all() -> bool:
-    """Wait for every child that is dead or about to be; whether there was one."""
+    """Wait for every child that is dead or dying; returns whether there was one."""
     reaped = False
     deadline = time.monotonic() + 0.05
     while True:
@@ -85,25 +85,25 @@ def _reap_all() -> bool:
 
 
 def _kill_descendants(ancestor: int) -> None:
-    """Stop first, so that none can fork while the others are being found; then kill."""
+    """Stop them first, so that none can fork while the others are being found; then kill."""
     stopped: set[int] = set()
-    while found := _descendants(ancestor) - stopped:
-        for pid in found:
+    while running := _descendants(ancestor) - stopped:
+        for pid in running:
             send_signal(pid, signal.SIGSTOP)
-        stopped |= found
+        stopped |= running
     for pid in stopped:
         send_signal(pid, signal.SIGKILL)
 
 
 def _descendants(ancestor: int) -> set[int]:
     parents = _living_parents()
-    found: set[int] = set()
+    descendants: set[int] = set()
     grew = True
     while grew:
-        below = {pid for pid, parent in parents.items() if parent == ancestor or parent in found}
-        grew = not below <= found
-        found |= below
-    return found
+        below = {pid for pid, parent in parents.items() if parent == ancestor or parent in descendants}
+        grew = not below <= descendants
+        descendants |= below
+    return descendants
 
 
 def _living_parents() -> dict[int, int]:

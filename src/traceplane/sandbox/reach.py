@@ -1,4 +1,4 @@
-"""What a child may reach for its task: the files it is shown, where it writes, and which tasks may share it."""
+"""What a child may reach for its task: the files it can read, where it writes, and which tasks may share it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INLINE_BYTES = 64 << 10
 
 
 def job_to_share(assignment: Assignment, isolation: Isolation) -> Hashable:
-    """All that a child which runs several tasks is confined to; None if each task needs its own child."""
+    """Everything that a child for several tasks is confined to; None if each task needs its own child."""
     reuse = assignment.reuse
     if reuse is None or assignment.limits.cpu_seconds is not None:  # the kernel counts that by process
         return None
@@ -37,10 +37,10 @@ def job_to_share(assignment: Assignment, isolation: Isolation) -> Hashable:
 
 
 def areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> dict[str, Path]:
-    """Where a child that has the wrapper's own uid, or is handed several tasks at once, writes as long as it lives:
-    beside its first task's folders and named after that attempt, so that whoever collects the leavings of attempts
-    finds those of a killed worker's too. No other child is ever given it, not even one for the same attempt: what it
-    wrote there would be within this one's reach after it was moved to its place."""
+    """Where a child writes during its whole life if it has the wrapper's own uid or gets several tasks at once: beside
+    its first task's folders and named after that attempt, so that garbage collection finds it if the worker was killed.
+    No other child ever gets the same folder, not even one for the same attempt: this child could still reach what the
+    other wrote there after it was moved into place."""
     if child.job is None or not child.areas:
         mark = secrets.token_hex(8)
         child.areas = {name: folder.with_name(f"{folder.name}-{mark}") for name, folder in outputs.items()}
@@ -97,7 +97,7 @@ def _files(payload: TaskPayload) -> Iterator[str]:
 
 
 def _lies_within(payload: TaskPayload, reuse: Reuse, *, reads_outputs: bool) -> bool:
-    """Whether the inputs and outputs of a task are among those of its job, and whether it may read the latter."""
+    """Whether the inputs and outputs of a task are within those of its job, and whether it may read the outputs."""
     readable = [str(folder) for folder in (*reuse.readable, *(reuse.writable if reads_outputs else ()))]
     writable = [str(folder) for folder in reuse.writable]
     return all(any(is_within(file, folder) for folder in readable) for file in _files(payload)) and all(
@@ -108,18 +108,18 @@ def _lies_within(payload: TaskPayload, reuse: Reuse, *, reads_outputs: bool) -> 
 
 
 def _reads_what_it_writes(reuse: Reuse) -> bool:
-    """Where only the uid keeps tasks of one job from reading what another one is writing."""
+    """True where only the uid keeps tasks of a job from reading what another task is writing."""
     return any(is_within(str(w), str(r)) for w in reuse.writable for r in reuse.readable)
 
 
 def _refuse_links(files: Iterable[str]) -> None:
-    """Whoever wrote an input is not trusted with what is shown to others. The child, which opens them, refuses too."""
+    """Untrusted code wrote the inputs and must not decide what other tasks can read. The child refuses links too."""
     for path in files:
-        with contextlib.suppress(FileNotFoundError):  # the operator is told when it opens it
+        with contextlib.suppress(FileNotFoundError):  # the operator gets the error when it opens the file
             if not plain_files.is_plain(path):
                 raise PlatformError(
                     "sandbox.input_not_a_file",
-                    "an input is not a plain file, or a link leads to it",
+                    "an input is not a plain file, or its path contains a link",
                     value=path,
                     next_step="find out who wrote to the object store besides the workers, and restore the file",
                 )

@@ -1,18 +1,18 @@
-"""Inside the sandbox: wait for a task, give up all power, run the operator, report.
+"""Inside the sandbox: wait for a task, drop all privileges, run the operator, report.
 
-A child that is to be kept then waits for the next task of the same job; one whose task failed ends.
+A child that may be kept then waits for the next task of the same job; one whose task failed ends.
 
-The first half (`serve` up to `confine`) is the platform's and trusted; from the import of the
-entrypoint on, anything may happen in this process, and the wrapper believes nothing it says. Every
+The first half (`serve` up to `confine`) belongs to the platform and is trusted. From the import of the
+entrypoint on, anything may happen in this process, and the wrapper trusts nothing it says. Every
 way an operator can end has a stable code:
 
-    operator.raised            it raised; with its type, message, place and the user's part of the traceback
+    operator.raised            it raised; with the type, message, location and the user's part of the traceback
     operator.no_entrypoint     the module or function does not exist
     operator.import_failed     its module could not be imported
     operator.wrong_parameters  it cannot be called with the task alone
     operator.exited            it called sys.exit, or the process ended without a result
     operator.output_unknown    it wrote to, or emitted for, an output the job does not declare
-    operator.result_invalid    what it returned cannot be a result
+    operator.result_invalid    what it returned is not a valid result
     sandbox.setup_failed       the confinement could not be built; no user code ran
 """
 
@@ -43,7 +43,7 @@ EXIT_BROKEN = 70
 _LOG = 2
 _CHANNEL = 3
 _SUPERVISOR = 16
-"""The least that its descriptor is: out of the way of those that have a fixed place."""
+"""The lowest number for its descriptor, above those that have a fixed number."""
 _MAX_TEXT = 8_000
 _MAX_FRAMES = 40
 _REHEARSAL = "traceplane.sandbox.selfcheck:look_around"
@@ -62,7 +62,7 @@ def serve(
     spare_processes: int,
     parent: int,
 ) -> NoReturn:
-    """Run the tasks that come, and end. `parent` is the slot's pid, or 0 where a namespace ties the two together."""
+    """Run tasks as they arrive, then exit. `parent` is the slot's pid, or 0 if a namespace ends both together."""
     os.setsid()
     connection, supervisor = _arrange_descriptors(channel, log, supervisor)
     problem: Exception | None = None
@@ -99,8 +99,8 @@ def serve(
 def _arrange_descriptors(
     channel: int, log: int, supervisor: socket.socket | None
 ) -> tuple[socket.socket, socket.socket | None]:
-    """0: nothing, 1 and 2: the log, 3: the channel to the wrapper; no others, but for the way to a supervisor of
-    connections, which is closed when they have been handed over."""
+    """0: nothing, 1 and 2: the log, 3: the channel to the wrapper. The only other one leads to a supervisor of
+    connections, and is closed once they have been handed over."""
     channel, log = os.dup(channel), os.dup(log)
     if supervisor is not None:
         supervisor = socket.socket(
@@ -124,18 +124,18 @@ def _receive(connection: socket.socket) -> Assign:
 
 
 def _next(connection: socket.socket, ended_batch: int) -> Assign:
-    """The next task that is to be begun here. Those of a batch that has ended are not, nor those whose time is over:
-    others run them, which is said once. Since the end of a task is told before the clock is looked at for the next
-    one, whoever has heard of no end when the time is over knows that nothing behind that task was begun."""
-    passed = 0
+    """The next task to start here. Tasks of a batch that has ended, or whose time is over, are passed on, which is
+    reported once: they run elsewhere. The end of a task is reported before the clock is read for the next one, so if no
+    end was reported when the time is over, no later task was started."""
+    reported_batch = 0
     while True:
         assignment = _receive(connection)
         is_in_time = assignment.leads or time.monotonic_ns() < assignment.batch_ends_ns
         if not assignment.batch or (is_in_time and assignment.batch != ended_batch):
             return assignment
-        if passed != assignment.batch:
+        if reported_batch != assignment.batch:
             connection.sendall(frames.encode(frames.Passed()))
-        passed = ended_batch = assignment.batch
+        reported_batch = ended_batch = assignment.batch
 
 
 def _left_files(outcome: frames.Succeeded | frames.Failed) -> bool:
@@ -145,10 +145,10 @@ def _left_files(outcome: frames.Succeeded | frames.Failed) -> bool:
 
 
 def rehearse() -> None:
-    """Walk the way of a task without one.
+    """Go through the motions of a task without running one.
 
-    In the fork server it fills the interpreter's caches; in a waiting child it has the pages copied that
-    the task would have to wait for.
+    In the fork server it fills the interpreter's caches; in a waiting child it makes the kernel copy the pages
+    that the task would otherwise have to wait for.
     """
     sample = Assign(
         task_id="",
@@ -178,7 +178,7 @@ def rehearse() -> None:
 
 
 def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -> str:
-    """Returns the name that the temporary folder has from now on."""
+    """Returns the new path of the temporary folder."""
     paths = confinement.Paths(
         readable=tuple(assignment.code_paths),
         inputs=tuple(assignment.readable),
@@ -191,7 +191,7 @@ def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -
     for path in assignment.code_paths:
         if not os.access(path, os.R_OK | os.X_OK):
             raise PermissionError(
-                f"operators cannot read the code path {path}; other users need to be able to"
+                f"operators cannot read the code path {path}; make it readable for other users"
             )
     os.environ.update(HOME=temp, TMPDIR=temp)
     sys.dont_write_bytecode = True
@@ -221,7 +221,7 @@ def _outcome(
     try:
         task = _as_task(assignment, temp, connection)
     except Exception as error:
-        message = f"the task cannot be handed to an operator: {error}"
+        message = f"the task cannot be passed to an operator: {error}"
         return frames.Failed(Failure(code="sandbox.setup_failed", message=message))
     try:
         operator = load(assignment.entrypoint)
@@ -242,8 +242,8 @@ def _outcome(
     except SystemExit as error:
         return frames.Failed(_exited(error))
     except OperatorError as error:
-        known = error.code in assignment.error_codes or error.code.startswith(("operator.", "sandbox."))
-        code = error.code if known else "operator.raised"
+        is_allowed = error.code in assignment.error_codes or error.code.startswith(("operator.", "sandbox."))
+        code = error.code if is_allowed else "operator.raised"
         return frames.Failed(describe(code, error, code_paths))
     except BaseException as error:
         if isinstance(error, TypeError) and not _takes_one_argument(operator):
@@ -295,7 +295,7 @@ def as_events(events: list[Event]) -> list[frames.EmittedEvent]:
     try:
         return msgspec.convert(events, list[frames.EmittedEvent])
     except msgspec.ValidationError as error:
-        raise OperatorError("operator.result_invalid", f"an event is not well formed: {error}") from None
+        raise OperatorError("operator.result_invalid", f"an event is invalid: {error}") from None
 
 
 def _exited(error: SystemExit) -> Failure:
@@ -313,8 +313,8 @@ def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Fa
     file, line = (place.filename, place.lineno) if place else (None, None)
     if isinstance(error, SyntaxError) and error.filename:
         file, line = error.filename, error.lineno
-    if file is None and (told := getattr(error, "place", None)):
-        file, line = told
+    if file is None and (location := getattr(error, "place", None)):
+        file, line = location
     text = "".join(traceback.format_list(users[-_MAX_FRAMES:]))
     return Failure(
         code=code,
@@ -347,7 +347,7 @@ def _finish(connection: socket.socket, outcome: frames.Succeeded | frames.Failed
 def _report(
     connection: socket.socket, outcome: frames.Succeeded | frames.Failed, limit: int, log_end: bytes = b""
 ) -> bool:
-    """Send what came of the task; whether it could be sent as it is."""
+    """Send the outcome of the task; returns whether it could be sent as it is."""
     data, fits = _encode_outcome(outcome, limit)
     with contextlib.suppress(Exception):
         sys.stdout.flush()

@@ -1,7 +1,6 @@
-"""The sandboxes of one worker: one without the network, and one with it, which is started for the first job that asks.
+"""The sandboxes of one worker: one without the network, and one with it, started for the first job that needs it.
 
-They are apart because a process that runs without privileges cannot be let back into a network that its fork server
-has left.
+They are separate because an unprivileged process cannot return to a network that its fork server has left.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Sandboxes:
 
     @classmethod
     async def start(cls, settings: SandboxSettings, reach: Reach, network: Network) -> Sandboxes:
-        """`settings` are those of the usual one; `network` is the runtime's word."""
+        """`settings` are those of the usual one; `network` is the runtime's setting."""
         if network is Network.ALWAYS:
             settings = replace(settings, network=reach, private_network=())
         return cls(await Sandbox.start(settings), settings, reach, network)
@@ -35,7 +34,7 @@ class Sandboxes:
         return self._usual.isolation.active
 
     async def for_job(self, *, network: bool) -> Sandbox:
-        """Raises `sandbox.too_weak` where the network cannot be given without the platform's own services."""
+        """Raises `sandbox.too_weak` if operators with the network would also reach the platform's own services."""
         if not network or self._network is not Network.JOB:
             return self._usual
         async with self._starting:

@@ -1,6 +1,6 @@
-"""The first operator of every sandbox: tries what must be impossible, so that claims are measured.
+"""The first operator of every sandbox: tries to break out, so that isolation is measured.
 
-Run once at start, confined like any other. What it can still reach makes the sandbox too weak.
+It runs once at start, confined like any other operator. If it can reach anything, the sandbox is too weak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The wrapper's side of the operators' fork server: start it, ask it for slots, notice its end, stop it."""
+"""The wrapper's side of the operators' fork server: start it, request slots, notice its end, stop it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SandboxServer:
 
     @classmethod
     async def start(cls, configure: Configure, private_network: tuple[int, ...] = ()) -> SandboxServer:
-        """`private_network`: descriptors of the network that it is to enter. Raises `sandbox.not_started`."""
+        """`private_network`: descriptors of the network for it to enter. Raises `sandbox.not_started`."""
         server = ForkServer("traceplane.sandbox.server_process", _complain)
         setup = msgspec.json.encode(configure)
         try:
@@ -46,7 +46,7 @@ class SandboxServer:
         return self._server.pid
 
     def open_slot(self, index: int, uid: int | None) -> socket.socket:
-        """Ask for a slot; the control socket of it is the caller's. Raises OSError if the server is gone."""
+        """Request a slot; the caller owns its control socket. Raises OSError if the server has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -70,7 +70,7 @@ class SandboxServer:
 
 
 async def _end_of(pid: int) -> None:
-    """Without a thread that waits as long as the server lives."""
+    """Waits without a thread."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     try:
         handle = os.pidfd_open(pid)

@@ -1,8 +1,8 @@
 """The operators' fork server: a clean Python that forks, so that no task pays for starting an interpreter.
 
-It is a `linux.fork_server` that imports what operators are likely to need, probes what isolation this machine
-offers, says so, and forks one slot (see `slot_main`) for each request. Its slots notice its end and leave no process
-of a task behind: they are not just killed with it.
+It is a `linux.fork_server` that imports what operators are likely to need, probes and reports the isolation that this
+machine offers, and forks one slot (see `slot_main`) for each request. Its slots are not just killed with it: they
+notice its end and leave no process of a task behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _prepare(setup: bytes, private_network: list[int]) -> Readiness:
     state = _state(msgspec.json.decode(setup, type=Configure), private_network)
     isolation = state.isolation
     hello = Hello(list(isolation.active), isolation.missing, isolation.landlock_abi)
-    lifeline, _ = os.pipe()  # this process alone has the other end: the end of the pipe is its end
+    lifeline, _ = os.pipe()  # only this process has the other end, so the pipe closes when it ends
 
     def run(control: socket.socket, work: bytes) -> NoReturn:
         start_slot(msgspec.json.decode(work, type=OpenSlot), state, control, lifeline)
@@ -74,7 +74,7 @@ def _destinations(isolation: Isolation) -> Destinations | None:
 
 
 def _tidy_interpreter(configure: Configure) -> None:
-    """What every child would otherwise do for itself."""
+    """Work that every child would otherwise repeat."""
     os.environ.clear()
     os.environ.update(confinement.clean_environment(configure.network))
     time.tzset()

@@ -1,7 +1,7 @@
 """The wrapper's side of one slot, and of the child waiting in it.
 
-A slot tells the wrapper when a child is ready and when it has ended. Both sides may vanish at any
-time: a slot that goes away ends its child with `None` in place of an `Exited`. A slot is in use from
+A slot tells the wrapper when a child is ready and when it has ended. Both sides may disappear at any
+time: if a slot is lost, its child ends with `None` instead of an `Exited`. A slot is in use from
 `take` until `release`, and offers no child in between, not even a new one: the files of its last task
 must be out of reach first.
 """
@@ -39,25 +39,25 @@ class Child:
         self.pid = pid
         self.temp = temp
         self.job: Hashable = None
-        """What it was confined for, once it has run a task and may run others of the same."""
+        """The job it is confined to, once it has run a task and may run others of the job."""
         self.areas: dict[str, Path] = {}
-        """Where it writes its outputs, if it has the wrapper's own uid; by their names."""
+        """Where it writes its outputs, by name, if it has the wrapper's own uid."""
         self.standing: Inspected | None = None
-        """How it was found when it was last looked at."""
+        """The result of its last inspection."""
         self._looked_at = 0.0
         self.tasks = 0
         self.batches = 0
         self.seconds_per_task: float | None = None
-        """Of its latest tasks."""
+        """Average duration of its latest tasks."""
         self.cpu_seconds = 0.0
-        """Used by its earlier tasks."""
+        """CPU time used by its earlier tasks."""
         self.exited: asyncio.Future[Exited | None] = self._loop.create_future()
         self._born = self._loop.time()
         self._channel = channel
         self._channel.setblocking(False)
         self._received = bytearray()
         self._logged = bytearray()
-        """What was read of its log and belongs to nobody yet."""
+        """Bytes read from its log that belong to no task yet."""
         self._log_fd = log_fd
         os.set_blocking(log_fd, False)
         self._handle = handle
@@ -67,14 +67,14 @@ class Child:
         self.standing, self._looked_at = standing, self._loop.time()
 
     def was_looked_at(self, seconds: float) -> bool:
-        """Whether that is not longer ago."""
+        """Whether it was inspected within the last `seconds`."""
         return self.standing is not None and self._loop.time() - self._looked_at < seconds
 
     def is_young(self, oldest_seconds: float) -> bool:
         return self._loop.time() - self._born < oldest_seconds
 
     def is_fit(self, oldest_seconds: float) -> bool:
-        """Whether it has waited as it should: not for too long, in silence, and leaving no files."""
+        """Whether it has waited properly: not too long, silently, and leaving no files."""
         return (
             self.is_young(oldest_seconds)
             and not self._received
@@ -85,7 +85,7 @@ class Child:
         )
 
     def freeze(self) -> None:
-        """Let nothing of it run while it waits."""
+        """Stop it while it waits."""
         if not self._frozen:
             self._frozen = True
             self._signal(signal.SIGSTOP)
@@ -101,11 +101,11 @@ class Child:
                 signal.pidfd_send_signal(self._handle, number)
 
     def has_more_to_say(self) -> bool:
-        """Whether something has arrived beyond the frames taken so far."""
+        """Whether anything has arrived beyond the frames taken so far."""
         return bool(self._received or self._peek())
 
     def _peek(self) -> bytes | None:
-        """What has arrived in the channel; nothing at its end, None if there is only silence."""
+        """What has arrived in the channel; empty at its end, None if nothing has arrived."""
         try:
             return self._channel.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -114,7 +114,7 @@ class Child:
             return b""
 
     def is_silent(self) -> bool:
-        """Whether it has nothing more to say, now that what it wrote to its log beyond its tasks is forgotten."""
+        """Whether it has sent nothing more; log output from outside its tasks is dropped."""
         for _ in range(READS_AT_THE_END):
             try:
                 if not os.read(self._log_fd, READ_SIZE):
@@ -132,13 +132,13 @@ class Child:
         return False
 
     async def send(self, frame: bytes) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is short as a rule, and somebody waits for it
+        with contextlib.suppress(BlockingIOError):  # it is usually short, and a caller waits for it
             frame = frame[self._channel.send(frame) :]
         if frame:
             await self._loop.sock_sendall(self._channel, frame)
 
     def send_at_once(self, frames: bytes) -> bool:
-        """Whether all of it could be sent without waiting. A child that does not read could be waited for for ever."""
+        """Whether all of it could be sent without waiting. A child that does not read would block forever."""
         try:
             return self._channel.send(frames) == len(frames)
         except OSError:
@@ -153,7 +153,7 @@ class Child:
         return frames.decode_from_child(body)
 
     async def _receive(self, count: int) -> bytes:
-        """`count` bytes; nothing if the stream ended before the first, FrameInvalid if in between."""
+        """`count` bytes; empty if the stream ended before the first one, FrameInvalid if it ended in between."""
         while (missing := count - len(self._received)) > 0:
             try:
                 part = await self._loop.sock_recv(self._channel, READ_SIZE)
@@ -175,7 +175,7 @@ class Child:
         self._loop.remove_reader(self._channel)
 
     def hear(self) -> bool:
-        """Receive what has arrived; whether there may be more to come."""
+        """Receive what has arrived; returns whether more may come."""
         for _ in range(_READS_AT_ONCE):
             try:
                 part = self._channel.recv(READ_SIZE)
@@ -189,7 +189,7 @@ class Child:
         return True
 
     def heard(self, limit: int) -> FromChild | None:
-        """The next message, if all of it was heard; it stays the next until `forget_heard`. Raises FrameInvalid."""
+        """The next message if it has fully arrived; it stays the next until `forget_heard`. Raises FrameInvalid."""
         received = self._received
         if len(received) < 4 or len(received) < 4 + (length := frames.frame_length(received[:4], limit)):
             return None
@@ -199,7 +199,7 @@ class Child:
         del self._received[: 4 + frames.frame_length(self._received[:4], len(self._received))]
 
     def log_up_to(self, end: bytes) -> bytes:
-        """What it wrote before that, or all that it wrote if that is missing."""
+        """What it wrote before the `end` mark, or everything if the mark is missing."""
         for _ in range(READS_AT_THE_END):
             if (at := self._logged.find(end)) >= 0:
                 break
@@ -238,7 +238,7 @@ class Child:
 
 
 class Slot:
-    """A place for one task at a time. `on_ready` is told whenever a child waits in it."""
+    """A place for one task at a time. `on_ready` is called whenever a child waits in it."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Slot:
         self._loop.add_reader(control.fileno(), self._on_report)
 
     def take(self) -> None:
-        """The waiting child is the caller's from now on."""
+        """The caller owns the waiting child from now on."""
         if self.waiting is not None:
             self.waiting.thaw()
         self.waiting, self._in_use = None, True
@@ -279,7 +279,7 @@ class Slot:
             self._on_ready(self)
 
     def keep(self, child: Child) -> None:
-        """Have a child wait for another task, if it still lives."""
+        """Let a child wait for another task, if it is still alive."""
         if child.exited.done():
             self._drop(child)
         else:
@@ -290,7 +290,7 @@ class Slot:
             self.kill(self.waiting, 0.0)
 
     async def inspect(self, child: Child) -> Inspected | None:
-        """How a child stands that says it has finished; None if it has ended."""
+        """The state of a child that says it has finished; None if it has ended."""
         if child.exited.done():
             return None
         self._inspection = self._loop.create_future()
@@ -307,7 +307,7 @@ class Slot:
                 frames.send(self._control, Kill(child.pid, grace_seconds))
 
     async def end(self) -> None:
-        """Have the slot end its task and itself, and wait until it has."""
+        """Make the slot end its task and itself, and wait for that."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         with contextlib.suppress(TimeoutError):
@@ -321,7 +321,7 @@ class Slot:
         self._on_lost(self)
 
     def close(self) -> None:
-        """Let go; the slot then ends its task and itself."""
+        """Close the connection; the slot then ends its task and itself."""
         self._gone.set()
         if self._control.fileno() < 0:
             return

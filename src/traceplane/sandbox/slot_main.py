@@ -1,15 +1,14 @@
 """One slot of the fork server: runs tasks one after another, each in a fresh child or in one of its job.
 
-A slot always keeps one child: forked and half confined, so that a task starts without a fork on its
-path, or confined to a job and waiting for the next task of it. Which task goes where is the wrapper's
-decision; the slot tells it, when asked, whether a child is alone. It never runs user code itself and
-stays out of reach of the code it starts: another uid, or process 1 of the pid namespace, or (at least)
-outside the child's Landlock domain.
+A slot always keeps one child: forked and half confined, so that a task need not wait for a fork, or confined
+to a job and waiting for its next task. The wrapper decides which task goes where; on request, the slot
+reports whether a child is alone. It never runs user code itself and stays out of reach of the code it
+starts: another uid, or process 1 of the pid namespace, or (at least) outside the child's Landlock domain.
 
-After each child, however it ended, no process of it is left: `Exited` is sent only when the kernel
-says so. With a pid namespace the slot is process 1 in it and kills everyone else; with a uid of its
-own it kills everything of that uid; without either it adopts orphans (child subreaper) and stops,
-then kills, all descendants. When the wrapper or the fork server goes away, the slot ends its child
+After each child, however it ended, none of its processes are left: `Exited` is sent only when the kernel
+confirms that. With a pid namespace the slot is process 1 in it and kills every other process; with its own
+uid it kills everything of that uid; without either it adopts orphans (child subreaper) and stops,
+then kills, all descendants. When the wrapper or the fork server disappears, the slot ends its child
 and itself.
 """
 
@@ -45,7 +44,7 @@ from traceplane.sandbox.frames import (
 )
 
 _MEMORY_UNIT = 1024
-"""Linux counts the largest resident size in KiB."""
+"""Linux reports the peak resident size in KiB."""
 _PAGE_BYTES = resource.getpagesize()
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PROCESS_CLOCK = 2
@@ -62,9 +61,9 @@ class ServerState:
     template: private_root.Template | None
     system_calls: seccomp.Filter | None
     destinations: Destinations | None
-    """Where tasks may connect to, if their connections are supervised."""
+    """Where tasks may connect, if their connections are supervised."""
     spare_processes: int
-    """Added to a task's process limit, where the kernel counts processes that are not the task's."""
+    """Added to a task's process limit if the kernel also counts processes that are not the task's."""
 
 
 class SlotServer:
@@ -86,13 +85,13 @@ class SlotServer:
         self._kill_at: float | None = None
         self._own_resident = 0
         self._door: socket.socket | None = None
-        """Over which a child hands its connections over, until it has."""
+        """The socket over which a child hands over its connections; closed afterwards."""
         self._supervisor: ConnectSupervisor | None = None
 
     def serve(self) -> NoReturn:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        self._end_everything()  # what a predecessor of this slot may have left behind
+        self._end_everything()  # processes that a predecessor of this slot may have left behind
         while True:
             self._start_child()
             self._wait_for_child()
@@ -206,16 +205,16 @@ class SlotServer:
                 self._inspect()
 
     def _inspect(self) -> None:
-        assert self._root is not None, "only asked for where there are namespaces"
+        assert self._root is not None, "only requested where there are namespaces"
         alone = False
         try:
             processes = self._root.at("/proc")
-            found = {int(name) for name in os.listdir(processes) if name.isdigit()}
-            if self._child in found:
-                alone = found == {os.getpid(), self._child}
+            pids = {int(name) for name in os.listdir(processes) if name.isdigit()}
+            if self._child in pids:
+                alone = pids == {os.getpid(), self._child}
                 usage = _usage_of(self._child, f"{processes}/{self._child}")
                 own = f"{processes}/{os.getpid()}"
-            else:  # hidden from who has no privileges; the machine's own shows it, under another number
+            else:  # hidden from unprivileged processes; the machine's own /proc shows it, under another number
                 own = f"/proc/{os.readlink('/proc/self')}"
                 children = _children_of(own)
                 usage = _usage_of(self._child, f"/proc/{children[0]}")
@@ -274,7 +273,7 @@ class SlotServer:
         os._exit(0)
 
     def _end_everything(self) -> bool:
-        """Kill and reap whatever is left of the task; whether there was anything."""
+        """Kill and reap whatever is left of the task; returns whether there was anything."""
         if not process_tree.has_children() and not self._may_have_strangers():
             return False
         if self._child and self._ended is None:
@@ -283,7 +282,7 @@ class SlotServer:
         return process_tree.end_all(self._uid)
 
     def _may_have_strangers(self) -> bool:
-        """Before the first task: a killed predecessor's processes are not this slot's children."""
+        """Before the first task: processes of a killed predecessor are not this slot's children."""
         return self._child == 0 and self._uid is not None
 
 
@@ -294,12 +293,12 @@ class _Usage:
 
 
 def _children_of(process: str) -> list[str]:
-    """Of all its threads."""
-    found: list[str] = []
+    """Children of all its threads."""
+    children: list[str] = []
     for thread in os.listdir(f"{process}/task"):
         with open(f"{process}/task/{thread}/children") as file:
-            found += file.read().split()
-    return found
+            children += file.read().split()
+    return children
 
 
 def _usage_of(pid: int, process: str) -> _Usage:
@@ -314,7 +313,7 @@ def _usage_of(pid: int, process: str) -> _Usage:
 def start_slot(slot: OpenSlot, state: ServerState, control: socket.socket, lifeline: int) -> NoReturn:
     """Turn this freshly forked process into a slot; never returns."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the wrapper's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the wrapper handles the terminal's interrupt
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 0)  # it watches the lifeline instead, and ends its task first
         confinement.enter_slot_namespaces(state.isolation)
         if state.isolation.has(NAMESPACES) and os.fork() != 0:

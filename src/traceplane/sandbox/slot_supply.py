@@ -1,7 +1,7 @@
-"""Children for tasks: the fork server is kept running, and its slots are kept open.
+"""Provides children for tasks: keeps the fork server running and its slots open.
 
-A slot that is lost is opened again. A fork server that dies is replaced once no process of its slots is left; if it
-dies again and again, whoever asks for a child gets `sandbox.unavailable`.
+A lost slot is reopened. A fork server that dies is replaced once no process of its slots is left; if it keeps dying,
+requests for a child fail with `sandbox.unavailable`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SlotSupply:
         ]
 
     async def close(self) -> None:
-        """Whoever waits for a child, or asks for one from now on, gets `sandbox.closed`."""
+        """Pending and later requests for a child fail with `sandbox.closed`."""
         self._unavailable = PlatformError("sandbox.closed", "the sandbox is closed")
         self._idle.wake_all()
         for watcher in self._watchers:
@@ -71,7 +71,7 @@ class SlotSupply:
             await self._server.stop()
 
     async def take(self, job: Hashable) -> tuple[Slot, Child]:
-        """A child that may run a task of this job; None: a fresh one."""
+        """A child that may run a task of this job; for None, a fresh one."""
         while True:
             if self._unavailable is not None:
                 raise self._unavailable

@@ -1,19 +1,18 @@
-"""The folders of one run: made before it, sealed after success, removed after failure.
+"""The folders of one run: created before it, sealed after success, removed after failure.
 
 Operator code writes here and is not trusted: a reported file counts only if it is a plain file of
 the reported size, with one name, directly in its output's folder, and written by the task's uid.
-Whatever else lies there is removed. Files are flushed to disk before they are reported, since the
+Anything else in the folder is removed. Files are flushed to disk before they are reported, since the
 commit that follows makes them the only copy.
 
-A small file comes with the child's report instead, and is written here by the wrapper: what counts is then a
-file that the child never had in its hands, and the child need not be looked at for it.
+A small file comes with the child's report instead, and the wrapper writes it here: the child never had access to
+this file, so the child need not be inspected for it.
 
-Where the child lives on, waiting for its job's next task, its outputs are taken from it first: the
-folder, then each file, become the wrapper's, so that nothing can be opened for writing any more; and a
-file that is still open for writing is seen by the kernel's refusal of a lease on it. Whatever speaks
-against the child raises `StillInUse`, and the outputs are sealed once it is dead. A child with the wrapper's own
-uid could take such files back; it writes to a folder of its own (`areas`), and is always ended before what it left
-there is moved to where it belongs.
+If the child is kept for its job's next task, its outputs are taken from it first: the wrapper becomes the
+owner of the folder, then of each file, so that nothing can be opened for writing any more. If a file is
+still open for writing, the kernel refuses a lease on it. Any doubt about the child raises `StillInUse`, and
+the outputs are sealed once it is dead. A child with the wrapper's own uid could take such files back, so it writes to
+its own folder (`areas`), and is always ended before its files are moved into place.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ from traceplane.sandbox.frames import FrameInvalid, OutputInUse, ReportedFile, R
 
 _BLOCK = 512
 _INODE_COST = 4096
-"""Counted for each entry, so that a flood of empty files is seen too."""
+"""Counted for each entry, so that a flood of empty files is noticed too."""
 _TOO_DEEP_TO_COUNT = 1 << 62
 _DEEPEST_BESIDE_OTHERS = 32
 _FOLDER_ITSELF = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StillInUse(Exception):
-    """Outputs that the child may still change, or a child that cannot be trusted with another task."""
+    """The child may still change its outputs, or cannot be trusted with another task."""
 
 
 class TempFolder:
-    """A private folder for one child, made while it still waits for its task if that is possible."""
+    """A private folder for one child, created while it still waits for its task if possible."""
 
     def __init__(self, path: Path, uid: int | None) -> None:
         self._uid = uid
         self._made = False
         self.path = path
         self.mount_points: frozenset[str] = frozenset()
-        """What the wrapper put there, where it has the uid of the operators."""
+        """Entries created by the wrapper, if it has the uid of the operators."""
         with contextlib.suppress(PlatformError):
             self.make()
 
@@ -64,7 +63,7 @@ class TempFolder:
         except OSError as error:
             raise PlatformError(
                 "sandbox.folder_in_use",
-                f"a temporary folder cannot be made: {error.strerror}",
+                f"a temporary folder cannot be created: {error.strerror}",
                 value=self.path,
             ) from error
         self._made = True
@@ -76,7 +75,7 @@ class TempFolder:
             return False
 
     def clear(self) -> bool:
-        """Remove what a task left, beside the living child; whether nothing of it is there any more."""
+        """Remove what a task left while its child is alive; returns whether the folder is empty."""
         try:
             folder = os.open(self.path, _FOLDER_ITSELF)
             try:
@@ -88,7 +87,7 @@ class TempFolder:
             return False
 
     def _entries(self) -> list[str]:
-        """All but the wrapper's own: those are the mount points of what lies below /tmp outside as well."""
+        """All entries but the wrapper's own, which are mount points of folders that are below /tmp outside too."""
         with os.scandir(self.path) as entries:
             if self._uid is None:
                 return [entry.name for entry in entries if entry.name not in self.mount_points]
@@ -99,7 +98,7 @@ class TempFolder:
 
 
 def make_private(folder: Path, uid: int | None, spark_uid: int | None = None) -> None:
-    """For a task alone, or for it and the Spark server that it uses."""
+    """For a task alone, or for the task and its Spark server."""
     os.mkdir(folder, 0o700)
     if uid is not None:
         os.chown(folder, uid, uid if spark_uid is None else spark_uid)
@@ -118,7 +117,7 @@ def _remove_if_empty(folder: Path) -> bool:
 
 
 def _remove_beside_others(folder: int, names: Iterable[str], depth: int) -> None:
-    """Remove entries while somebody hostile may exchange them: follows no link, waits for no pipe."""
+    """Remove entries while a hostile process may replace them: follows no link, waits for no pipe."""
     if depth > _DEEPEST_BESIDE_OTHERS:
         raise OSError(errno.ELOOP, "too deep")
     for name in names:
@@ -165,7 +164,7 @@ class TaskFolders:
         return self.outputs if self._areas is None else self._areas
 
     def make(self) -> None:
-        """The output folders; one that is there already must be empty."""
+        """Create the output folders; an existing one must be empty."""
         for folder in self.for_child.values():
             if self._areas is not None and folder.is_dir():
                 continue  # an earlier task of the child left it empty
@@ -174,7 +173,7 @@ class TaskFolders:
             except OSError as error:
                 raise PlatformError(
                     "sandbox.folder_in_use",
-                    f"an output folder cannot be made: {error.strerror}",
+                    f"an output folder cannot be created: {error.strerror}",
                     value=folder,
                 ) from error
             self._made.append(folder)
@@ -194,7 +193,7 @@ class TaskFolders:
         return sum(bytes_below(str(folder)) for folder in (self.temp, *self.for_child.values()))
 
     def seal_empty(self, written: Iterable[ReportedOutput]) -> bool:
-        """The same as `seal` for a task that wrote nothing, and quick; whether it was one."""
+        """A quick `seal` for a task that wrote nothing; returns whether it was one."""
         if any(True for _ in written):
             return False
         if self._areas is not None:
@@ -204,10 +203,10 @@ class TaskFolders:
     def seal(
         self, written: Iterable[ReportedOutput], *, child_lives: bool = False
     ) -> tuple[OutputResult, ...]:
-        """Check and take over what the operator reports to have written. Raises FrameInvalid.
+        """Check and take over the files that the operator reports. Raises FrameInvalid.
 
-        An output without files leaves no folder. With a living child, raises StillInUse if the outputs
-        cannot be taken from it. What came with the report is written by `write_out`.
+        An output without files leaves no folder. If the child is alive, raises StillInUse if the outputs
+        cannot be taken from it. `write_out` writes the files that came with the report.
         """
         self._unwritten = []
         names = list(self.outputs)
@@ -220,7 +219,9 @@ class TaskFolders:
             output = reported.get(name)
             if self._areas is not None and not _is_empty(self._areas[name]):
                 if child_lives:
-                    raise StillInUse("it wrote files, and has the uid of whoever would seal them")
+                    raise StillInUse(
+                        "it wrote files and has the same uid as the wrapper that would seal them"
+                    )
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(self._areas[name], folder)
             files = self._seal_folder(folder, output.files if output else [], child_lives)
@@ -266,15 +267,15 @@ class TaskFolders:
         except OSError as error:
             raise FrameInvalid(f"it reports a file that cannot be opened: {file.name!r}") from error
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in self._owners:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid not in self._owners:
                 raise FrameInvalid(f"it reports something that is not a plain file of its own: {file.name!r}")
             if child_lives:
-                self._owners.add(os.geteuid())  # should it have to be sealed a second time
+                self._owners.add(os.geteuid())  # in case it has to be sealed a second time
             _take_over(fd, 0o444)
             if child_lives and _may_be_written(fd):
                 raise StillInUse("a reported file is still open for writing")
-            # Whatever the child does, the server lives on.
+            # The server stays alive, whatever the child does.
             if self._spark is not None and _may_be_written(fd):
                 raise OutputInUse(f"Spark still has {file.name!r} open for writing")
             size = os.fstat(fd).st_size
@@ -285,7 +286,7 @@ class TaskFolders:
             os.close(fd)
 
     def accept(self, written: Iterable[ReportedOutput]) -> tuple[OutputResult, ...] | None:
-        """The same as `seal` for what came with the report, without a look at any folder; None if there is more."""
+        """`seal` for outputs that came with the report, without reading any folder; None if there are more."""
         names = list(self.outputs)
         results: list[OutputResult] = []
         unwritten: list[tuple[Path, list[ReportedFile]]] = []
@@ -313,7 +314,7 @@ class TaskFolders:
         return bool(self._unwritten)
 
     def write_out(self) -> None:
-        """The files that came with the report, after `seal`. Takes as long as the disk does."""
+        """Write the files that came with the report, after `seal`. Waits for the disk."""
         for folder, files in self._unwritten:
             _make_readable(folder)
             for file in files:
@@ -331,21 +332,21 @@ class TaskFolders:
                 os.close(directory)
 
     def withdraw(self) -> None:
-        """Put the outputs of a failed run out of the reach of the slot's next task."""
+        """Move the outputs of a failed run out of reach of the slot's next task."""
         if self._areas is not None:
-            return  # nobody's but this child's
+            return  # only this child can reach them
         self._made = [folder for folder in self._made if not _remove_if_empty(folder)]
         for folder in self._made:
             with contextlib.suppress(OSError):
                 os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
 
     def remove_if_empty(self) -> bool:
-        """What a child that is no more had for itself."""
+        """Remove the private folders of a child that has ended."""
         left = [f for f in (self.temp, *(self._areas or {}).values()) if not _remove_if_empty(f)]
         return not left
 
     def remove(self, *, outputs: bool) -> None:
-        """What a child that is no more had for itself; the outputs of a run that failed."""
+        """Remove the private folders of a child that has ended, and the outputs of a failed run."""
         self.temp_folder.remove()
         for folder in (self._areas or {}).values():
             remove_tree(folder)
@@ -355,7 +356,7 @@ class TaskFolders:
 
 
 def _make_readable(folder: Path) -> None:
-    """Whatever the umask, as a folder that was taken over is; its parent is the task's own."""
+    """Whatever the umask, with the mode of a folder that was taken over; its parent belongs to the task."""
     try:
         os.mkdir(folder)
     except FileExistsError:
@@ -387,12 +388,12 @@ def _take_over(fd: int, mode: int) -> None:
 
 
 def _may_be_written(fd: int) -> bool:
-    """Whether anyone can still write to the file: by a descriptor, even one under way, or a mapping.
+    """Whether anyone can still write to the file: through a descriptor, even one in flight, or a mapping.
 
     The kernel grants a read lease only on a file that nobody has open for writing.
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # a broken lease is told by a signal; not a deadly one
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # a broken lease sends a signal; this one is harmless
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:
@@ -417,5 +418,5 @@ def bytes_below(folder: str) -> int:
                         pending.append(entry.path)
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                return _TOO_DEEP_TO_COUNT  # nobody nests so deep but to hide
+                return _TOO_DEEP_TO_COUNT  # such deep nesting is an attempt to hide files
     return total

@@ -1,7 +1,7 @@
-"""What a child that runs a second task of its job puts right first.
+"""What a child restores before it runs another task of its job.
 
-This is tidiness, not isolation: it happens in the operator's own process, where nothing can be
-enforced. What keeps jobs apart is that they never share a process.
+This is housekeeping, not isolation: it happens in the operator's own process, where nothing can be
+enforced. Jobs are isolated because they never share a process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOOK_AT_ALL_EVERY_SECONDS = 1.0
 
 
 class Surroundings:
-    """The state of the process that every operator finds as the first one did."""
+    """The process state that every operator finds as the first one did."""
 
     def __init__(self, folder: str, umask: int) -> None:
         self._folder = folder
@@ -28,7 +28,7 @@ class Surroundings:
         self._streams = (sys.stdin, sys.stdout, sys.stderr)
         self._arguments = list(sys.argv)
         self._in_folder = frozenset(os.listdir(folder))
-        """Mount points, which are the platform's."""
+        """Mount points, which belong to the platform."""
 
     def restore(self) -> None:
         if os.environ != self._environment:
@@ -50,9 +50,9 @@ class Surroundings:
 
 
 class LoadedCode:
-    """The user's modules in this process, and whether their files are still those that were loaded.
+    """The user's modules in this process, and whether their files have changed since they were loaded.
 
-    The entrypoint's own file is looked at before every task, the others once a second.
+    The entrypoint's own file is checked before every task, the others once a second.
     """
 
     def __init__(self, code_paths: Sequence[str], entrypoint: str) -> None:
@@ -64,7 +64,7 @@ class LoadedCode:
         self._looked = 0.0
 
     def note(self, loaded_since_ns: int) -> None:
-        """Remember what is loaded; a file written after `loaded_since_ns` may not be what was loaded."""
+        """Remember the loaded files; one written after `loaded_since_ns` may differ from what was loaded."""
         if len(sys.modules) == self._modules:
             return
         self._modules = len(sys.modules)
@@ -86,13 +86,13 @@ class LoadedCode:
         return any(self._differs(file) for file in self._known)
 
     def _differs(self, file: str) -> bool:
-        known = self._known[file]
-        return known is None or _version_of(file) != known
+        loaded_version = self._known[file]
+        return loaded_version is None or _version_of(file) != loaded_version
 
 
 def _version_of(file: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

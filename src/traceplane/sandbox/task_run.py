@@ -1,17 +1,17 @@
-"""One run of one task in one child: hand it over, listen, stop it when it must, judge the outcome.
+"""One run of one task in one child: send it, listen, stop it if necessary, judge the outcome.
 
-A run ends only when no process of it is left; then the verdict is, in this order: what the platform
+A run ends only when none of its processes are left; the verdict is then, in this order: what the platform
 decided (timeout, too much disk, garbage on the channel), how the process died, what it reported.
 Cancelling waits for the same end and then passes the cancellation on.
 
-A child that may be kept for the next task of its job ends its run with its report instead. It is kept
-if the task went well and nothing speaks against it: it is alone in its slot, has not grown much, has
-stopped writing to its log, holds none of the outputs, and its temporary folder could be emptied. In
-all other cases it is ended, and the run ends when it has. Where the next task of the job waits already, the child is
-looked at (whether it is alone, and has not grown) twenty times a second rather than after each task.
+If the child may be kept for the next task of its job, the run ends with its report instead. It is kept
+if the task succeeded, it is alone in its slot, has not grown much, has stopped writing to its log, has none
+of the outputs open, and its temporary folder could be emptied. In all other cases it is ended, and the run
+ends with it. If the next task of the job is already waiting, the child is inspected (whether it is alone and has not
+grown) twenty times a second rather than after each task.
 
-What a Spark server wrote for the task is taken from the server before anything is looked at, so that what was looked
-at is what is reported. If the server ends, the task does: nobody else may answer it in the server's place.
+The files that a Spark server wrote for the task are taken from the server before they are inspected, so that they
+cannot change afterwards. If the server ends, so does the task: no other process may answer in the server's place.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class TaskRun:
         started_ns: int | None = None,
         is_followed: bool = False,
     ) -> None:
-        """`encoded` is empty if the child was handed the task before, in a batch; `started_ns` is what it said since,
-        and with `is_followed` there are tasks behind this one, on which the child is to pass."""
+        """`encoded` is empty if the task was already sent to the child, in a batch; `started_ns` is what the child has
+        reported since. With `is_followed`, tasks follow this one, which the child must pass on."""
         self._grant = grant
         self._slot = slot
         self._child = child
@@ -94,7 +94,7 @@ class TaskRun:
         self._discarded = False
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.kept = False
-        """Whether the child lives on and may be given another task of its job."""
+        """Whether the child is kept and may get another task of its job."""
 
     async def run(self, timeout: float | None) -> RunResult:
         with self._grant.using(self._on_spark_lost) if self._grant is not None else contextlib.nullcontext():
@@ -134,11 +134,11 @@ class TaskRun:
             self._over.set_result(None)
 
     def _on_spark_lost(self, _: object = None) -> None:
-        self._decide("operator.spark_lost", "the Spark server ended while it worked for this task")
+        self._decide("operator.spark_lost", "the Spark server ended while it was working for this task")
         self._slot.kill(self._child, 0.0)
 
     async def _until_over(self, timeout: float | None) -> Exited | Inspected | None:
-        """How it ended, or how it stands if it may be kept; None if it was lost with its slot."""
+        """How it ended, or its state if it may be kept; None if it was lost with its slot."""
         try:
             async with asyncio.timeout(timeout):
                 await self._over
@@ -161,13 +161,13 @@ class TaskRun:
         return is_as_it_should_be(standing) and self._log.drain()
 
     def _discard(self) -> None:
-        """End a child that has done its task; this says nothing about the task."""
+        """End a child that has finished its task; this does not affect the task's outcome."""
         if not self._child.exited.done():
             self._discarded = True
             self._slot.kill(self._child, 0.0)
 
     async def _end(self, grace_seconds: float) -> Exited | None:
-        """Kill it and wait until nothing is left; a cancellation meanwhile is passed on only then."""
+        """Kill it and wait until nothing is left; a cancellation in the meantime is passed on only then."""
         ending = asyncio.create_task(end_child(self._slot, self._child, grace_seconds))
         cancelled = False
         while not ending.done():
@@ -203,11 +203,11 @@ class TaskRun:
         except FrameInvalid as error:
             self._decide(
                 "operator.result_invalid",
-                f"the operator's process sent something else than a result: {error}",
+                f"the operator's process sent something other than a result: {error}",
             )
             self._slot.kill(self._child, 0.0)
         except OSError:
-            return  # it died while being written to; how, its exit status tells
+            return  # it died while being written to; its exit status says how
         except Exception as error:
             telemetry.emit("sandbox.listener_failed", "error", **describe(error))
             self._decide("sandbox.failed", f"the wrapper could not follow the task: {error}")
@@ -215,7 +215,7 @@ class TaskRun:
 
     async def _take(self, frame: frames.FromChild) -> None:
         if isinstance(frame, frames.Passed) and self._is_followed:
-            if self._started_ns is None:  # it passes on this one too
+            if self._started_ns is None:  # it passes this one on too
                 self._declined = True
                 self._slot.kill(self._child, 0.0)
             self._is_followed = False
@@ -235,14 +235,14 @@ class TaskRun:
             case frames.Succeeded(_, events):
                 self._check_events(events)
                 if frame.inline_bytes > self._assign.inline_bytes:
-                    raise FrameInvalid("more files come with the result than may")
+                    raise FrameInvalid("the result contains more file content than allowed")
                 self._outcome = frame
             case frames.Failed():
                 self._outcome = frame
 
     def _check_events(self, events: list[frames.EmittedEvent]) -> None:
         if any(event.output_index >= len(self._folders.outputs) for event in events):
-            raise FrameInvalid("an event of an output that does not exist")
+            raise FrameInvalid("an event for an output that does not exist")
 
     async def _accept(self, batch: int, events: list[frames.EmittedEvent]) -> None:
         if self._on_events is None:
@@ -260,7 +260,7 @@ class TaskRun:
             await self._answer(frames.EventsAccepted(batch))
 
     async def _answer(self, answer: frames.EventsAccepted | frames.EventsRefused) -> None:
-        with contextlib.suppress(OSError):  # it need not be there to hear it, and more may be in its stream
+        with contextlib.suppress(OSError):  # it may have ended, with more of its frames still unread
             await self._child.send(frames.encode(answer))
 
     async def _watch_disk(self) -> None:
@@ -288,7 +288,7 @@ class TaskRun:
             except FrameInvalid as problem:
                 error = Failure(code=problem.code, message=f"the result cannot be trusted: {problem}")
             except OSError as problem:
-                error = Failure(code="sandbox.failed", message=f"the outputs could not be kept: {problem}")
+                error = Failure(code="sandbox.failed", message=f"the outputs could not be stored: {problem}")
         ended_ns = time.monotonic_ns()
         done = self._outcome if error is None and isinstance(self._outcome, frames.Succeeded) else None
         return RunResult(
@@ -309,13 +309,13 @@ class TaskRun:
 
     async def _take_outputs(self, done: frames.Succeeded) -> tuple[OutputResult, ...]:
         if self._grant is not None and not await self._grant.end(sealed=True):
-            raise OutputInUse("Spark still had an output open for writing when the operator had returned")
+            raise OutputInUse("Spark still had an output open for writing after the operator returned")
         if self._folders.seal_empty(done.outputs):
             return ()
         lives = not self._child.exited.done()
         if all(file.content is not None for output in done.outputs for file in output.files):
             with contextlib.suppress(StillInUse):
-                return self._folders.seal(done.outputs, child_lives=lives)  # no disk is waited for
+                return self._folders.seal(done.outputs, child_lives=lives)  # does not wait for the disk
         if not self._child.exited.done():
             try:
                 return await asyncio.to_thread(self._folders.seal, done.outputs, child_lives=True)
@@ -325,7 +325,7 @@ class TaskRun:
         return await asyncio.to_thread(self._folders.seal, done.outputs)
 
     async def _clear_temp(self) -> bool:
-        """Whether there is a child to keep and nothing in its temporary folder any more."""
+        """Whether there is a child to keep and its temporary folder is empty."""
         if self._child.exited.done():
             return False
         temp = self._folders.temp_folder
@@ -346,8 +346,8 @@ class TaskRun:
         if exited is None or self._declined or self._died_before_start():
             return Failure(
                 code="sandbox.lost",
-                message="the process that supervised this task ended unexpectedly, and the task with it",
-                hint="no result was lost by this; the task can be run again",
+                message="the process that supervised this task ended unexpectedly, and so did the task",
+                hint="no result was lost; the task can be retried",
             )
         if isinstance(exited, Inspected) or self._discarded:
             return None
@@ -356,12 +356,12 @@ class TaskRun:
         if isinstance(self._outcome, frames.Failed):
             return _as_told(self._outcome.error)
         if self._outcome is None or exited.exit_code != 0:
-            message = f"the operator's process ended with exit code {exited.exit_code} and without a result"
+            message = f"the operator's process ended with exit code {exited.exit_code}, without a result"
             return Failure(code="operator.exited", message=message, exit_code=exited.exit_code)
         return None
 
     def _died_before_start(self) -> bool:
-        """A used child may have died between two tasks; that is not this task's doing."""
+        """A used child may have died between two tasks; this task is not the cause."""
         return self._child.tasks > 0 and self._started_ns is None and self._outcome is None
 
     def _killed(self, exited: Exited, number: int) -> Failure:
@@ -376,13 +376,13 @@ class TaskRun:
         elif limits.memory_bytes and exited.max_rss_bytes > limits.memory_bytes * _NEARLY_ALL_MEMORY:
             hint = f"out of memory: it had {exited.max_rss_bytes} bytes; the limit is {limits.memory_bytes}"
         elif number == signal.SIGKILL:
-            hint = "out of memory on this machine, perhaps: nothing in the platform killed it"
+            hint = "perhaps this machine is out of memory: nothing in the platform killed the process"
         message = f"the operator's process was killed by {name}"
         return Failure(code="operator.killed", message=message, signal=name, hint=hint)
 
 
 async def look_at(slot: Slot, child: Child, next_waits: bool) -> Inspected | None:
-    """How a child stands that says it has finished; None if it has ended."""
+    """The state of a child that says it has finished; None if it has ended."""
     if next_waits and child.was_looked_at(_LOOK_EVERY_SECONDS):
         return child.standing
     standing = await slot.inspect(child)
@@ -416,10 +416,13 @@ def _resident_bytes(standing: Exited | Inspected | None) -> int:
 
 
 def _as_told(error: Failure) -> Failure:
-    """A failure in the operator's own words: of its own kind, of bearable length, fit to be stored."""
-    known = error.code.startswith("operator.") or error.code in ("sandbox.setup_failed", "sandbox.breached")
+    """A failure reported by the operator: with an allowed code, clipped, and safe to store."""
+    is_allowed = error.code.startswith("operator.") or error.code in (
+        "sandbox.setup_failed",
+        "sandbox.breached",
+    )
     return Failure(
-        code=_clip(error.code, 100) if known else "operator.raised",
+        code=_clip(error.code, 100) if is_allowed else "operator.raised",
         message=_clip(error.message, _LONGEST_TEXT),
         type=_clip_optional(error.type, 200),
         traceback=_clip_optional(error.traceback, _LONGEST_TEXT),

@@ -1,8 +1,8 @@
-"""Uids for operators, held by one worker of the host at a time.
+"""Uids for operators, each held by one worker of the host at a time.
 
 Two workers on one machine must not run tasks under the same uid: they could read each other's
-folders, and the cleanup of one would kill the tasks of the other. A lock file for each uid, kept
-open as long as the uid is held, settles that; the kernel frees it when the process ends.
+folders, and the cleanup of one would kill the tasks of the other. A lock file for each uid prevents
+that, kept open as long as the uid is held; the kernel releases it when the process ends.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ never runs users' code, and
 
 - shows the server what tasks may read and write while they run (`Grant`, `Revoke`), if it has its own mounts;
 - reports when the server listens: the server itself, according to the kernel, and no process that took its port first;
-- keeps the port from others as long as tasks may still believe that the server is there;
+- keeps the port from others as long as tasks may still believe that the server is running;
 - reports when the server has ended;
 - ends every process that the server started, at its end or when the worker's end of the control socket closes.
 

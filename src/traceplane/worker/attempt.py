@@ -1,4 +1,4 @@
-"""One attempt of a task: its inputs are fetched, its operator runs in the sandbox, its outputs are stored."""
+"""One attempt of a task: fetches its inputs, runs its operator in the sandbox, stores its outputs."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Attempts:
     async def run(
         self, held: HeldTask, traceparent: str | None, on_ran: Callable[[RunResult], None]
     ) -> Completion | None:
-        """What to report; None when the attempt is no longer ours to report. `on_ran` gets what the sandbox says,
-        before outputs are stored."""
+        """The completion to report; None if this worker no longer holds the attempt. `on_ran` is called with the
+        sandbox's result, before outputs are stored."""
         log_lines: list[str] = []
 
         def keep_line(line: str) -> None:
@@ -105,7 +105,7 @@ class Attempts:
             operator = _usable_operator(held)
             code = await self._code.code_of(job.code_bundle)
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
-            # From here to the run nothing is awaited: the payload names the server that is granted its folders.
+            # No await from here to the run: the payload names the server that gets access to its folders.
             assignment = self._assignment(held, operator, code, spark)
 
             async def on_events(events: list[EmittedEvent]) -> None:
@@ -142,7 +142,7 @@ class Attempts:
         )
 
     def _grant(self, held: HeldTask, spark: Spark, payload: TaskPayload) -> SparkGrant:
-        """The generations that the task reads and writes, and of the latter the folders of this attempt to write."""
+        """The generations that the task reads and writes; writable are only this attempt's folders."""
         local = [Path(file).parent for files in held.local.files.values() for file in files]
         writable = [Path(output.folder) for output in payload.outputs if output.folder is not None]
         return spark.granting([*self._store.readable_generations(held.task), *local], writable)
@@ -158,7 +158,7 @@ class Attempts:
             raise PlatformError(f"task.{answer.outcome}", message)
 
     async def _store_outputs(self, held: HeldTask, result: RunResult) -> list[OutputManifest]:
-        """What the task wrote, once it is in the object store."""
+        """Stores the task's outputs in the object store, and returns their manifests."""
         outputs = report.manifests(held, result)
         if self._store.cache is not None and result.outputs:
             files = [StoredFile(f.path, f.bytes) for output in outputs for f in output.files]
@@ -170,7 +170,7 @@ class Attempts:
 
 
 def _usable_operator(held: HeldTask) -> OperatorSpec:
-    """The operator as this worker has it."""
+    """The operator's spec as installed on this worker."""
     if held.operator is not None:
         return held.operator
     name, package = held.job.operator, held.job.package

@@ -1,8 +1,8 @@
-"""The code that jobs were deployed with, as folders of this worker.
+"""The code that jobs were deployed with, in folders of this worker.
 
-A bundle is fetched once, checked against its name, which is its hash, and unpacked beside its place; a rename
-puts it there whole, so workers of one machine may share the folder. What lies there already is checked before
-this process first uses it. The folders can be written by the platform's own user only.
+A bundle is fetched once, checked against its name, which is its hash, and unpacked beside its final place. A rename
+makes it visible as a whole, so workers of one machine may share the folder. An existing bundle is checked before
+this process first uses it. Only the platform's own user can write to the folders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RENAMES_TRIED = 3
 @dataclass(frozen=True, slots=True)
 class JobCode:
     paths: tuple[Path, ...]
-    """Where to import from, the first one first."""
+    """Where to import from, in this order."""
     bundled: tuple[str, ...] = ()
     """The modules that come from the job's own bundle."""
 
@@ -42,13 +42,13 @@ class CodeCache:
         """The names of their modules, by bundle."""
 
     async def code_of(self, bundle: str | None) -> JobCode:
-        """What a job imports: its bundle first, then the worker's own folders for what the bundle does not have."""
+        """Where a job's code is imported from: its bundle first, then the worker's own folders."""
         if bundle is None:
             return JobCode(self._own_paths)
         task = self._ready.get(bundle)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._ready[bundle] = asyncio.ensure_future(self._prepare(bundle))
-        names = await asyncio.shield(task)  # several tasks may wait for it, and one of them be canceled
+        names = await asyncio.shield(task)  # several tasks may wait for it, and one of them may be canceled
         own_paths = (path for path in self._own_paths if path.is_dir())
         return JobCode((self._folder / bundle, *own_paths), names)
 
@@ -58,7 +58,7 @@ class CodeCache:
         if names is None:
             content = await self._fetch(bundle)
             if code_bundle.hash_of(content) != bundle:
-                raise _damaged(bundle, "its hash is not its name")
+                raise _damaged(bundle, "its hash does not match its name")
             try:
                 files = code_bundle.decode(content)
             except ValueError as error:
@@ -114,7 +114,7 @@ def _unpack(files: dict[str, str], place: Path, bundle: str) -> None:
             "code.not_unpacked",
             f"code cannot be unpacked: {problem.strerror}",
             value=place,
-            next_step="see whether the worker may write below its home, and remove what lies there",
+            next_step="check that the worker may write below its home, and remove what is there",
         )
     finally:
         if draft.exists():
@@ -124,7 +124,7 @@ def _unpack(files: dict[str, str], place: Path, bundle: str) -> None:
 def _damaged(bundle: str, why: str) -> PlatformError:
     return PlatformError(
         "code.damaged",
-        f"the code that the dispatcher sent for a job is not what was deployed: {why}",
+        f"the code that the dispatcher sent for a job differs from what was deployed: {why}",
         value=bundle,
         next_step="restore the row of code_bundles from a backup",
     )

@@ -88,6 +88,6 @@ class DispatcherClient:
 
 
 async def patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Repeats a call while the dispatcher is away: reports are idempotent, and late ones still count."""
+    """Retries a call while the dispatcher is unavailable: reports are idempotent, and late ones still count."""
     tries = pauses(0.1, 5.0, seconds=_PATIENCE_SECONDS)
     return await retrying(call, on=PlatformError, pauses=tries)

@@ -1,4 +1,4 @@
-"""Heartbeats: every lease is extended at a third of its length, in one call for all that are due."""
+"""Heartbeats: every lease is extended after a third of its duration, in one call for all that are due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HeartbeatSender:
         self._longest_interval_seconds = longest_interval_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until nothing is held after `stop`."""
+        """Runs until no task is held after `stop`."""
         while not (stop.is_set() and not self._held):
             await asyncio.sleep(_LOOK_EVERY_SECONDS)
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""A task that this worker holds the lease of."""
+"""A task whose lease this worker holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traceplane.wire.tasks import ClaimedTask, JobPayload
 from traceplane.worker.hot_inputs import LocalInputs
 
 Interruption = Literal["canceled", "stale", "returned"]
-"""canceled, stale: a heartbeat said so. returned: the worker stops before the operator has ended."""
+"""canceled, stale: according to a heartbeat. returned: the worker stops before the operator has ended."""
 
 
 @dataclass(slots=True)
@@ -25,20 +25,20 @@ class HeldTask:
     token: str
     reuse: Reuse | None
     operator: OperatorSpec | None
-    """None: this worker does not have it."""
+    """None: not installed on this worker."""
     run: asyncio.Task[None] | None = None
     interruption: Interruption | None = None
     ended: bool = False
-    """The operator has ended; nothing is left but the report, and no heartbeat interrupts that."""
+    """The operator has ended; only the report is left, and heartbeats no longer interrupt the task."""
     next_beat: float = 0.0
     progress: JsonObject | None = None
     local: LocalInputs = field(default_factory=LocalInputs)
-    """Its hot inputs, as they were read."""
+    """Its hot inputs, as local files."""
     spark: Spark | None = None
-    """The server that it uses, or used last."""
+    """The Spark server that it uses, or used last."""
 
     def interrupt(self, interruption: Interruption, *, why: str | None = None) -> None:
-        """Ends the operator, unless it has ended or is being ended already."""
+        """Ends the operator, unless it has already ended or is being ended."""
         if self.run is not None and self.interruption is None and not self.ended:
             self.interruption = interruption
             telemetry.emit("worker.stopping_task", task_id=str(self.task.task_id), why=why or interruption)

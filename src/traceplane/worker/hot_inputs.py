@@ -1,10 +1,11 @@
 """Hot inputs as files: the wrapper fetches a task's rows from the dispatcher, several pieces at a time.
 
-Operators read them as they read any input, as Parquet files, and hold neither a token nor a database. The files lie
+Operators read them like any input, as Parquet files, and need neither a token nor a database connection. The files are
 in the object store, in a staging folder of the input that belongs to this attempt alone: the task's process and the
-worker's Spark reach them there, and garbage collection finds what a killed worker left.
+worker's Spark can reach them there, and garbage collection finds those that a killed worker left.
 
-All pieces are of one moment. If the range is written meanwhile, the dispatcher says so, and reading begins anew.
+All pieces are from the same moment. If the range is written in the meantime, the dispatcher says so, and reading
+starts again.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _TRIES = 5
 _PAUSE_SECONDS = 0.4
 _LONGEST_PAUSE_SECONDS = 5.0
 _KEPT_BYTES = 1 << 30
-"""Of the rows that are kept of one file, and four times its size on top: it may be compressed better."""
+"""Limit for the rows kept from one file, plus four times its size: the file may be compressed better."""
 
 
 @dataclass(frozen=True)
 class LocalInputs:
-    """Hot inputs by their place among the job's inputs; one that is missing is not hot."""
+    """Hot inputs by their index among the job's inputs; the other inputs are not hot."""
 
     files: dict[int, list[str]] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
@@ -72,7 +73,7 @@ async def fetched(
     object_store: Path,
     decoders: Decoders,
 ) -> AsyncIterator[LocalInputs]:
-    """The task's hot inputs as files that are gone afterwards."""
+    """The task's hot inputs as temporary files."""
     folders = {
         number: object_store / f"{i.dataset_uuid}/{i.dataset_version}/staging/{task.task_id}/{task.attempt}"
         for number, (i, place) in enumerate(zip(job.inputs, task.hot_inputs, strict=False))
@@ -107,22 +108,22 @@ async def _fetch(
                 raise PlatformError("task.stale", error.message, value=error.value) from error
             if (pause := next(tries, None)) is None:
                 raise _never_still(task) from error
-        except PlatformError:  # the dispatcher may be away for a moment
+        except PlatformError:  # the dispatcher may be unavailable for a moment
             if (pause := next(tries, None)) is None:
                 raise
         await asyncio.sleep(pause)
-        # What it is told of its inputs has changed, too.
-        if (again := await client.fetch(fence)).task is None:
-            raise PlatformError("task.stale", f"the task is {again.outcome}", value=str(task.task_id))
-        task = again.task
+        # The claim's facts about its inputs have changed too.
+        if (response := await client.fetch(fence)).task is None:
+            raise PlatformError("task.stale", f"the task is {response.outcome}", value=str(task.task_id))
+        task = response.task
 
 
 def _never_still(task: ClaimedTask) -> PlatformError:
     return PlatformError(
         "hot.never_still",
-        f"a hot input was written at each of {_TRIES} tries to read it",
+        f"a hot input was written during each of {_TRIES} attempts to read it",
         value=str(task.scope),
-        next_step="the task is tried again; let it work on ranges that are not written so often",
+        next_step="the task is retried; use ranges that are written less often",
     )
 
 
@@ -136,17 +137,17 @@ async def _read(
     decoders: Decoders,
     folders: dict[int, Path],
 ) -> LocalInputs:
-    found = LocalInputs()
+    inputs = LocalInputs()
     for number, folder in folders.items():
         place = task.hot_inputs[number]
-        assert place is not None, "the dispatcher tells of every hot input"
+        assert place is not None, "the dispatcher describes every hot input"
         await asyncio.to_thread(_make_anew, folder)
         reading = _Reading(
             client, fence, token, decoders, number, job.inputs[number], task.input_schemas[number]
         )
-        found.files[number], found.rows[number] = await reading.run(place, folder, object_store)
-        found.reads.append(HotRead(job.inputs[number].input_index, place.state))
-    return found
+        inputs.files[number], inputs.rows[number] = await reading.run(place, folder, object_store)
+        inputs.reads.append(HotRead(job.inputs[number].input_index, place.state))
+    return inputs
 
 
 class _Reading:
@@ -166,15 +167,15 @@ class _Reading:
         self._decoders = decoders
         from traceplane.columnar.arrow_types import (
             schema_of,
-        )  # and Arrow, which other tasks do not need here
+        )  # imports Arrow, which other tasks do not need here
 
-        wanted = [
+        read_columns = [
             c for c in columns or () if not used.columns or c.name in used.columns or c.name in used.where
         ]
-        schema = schema_of(wanted)
-        assert schema is not None, "a hot table has no types but those that Arrow knows by name"
+        schema = schema_of(read_columns)
+        assert schema is not None, "every type of a hot table has an Arrow name"
         self._schema: pa.Schema = schema
-        self._columns = [KeptColumn(c.name, c.type, c.nullable) for c in wanted]
+        self._columns = [KeptColumn(c.name, c.type, c.nullable) for c in read_columns]
 
     async def run(self, place: HotInput, folder: Path, object_store: Path) -> tuple[list[str], int]:
         """The files, and how many rows they hold."""
@@ -199,24 +200,24 @@ class _Reading:
                 running = [group.create_task(piece(n, *span)) for n, span in enumerate(place.parts)]
                 running += [group.create_task(moved(n, file)) for n, file in enumerate(place.files)]
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # one reason is enough to stop; the others follow from it
-        found = [task.result() for task in running]
-        return [path for path, _ in found], sum(rows for _, rows in found)
+            raise failed.exceptions[0] from None  # one reason is enough; the others follow from it
+        pieces = [task.result() for task in running]
+        return [path for path, _ in pieces], sum(rows for _, rows in pieces)
 
     async def _piece(self, place: HotInput, target: Path, start: int, end: int) -> tuple[str, int]:
         request = RowsRequest([self._token()], self._fence, self._number, start, end, place.state)
-        received = target.with_suffix(".csv")
-        with received.open("wb") as file:
+        csv_file = target.with_suffix(".csv")
+        with csv_file.open("wb") as file:
             async for chunk in self._client.rows(request):
                 file.write(chunk)
         parquet = target.with_suffix(".parquet")
-        rows = await asyncio.to_thread(as_parquet, received, parquet, self._schema)
-        received.unlink()
+        rows = await asyncio.to_thread(as_parquet, csv_file, parquet, self._schema)
+        csv_file.unlink()
         return str(parquet), rows
 
 
 def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) -> int:
-    """The rows of a file that lie at these positions. Operators wrote it, so it is not read here."""
+    """Keeps the rows of a file at these positions. Operators wrote the file, so a decoder reads it."""
     try:
         limits = FileLimits(_KEPT_BYTES + 4 * source.stat().st_size, cpu_seconds=120.0, seconds=600.0)
         with target.open("w+b") as sink:
@@ -224,16 +225,16 @@ def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) ->
     except FileTooLarge as error:
         raise TooLarge(
             "operator.input_too_large",
-            f"a file of a hot input takes too much to read: {error}",
+            f"a file of a hot input takes too much memory to read: {error}",
             value=source.name,
-            next_step="have its scope computed again, with less in one file",
+            next_step="recompute its scope, with less data in one file",
         ) from error
     except (OSError, InvalidContents, Unreadable) as error:
         raise PlatformError(
             "operator.input_unreadable",
             f"a committed file of a hot input cannot be read: {error}",
             value=source.name,
-            next_step="restore the file, or have its scope computed again with `traceplane backfill`",
+            next_step="restore the file, or recompute its scope with `traceplane backfill`",
         ) from error
 
 
@@ -242,11 +243,11 @@ def _make_anew(folder: Path) -> None:
     remove_tree(folder)
     above = [p for p in folder.parents if not p.exists()]
     folder.mkdir(parents=True)
-    for made in (folder, *above):
-        made.chmod(0o755)
+    for new_folder in (folder, *above):
+        new_folder.chmod(0o755)
 
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # of the task, unless another attempt's is there
+        folder.parent.rmdir()  # the task's folder, unless another attempt uses it

@@ -1,4 +1,4 @@
-"""How a worker comes by its tasks: from the dispatcher in one call, or woken by SQS."""
+"""How a worker gets its tasks: from the dispatcher in one call, or woken by SQS."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _VISIBILITY_SECONDS = 60.0
 
 class Intake(Protocol):
     async def take(self, limit: int) -> ClaimResponse:
-        """Leases on up to that many tasks, as soon as there is one; none when a long while has passed."""
+        """Leases on up to `limit` tasks, as soon as there is one; none after a long wait."""
 
     async def leave(self) -> None:
-        """The worker stops: a `take` that waits is to answer now, with what it has. May be called again."""
+        """The worker is stopping: a pending `take` must return now, with what it has. May be called again."""
 
     async def settle(self, task_id: UUID) -> None:
-        """The task has ended here, one way or the other."""
+        """The task has ended here, with any outcome."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """What there is to do while tasks run."""
+        """Background work while tasks run."""
 
 
 class LocalIntake:
@@ -57,7 +57,7 @@ class LocalIntake:
 
 
 class QueueIntake:
-    """A queue outside: a wake-up stays hidden while its task runs, and is deleted when it has ended."""
+    """An external queue: a wake-up stays hidden while its task runs, and is deleted when it has ended."""
 
     def __init__(
         self, client: DispatcherClient, wake_queue: WakeQueue, *, queue: str, worker_id: str, runtime: str
@@ -77,24 +77,24 @@ class QueueIntake:
                 self._queue, limit, wait_seconds=_LONG_POLL_SECONDS, visibility_seconds=_VISIBILITY_SECONDS
             )
         )
-        left = asyncio.ensure_future(self._left.wait())
+        leaving = asyncio.ensure_future(self._left.wait())
         try:
-            await asyncio.wait((receiving, left), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((receiving, leaving), return_when=asyncio.FIRST_COMPLETED)
             messages = receiving.result() if receiving.done() else []
         finally:
             receiving.cancel()
-            left.cancel()
+            leaving.cancel()
         if not messages:
             return ClaimResponse([], {}, [], [])
         crash_point("worker.after_receive")
         by_task = {m.task_id: m.receipt for m in messages}
         answer = await self._client.claim(ClaimRequest(self._worker_id, self._runtime, list(by_task)))
         self._receipts |= {task.task_id: by_task[task.task_id] for task in answer.tasks}
-        # A wake-up that led to nothing is spent: whoever holds the task answers for it.
-        kept = set(self._receipts.values())
-        if spent := [m.receipt for m in messages if m.receipt not in kept]:
+        # A wake-up without a claim is used up: the worker that holds the task is responsible for it.
+        claimed_receipts = set(self._receipts.values())
+        if unused_receipts := [m.receipt for m in messages if m.receipt not in claimed_receipts]:
             with contextlib.suppress(TraceplaneError):
-                await self._settled.submit(spent)
+                await self._settled.submit(unused_receipts)
         return answer
 
     async def leave(self) -> None:
@@ -106,7 +106,7 @@ class QueueIntake:
             crash_point("worker.after_settle")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keeps the wake-ups of long tasks hidden, so that nobody is woken for a task that runs."""
+        """Keeps the wake-ups of long tasks hidden, so that no worker is woken for a running task."""
         due = time.monotonic() + _VISIBILITY_SECONDS / 3
         while self._receipts or not stop.is_set():
             await asyncio.sleep(0.5)

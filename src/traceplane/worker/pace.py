@@ -10,13 +10,13 @@ _MOST_AHEAD = 500
 
 
 class Pace:
-    """How long tasks take once they have a slot: a worker claims a second's work ahead. Short tasks go by the hundred
-    through one claim, and a long one stays in the queue for whoever is free."""
+    """How long tasks take once they have a slot: a worker claims a second's work ahead. One claim takes hundreds of
+    short tasks, while a long one stays in the queue for a worker that is free."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._seconds: float | None = None
-        """Of a task; the latest count most."""
+        """Average duration of a task; the latest count most."""
 
     def note(self, result: RunResult) -> None:
         before = result.slot_seconds if self._seconds is None else self._seconds

@@ -1,4 +1,4 @@
-"""What the operator of a claimed task is handed: a pure function of the claim, and of where things are here."""
+"""What the operator of a claimed task receives: a pure function of the claim and of local paths."""
 
 from __future__ import annotations
 

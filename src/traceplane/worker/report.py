@@ -1,4 +1,4 @@
-"""What the dispatcher is told of an attempt: pure functions from how it ended to its completion."""
+"""What is reported to the dispatcher about an attempt: pure functions from how it ended to its completion."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def completion_of_result(
     log_lines: list[str],
     traceparent: str | None,
 ) -> Completion:
-    """`outputs` are in the object store."""
+    """`outputs` are already in the object store."""
     log = result.log_tail[-LONGEST_LOG:]
     if result.error is not None:
         error = _error_of_failure(held, result.error, log_lines)
@@ -85,7 +85,7 @@ def completion_of_result(
 
 
 def completion_of_error(held: HeldTask, error: TraceplaneError, traceparent: str | None) -> Completion:
-    """Of an attempt that the platform could not run to its end."""
+    """For an attempt that the platform could not finish."""
     message = (
         error.message if error.value is None else f"{error.message}: {str(error.value)[:_LONGEST_VALUE]}"
     )
@@ -110,7 +110,7 @@ def _error_of_failure(held: HeldTask, failure: Failure, log_lines: list[str]) ->
 
 
 def _lost_rows(held: HeldTask, result: RunResult) -> TaskError | None:
-    """Rows may be deleted where they were compacted from, so none may be missing from what was written."""
+    """Compacted rows may be deleted from their source, so none may be missing from the written files."""
     read, written = sum(held.local.rows.values()), sum(output.row_count for output in result.outputs)
     filtered = any(i.where for i in held.job.inputs)
     if not _moves_rows(held) or not held.local.rows or filtered or read == written:
@@ -135,12 +135,12 @@ def _is_permanent(operator: OperatorSpec | None, code: str) -> bool:
 
 
 def _moves_rows(held: HeldTask) -> bool:
-    """Whether what it reads may be deleted once it is written, so that both must be the same."""
+    """Whether the rows it reads may be deleted once it is committed, so that it must write exactly those."""
     return held.operator is not None and held.operator.deletion_field is not None
 
 
 def manifests(held: HeldTask, result: RunResult) -> list[OutputManifest]:
-    """What each output holds for the task's scope. None of a source: its run has no scope, it reports by events."""
+    """The content of each output for the task's scope. Empty for a source: its run has no scope, only events."""
     if held.task.scope is None:
         return []
     return [_manifest(held, index, result) for index in range(len(held.job.outputs))]

@@ -1,4 +1,4 @@
-"""Where the object store's files are on this machine, and what of it the tasks of a job may reach."""
+"""Where the object store's files are on this machine, and which of them the tasks of a job may reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READABLE_BY_OTHERS = 0o005
 
 @dataclass(frozen=True, slots=True)
 class StoreOnDisk:
-    """Files are at their paths of the store below these folders."""
+    """Below these folders, files have the same paths as in the store."""
 
     inputs: Path
     outputs: Path
@@ -30,7 +30,7 @@ class StoreOnDisk:
         return tuple(str(self.inputs / file.path) for file in files)
 
     def readable_generations(self, task: ClaimedTask) -> set[Path]:
-        """Folders of the generations that a task reads, or reads while it appends."""
+        """Folders of the generations that a task reads, including those it appends to."""
         return {
             *(_generation(self.inputs, file.path) for file in granted_files(task)),
             *(_generation(self.outputs, prefix) for prefix in task.write_prefixes),
@@ -38,22 +38,24 @@ class StoreOnDisk:
 
 
 def granted_files(task: ClaimedTask) -> list[StoredFile]:
-    """Every file that the task was handed, once."""
+    """Every file that the task may read, once."""
     lists = (*task.input_files, *task.output_files)
     sizes = {file.path: file.bytes for files in lists for file in files}
     return [StoredFile(path, size) for path, size in sizes.items()]
 
 
 def _generation(store: Path, path: str) -> Path:
-    """Of a file or prefix: `{dataset}/{generation}/…`."""
+    """The generation's folder of a file or prefix: `{dataset}/{generation}/…`."""
     dataset, generation, *_ = path.split("/")
     return store / dataset / generation
 
 
 def reuse_of(job: JobPayload, store: StoreOnDisk) -> Reuse | None:
-    """What all tasks of one revision of a job may reach; None where operators cannot pass the folders."""
+    """What all tasks of one revision of a job may reach; None if operators cannot traverse the folders."""
     readable = [store.inputs / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
-    if store.cache is not None:  # an append reads what its output has, which is not below where it writes
+    if (
+        store.cache is not None
+    ):  # an append also reads its output's files, which are not below where it writes
         readable += [store.inputs / str(o.dataset_uuid) / str(o.dataset_version) for o in job.outputs]
     writable = [store.outputs / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
     if not all(_make_passable(folder) for folder in (*readable, *writable)):

@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 _LEAVE_SECONDS = 5.0
 _HAND_BACK_SECONDS = 5.0
-"""In a hurry, for the dispatcher to answer."""
+"""How long the dispatcher has to answer when the worker is in a hurry."""
 _LONGEST_MESSAGE = 2_000
 _MOST_UNREPORTED = 2000
 _MANY = 100
@@ -78,15 +78,15 @@ class Wrapper:
     # Waiting for work ------------------------------------------------------------------------------
 
     async def take_work(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Receives and claims as long as there are free slots, and short tasks ahead of them; at `stop` lets running
-        tasks finish for a while, unless there is a `hurry`.
+        """Receives and claims tasks while there are free slots, and short tasks ahead of them. At `stop` it gives
+        running tasks some time to finish, unless there is a `hurry`.
 
-        Those that do not are ended and handed back, a source at once, so that another worker takes them up.
+        Tasks that do not finish are ended and handed back, sources at once, so that another worker runs them.
         """
         while not stop.is_set():
             ahead = self._pace.tasks()
             free = min(self._slots + ahead - self._unended, _MOST_UNREPORTED - len(self._held))
-            if free <= ahead // 2:  # one claim for many, rather than one for each that ends
+            if free <= ahead // 2:  # one claim for many tasks, rather than one for each task that ends
                 self._freed.clear()
                 await _unless(stop, self._freed.wait())
                 continue
@@ -94,24 +94,24 @@ class Wrapper:
                 await _unless(stop, self._store.cache.until_back())
                 continue
             try:
-                taken = await self._take(stop, free)
-                if taken is not None:
-                    self._start(taken)
+                claims = await self._take(stop, free)
+                if claims is not None:
+                    self._start(claims)
             except TraceplaneError as error:
                 telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
                 await _unless(stop, asyncio.sleep(0.5))
         await self._drain(hurry)
 
     async def _take(self, stop: asyncio.Event, free: int) -> ClaimResponse | None:
-        """What the intake gives. At `stop` it is told so and answers at once: a lease that is on its way here would
-        cost its task an attempt if nobody heard of it."""
+        """Takes tasks from the intake. At `stop` the intake is told and answers at once: a lease that is in flight and
+        never received would cost its task an attempt."""
         taking, stopping = asyncio.ensure_future(self._intake.take(free)), asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
             with contextlib.suppress(TimeoutError, TraceplaneError):
                 async with asyncio.timeout(_LEAVE_SECONDS):
                     while not taking.done():
-                        await self._intake.leave()  # again and again: it may arrive before the call does
+                        await self._intake.leave()  # repeatedly: it may arrive before the call does
                         await asyncio.wait((taking,), timeout=0.2)
             return taking.result() if taking.done() else None
         finally:
@@ -134,16 +134,16 @@ class Wrapper:
         for run in unreported:
             run.cancel()
 
-    def _start(self, taken: ClaimResponse) -> None:
+    def _start(self, claims: ClaimResponse) -> None:
         crash_point("worker.after_claim")
         reuses: dict[UUID, Reuse | None] = {}
         started = []
-        for task in taken.tasks:
-            job = taken.jobs[str(task.job_id)]
+        for task in claims.tasks:
+            job = claims.jobs[str(task.job_id)]
             if job.job_id not in reuses:
                 reuses[job.job_id] = reuse_of(job, self._store)
             operator = catalog.find(job.operator)
-            held = HeldTask(task, job, taken.tokens[task.token], reuses[job.job_id], operator)
+            held = HeldTask(task, job, claims.tokens[task.token], reuses[job.job_id], operator)
             self._held[task.task_id] = held
             self._unended += 1
             held.run = asyncio.create_task(self._run_and_report(held))
@@ -166,7 +166,7 @@ class Wrapper:
             self._end(held)
             if completion is not None:
                 await self._report(held, completion)
-        except Exception as error:  # whatever happens to one task must not end the worker
+        except Exception as error:  # one task must never end the worker
             telemetry.emit("worker.task_lost", "error", task_id=str(task.task_id), error=repr(error))
         finally:
             self._end(held)
@@ -185,7 +185,7 @@ class Wrapper:
     async def _report(self, held: HeldTask, completion: Completion) -> None:
         try:
             (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
-        except (InvalidInput, TooLarge) as refusal:  # what the operator made is part of the report
+        except (InvalidInput, TooLarge) as refusal:  # the report contains data from the operator
             if completion.status != "completed":
                 raise
             message = f"the dispatcher refused the report: {refusal.message}"
@@ -207,8 +207,8 @@ class Wrapper:
             )
 
     async def _send_completions(self, finished: Sequence[_Finished]) -> list[CompletionOutcome]:
-        """One call at a time. Where many tasks end, the next ones are let gather first: most of what a
-        call costs the dispatcher and the database does not depend on how many it reports."""
+        """One call at a time. If many tasks end, completions are collected first: most of what a call
+        costs the dispatcher and the database does not depend on how many it reports."""
         if len(finished) < _MANY <= len(self._held):
             await asyncio.sleep(_GATHER_SECONDS)
         tokens = list(dict.fromkeys(f.token for f in finished))

@@ -86,7 +86,7 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
     [
         ("exit_politely", {"code": 0}, "operator.exited", "sys.exit(0)"),
         ("exit_politely", {"code": "sorry"}, "operator.exited", "sys.exit('sorry')"),
-        ("exit_at_once", {"code": 0}, "operator.exited", "exit code 0 and without a result"),
+        ("exit_at_once", {"code": 0}, "operator.exited", "exit code 0, without a result"),
         ("exit_at_once", {"code": 7}, "operator.exited", "exit code 7"),
         ("abort", {}, "operator.killed", "SIGABRT"),
         ("crash", {}, "operator.killed", "SIGSEGV"),
@@ -103,7 +103,7 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
         ("returns_nonsense", {}, "operator.result_invalid", "object cannot be written as rows"),
         ("returns_a_number_as_a_column", {}, "operator.result_invalid", "column 'day' is int, not a list"),
         ("takes_nothing", {}, "operator.wrong_parameters", "takes_nothing() -> 'None' cannot be called with"),
-        ("unencodable_result", {}, "operator.result_invalid", "an event is not well formed"),
+        ("unencodable_result", {}, "operator.result_invalid", "an event is invalid"),
         ("raises_strange_text", {}, "operator.raised", "\\0 and \\ud800"),
     ],
 )

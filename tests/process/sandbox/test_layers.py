@@ -25,7 +25,7 @@ async def test_says_which_layers_hold_and_why_others_do_not(sandbox: Sandbox) ->
     isolation = sandbox.isolation
     assert isolation.weakness() is None
     for layer in WITHOUT:
-        assert isolation.missing[layer] == "switched off by the settings"
+        assert isolation.missing[layer] == "disabled in the settings"
     assert isolation.has(UID_SLOTS) == AS_ROOT
     assert isolation.has(LANDLOCK) == (isolation.landlock_abi > 0)
 
@@ -36,7 +36,7 @@ async def test_refuses_to_start_where_tasks_could_read_each_other() -> None:
     with pytest.raises(PlatformError) as refusal:
         await Sandbox.start(SandboxSettings(slots=1, disabled_layers=too_weak))
     assert refusal.value.code == "sandbox.too_weak"
-    assert "switched off by the settings" in refusal.value.message
+    assert "disabled in the settings" in refusal.value.message
 
 
 @whatever_the_layers

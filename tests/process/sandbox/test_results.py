@@ -142,7 +142,7 @@ async def test_the_wrapper_does_not_write_whatever_comes_with_a_result(
     outputs = [{"name": "rows", "schema_hash": None, "files": files}]
     forged = await attack(sandbox, "forge_result", config={"outputs": outputs})
     assert forged.code == "operator.result_invalid"
-    assert "more files come with the result than may" in forged.message
+    assert "the result contains more file content than allowed" in forged.message
 
 
 @whatever_the_layers
