@@ -130,6 +130,24 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(
     assert await migrate(empty_url) == ("9999_broken",)
 
 
+async def migrated_from(
+    url: str, monkeypatch: pytest.MonkeyPatch, version: str, rows: str, query: str
+) -> list[asyncpg.Record]:
+    """What a query finds after all migrations, if the rows were there before the migration `version`."""
+    every = migrations()
+    earlier = tuple(m for m in every if m.name < version)
+    monkeypatch.setattr(migrating, "migrations", lambda: earlier)
+    await migrate(url)
+    await run_sql(url, rows)
+    monkeypatch.setattr(migrating, "migrations", lambda: every)
+    await migrate(url)
+    connection = await asyncpg.connect(url, server_settings={"search_path": SCHEMA})
+    try:
+        return await connection.fetch(query)
+    finally:
+        await connection.close()
+
+
 DEPLOYED_BEFORE = """
 insert into dags (dag_id, org_id, name) select '00000000-0000-0000-0000-00000000000d', org_id, 'old' from orgs;
 insert into jobs (job_id, dag_id, name, fingerprint, activation, runtime, operator, definition, routed, priority,
@@ -152,18 +170,9 @@ insert into dag_version_jobs values ('00000000-0000-0000-0000-00000000000f', '00
 async def test_versions_that_were_deployed_before_are_metered_as_they_said(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = migrations()
-    earlier = tuple(m for m in every if m.name < "0012")
-    monkeypatch.setattr(migrating, "migrations", lambda: earlier)
-    await migrate(empty_url)
-    await run_sql(empty_url, DEPLOYED_BEFORE)
-    monkeypatch.setattr(migrating, "migrations", lambda: every)
-    await migrate(empty_url)
-    connection = await asyncpg.connect(empty_url, server_settings={"search_path": SCHEMA})
-    try:
-        said, unsaid = await connection.fetch("select * from dag_version_jobs order by job_id")
-    finally:
-        await connection.close()
+    said, unsaid = await migrated_from(
+        empty_url, monkeypatch, "0012", DEPLOYED_BEFORE, "select * from dag_version_jobs order by job_id"
+    )
     assert tuple(unsaid)[2:] == (
         0, None, 32, None, None, timedelta(hours=2), timedelta(seconds=40), 6,
         timedelta(seconds=3), timedelta(minutes=6), False,
@@ -189,18 +198,13 @@ from (values ('a', 'range_ingest', '{}'), ('b', 'signal_generate', '{}'), ('c', 
 async def test_jobs_that_were_deployed_before_hand_their_tasks_what_they_did(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = migrations()
-    earlier = tuple(m for m in every if m.name < "0016")
-    monkeypatch.setattr(migrating, "migrations", lambda: earlier)
-    await migrate(empty_url)
-    await run_sql(empty_url, JOBS_BEFORE)
-    monkeypatch.setattr(migrating, "migrations", lambda: every)
-    await migrate(empty_url)
-    connection = await asyncpg.connect(empty_url, server_settings={"search_path": SCHEMA})
-    try:
-        rows = await connection.fetch("select (definition - 'config')::text as facts from jobs order by name")
-    finally:
-        await connection.close()
+    rows = await migrated_from(
+        empty_url,
+        monkeypatch,
+        "0016",
+        JOBS_BEFORE,
+        "select (definition - 'config')::text as facts from jobs order by name",
+    )
     assert [row["facts"] for row in rows] == [
         '{"needs_emission": true}',
         '{"history": 250}',

@@ -94,9 +94,11 @@ class _Csv:
             self._writer.close()
 
 
-class _Arrow:
-    def __init__(self, sink: Pieces, schema: pa.Schema) -> None:
-        self._writer = ipc.new_stream(pa.PythonFile(sink, mode="w"), schema)
+class _ByArrow:
+    """A format that Arrow has a writer for."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
 
     def batch(self, batch: pa.RecordBatch) -> None:
         self._writer.write_batch(batch)
@@ -105,19 +107,16 @@ class _Arrow:
         self._writer.close()
 
 
-class _Parquet:
-    def __init__(self, sink: Pieces, schema: pa.Schema) -> None:
-        self._writer = parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema)
+def _arrow(sink: Pieces, schema: pa.Schema) -> _ByArrow:
+    return _ByArrow(ipc.new_stream(pa.PythonFile(sink, mode="w"), schema))
 
-    def batch(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
 
-    def end(self, rows: int) -> None:
-        self._writer.close()
+def _parquet(sink: Pieces, schema: pa.Schema) -> _ByArrow:
+    return _ByArrow(parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema))
 
 
 class _Makes(Protocol):
     def __call__(self, sink: Pieces, schema: pa.Schema) -> Encoder: ...
 
 
-ENCODERS: dict[Format, _Makes] = {"json": _Json, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet}
+ENCODERS: dict[Format, _Makes] = {"json": _Json, "csv": _Csv, "arrow": _arrow, "parquet": _parquet}

@@ -229,10 +229,7 @@ class SlotServer:
             resident_bytes=usage.resident_bytes,
             grown_bytes=usage.resident_bytes - self._own_resident,
         )
-        try:
-            send(self._control, report)
-        except OSError:
-            self._leave()
+        self._send(report)
 
     def _on_child_signal(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -263,6 +260,9 @@ class SlotServer:
             max_rss_bytes=usage.ru_maxrss * _MEMORY_UNIT,
             leftovers=leftovers,
         )
+        self._send(report)
+
+    def _send(self, report: Inspected | Exited) -> None:
         try:
             send(self._control, report)
         except OSError:

@@ -82,40 +82,57 @@ async def fetched(
     if not folders:
         yield LocalInputs()
         return
+    fence = Fence(task.task_id, task.attempt, task.lease_token)
     try:
-        yield await _fetch(client, task, job, token, object_store, decoders, folders)
+        yield await _Fetch(client, fence, job, token, object_store, decoders, folders).run(task)
     finally:
         for folder in folders.values():
             await asyncio.to_thread(_remove, folder)
 
 
-async def _fetch(
-    client: DispatcherClient,
-    task: ClaimedTask,
-    job: JobPayload,
-    token: Callable[[], str],
-    object_store: Path,
-    decoders: Decoders,
-    folders: dict[int, Path],
-) -> LocalInputs:
-    fence = Fence(task.task_id, task.attempt, task.lease_token)
-    tries = pauses(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, attempts=_TRIES)
-    while True:
-        try:
-            return await _read(client, fence, task, job, token, object_store, decoders, folders)
-        except Conflict as error:
-            if error.code != "hot.changed":
-                raise PlatformError("task.stale", error.message, value=error.value) from error
-            if (pause := next(tries, None)) is None:
-                raise _never_still(task) from error
-        except PlatformError:  # the dispatcher may be unavailable for a moment
-            if (pause := next(tries, None)) is None:
-                raise
-        await asyncio.sleep(pause)
-        # The claim's facts about its inputs have changed too.
-        if (response := await client.fetch(fence)).task is None:
-            raise PlatformError("task.stale", f"the task is {response.outcome}", value=str(task.task_id))
-        task = response.task
+@dataclass(frozen=True)
+class _Fetch:
+    """All hot inputs of one attempt, read again while others write them."""
+
+    client: DispatcherClient
+    fence: Fence
+    job: JobPayload
+    token: Callable[[], str]
+    object_store: Path
+    decoders: Decoders
+    folders: dict[int, Path]
+
+    async def run(self, task: ClaimedTask) -> LocalInputs:
+        tries = pauses(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, attempts=_TRIES)
+        while True:
+            try:
+                return await self._read(task)
+            except Conflict as error:
+                if error.code != "hot.changed":
+                    raise PlatformError("task.stale", error.message, value=error.value) from error
+                if (pause := next(tries, None)) is None:
+                    raise _never_still(task) from error
+            except PlatformError:  # the dispatcher may be unavailable for a moment
+                if (pause := next(tries, None)) is None:
+                    raise
+            await asyncio.sleep(pause)
+            # The claim's facts about its inputs have changed too.
+            if (response := await self.client.fetch(self.fence)).task is None:
+                raise PlatformError("task.stale", f"the task is {response.outcome}", value=str(task.task_id))
+            task = response.task
+
+    async def _read(self, task: ClaimedTask) -> LocalInputs:
+        inputs = LocalInputs()
+        for number, folder in self.folders.items():
+            place, used = task.hot_inputs[number], self.job.inputs[number]
+            assert place is not None, "the dispatcher describes every hot input"
+            await asyncio.to_thread(_make_anew, folder)
+            reading = _Reading(
+                self.client, self.fence, self.token, self.decoders, number, used, task.input_schemas[number]
+            )
+            inputs.files[number], inputs.rows[number] = await reading.run(place, folder, self.object_store)
+            inputs.reads.append(HotRead(used.input_index, place.state))
+        return inputs
 
 
 def _never_still(task: ClaimedTask) -> PlatformError:
@@ -125,29 +142,6 @@ def _never_still(task: ClaimedTask) -> PlatformError:
         value=str(task.scope),
         next_step="the task is retried; use ranges that are written less often",
     )
-
-
-async def _read(
-    client: DispatcherClient,
-    fence: Fence,
-    task: ClaimedTask,
-    job: JobPayload,
-    token: Callable[[], str],
-    object_store: Path,
-    decoders: Decoders,
-    folders: dict[int, Path],
-) -> LocalInputs:
-    inputs = LocalInputs()
-    for number, folder in folders.items():
-        place = task.hot_inputs[number]
-        assert place is not None, "the dispatcher describes every hot input"
-        await asyncio.to_thread(_make_anew, folder)
-        reading = _Reading(
-            client, fence, token, decoders, number, job.inputs[number], task.input_schemas[number]
-        )
-        inputs.files[number], inputs.rows[number] = await reading.run(place, folder, object_store)
-        inputs.reads.append(HotRead(job.inputs[number].input_index, place.state))
-    return inputs
 
 
 class _Reading:
