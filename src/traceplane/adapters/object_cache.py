@@ -78,8 +78,12 @@ class ObjectCache:
         except BaseException:
             await store.close()
             raise
-        await asyncio.to_thread(cache._own.remove_abandoned)
-        await cache._make_room()
+        try:
+            await asyncio.to_thread(cache._own.remove_abandoned)
+            await cache._make_room()
+        except BaseException:
+            await cache.close()
+            raise
         return cache
 
     @classmethod

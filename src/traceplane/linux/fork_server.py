@@ -123,6 +123,7 @@ class ForkServer:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)  # also for a thread that may still be reading
         self._control.close()
+        self._process.terminate()  # one that is preparing would notice late; one that serves ignores it
         if not self.ended_within(_END_SECONDS):
             self._process.kill()
             self._process.wait()

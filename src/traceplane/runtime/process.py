@@ -27,7 +27,7 @@ import uvloop
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError, UserError
-from traceplane.runtime.retrying import backoff, happens
+from traceplane.runtime.retrying import Result, backoff, happens
 
 LONGEST_BACKOFF = 30.0
 # A kicked loop makes thousands of passes a second; one log line a second is enough.
@@ -201,6 +201,18 @@ async def task_group(
         await asyncio.gather(*tasks, return_exceptions=True)
     if errors:
         raise errors[0]
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of `work`; None if `stop` is set first, and then `work` was canceled and has ended."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait((working,))
+    return None if working.cancelled() else working.result()
 
 
 def run_process(

@@ -93,8 +93,9 @@ def main(control_descriptor: int) -> NoReturn:
     for descriptor in private_network:
         os.close(descriptor)
     root = None
-    if isolation.has(NAMESPACES):
-        template = private_root.Template(launch.folder, uids)
+    template = private_root.Template(launch.folder, uids) if isolation.has(NAMESPACES) else None
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on it ends what it started, see `_leave`
+    if template is not None:
         kernel.unshare(kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
         if child := os.fork():
             control.close()
@@ -156,7 +157,8 @@ class Launcher:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
             os.setsid()
             close_descriptors(())
             cell = confinement.Cell(

@@ -27,17 +27,22 @@ class PrivateNetwork:
     @classmethod
     async def make(cls) -> PrivateNetwork:
         ours, theirs = socket.socketpair()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-m", "traceplane.spark.network", str(theirs.fileno())),
-            env={},
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        theirs.close()
         with ours:
-            await process.wait()
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-m", "traceplane.spark.network", str(theirs.fileno())),
+                    env={},
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+            try:
+                await process.wait()
+            except asyncio.CancelledError:
+                process.kill()
+                await process.wait()
+                raise
             message, descriptors, _, _ = socket.recv_fds(ours, 1000, 2)
         return cls(tuple(descriptors), None if descriptors else message.decode() or "it could not be created")
 

@@ -311,12 +311,15 @@ class SparkServer:
             self._lease.release()
 
     async def _end_process(self) -> None:
-        """When its control socket closes, the launcher ends everything that the server started, or else is killed."""
+        """When its control socket closes, the launcher ends everything that the server started, or else is killed. One
+        that has not started a server yet ends by SIGTERM, which it ignores later."""
         launcher, self._launcher = self._launcher, None
         process, self._process = self._process, None
         if launcher is not None:
             launcher.close()
         if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
             try:
                 await asyncio.wait_for(process.wait(), _STOP_SECONDS)
             except TimeoutError:
@@ -333,7 +336,21 @@ class SparkServer:
         self.starts += 1
         self._token = secrets.token_urlsafe(32)
         make_private(self._temp, self._uid)
-        launch = self._make_launch()
+        self._launcher = launcher = await self._start_launcher(self._make_launch())
+        # In one step: a grant that ends in the meantime is revoked after it was shown, and a new one is not missed.
+        await asyncio.gather(*[launcher.put(grant.frame) for grant in self._grants.values()])
+        await self._wait_until_ready(launcher)
+        self._port = launcher.listening.result()
+        self._up.set()
+        telemetry.emit(
+            "spark.ready",
+            pid=self.pid,
+            master=self._settings.master,
+            java=self._java.version,
+            isolation=list(self.layers),
+        )
+
+    async def _start_launcher(self, launch: Launch) -> LauncherConnection:
         ours, theirs = socket.socketpair()
         output, writer = os.pipe()
         try:
@@ -347,25 +364,20 @@ class SparkServer:
                 env={},
                 cwd="/",
             )
+        except BaseException:
+            ours.close()
+            os.close(output)
+            raise
         finally:
             os.close(writer)
             theirs.close()
-        await self._log.follow(output)
-        frames.send(ours, launch, self._settings.private_network)
-        launcher = await LauncherConnection.open(ours)
-        # In one step: a grant that ends in the meantime is revoked after it was shown, and a new one is not missed.
-        self._launcher = launcher
-        await asyncio.gather(*[launcher.put(grant.frame) for grant in self._grants.values()])
-        await self._wait_until_ready(launcher)
-        self._port = launcher.listening.result()
-        self._up.set()
-        telemetry.emit(
-            "spark.ready",
-            pid=self.pid,
-            master=self._settings.master,
-            java=self._java.version,
-            isolation=list(self.layers),
-        )
+        try:
+            await self._log.follow(output)
+            frames.send(ours, launch, self._settings.private_network)
+            return await LauncherConnection.open(ours)
+        except BaseException:
+            ours.close()
+            raise
 
     async def _wait_until_ready(self, launcher: LauncherConnection) -> None:
         waiting: tuple[asyncio.Future[Any], ...] = (launcher.listening, launcher.ended)

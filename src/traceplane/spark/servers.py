@@ -140,11 +140,15 @@ class SparkServers:
         self.network.close()
 
     async def _end(self, entry: _Entry) -> None:
+        """Of one that is still starting nothing is left: its start is canceled and cleans up."""
         entry.stop.set()
         if entry.running is not None:
             await asyncio.wait((entry.running,))
-        with contextlib.suppress(TraceplaneError, OSError):
-            await (await entry.starting).close()
+        entry.starting.cancel()
+        await asyncio.wait((entry.starting,))
+        if not entry.starting.cancelled():
+            with contextlib.suppress(TraceplaneError, OSError):
+                await entry.starting.result().close()
 
 
 class OneRemoteSpark:

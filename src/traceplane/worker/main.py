@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from pathlib import Path
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from traceplane import telemetry
@@ -16,7 +17,7 @@ from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators import catalog
 from traceplane.runtime.locked_folder import closed_folder
-from traceplane.runtime.process import task_group
+from traceplane.runtime.process import task_group, unless_stopped
 from traceplane.sandbox.frames import Reach, ReachSpark
 from traceplane.sandbox.sandbox_settings import NO_NETWORK, SandboxSettings
 from traceplane.sandbox.sandboxes import Sandboxes
@@ -39,92 +40,138 @@ async def run(
     settings: Settings, stop: asyncio.Event, *, hurry: asyncio.Event, runtime: str = "python"
 ) -> None:
     """Runs tasks of one runtime until `stop`, then lets the running ones finish or hands them back; with a `hurry`,
-    hands them back at once."""
-    chosen = settings.runtimes.get(runtime)
-    if chosen is None or chosen.driver is not Driver.QUEUE:
-        queued = sorted(name for name, r in settings.runtimes.items() if r.driver is Driver.QUEUE)
-        raise InvalidInput(
-            "worker.unknown_runtime",
-            "there is no queue-driven runtime of that name",
-            value=runtime,
-            next_step=f"use one of {', '.join(queued)}",
+    hands them back at once. A start that has not finished by then is given up."""
+    async with contextlib.AsyncExitStack() as opened:
+        worker = await unless_stopped(stop, _start(settings, runtime, opened))
+        if worker is not None:
+            await worker.work(stop, hurry)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """All that a worker is made of, ready to take tasks."""
+
+    wrapper: Wrapper
+    intake: Intake
+    spark: SparkServers | OneRemoteSpark | None
+    drain_seconds: float
+
+    async def work(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        loops = {"spark": self.spark.keep_running(stop)} if self.spark is not None else {}
+        await task_group(
+            stop,
+            grace=self.drain_seconds + 30.0,
+            work=self.wrapper.take_work(stop, hurry),
+            heartbeat=self.wrapper.heartbeat(stop),
+            intake=self.intake.run(stop),
+            **loops,
         )
+
+
+async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStack) -> _Worker:
+    """May be canceled at any time: what is open by then is in `opened`."""
+    runtime = _queued_runtime(settings, name)
+    client = DispatcherClient(settings.dispatcher_address, _token(settings))
+    opened.push_async_callback(client.close)
+    code = _code_cache(settings, client)
+    intake = _intake(settings, runtime, name, client)
+    store = await _store(settings, opened)
+    spark = await _spark(settings, runtime, store, opened) if SPARK in runtime.capabilities else None
+    sandboxes = await _sandboxes(settings, runtime, spark, opened)
+    decoders = Decoders()
+    opened.push_async_callback(asyncio.to_thread, decoders.close)
+    attempts = Attempts(
+        client=client,
+        sandboxes=sandboxes,
+        runtime=runtime,
+        store=store,
+        code=code,
+        decoders=decoders,
+        spark=spark,
+    )
+    wrapper = _wrapper(settings, runtime, client, intake, attempts, store)
+    telemetry.emit("worker.ready", runtime=name, isolation=list(sandboxes.layers))
+    return _Worker(wrapper, intake, spark, settings.worker_drain_seconds)
+
+
+def _queued_runtime(settings: Settings, name: str) -> Runtime:
+    runtime = settings.runtimes.get(name)
+    if runtime is not None and runtime.driver is Driver.QUEUE:
+        return runtime
+    queued = sorted(name for name, r in settings.runtimes.items() if r.driver is Driver.QUEUE)
+    raise InvalidInput(
+        "worker.unknown_runtime",
+        "there is no queue-driven runtime of that name",
+        value=name,
+        next_step=f"use one of {', '.join(queued)}",
+    )
+
+
+def _token(settings: Settings) -> str:
     if settings.worker_token is None:
         raise InvalidInput(
             "worker.no_token",
             "a worker needs a worker token",
             next_step="set TRACEPLANE_WORKER_TOKEN (see `traceplane token issue worker`)",
         )
-    code_paths = checked_code_paths(settings)
-    client = DispatcherClient(settings.dispatcher_address, settings.worker_token)
-    worker_id = f"{socket.gethostname()}:{os.getpid()}"
-    intake: Intake = LocalIntake(client, worker_id=worker_id, runtime=runtime)
-    if settings.wake_queue == "sqs":
-        from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
+    return settings.worker_token
 
-        assert chosen.queue is not None
-        intake = QueueIntake(
-            client,
-            SqsWakeQueue.from_settings(settings),
-            queue=chosen.queue,
-            worker_id=worker_id,
-            runtime=runtime,
-        )
-    store = await _store(settings)
-    spark = await _spark(settings, chosen, code_paths, store) if SPARK in chosen.capabilities else None
-    sandboxes = await Sandboxes.start(
-        SandboxSettings(
-            slots=settings.worker_concurrency,
-            network=ReachSpark() if spark is not None else NO_NETWORK,
-            private_network=spark.network.descriptors if spark is not None else (),
-            preload=_PRELOAD_SPARK if spark is not None else (*_PRELOAD, *_built_in_code()),
-            allow_weak=settings.allow_weak_sandbox,
-        ),
-        _reach(settings),
-        chosen.network,
+
+def _intake(settings: Settings, runtime: Runtime, name: str, client: DispatcherClient) -> Intake:
+    worker_id = f"{socket.gethostname()}:{os.getpid()}"
+    if settings.wake_queue != "sqs":
+        return LocalIntake(client, worker_id=worker_id, runtime=name)
+    from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
+
+    assert runtime.queue is not None
+    queue = SqsWakeQueue.from_settings(settings)
+    return QueueIntake(client, queue, queue=runtime.queue, worker_id=worker_id, runtime=name)
+
+
+def _code_cache(settings: Settings, client: DispatcherClient) -> CodeCache:
+    code_paths = checked_code_paths(settings)
+    return CodeCache(
+        closed_folder(settings.home.resolve() / "code_bundles"),
+        code_paths,
+        lambda bundle: patiently(lambda: client.code(bundle)),
     )
-    telemetry.emit("worker.ready", runtime=runtime, isolation=list(sandboxes.layers))
-    decoders = Decoders()
-    attempts = Attempts(
-        client=client,
-        sandboxes=sandboxes,
-        runtime=chosen,
-        store=store,
-        code=CodeCache(
-            closed_folder(settings.home.resolve() / "code_bundles"),
-            code_paths,
-            lambda bundle: patiently(lambda: client.code(bundle)),
-        ),
-        decoders=decoders,
-        spark=spark,
-    )
-    wrapper = Wrapper(
+
+
+def _wrapper(
+    settings: Settings,
+    runtime: Runtime,
+    client: DispatcherClient,
+    intake: Intake,
+    attempts: Attempts,
+    store: StoreOnDisk,
+) -> Wrapper:
+    return Wrapper(
         client=client,
         intake=intake,
         attempts=attempts,
         store=store,
         slots=settings.worker_concurrency,
         drain_seconds=settings.worker_drain_seconds,
-        heartbeat_seconds=chosen.heartbeat_seconds,
+        heartbeat_seconds=runtime.heartbeat_seconds,
     )
-    loops = {"spark": spark.keep_running(stop)} if spark is not None else {}
-    try:
-        await task_group(
-            stop,
-            grace=settings.worker_drain_seconds + 30.0,
-            work=wrapper.take_work(stop, hurry),
-            heartbeat=wrapper.heartbeat(stop),
-            intake=intake.run(stop),
-            **loops,
-        )
-    finally:
-        await asyncio.to_thread(decoders.close)
-        await sandboxes.close()
-        if spark is not None:
-            await spark.close()
-        if store.cache is not None:
-            await store.cache.close()
-        await client.close()
+
+
+async def _sandboxes(
+    settings: Settings,
+    runtime: Runtime,
+    spark: SparkServers | OneRemoteSpark | None,
+    opened: contextlib.AsyncExitStack,
+) -> Sandboxes:
+    own = SandboxSettings(
+        slots=settings.worker_concurrency,
+        network=ReachSpark() if spark is not None else NO_NETWORK,
+        private_network=spark.network.descriptors if spark is not None else (),
+        preload=_PRELOAD_SPARK if spark is not None else (*_PRELOAD, *_built_in_code()),
+        allow_weak=settings.allow_weak_sandbox,
+    )
+    sandboxes = await Sandboxes.start(own, _reach(settings), runtime.network)
+    opened.push_async_callback(sandboxes.close)
+    return sandboxes
 
 
 def _built_in_code() -> list[str]:
@@ -133,7 +180,7 @@ def _built_in_code() -> list[str]:
     return sorted({s.entrypoint.partition(":")[0] for s in specs if s.entrypoint and "python" in s.runtimes})
 
 
-async def _store(settings: Settings) -> StoreOnDisk:
+async def _store(settings: Settings, opened: contextlib.AsyncExitStack) -> StoreOnDisk:
     if settings.object_bucket is None:
         root = settings.object_store_root.resolve()
         if settings.object_store is None:
@@ -144,20 +191,21 @@ async def _store(settings: Settings) -> StoreOnDisk:
     cache = await ObjectCache.open(
         object_store_for(settings), settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
     )
+    opened.push_async_callback(cache.close)
     return StoreOnDisk(inputs=cache.files, outputs=cache.outputs, cache=cache)
 
 
 async def _spark(
-    settings: Settings, runtime: Runtime, code_paths: tuple[Path, ...], store: StoreOnDisk
+    settings: Settings, runtime: Runtime, store: StoreOnDisk, opened: contextlib.AsyncExitStack
 ) -> SparkServers | OneRemoteSpark:
     if settings.spark_remote is not None:
         return OneRemoteSpark(settings.spark_remote)
-    return await SparkServers.start(
+    servers = await SparkServers.start(
         SparkSettings(
             folder=closed_folder(settings.home.resolve() / "spark"),
             object_store=store.outputs,
             inputs=store.inputs,
-            code_paths=code_paths,
+            code_paths=checked_code_paths(settings),
             master=settings.spark_master,
             memory_mb=settings.spark_memory_mb,
             disk_bytes=settings.spark_disk_mb << 20,
@@ -169,6 +217,8 @@ async def _spark(
         by_job=settings.spark_isolation == "job",
         most=settings.spark_servers,
     )
+    opened.push_async_callback(servers.close)
+    return servers
 
 
 def _endpoints(url: str) -> list[str]:
