@@ -17,7 +17,7 @@ from tests.operators import spark_jobs
 from tests.platform import until
 from tests.spark.conftest import SparkPlatform
 from tests.spark.test_spark_jobs import dag, job
-from traceplane.wire.control import BackfillRequest, BackfillResponse
+from traceplane.wire.control import BackfillRequest, BackfillResponse, ExplainResponse
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
@@ -273,3 +273,71 @@ async def newest_commit(spark: SparkPlatform, name: str) -> int:
 
 async def newer_commit(spark: SparkPlatform, name: str, before: int) -> bool:
     return await newest_commit(spark, name) > before
+
+
+async def test_a_query_that_fails_is_told_with_its_line_in_the_job(spark: SparkPlatform) -> None:
+    """And not with a file of the platform, nor with advice on functions."""
+    text = """
+version: 1
+dag: division
+defaults: {max_attempts: 1}
+jobs:
+- {name: division-ticks, activation: source, source: {kind: manual}, outputs: [{dataset: division.in}]}
+- name: division-numbers
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: division.in}}]
+  outputs: [{name: numbers, dataset: division.numbers}]
+  config: {entrypoint: "spark_jobs:numbers"}
+- name: division-one
+  runtime: spark
+  operator: sql
+  inputs: [{name: numbers, from: {dataset: division.numbers}}]
+  outputs: [{name: out, dataset: division.one}]
+  config:
+    query: |
+      select n,
+        n / (n - n) as share
+      from numbers
+- name: division-several
+  runtime: spark
+  operator: sql
+  inputs: [{name: numbers, from: {dataset: division.numbers}}]
+  outputs: [{name: sound, dataset: division.sound}, {name: broken, dataset: division.broken}]
+  config:
+    query:
+      sound: select n from numbers
+      broken: |
+        select n
+        from numbers
+        where cast(concat('x', n) as int) = 1
+- name: division-below
+  runtime: spark
+  operator: sql
+  inputs: [{name: shares, from: {dataset: division.shares}}]
+  outputs: [{name: out, dataset: division.below}]
+  config: {query: select count(share) as shares from shares}
+datasets:
+  division.shares: {storage: virtual, sql: "select n, 1 / (n - n) as share from division.numbers"}
+"""
+    await spark.platform.deploy(text)
+    await spark.platform.emit("division.in", [1])
+    places = {}
+    for job_name in ("one", "several", "below"):
+        error = await spark.error(f"division-{job_name}")
+        assert error["code"] == "operator.raised"
+        places[job_name] = (error.get("file"), error.get("line"))
+    assert places == {
+        "one": ("config.query", 2),
+        "several": ("config.query.broken", 3),
+        "below": (None, None),
+    }
+    await spark.platform.settled()
+    task = await spark.platform.value(
+        "select task_id from tasks join jobs using (job_id) where name = 'division-one'"
+    )
+    told = await spark.platform.api.call("GET", f"/api/v1/tasks/{task}/explain", ExplainResponse)
+    assert told.next_step == (
+        "Correct `config.query` of the job division-one in its DAG file."
+        " Deploy the correction: a retry runs what is deployed."
+    )

@@ -7,23 +7,56 @@ import re
 import pytest
 
 from tests.unit.test_docs import page, rows
-from traceplane.model.advice import STEPS, advice
+from traceplane.model.advice import REMEDIES, Cause, Remedy, advice
+from traceplane.operators import catalog
 
 ID = "0199"
 RETRY = f"`traceplane retry {ID}`"
 
 
-@pytest.mark.parametrize("code", STEPS)
+def remedies() -> dict[str, Remedy]:
+    """Those of the platform and of its operators."""
+    specs = [spec for name in catalog.BUILT_IN if (spec := catalog.find(name)) is not None]
+    own = {error.code: error.remedy for spec in specs for error in spec.errors}
+    return REMEDIES | {code: remedy for code, remedy in own.items() if remedy is not None}
+
+
+@pytest.mark.parametrize("code", remedies())
 def test_every_step_is_that_of_the_errors_page(code: str) -> None:
     cell = rows(page("reference/errors.md"))[code][-1]
     cell = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", cell)
-    assert STEPS[code][1] == re.sub(r"^none: [^;]*(; )?", "", cell)
+    assert remedies()[code].step == re.sub(r"^none: [^;]*(; )?", "", cell)
 
 
 def test_every_error_of_attempts_has_a_step() -> None:
     documented = rows(page("reference/errors.md"))
     attempts = {c for c in documented if c.startswith(("commit.", "compact.", "operator.", "invoke."))}
-    assert attempts <= set(STEPS)
+    assert attempts <= set(remedies())
+
+
+def test_errors_of_one_operator_are_not_known_to_the_platform() -> None:
+    specs = [spec for name in catalog.names() if (spec := catalog.find(name)) is not None]
+    assert not REMEDIES.keys() & {error.code for spec in specs for error in spec.errors}
+    told = advice(
+        "quality.too_many", task_id=ID, own=Remedy(Cause.SURROUNDINGS, "ask the vendor"), code_deployed=True
+    )
+    assert told.next_step == f"Ask the vendor. Then {RETRY}."
+
+
+def test_a_failed_query_is_corrected_where_it_was_written() -> None:
+    query = "`config.query` of the job totals in its DAG file"
+    told = advice("operator.raised", task_id=ID, raised="ArithmeticException", query=query)
+    assert told.next_step == f"Correct {query}. Deploy the correction: a retry runs what is deployed."
+    assert not told.retry_helps
+    told = advice("operator.value_does_not_fit", task_id=ID, query=query)
+    assert told.next_step.startswith(f"Correct {query}, or declare a wider type. Deploy")
+    assert RETRY in advice("operator.spark_lost", task_id=ID, query=query).next_step
+
+
+def test_a_crash_in_native_code_is_told_from_a_limit() -> None:
+    told = advice("operator.crashed", task_id=ID)
+    assert "library" in told.next_step
+    assert "limits" not in told.next_step
 
 
 @pytest.mark.parametrize("deployed", [True, False])

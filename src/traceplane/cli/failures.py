@@ -80,7 +80,8 @@ def _error(error: dict[str, object], *, full: bool) -> Iterator[str]:
     if error.get("file"):
         line = _line_of_code(traceback, error)
         yield one_line(
-            f"At: {_within_code(str(error['file']))}, line {error.get('line')}"
+            f"At: {_within_code(str(error['file']))}"
+            + (f", line {error['line']}" if error.get("line") else "")
             + (f": {line}" if line else "")
         )
     if traceback:

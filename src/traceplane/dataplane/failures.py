@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pyspark.errors import PySparkException, QueryContextType
@@ -17,15 +17,19 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file)")
 _FILE = re.compile(r"file:/*(/\S+?\.parquet)")
+_QUERY_LINE = re.compile(r"\bline (\d+),? pos(?:ition)? \d+")
 _UNFIT = re.compile(rf"{DOES_NOT_FIT}(.+ as the dataset declares it)", re.DOTALL)
 
 
 def explained(
-    error: PySparkException, function: Callable[..., Any] | None, input_files: Collection[str]
+    error: PySparkException,
+    function: Callable[..., Any] | None,
+    queries: Mapping[str, str],
+    input_files: Collection[str],
 ) -> Exception:
     """The same error, with a readable message and a `place`: the line of the user's function that raised in Spark,
-    or where the failing DataFrame was created, or else where the operator's function begins. Spark is lazy, so the
-    traceback knows none of them."""
+    or where the failing DataFrame was created, or else where the operator's function begins; or the line of the
+    user's query, by the field of the job that holds it. Spark is lazy, so the traceback knows none of them."""
     message = str(error).partition(_JVM_STACK)[0].strip()
     if unfit := _UNFIT.search(message):
         return OperatorError("operator.value_does_not_fit", unfit[1])
@@ -37,8 +41,29 @@ def explained(
             "`traceplane backfill`",
         )
     error.people_read = message  # type: ignore[attr-defined]
-    error.place = _raised_at(message) or _call_site(error) or _beginning(function)  # type: ignore[attr-defined]
+    error.place = (  # type: ignore[attr-defined]
+        _line_of_query(error, message, queries)
+        if function is None
+        else _raised_at(message) or _call_site(error) or _beginning(function)
+    )
     return error
+
+
+def _line_of_query(
+    error: PySparkException, message: str, queries: Mapping[str, str]
+) -> tuple[str, int | None] | None:
+    """None if the failing SQL is not, or not certainly, one of these: a view that it reads has a query of its own."""
+    contexts = [c for c in error.getQueryContext() or () if c.contextType() == QueryContextType.SQL]
+    fragments = [context.fragment() for context in contexts if not context.objectType()]
+    failing = [
+        field
+        for field, text in queries.items()
+        if text in message or any(fragment in text for fragment in fragments)
+    ]
+    if len(failing) != 1:
+        return next(((field, None) for field in queries if len(queries) == 1), None)
+    line = _QUERY_LINE.search(message)
+    return failing[0], int(line[1]) if line else None
 
 
 def _raised_at(message: str) -> tuple[str, int] | None:

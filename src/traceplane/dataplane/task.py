@@ -54,7 +54,9 @@ def run(task: OperatorTask) -> None:
                 "the Spark server stopped or was restarted while it ran this task",
             ) from None
         files = {file for source in task.inputs.values() for file in source.files}
-        raise explained(error, function, files) from None
+        raise explained(
+            error, function, _fields_with_queries(task) if operator is sql else {}, files
+        ) from None
 
 
 def _with_views(spark: SparkSession, task: OperatorTask, stored: Frames) -> Frames:
@@ -80,6 +82,14 @@ def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
         frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
     arguments = _scope_arguments(task.scope)
     return {name: spark.sql(text, args=arguments) for name, text in queries.items()}
+
+
+def _fields_with_queries(task: OperatorTask) -> dict[str, str]:
+    """The texts by the fields of the job that hold them, as people find them in the DAG file."""
+    query = read(task.config, QueryConfig).query
+    if isinstance(query, str):
+        return {"config.query": query}
+    return {f"config.query.{output}": text for output, text in query.items()}
 
 
 def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:

@@ -21,6 +21,7 @@ from traceplane.model.advice import Advice, advice
 from traceplane.model.explain import ExplainFacts, explain
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.stuck import stuck
+from traceplane.operators import catalog
 from traceplane.postgres import events, task_logs, task_views, tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask
@@ -280,11 +281,17 @@ def _advice(facts: ExplainFacts) -> Advice | None:
     if facts.state != "dead":
         return None
     error = facts.error or {}
+    code, spec = str(error.get("code", "")), catalog.find(facts.operator)
+    query = None
+    if spec is not None and spec.query_field is not None:
+        query = f"`config.{spec.query_field}` of the job {facts.job} in its DAG file"
     return advice(
-        str(error.get("code", "")),
+        code,
         task_id=facts.task_id,
         step=error.get("next_step"),
         raised=error.get("type"),
+        own=spec.remedy(code) if spec is not None else None,
+        query=query,
         standing=facts.standing or "open",
         code_deployed=facts.code_deployed,
         of_pipeline=facts.source_kind == "pipeline",

@@ -1,6 +1,7 @@
 """What to do about a task's error, and whether a retry can help.
 
-The steps are those of docs/reference/errors.md, in the same words; a test keeps the two in sync. Whether a retry can
+The steps are those of docs/reference/errors.md, in the same words; a test keeps the two in sync. An error that only one
+operator has is not listed here: its remedy is in the operator's spec. Whether a retry can
 help depends on what has to be fixed: a job's definition comes from a deploy, and so does its code if the deploy
 included it, so a task that is retried without a new deploy fails the same way again.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Cause(StrEnum):
@@ -24,13 +26,16 @@ class Cause(StrEnum):
     """In the DAG file."""
 
 
+class Remedy(NamedTuple):
+    cause: Cause
+    step: str
+    """The next step, as a clause: "check the endpoints". Empty: there is none."""
+
+
 _PASSING = {
-    "compact.input_changed": "",
-    "compact.rows_differ": "report it if it persists",
     "hot.changed": "",
     "hot.never_still": "make the job read ranges that are written less often",
     "lease.expired": "look at the worker if it recurs",
-    "operator.history_incomplete": "see its page",
     "operator.output_in_use": "make the function wait for everything it started; the task is retried",
     "operator.spark_lost": "if it ran out of memory or used too much disk, raise `spark_memory_mb` or"
     " `spark_disk_mb`, or compute less at a time",
@@ -41,11 +46,6 @@ _PASSING = {
     "sandbox.setup_failed": "look at the worker if it recurs",
     "spark.not_shown": "",
     "task.stale": "",
-    "chain.beyond_head": "wait, or request fewer blocks",
-    "chain.rate_limited": "set `calls_per_second`, or wait; the call may be retried",
-    "chain.rpc_inconsistent": "retry the call",
-    "chain.rpc_invalid": "retry the call; if the error persists, use another endpoint",
-    "chain.rpc_unavailable": "check the endpoints; the call may be retried",
     "service.unreachable": "check that it is running; the call may be retried",
     "object_store.unavailable": "check its endpoint or disk; tasks are retried",
 }
@@ -58,7 +58,6 @@ _SURROUNDINGS = {
     "invoke.refused": "check the runtime's `target` in the settings",
     "sandbox.folder_in_use": "check space and permissions of the object store; the next attempt uses another folder",
     "sandbox.unavailable": "check memory and limits of the machine; restart the worker",
-    "chain.endpoints_disagree": "find out which one is right; one may be on another fork",
     "code.damaged": "restore the row of `code_bundles` from a backup",
     "code.not_unpacked": "check that it may write there",
     "code.unknown_bundle": "restore `code_bundles`",
@@ -76,6 +75,8 @@ _CODE = {
     "commit.rows_unfit": "write the rows as the dataset declares them",
     "commit.schema_incompatible": "write the column as it was and retry the task, or deploy the job under another "
     "dataset id",
+    "operator.crashed": "look at its output for the line that was running, and upgrade, reinstall or replace the"
+    " library called there",
     "operator.exited": "return instead",
     "operator.import_failed": "correct the code, or install what it needs",
     "operator.input_too_large": "make the job that wrote it write smaller files, and recompute its scope",
@@ -103,10 +104,6 @@ _DEFINITION = {
     "operator.timeout": "make it faster, or raise the timeout",
     "operator.unknown": "use one of those named",
     "invoke.timeout": "make it faster, or raise the timeout",
-    "chain.range_invalid": "correct the range",
-    "chain.rpc_refused": "see its message",
-    "chain.settings_invalid": "correct the value named",
-    "chain.table_unknown": "use one of those named",
 }
 _OUT_OF_MEMORY = "use less memory at a time, or raise `memory_mb` in the runtime's `limits`"
 _NO_NETWORK = "correct the address; an operator has the network only if its job says `network: true`"
@@ -130,8 +127,8 @@ _OF_THE_SANDBOX = {
     ),
 }
 """Exceptions that operators raise when the sandbox blocks something, as if the machine lacked it."""
-STEPS: dict[str, tuple[Cause, str]] = {
-    code: (cause, step)
+REMEDIES: dict[str, Remedy] = {
+    code: Remedy(cause, step)
     for cause, steps in (
         (Cause.PASSING, _PASSING),
         (Cause.SURROUNDINGS, _SURROUNDINGS),
@@ -157,19 +154,24 @@ def advice(
     task_id: object,
     step: str | None = None,
     raised: str | None = None,
+    own: Remedy | None = None,
+    query: str | None = None,
     standing: str = "open",
     code_deployed: bool = False,
     of_pipeline: bool = False,
 ) -> Advice:
-    """`step`: the next step that the error itself names. `raised`: the type of the exception.
+    """`step`: the next step that the error itself names. `raised`: the type of the exception. `own`: the remedy of an
+    error that only this operator has. `query`: where the user wrote the query that the task runs instead of code.
     `standing`: whether the dead task still needs attention."""
     if standing != "open":
         return Advice("Nothing.", False)
-    cause, documented = STEPS.get(code, (Cause.CODE, ""))
-    if code == "operator.raised":
+    cause, documented = own or REMEDIES.get(code) or Remedy(Cause.CODE, "")
+    if code == "operator.raised" and raised == "MemoryError":
+        cause, documented = Cause.SURROUNDINGS, _OUT_OF_MEMORY
+    elif query is not None and cause is Cause.CODE:
+        cause, documented = Cause.DEFINITION, _of_a_query(documented, query)
+    elif code == "operator.raised":
         documented = _OF_THE_SANDBOX.get(raised or "", documented)
-        if raised == "MemoryError":
-            cause, documented = Cause.SURROUNDINGS, _OUT_OF_MEMORY
     first, retry = step or documented, f"`traceplane retry {task_id}`"
     deploys_only = code_deployed or (cause is Cause.DEFINITION and code not in _ALSO_WITHOUT_A_DEPLOY)
     if cause in (Cause.CODE, Cause.DEFINITION):
@@ -185,6 +187,13 @@ def advice(
     if deploys_only:
         return Advice(_sentences(first, "Deploy the correction: a retry runs what is deployed"), False)
     return Advice(_sentences(first, f"Then {retry}, which runs what is in the worker's code folder"), True)
+
+
+def _of_a_query(step: str, query: str) -> str:
+    """A step that speaks of code, for a job whose only code is its query."""
+    return step.replace("correct the code", f"correct {query}").replace(
+        "correct the operator", f"correct {query}"
+    )
 
 
 def _sentences(*parts: str) -> str:

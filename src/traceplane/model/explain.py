@@ -17,6 +17,7 @@ class ExplainFacts:
     task_id: UUID
     dag: str
     job: str
+    operator: str
     state: str
     attempt: int
     max_attempts: int

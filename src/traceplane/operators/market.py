@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from traceplane.model.advice import Cause, Remedy
 from traceplane.operators.spec import Config, ErrorCode, OperatorSpec, Ports
 
 _Period = Annotated[int, Meta(ge=1)]
@@ -50,7 +51,13 @@ SIGNAL_GENERATE = OperatorSpec(
     history_field="history",
     inputs=Ports(least=1, most=1),
     outputs=Ports(least=1, most=1),
-    errors=(ErrorCode("operator.history_incomplete", "bars before the scope are missing"),),
+    errors=(
+        ErrorCode(
+            "operator.history_incomplete",
+            "bars before the scope are missing",
+            remedy=Remedy(Cause.PASSING, "see its page"),
+        ),
+    ),
     position="position",
 )
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from traceplane.model.advice import Cause, Remedy
 from traceplane.model.dag import Dag, Job, Storage, UpdateStrategy
 from traceplane.operators.grouping import rows_of
 from traceplane.operators.spec import Config, ErrorCode, JobMisfit, OperatorSpec, Ports
@@ -102,7 +103,15 @@ COMPACT = OperatorSpec(
     outputs=Ports(least=1, most=1),
     check=_compact_misfits,
     errors=(
-        ErrorCode("compact.input_changed", "the range was written while it was compacted"),
-        ErrorCode("compact.rows_differ", "the written files have fewer or more rows than the range"),
+        ErrorCode(
+            "compact.input_changed",
+            "the range was written while it was compacted",
+            remedy=Remedy(Cause.PASSING, ""),
+        ),
+        ErrorCode(
+            "compact.rows_differ",
+            "the written files have fewer or more rows than the range",
+            remedy=Remedy(Cause.PASSING, "report it if it persists"),
+        ),
     ),
 )

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from traceplane.model.advice import Remedy
 from traceplane.model.dag import Dag, Job
 
 
@@ -51,6 +52,8 @@ class ErrorCode:
     meaning: str
     retried: bool = True
     """Whether another attempt may succeed."""
+    remedy: Remedy | None = None
+    """What `traceplane explain` advises once the task is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +109,7 @@ class OperatorSpec:
     """Whether its output has no rows of its own: readers get the rows of its input."""
     for_dags: bool = True
     """Whether DAG files may use it."""
+
+    def remedy(self, code: str) -> Remedy | None:
+        """Of an error of its own."""
+        return next((error.remedy for error in self.errors if error.code == code), None)

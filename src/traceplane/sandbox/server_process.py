@@ -8,6 +8,7 @@ notice its end and leave no process of a task behind.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import io
@@ -81,6 +82,7 @@ def _tidy_interpreter(configure: Configure) -> None:
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    faulthandler.enable()  # a child that crashes in native code writes where to its output
     private_root.interpreter_folders()
     runner.rehearse()
 

@@ -50,6 +50,17 @@ _NEARLY_ALL_MEMORY = 0.7
 _LONGEST_TEXT = 8_000
 _GROWN_TOO_MUCH_BYTES = 256 << 20
 _LOOK_EVERY_SECONDS = 0.05
+_CRASHES: dict[int, str] = {
+    signal.SIGSEGV: "it used memory that is not its own",
+    signal.SIGBUS: "it used memory that is not there",
+    signal.SIGILL: "an instruction that this processor does not have",
+    signal.SIGFPE: "an arithmetic error, such as a division by zero",
+    signal.SIGABRT: "a library gave up",
+}
+_USUAL_CAUSES = (
+    "usually a bug in a native library, one built for another processor or Python, a recursion that is too deep, or"
+    " processes forked while threads ran"
+)
 
 
 class TaskRun:
@@ -377,6 +388,9 @@ class TaskRun:
             hint = f"out of memory: it had {exited.max_rss_bytes} bytes; the limit is {limits.memory_bytes}"
         elif number == signal.SIGKILL:
             hint = "perhaps this machine is out of memory: nothing in the platform killed the process"
+        if hint is None and number in _CRASHES:
+            message = f"the operator's process crashed in native code with {name}: {_CRASHES[number]}"
+            return Failure(code="operator.crashed", message=message, signal=name, hint=_USUAL_CAUSES)
         message = f"the operator's process was killed by {name}"
         return Failure(code="operator.killed", message=message, signal=name, hint=hint)
 

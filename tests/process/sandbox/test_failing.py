@@ -88,10 +88,10 @@ async def test_an_entrypoint_that_cannot_be_loaded_says_why(
         ("exit_politely", {"code": "sorry"}, "operator.exited", "sys.exit('sorry')"),
         ("exit_at_once", {"code": 0}, "operator.exited", "exit code 0, without a result"),
         ("exit_at_once", {"code": 7}, "operator.exited", "exit code 7"),
-        ("abort", {}, "operator.killed", "SIGABRT"),
-        ("crash", {}, "operator.killed", "SIGSEGV"),
+        ("abort", {}, "operator.crashed", "SIGABRT"),
+        ("crash", {}, "operator.crashed", "SIGSEGV"),
         ("recurse", {}, "operator.raised", "maximum recursion depth"),
-        ("recurse_without_limit", {}, "operator.killed", "SIGSEGV"),
+        ("recurse_without_limit", {}, "operator.crashed", "SIGSEGV"),
         ("close_everything", {}, "operator.exited", "without a result"),
         ("raises_unprintable", {}, "operator.raised", "could not be read"),
         (
@@ -114,3 +114,11 @@ async def test_every_way_to_die_has_a_stable_code(
     assert died.code == code
     assert part in died.message
     assert died.result.outputs == ()
+
+
+@whatever_the_layers
+async def test_a_crash_in_native_code_says_which_line_was_running(sandbox: Sandbox) -> None:
+    crashed = await attack(sandbox, "crash")
+    assert crashed.code == "operator.crashed"
+    assert "usually a bug in a native library" in (crashed.result.error.hint or "")
+    assert any("in crash" in line and "hostile_operators.py" in line for line in crashed.lines), crashed.lines

@@ -6,23 +6,40 @@ from dataclasses import fields
 
 from traceplane.chain.operators.config import TABLES, CheckConfig, FollowerConfig, IngestConfig
 from traceplane.chain.rpc import RpcSettings
+from traceplane.model.advice import Cause, Remedy
 from traceplane.operators.spec import ErrorCode, OperatorSpec, Ports
 
 _CLIENT_FIELDS = frozenset(field.name for field in fields(RpcSettings)) - {"endpoints"}
 """How nodes are queried. The endpoints may decide which chain is read."""
 
+
+def _transient(code: str, meaning: str, step: str) -> ErrorCode:
+    return ErrorCode(code, meaning, remedy=Remedy(Cause.PASSING, step))
+
+
+def _configured(code: str, meaning: str, step: str, *, retried: bool = True) -> ErrorCode:
+    return ErrorCode(code, meaning, retried=retried, remedy=Remedy(Cause.DEFINITION, step))
+
+
+# fmt: off
 _ERRORS = (
-    ErrorCode("chain.rpc_unavailable", "no endpoint answers, or the node reports a failure"),
-    ErrorCode("chain.rate_limited", "rate limited for longer than the client waits"),
-    ErrorCode("chain.rpc_invalid", "an answer cannot be read"),
-    ErrorCode("chain.rpc_inconsistent", "an answer contradicts itself or the request"),
-    ErrorCode("chain.endpoints_disagree", "endpoints name different hashes for one height"),
-    ErrorCode("chain.beyond_head", "the range ends above the node's head"),
-    ErrorCode("chain.settings_invalid", "a setting of the client is invalid"),
-    ErrorCode("chain.table_unknown", "there is no such table"),
-    ErrorCode("chain.rpc_refused", "the node rejects the method, parameters or credentials", retried=False),
-    ErrorCode("chain.range_invalid", "the scope is not a range of blocks", retried=False),
+    _transient("chain.rpc_unavailable", "no endpoint answers, or the node reports a failure",
+               "check the endpoints; the call may be retried"),
+    _transient("chain.rate_limited", "rate limited for longer than the client waits",
+               "set `calls_per_second`, or wait; the call may be retried"),
+    _transient("chain.rpc_invalid", "an answer cannot be read",
+               "retry the call; if the error persists, use another endpoint"),
+    _transient("chain.rpc_inconsistent", "an answer contradicts itself or the request", "retry the call"),
+    _transient("chain.beyond_head", "the range ends above the node's head", "wait, or request fewer blocks"),
+    ErrorCode("chain.endpoints_disagree", "endpoints name different hashes for one height",
+              remedy=Remedy(Cause.SURROUNDINGS, "find out which one is right; one may be on another fork")),
+    _configured("chain.settings_invalid", "a setting of the client is invalid", "correct the value named"),
+    _configured("chain.table_unknown", "there is no such table", "use one of those named"),
+    _configured("chain.rpc_refused", "the node rejects the method, parameters or credentials", "see its message",
+                retried=False),
+    _configured("chain.range_invalid", "the scope is not a range of blocks", "correct the range", retried=False),
 )
+# fmt: on
 
 BLOCK_FOLLOWER = OperatorSpec(
     name="block_follower",
