@@ -13,6 +13,7 @@ from traceplane.model.explain import ExplainFacts, explain
 WAITING = ExplainFacts(
     task_id=UUID(int=1),
     dag="shop",
+    operator="python",
     source_kind=None,
     code_deployed=False,
     partition_key=None,
