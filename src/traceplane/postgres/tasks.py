@@ -35,7 +35,6 @@ class Claimed:
     revision: int
     attempt: int
     lease_token: UUID
-    lease_expires_at: datetime
     kind: str
     partition_key: str | None
     range_start: int | None

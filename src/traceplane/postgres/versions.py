@@ -22,7 +22,6 @@ class Versions:
     """The state of a DAG, locked for this transaction."""
 
     dag_id: UUID
-    active_id: UUID | None
     active: int | None
     building_id: UUID | None
     building: int | None

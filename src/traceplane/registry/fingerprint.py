@@ -21,11 +21,6 @@ from traceplane.sql import virtual
 CodeHash = Callable[[Job], str]
 
 
-def no_code_hash(job: Job) -> str:
-    """For jobs that are fully described by their definition."""
-    return ""
-
-
 def definitions(dag: Dag) -> dict[str, dict[str, Any]]:
     """The parts of each job that determine its data, as plain JSON values."""
     datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}

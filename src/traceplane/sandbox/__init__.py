@@ -28,6 +28,6 @@ On the other side, which imports nothing of the platform:
     runner            inside the sandbox: wait for a task, drop all privileges, run the operator, report
     selfcheck         the first operator of every sandbox: tries to break out, so that isolation is measured
     server_process    the fork server: a clean Python that forks, so that no task pays for starting an interpreter
-    slot_main         one slot of the fork server: runs tasks one by one, each in a fresh child or one of its job
+    slot_process      one slot of the fork server: runs tasks one by one, each in a fresh child or one of its job
     surroundings      what a child restores before it runs another task of its job
 """

@@ -1,7 +1,7 @@
 """The operators' fork server: a clean Python that forks, so that no task pays for starting an interpreter.
 
 It is a `linux.fork_server` that imports what operators are likely to need, probes and reports the isolation that this
-machine offers, and forks one slot (see `slot_main`) for each request. Its slots are not just killed with it: they
+machine offers, and forks one slot (see `slot_process`) for each request. Its slots are not just killed with it: they
 notice its end and leave no process of a task behind.
 """
 
@@ -26,7 +26,7 @@ from traceplane.linux.fork_server import Readiness
 from traceplane.sandbox import confinement, private_root, runner
 from traceplane.sandbox.confinement import NAMESPACES, SUPERVISED_NETWORK, Isolation
 from traceplane.sandbox.frames import Configure, Hello, OpenSlot, Reach
-from traceplane.sandbox.slot_main import ServerState, start_slot
+from traceplane.sandbox.slot_process import ServerState, start_slot
 
 
 def _prepare(setup: bytes, private_network: list[int]) -> Readiness:

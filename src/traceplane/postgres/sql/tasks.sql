@@ -16,7 +16,7 @@ set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
 from (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::text[]) as w (task_id, claim, worker_id, runtime)
       order by task_id offset 0) w, jobs j
 where t.task_id = w.task_id and t.state = 'dispatched' and j.job_id = t.job_id and j.runtime = w.runtime
-returning t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
+returning t.task_id, t.job_id, t.attempt, t.lease_token, t.kind, t.partition_key,
           t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, w.claim
 
 -- name: why_not_claimed
@@ -26,7 +26,7 @@ from unnest($1::uuid[]) as w (task_id) left join tasks t using (task_id) left jo
 
 -- name: fetch
 -- One task as its holder sees it; a stale holder gets no row.
-select t.task_id, t.job_id, t.attempt, t.lease_token, t.lease_expires_at, t.kind, t.partition_key,
+select t.task_id, t.job_id, t.attempt, t.lease_token, t.kind, t.partition_key,
        t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, t.state, t.cancel_requested
 from tasks t join jobs j using (job_id)
 where t.task_id = $1 and t.attempt = $2 and t.lease_token = $3

@@ -2,7 +2,7 @@
 
 -- name: lock
 -- A DAG and its versions, locked so that changes of its pointers take turns.
-select d.dag_id, d.active_version_id as active_id, a.number as active, b.dag_version_id as building_id, b.number as building
+select d.dag_id, a.number as active, b.dag_version_id as building_id, b.number as building
 from dags d join orgs o using (org_id) left join dag_versions a on a.dag_version_id = d.active_version_id
 left join dag_versions b on b.dag_id = d.dag_id and b.state = 'building'
 where o.slug = $1 and d.name = $2 for update of d
