@@ -18,6 +18,7 @@ from traceplane.chain.errors import (
     RpcInvalid,
     RpcRefused,
     RpcUnavailable,
+    WrongChain,
 )
 from traceplane.chain.rpc import RpcCall, RpcClient, RpcSettings
 from traceplane.chain.simulated.faults import Fault
@@ -230,6 +231,25 @@ async def test_endpoints_on_different_forks_are_detected(node: Simulator) -> Non
         assert caught.value.code == "chain.endpoints_disagree"
         assert caught.value.endpoint == other.url
         assert caught.value.value == "0x" + other.ledger.hash(40).hex()
+
+
+async def test_an_endpoint_of_another_chain_is_refused(node: Simulator) -> None:
+    right = node.ledger.world.chain_id
+    async with RpcClient(patient(node.url, chain_id=right)) as client:
+        assert await client.head() == 40
+    async with RpcClient(patient(node.url, chain_id=right + 1)) as client:
+        with pytest.raises(WrongChain, match=f"of chain {right}, not {right + 1}") as refused:
+            await client.head()
+    assert refused.value.code == "chain.wrong_chain"
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.size}-{fault.code}")
+async def test_a_temporary_fault_is_survived_while_the_chain_is_asked_for(
+    node: Simulator, fault: Fault
+) -> None:
+    node.faults.arm(Fault(**{name: getattr(fault, name) for name in fault.__struct_fields__}))
+    async with RpcClient(patient(node.url, chain_id=node.ledger.world.chain_id)) as client:
+        assert await numbers_of(client, 1, 2, 3) == [1, 2, 3]
 
 
 async def test_one_failure_stops_the_other_batches(node: Simulator) -> None:

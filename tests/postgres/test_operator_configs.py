@@ -83,6 +83,27 @@ async def test_how_a_node_is_asked_is_changed_in_place_and_which_one_is_not(plan
     ]
 
 
+async def test_an_endpoint_is_changed_in_place_while_the_chain_is_named(plane: ControlPlane) -> None:
+    """The operator checks the name, so a new address has the same data."""
+    here, elsewhere, twice = "node.example", "other.example", "third.example"
+    await plane.deploy(chain("chunk_blocks: 100"))
+    before = await jobs(plane)
+    for place in (here, elsewhere, twice):  # naming the chain changes no data, nor do the addresses then
+        done = await plane.deploy(chain("chain_id: 1").replace(here, place))
+        assert (done.changed, done.building) == (True, False)
+    assert {name: job_id for name, (job_id, _) in (await jobs(plane)).items()} == {
+        name: job_id for name, (job_id, _) in before.items()
+    }
+    await plane.emit("head", [1])
+    [held] = await plane.claim(await plane.send())
+    assert twice in str(held.job.config["endpoints"])
+    for other in (
+        chain("chain_id: 5").replace(here, elsewhere),
+        chain("chunk_blocks: 100").replace(here, elsewhere),
+    ):
+        assert [r.job for r in (await steps(plane, other)).rebuilt] == ["ingest", "copy"]
+
+
 async def test_a_task_is_handed_the_emission_that_its_operator_asks_for(plane: ControlPlane) -> None:
     await plane.deploy(chain("chunk_blocks: 100"))
     await plane.emit("head", [7], emission="0xabc")

@@ -9,7 +9,8 @@ PlatformError
     ├── EndpointsDisagree    chain.endpoints_disagree  two endpoints name different hashes for one height
     └── BeyondHead           chain.beyond_head         the block does not exist yet
 UserError
-└── RpcRefused               chain.rpc_refused         the node rejects the method, parameters or credentials
+├── RpcRefused               chain.rpc_refused         the node rejects the method, parameters or credentials
+└── WrongChain               chain.wrong_chain         the node is of another chain than the settings say
 """
 
 from __future__ import annotations
@@ -90,3 +91,10 @@ class RpcRefused(UserError):
         self.endpoint = endpoint
         self.method = method
         self.method_missing = method_missing
+
+
+class WrongChain(UserError):
+    """Rows of two chains must not meet in one dataset."""
+
+    def __init__(self, message: str, *, endpoint: str) -> None:
+        super().__init__("chain.wrong_chain", _sentence(message, "eth_chainId", endpoint))

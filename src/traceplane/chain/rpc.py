@@ -33,6 +33,7 @@ from traceplane.chain.errors import (
     RpcInvalid,
     RpcRefused,
     RpcUnavailable,
+    WrongChain,
 )
 from traceplane.errors import InvalidInput
 
@@ -51,6 +52,8 @@ class RpcSettings:
     """`calls_per_second` counts every call of a batch, as providers do. Endpoints are tried in this order."""
 
     endpoints: tuple[str, ...]
+    chain_id: int | None = None
+    """If set, an endpoint of another chain is refused."""
     batch_size: int = 50
     concurrency: int = 4
     calls_per_second: float | None = None
@@ -121,6 +124,7 @@ class _Endpoint:
     url: str
     label: str
     resting_until: float = 0.0
+    has_right_chain: bool = False
 
     def without_credentials(self, text: str) -> str:
         """Nodes often repeat the URL in messages; a key in its path or query must not reach a log."""
@@ -221,6 +225,7 @@ class RpcClient:
             batch = [i for i in range(len(calls)) if i not in results][:at_once]
             endpoint = _awake(candidates)
             try:
+                await self._check_chain(endpoint)
                 answers, failure = await self._ask(endpoint, [calls[i] for i in batch], decoder)
             except _BatchRefused as refused:
                 at_once = (len(batch) + 1) // 2
@@ -236,6 +241,21 @@ class RpcClient:
                 fruitless = 0 if answers else fruitless + 1
                 await self._recover(candidates, endpoint, failure, fruitless)
         return [results[i] for i in range(len(calls))]
+
+    async def _check_chain(self, endpoint: _Endpoint) -> None:
+        """Once for each endpoint, before its first answer is believed."""
+        if self.settings.chain_id is None or endpoint.has_right_chain:
+            return
+        try:
+            answers, failure = await self._ask(endpoint, [_CHAIN_ID], _decoder(str))
+        except _BatchRefused as refused:
+            raise refused.failure from None
+        if failure is not None:
+            raise failure
+        if (chain_id := int(answers[0], 16)) != self.settings.chain_id:
+            message = f"the node is of chain {chain_id}, not {self.settings.chain_id}"
+            raise WrongChain(message, endpoint=endpoint.label)
+        endpoint.has_right_chain = True
 
     async def _recover(
         self, candidates: Sequence[_Endpoint], endpoint: _Endpoint, failure: RpcError, fruitless: int
@@ -341,6 +361,9 @@ def _doubt_number(text: str) -> Doubt | None:
         return None if int(text, 16) >= 0 else Doubt("a block number is negative", text)
     except ValueError:
         return Doubt("a block number is not hexadecimal", text)
+
+
+_CHAIN_ID: RpcCall[str] = RpcCall("eth_chainId", doubt=_doubt_number)
 
 
 def _by_position(

@@ -43,9 +43,8 @@ def _show(name: str) -> None:
     say(f"{spec.name} ({', '.join(sorted(spec.runtimes))}): {spec.summary}")
     for field in config.fields(spec):
         default = "required" if field.default is None else f"default {field.default}"
-        note = " A change of it rebuilds nothing." if field.execution_only else ""
         say(f"  {field.name}: {field.allowed}; {default}")
-        say(f"      {field.description}{note}")
+        say(f"      {field.explanation}")
     if spec.open_config:
         say("  You may add fields of your own.")
     for error in spec.errors:

@@ -26,8 +26,12 @@ class Field:
     default: str | None
     """As JSON. None: the field is required."""
     description: str
-    execution_only: bool
-    """Whether changing it rebuilds nothing."""
+    note: str
+    """Whether a change of it rebuilds data, if not always."""
+
+    @property
+    def explanation(self) -> str:
+        return f"{self.description} {self.note}".rstrip()
 
 
 def read(config: Mapping[str, Any], schema: type[AnyConfig]) -> AnyConfig:
@@ -46,10 +50,20 @@ def fields(spec: OperatorSpec) -> list[Field]:
             _allowed(field.type),
             None if field.required else msgspec.json.encode(_default(field)).decode(),
             _description(field.type),
-            field.name in spec.execution_fields,
+            _note(field.name, spec),
         )
         for field in msgspec.structs.fields(spec.config)
     ]
+
+
+def _note(name: str, spec: OperatorSpec) -> str:
+    if name in spec.execution_fields:
+        return "A change of it rebuilds nothing."
+    if name in spec.source_fields and spec.identity_field is not None:
+        return f"A change of it rebuilds nothing while `{spec.identity_field}` is set and stays the same."
+    if name == spec.identity_field:
+        return "Adding it alone rebuilds nothing."
+    return ""
 
 
 def misfits(config: Mapping[str, Any], spec: OperatorSpec) -> Iterator[JobMisfit]:

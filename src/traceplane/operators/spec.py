@@ -20,7 +20,7 @@ The gateway imports the spec and not the operator's code, so the module of a spe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -81,6 +81,11 @@ class OperatorSpec:
     """Whether a job may have further fields, which are passed to its code as they are."""
     execution_fields: frozenset[str] = frozenset()
     """Config fields that affect how data is made, but not the data itself: changing them rebuilds nothing."""
+    source_fields: frozenset[str] = frozenset()
+    """Fields of the config that say where data is read, such as addresses."""
+    identity_field: str | None = None
+    """The field of the config that says what is read there, and that the operator checks. As long as it is set and
+    stays the same, a change of `source_fields` rebuilds nothing."""
     code_field: str | None = None
     """The config field that names the user's own code."""
     query_field: str | None = None
@@ -109,6 +114,19 @@ class OperatorSpec:
     """Whether its output has no rows of its own: readers get the rows of its input."""
     for_dags: bool = True
     """Whether DAG files may use it."""
+
+    def fields_without_rebuild(
+        self, before: Mapping[str, object], after: Mapping[str, object]
+    ) -> frozenset[str]:
+        """The fields whose values may differ between these configs of a job that keeps its data."""
+        identity, fields = self.identity_field, self.execution_fields
+        if identity is None:
+            return fields
+        if before.get(identity) is not None and before.get(identity) == after.get(identity):
+            fields |= self.source_fields
+        if all(before.get(name) == after.get(name) for name in self.source_fields):
+            fields |= {identity}
+        return fields
 
     def remedy(self, code: str) -> Remedy | None:
         """Of an error of its own."""

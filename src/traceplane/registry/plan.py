@@ -146,7 +146,7 @@ def _changes_in_place(old: Job, new: Job, *, keeps_data: bool) -> Iterator[Field
             {"execution_strategy": str(old.execution_strategy)},
             {"execution_strategy": str(new.execution_strategy)},
         )
-    yield from _changes(_in_place_fields(old), _in_place_fields(new))
+    yield from _changes(_in_place_fields(old, new), _in_place_fields(new, old))
 
 
 def with_deployed_strategies(desired: Dag, deployed: Dag) -> Dag:
@@ -169,14 +169,14 @@ def with_deployed_execution_config(desired: Dag, deployed: Dag) -> Dag:
 def _with_execution_config_of(old: Job | None, new: Job) -> Job:
     if old is None or old.operator != new.operator:
         return new
-    data = {name: value for name, value in new.config.items() if name not in _execution_config(new)}
-    return replace(new, config={**data, **_execution_config(old)})
+    data = {name: value for name, value in new.config.items() if name not in _execution_config(new, old)}
+    return replace(new, config={**data, **_execution_config(old, new)})
 
 
-def _execution_config(job: Job) -> dict[str, Any]:
-    """The config fields that affect how data is made, but not the data itself."""
+def _execution_config(job: Job, other: Job) -> dict[str, Any]:
+    """The fields of its config in which the jobs may differ and yet make the same data."""
     operator = catalog.find(job.operator)
-    fields = operator.execution_fields if operator is not None else ()
+    fields = operator.fields_without_rebuild(other.config, job.config) if operator is not None else ()
     return {name: value for name, value in job.config.items() if name in fields}
 
 
@@ -219,9 +219,9 @@ def _by_id(dag: Dag) -> dict[str, Dataset]:
     return {dataset.dataset_id: dataset for dataset in dag.datasets}
 
 
-def _in_place_fields(job: Job) -> dict[str, Any]:
+def _in_place_fields(job: Job, other: Job) -> dict[str, Any]:
     own = {"description": job.description, "generated_for": job.generated_for}
-    return {**asdict(job.execution), **own, "config": _execution_config(job)}
+    return {**asdict(job.execution), **own, "config": _execution_config(job, other)}
 
 
 def _changed_datasets(old: dict[str, Dataset], new: dict[str, Dataset]) -> Iterator[DatasetChanged]:

@@ -33,6 +33,8 @@ class ClientConfig(Config, frozen=True, kw_only=True):
 
     endpoints: Annotated[tuple[str, ...], Meta(
         min_length=1, description="JSON-RPC URLs, tried in this order; a failed one rests.")]
+    chain_id: Annotated[_Number | None, Meta(
+        description="The chain's id, such as 1 for Ethereum. An endpoint of another chain is refused.")] = None
     batch_size: Annotated[_Count, Meta(
         description="Calls in one HTTP body; halved if a node rejects that many.")] = 50
     concurrency: Annotated[_Count, Meta(description="HTTP requests at once.")] = 4

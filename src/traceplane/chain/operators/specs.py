@@ -9,8 +9,10 @@ from traceplane.chain.rpc import RpcSettings
 from traceplane.model.advice import Cause, Remedy
 from traceplane.operators.spec import ErrorCode, OperatorSpec, Ports
 
-_CLIENT_FIELDS = frozenset(field.name for field in fields(RpcSettings)) - {"endpoints"}
-"""How nodes are queried. The endpoints may decide which chain is read."""
+_ENDPOINTS, _CHAIN_ID = frozenset({"endpoints"}), "chain_id"
+"""Which chain is read: the endpoints alone may decide it."""
+_CLIENT_FIELDS = frozenset(field.name for field in fields(RpcSettings)) - _ENDPOINTS - {_CHAIN_ID}
+"""How nodes are queried."""
 
 
 def _transient(code: str, meaning: str, step: str) -> ErrorCode:
@@ -37,6 +39,8 @@ _ERRORS = (
     _configured("chain.table_unknown", "there is no such table", "use one of those named"),
     _configured("chain.rpc_refused", "the node rejects the method, parameters or credentials", "see its message",
                 retried=False),
+    _configured("chain.wrong_chain", "an endpoint is of another chain than `chain_id`",
+                "correct `endpoints` or `chain_id`", retried=False),
     _configured("chain.range_invalid", "the scope is not a range of blocks", "correct the range", retried=False),
 )
 # fmt: on
@@ -48,6 +52,8 @@ BLOCK_FOLLOWER = OperatorSpec(
     entrypoint="traceplane.chain.operators.block_follower:run",
     config=FollowerConfig,
     execution_fields=_CLIENT_FIELDS | {"interval_seconds"},
+    source_fields=_ENDPOINTS,
+    identity_field=_CHAIN_ID,
     outputs=Ports(least=1, most=1),
     always_on=True,
     errors=_ERRORS,
@@ -61,6 +67,8 @@ RANGE_INGEST = OperatorSpec(
     entrypoint="traceplane.chain.operators.range_ingest:run",
     config=IngestConfig,
     execution_fields=_CLIENT_FIELDS | {"chunk_blocks", "cross_check", "patience_seconds"},
+    source_fields=_ENDPOINTS,
+    identity_field=_CHAIN_ID,
     outputs=Ports(least=1, names=TABLES),
     errors=_ERRORS,
     network=True,
@@ -75,6 +83,8 @@ INTEGRITY_CHECK = OperatorSpec(
     entrypoint="traceplane.chain.operators.integrity_check:run",
     config=CheckConfig,
     execution_fields=_CLIENT_FIELDS | {"chunk_blocks"},
+    source_fields=_ENDPOINTS,
+    identity_field=_CHAIN_ID,
     inputs=Ports(least=1, names=TABLES),
     outputs=Ports(least=1, most=1),
     errors=_ERRORS,
