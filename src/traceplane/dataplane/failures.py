@@ -60,10 +60,11 @@ def _line_of_query(
         for field, text in queries.items()
         if text in message or any(fragment in text for fragment in fragments)
     ]
-    if len(failing) != 1:
-        return next(((field, None) for field in queries if len(queries) == 1), None)
-    line = _QUERY_LINE.search(message)
-    return failing[0], int(line[1]) if line else None
+    if len(failing) == 1:
+        line = _QUERY_LINE.search(message)
+        return failing[0], int(line[1]) if line else None
+    only = next(iter(queries)) if len(queries) == 1 else None
+    return None if contexts or only is None else (only, None)
 
 
 def _raised_at(message: str) -> tuple[str, int] | None:
