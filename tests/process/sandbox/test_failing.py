@@ -120,5 +120,6 @@ async def test_every_way_to_die_has_a_stable_code(
 async def test_a_crash_in_native_code_says_which_line_was_running(sandbox: Sandbox) -> None:
     crashed = await attack(sandbox, "crash")
     assert crashed.code == "operator.crashed"
+    assert crashed.result.error is not None
     assert "usually a bug in a native library" in (crashed.result.error.hint or "")
     assert any("in crash" in line and "hostile_operators.py" in line for line in crashed.lines), crashed.lines
