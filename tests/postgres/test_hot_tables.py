@@ -157,6 +157,10 @@ async def test_append_adds_what_its_key_does_not_know(worker: HotWorker) -> None
     await stored(worker, 1, (1, 10), (1, 11))
     await stored(worker, 1, (1, 11), (1, 12), (1, 12), emission="again")
     assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12)]
+    await stored(worker, 2, (2, 12))
+    assert len(await worker.table("hot")) == 3
+    [shown] = [d for d in (await worker.plane.status()).datasets if d.dataset == "hot"]
+    assert (shown.commits, shown.rows, shown.at_most) == (3, 3, False)
 
 
 async def test_every_type_comes_back_as_it_went_in(worker: HotWorker) -> None:

@@ -100,25 +100,27 @@ async def clear(tx: Transaction, table: HotTable, start: int, end: int) -> None:
     await tx.run(f"delete from {_name(table)} where {_quoted(table.position)} between $1 and $2", start, end)
 
 
-async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> None:
-    """Adds CSV rows; with a unique key, only rows that do not exist yet."""
+async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> int:
+    """Adds CSV rows; with a unique key, only rows that do not exist yet. Returns the number of those it added."""
     names = [c.name for c in table.columns]
     try:
         if not table.unique_key:
-            copied = await tx.copy_in(table_name(table.generation_id), names, rows, schema=SCHEMA)
+            added = copied = await tx.copy_in(table_name(table.generation_id), names, rows, schema=SCHEMA)
         else:
             draft = f"draft_{table.generation_id.hex}"
             await tx.run(f"create temporary table {draft} (like {_name(table)}) on commit drop")
             copied = await tx.copy_in(draft, names, rows)
             columns = ", ".join(map(_quoted, names))
-            await tx.run(
-                f"insert into {_name(table)} ({columns}) select {columns} from {draft} on conflict do nothing"
+            added = await tx.value(
+                f"with added as (insert into {_name(table)} ({columns}) select {columns} from {draft}"
+                " on conflict do nothing returning 1) select count(*) from added"
             )
             await tx.run(f"drop table {draft}")
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
         raise RowsRefused(str(error)) from error
     if copied != count:
         raise RowsRefused(f"only {copied} of {count} rows arrived")
+    return added
 
 
 async def read(

@@ -262,12 +262,20 @@ async def _record(
     # A hot commit within a wider one replaces no commit, but still rewrites its positions.
     states = await hot_tables.states(tx, ranges) if ranges else []
     rewritten = {range_ for range_, state in zip(ranges, states, strict=True) if state}
-    replaced = await commits.record(tx, outputs)
+    added: dict[tuple[UUID, UUID, int, int], int] = {}
     for report in completed:
         try:
-            await hot_writes.apply(tx, report.call.rows)
+            counts = await hot_writes.apply(tx, report.call.rows)
         except hot_tables.RowsRefused as refused:
             raise _RowsRefused(report.task_id, str(refused)) from refused
+        for rows, count in zip(report.call.rows, counts, strict=True):
+            added[report.task_id, rows.table.generation_id, rows.start, rows.end] = count
+    if added:
+        keys = [(o.task_id, o.generation_id, o.start, o.end) for o in outputs]
+        outputs = [
+            replace(o, row_count=added.get(key, o.row_count)) for o, key in zip(outputs, keys, strict=True)
+        ]
+    replaced = await commits.record(tx, outputs)
     return [
         took or (o.generation_id, o.start, o.end) in rewritten
         for took, o in zip(replaced, outputs, strict=True)

@@ -122,14 +122,16 @@ def as_hot(output: OutputCommit, table: HotTable) -> OutputCommit:
     return replace(output, files=[], schema=schema)
 
 
-async def apply(tx: Transaction, rows: Sequence[HotRows]) -> None:
-    """In the order of the calls: if two write the same position, the later one wins. Raises RowsRefused."""
+async def apply(tx: Transaction, rows: Sequence[HotRows]) -> list[int]:
+    """In the order of the calls: if two write the same position, the later one wins. Returns how many rows each added:
+    an append skips keys that exist. Raises RowsRefused."""
+    added = []
     for one in rows:
         if one.table.replaces:
             await hot_tables.clear(tx, one.table, one.start, one.end)
-        if one.count:
-            one.csv.seek(0)
-            await hot_tables.write(tx, one.table, one.csv, one.count)
+        one.csv.seek(0)
+        added.append(await hot_tables.write(tx, one.table, one.csv, one.count) if one.count else 0)
+    return added
 
 
 def _encoded(decoders: Decoders, table: HotTable, paths: Sequence[Path], start: int, end: int) -> HotRows:
