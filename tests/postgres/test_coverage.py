@@ -336,6 +336,37 @@ async def test_a_dead_scope_is_no_part_of_what_is_there(plane: ControlPlane) -> 
     assert [r.code for r in why.reasons] == ["input", "input", "input", "source"]
 
 
+async def test_a_correction_that_died_is_named_where_older_rows_are_served(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(3))
+    await plane.run_all()
+    await plane.emit("in", [1], emission="correction")
+    for dataset in ("a", "b"):
+        why = await plane.explain_scope(dataset, 1, 1)
+        assert (why.missing, [r.code for r in why.reasons]) == ((), ["updating"])
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    await plane.fail(held, retryable=False)
+    for dataset in ("a", "b"):  # what is computed from older rows is no newer
+        why = await plane.explain_scope(dataset, 0, 2)
+        assert (why.missing, [r.code for r in why.reasons]) == ((), ["outdated"])
+        assert f"a 1: task {held.task_id} is dead (operator.failed)" in why.reasons[0].sentence
+        assert "rows of an earlier event are served" in why.reasons[0].sentence
+    assert [r.code for r in (await plane.explain_scope("a", 0, 0)).reasons] == ["held"]
+    await plane.retry(held.task_id)
+    await plane.run_all()
+    for dataset in ("a", "b"):
+        assert [r.code for r in (await plane.explain_scope(dataset, 0, 2)).reasons] == ["held"]
+    # Done by another task since: nothing is outdated.
+    await plane.emit("in", [1], emission="second")
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    await plane.fail(held, retryable=False)
+    await plane.emit("in", [1], emission="third")
+    await plane.run_all()
+    assert [r.code for r in (await plane.explain_scope("b", 0, 2)).reasons] == ["held"]
+
+
 async def test_what_overlaps_many_buckets_is_one_set(plane: ControlPlane) -> None:
     await plane.deploy(chain(1))
     wide: list[int | Scope] = [

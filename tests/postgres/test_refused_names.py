@@ -155,3 +155,13 @@ async def test_a_version_that_does_not_exist_is_refused_with_those_that_do(calle
         assert (status, error["code"], error["value"]) == (404, "query.nothing_then", "shop.daily")
         assert error["message"] == "DAG shop has no version 9"
         assert error["next_step"] == "its only version is 1"
+
+
+async def test_a_query_of_a_source_without_rows_says_what_to_query(caller: Caller) -> None:
+    status, error = await caller.refused(*queried("shop.in"))
+    assert (status, error["code"], error["value"]) == (409, "query.no_columns", "shop.in")
+    assert error["message"] == "the dataset has no rows: it consists of the events of source numbers"
+    assert (
+        error["next_step"]
+        == "query a dataset that a job computes from it; `traceplane datasets shop.in` names the jobs"
+    )

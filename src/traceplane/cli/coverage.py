@@ -40,7 +40,9 @@ def describe(held: CoverageView) -> str:
 def say_why(answer: ScopeExplanation) -> None:
     missing = ", ".join(written((a, b)) for a, b in answer.missing)
     scope = f"{answer.dataset} {written((answer.first, answer.last))}"
-    say(f"{scope}: " + (f"{missing} missing." if missing else "nothing is missing."))
+    outdated = any(reason.code in ("outdated", "updating") for reason in answer.reasons)
+    nothing = "nothing is missing, but not all rows are up to date." if outdated else "nothing is missing."
+    say(f"{scope}: " + (f"{missing} missing." if missing else nothing))
     for reason in answer.reasons:
         if reason.code != "held":
             say(f"- {reason.sentence}")

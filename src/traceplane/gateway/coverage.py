@@ -1,4 +1,4 @@
-"""Why some positions of a dataset are missing: followed upstream, to what somebody can do about it."""
+"""Why some positions of a dataset are missing, or its rows outdated: followed upstream, to what somebody can do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ async def explain(tx: Transaction, org: str, dataset_id: str, positions: Range) 
         refusal := await virtual_dataset(tx, org, dataset_id, "explain what it reads:")
     ):
         raise refusal
-    reasons = await _Why(tx, org).of(dataset)
+    why = _Why(tx, org)
+    reasons = await why.of(dataset) if dataset.missing else await why.outdated(dataset, positions)
+    reasons = reasons or [ReasonView("held", f"{dataset_id} holds all of it.")]
     return ScopeExplanation(dataset_id, *positions, missing=dataset.missing, reasons=reasons)
 
 
@@ -39,8 +41,6 @@ class _Why:
 
     async def of(self, dataset: MissingPositions, depth: int = 0) -> list[ReasonView]:
         name, missing = dataset.dataset_id, dataset.missing
-        if not missing:
-            return [ReasonView("held", f"{name} holds all of it.")]
         reasons: list[ReasonView] = []
         for positions in missing[:_RANGES_FOLLOWED]:
             if (name, positions) not in self._seen and depth < _DEEPEST:
@@ -48,6 +48,24 @@ class _Why:
                 reasons += await self._one(name, dataset.producer, positions, depth)
         if len(missing) > _RANGES_FOLLOWED:
             reasons.append(ReasonView("more", f"{name} lacks {len(missing) - _RANGES_FOLLOWED} more ranges."))
+        return reasons
+
+    async def outdated(self, dataset: MissingPositions, positions: Range, depth: int = 0) -> list[ReasonView]:
+        """Tasks, of its own job or upstream, because of which it serves rows of an earlier event."""
+        name, producer = dataset.dataset_id, dataset.producer
+        if producer is None or producer.activation == "source" or depth == _DEEPEST:
+            return []
+        if (name, positions) in self._seen:
+            return []
+        self._seen.add((name, positions))
+        if (size := producer.range_size) is not None:
+            positions = positions[0] // size * size, positions[1] // size * size + size - 1
+        tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_TOLD)
+        reasons = [_of_correction(name, task) for task in tasks]
+        for used in producer.inputs:
+            read = await coverage.missing_positions(self._tx, self._org, used, positions)
+            if read is not None:
+                reasons += await self.outdated(read, positions, depth + 1)
         return reasons
 
     async def _one(
@@ -107,10 +125,26 @@ def _of_source(dataset: str, source: Producer, positions: Range) -> ReasonView:
     return ReasonView("source", sentence)
 
 
+def _of_correction(dataset: str, task: ScopeTask) -> ReasonView:
+    which = f"{dataset} {task.scope}: task {task.task_id} is {task.state}{_code(task)}"
+    if task.state != "dead":
+        return ReasonView(
+            "updating",
+            f"{which}; until it is done, the rows of an earlier event are served.",
+        )
+    return ReasonView(
+        "outdated",
+        f"{which}, so the rows of an earlier event are served; `traceplane explain {task.task_id}` says why.",
+    )
+
+
+def _code(task: ScopeTask) -> str:
+    return f" ({task.code})" if task.code and task.state == "dead" else ""
+
+
 def _of_task(dataset: str, task: ScopeTask) -> ReasonView:
-    code = f" ({task.code})" if task.code and task.state == "dead" else ""
     return ReasonView(
         f"task_{task.state}",
-        f"{dataset} {task.scope}: task {task.task_id} is {task.state}{code}; "
+        f"{dataset} {task.scope}: task {task.task_id} is {task.state}{_code(task)}; "
         f"`traceplane explain {task.task_id}` says why.",
     )

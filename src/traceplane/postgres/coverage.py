@@ -163,6 +163,11 @@ async def unfinished(tx: Transaction, job_id: UUID, positions: Range, limit: int
     return await tx.rows_as(ScopeTask, _SQL["unfinished"], job_id, *positions, limit)
 
 
+async def corrections(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[ScopeTask]:
+    """Tasks that have yet to replace rows of these positions, or failed to."""
+    return await tx.rows_as(ScopeTask, _SQL["corrections"], job_id, *positions, limit)
+
+
 async def canceled(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[ScopeTask]:
     return await tx.rows_as(ScopeTask, _SQL["canceled"], job_id, *positions, limit)
 

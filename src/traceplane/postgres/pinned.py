@@ -41,6 +41,8 @@ class PinnedDataset:
     forgotten_until: datetime | None
     sql: str | None = None
     """Of a virtual dataset, in the version that is read."""
+    source: str | None = None
+    """The source whose events it consists of; None if it has rows."""
 
 
 class CommitFiles(msgspec.Struct, frozen=True, gc=False):
@@ -144,6 +146,7 @@ def _dataset(row: Any) -> PinnedDataset:
         row_version=row["row_version"] or "",
         forgotten_until=row["forgotten_until"],
         sql=shown.get("sql"),
+        source=row["source"],
     )
 
 

@@ -167,15 +167,19 @@ def visible_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaC
 
 def some_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaColumn]:
     """The visible columns; there must be at least one."""
-    columns = visible_columns(dataset, caller)
-    if not columns:
-        raise Conflict(
-            "query.no_columns",
-            "the dataset's columns are not known yet, or you may see none of them",
-            value=dataset.dataset_id,
-            next_step="wait for its first rows, or declare its columns in the DAG file",
-        )
-    return columns
+    if columns := visible_columns(dataset, caller):
+        return columns
+    name = dataset.dataset_id
+    if dataset.columns:
+        problem = "all columns of the dataset are personal data, which you may not see"
+        step = "ask for a token issued with --pii"
+    elif dataset.source is not None:
+        problem = f"the dataset has no rows: it consists of the events of source {dataset.source}"
+        step = f"query a dataset that a job computes from it; `traceplane datasets {name}` names the jobs"
+    else:
+        problem = "the dataset has no rows yet, and its DAG file declares no columns"
+        step = "wait for its first rows, or declare its columns in the DAG file"
+    raise Conflict("query.no_columns", problem, value=name, next_step=step)
 
 
 def _checked(dataset: PinnedDataset, at: datetime | None, version: int | None) -> PinnedDataset:

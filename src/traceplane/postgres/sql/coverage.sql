@@ -155,6 +155,16 @@ select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as sco
 from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit $4
 
+-- name: corrections
+-- Tasks of a job for positions that may be there already, and that no other task has done since: unfinished or dead.
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
+from tasks t where t.job_id = $1 and t.stage in (0, 1) and t.range_start <= $3 and t.range_end >= $2
+union all
+select t.task_id, 'dead', coalesce(t.partition_key, t.range_start::text), t.error->>'code'
+from dead_tasks t where t.job_id = $1 and t.standing in ('open', 'acknowledged')
+  and t.range_start <= $3 and t.range_end >= $2
+order by task_id desc limit $4
+
 -- name: canceled
 -- Canceled tasks of a job that cover some of these positions. Used only if nothing else explains the gap: it has no
 -- index.

@@ -31,7 +31,9 @@ with wanted as materialized (
 select p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versioned_definition,
        r.generation_id as row_generation_id, r.position_column, owner.definition as owner_definition,
        s.columns, k.position as cursor, k.forgotten_until, k.xmin::text || k.ctid::text as row_version,
-       t.created_at as generation_created_at
+       t.created_at as generation_created_at,
+       case when s.columns is null then (select j.name from job_outputs x join jobs j using (job_id)
+         where x.generation_id = r.generation_id and j.source_kind in ('manual', 'webhook', 'cron') limit 1) end as source
 from pinned p
 left join generations t on t.generation_id = p.generation_id
 left join generations r on r.generation_id = coalesce(t.data_generation_id, t.generation_id)
