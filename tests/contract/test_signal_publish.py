@@ -129,7 +129,7 @@ async def test_committed_signals_are_published_from_either_store(market: Market)
     }
 
 
-async def test_history_that_a_deploy_computes_again_is_not_published(market: Market) -> None:
+async def test_history_that_a_deploy_recomputes_is_not_published(market: Market) -> None:
     plane = market.plane
     await market.make(1, 2)
     await market.jobs.run_once()

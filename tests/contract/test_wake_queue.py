@@ -131,7 +131,7 @@ async def test_an_empty_queue_returns_nothing_after_the_wait(queue: WakeQueue) -
     assert time.monotonic() - started >= 0.9
 
 
-async def test_no_tasks_and_no_receipts_are_no_error(queue: WakeQueue) -> None:
+async def test_calls_without_tasks_or_receipts_are_allowed(queue: WakeQueue) -> None:
     await queue.send(QUEUE, [])
     await queue.delete(QUEUE, [])
     await queue.release(QUEUE, [])

@@ -1,4 +1,4 @@
-"""What cannot be right is refused over real HTTP: a stable code, a sentence, and nothing written. Never a 500."""
+"""Invalid requests are refused over real HTTP: a stable code, a sentence, and nothing written. Never a 500."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ POSTS_TO_DISPATCHER = [
 ]
 
 
-async def test_what_is_not_json_is_refused_by_every_call(world: AttackedPlatform) -> None:
+async def test_every_call_refuses_invalid_json(world: AttackedPlatform) -> None:
     for raw in NOT_JSON:
         for path in POSTS_TO_GATEWAY:
             assert await world.gateway("POST", path, raw=raw) == (400, "request.malformed_json"), (path, raw)
@@ -192,7 +192,7 @@ async def test_what_is_not_json_is_refused_by_every_call(world: AttackedPlatform
             assert await world.dispatcher(path, raw=raw) == (400, "request.malformed_json"), (path, raw)
 
 
-async def test_what_is_no_object_is_refused_by_every_call(world: AttackedPlatform) -> None:
+async def test_every_call_refuses_json_that_is_not_an_object(world: AttackedPlatform) -> None:
     for raw in NOT_AN_OBJECT:
         for path in POSTS_TO_GATEWAY:
             assert await world.gateway("POST", path, raw=raw) == (400, "request.invalid"), (path, raw)
@@ -200,7 +200,7 @@ async def test_what_is_no_object_is_refused_by_every_call(world: AttackedPlatfor
             assert await world.dispatcher(path, raw=raw) == (400, "request.invalid"), (path, raw)
 
 
-async def test_an_empty_object_misses_what_every_call_needs(world: AttackedPlatform) -> None:
+async def test_every_call_refuses_an_empty_object(world: AttackedPlatform) -> None:
     for path in POSTS_TO_GATEWAY:
         assert await world.gateway("POST", path, {}) == (400, "request.invalid")
     for path in POSTS_TO_DISPATCHER:
@@ -266,7 +266,7 @@ BAD_EVENTS: list[dict[str, Any]] = [
 ]
 
 
-async def test_an_event_that_cannot_be_is_refused_and_its_good_neighbours_with_it(
+async def test_an_invalid_event_is_refused_with_its_whole_call(
     world: AttackedPlatform,
 ) -> None:
     for change in BAD_EVENTS:
@@ -337,7 +337,7 @@ async def test_a_task_that_does_not_exist_is_not_found(world: AttackedPlatform) 
 @pytest.mark.parametrize(
     "text", ["x", "%00", "1", "..", "%2e%2e%2f", "{}", "0" * 5000, "'; drop table tasks; --"]
 )
-async def test_what_is_no_task_id_is_refused(world: AttackedPlatform, text: str) -> None:
+async def test_an_invalid_task_id_is_refused(world: AttackedPlatform, text: str) -> None:
     for path in (TASK.format(text), TASK.format(text) + "/explain"):
         status, code = await world.gateway("GET", path)
         assert (status, code) in {
@@ -347,7 +347,7 @@ async def test_what_is_no_task_id_is_refused(world: AttackedPlatform, text: str)
         }
 
 
-async def test_ids_that_are_none_are_refused(world: AttackedPlatform) -> None:
+async def test_invalid_ids_are_refused(world: AttackedPlatform) -> None:
     for ids in (["x"], [1], [None], [str(uuid4()), "x"], "x", {"a": 1}):
         for path in ("/api/v1/tasks/retry", "/api/v1/tasks/cancel"):
             assert await world.gateway("POST", path, {"task_ids": ids}) == (400, "request.invalid"), ids
@@ -382,7 +382,7 @@ async def test_unknown_tasks_change_nothing(world: AttackedPlatform) -> None:
         "dag=%ff",
     ],
 )
-async def test_a_query_that_cannot_be_is_refused(world: AttackedPlatform, query: str) -> None:
+async def test_invalid_query_parameters_are_refused(world: AttackedPlatform, query: str) -> None:
     assert await world.gateway("GET", f"/api/v1/tasks?{query}") == (400, "request.invalid")
 
 
@@ -417,13 +417,13 @@ async def test_a_query_that_cannot_be_is_refused(world: AttackedPlatform, query:
         ({"text": DAG.replace("operator: python", "operator: range_ingest")}, (400, "spec.invalid")),
     ],
 )
-async def test_a_deploy_that_cannot_be_is_refused(
+async def test_an_invalid_deploy_is_refused(
     world: AttackedPlatform, body: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     assert await world.gateway("POST", "/api/v1/deploy", body) == expected
 
 
-async def test_a_plan_writes_nothing_even_when_it_is_fine(world: AttackedPlatform) -> None:
+async def test_a_plan_writes_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
     body = json.dumps(
         {"text": DAG.replace("dag: main", "dag: other").replace("in}", "in2}").replace("mid}", "mid2}")}
@@ -447,7 +447,7 @@ async def test_paths_and_methods_that_do_not_exist(world: AttackedPlatform) -> N
 # Who may call ---------------------------------------------------------------------------------------
 
 
-async def test_no_call_of_the_gateway_is_open_to_nobody(world: AttackedPlatform) -> None:
+async def test_every_call_of_the_gateway_needs_a_token(world: AttackedPlatform) -> None:
     for path in POSTS_TO_GATEWAY:
         assert await world.gateway("POST", path, {}, token=None) == (401, "token.missing")
     for path in (
@@ -460,7 +460,7 @@ async def test_no_call_of_the_gateway_is_open_to_nobody(world: AttackedPlatform)
         assert await world.gateway("GET", path, token=None) == (401, "token.missing")
 
 
-async def test_a_user_token_that_is_not_good_is_refused_by_its_reason(world: AttackedPlatform) -> None:
+async def test_an_invalid_user_token_is_refused_with_the_reason(world: AttackedPlatform) -> None:
     mistyped = world.platform.user_token[:-1] + ("a" if world.platform.user_token[-1] != "a" else "b")
     reasons = {
         "x": (401, "token.malformed"),
@@ -516,7 +516,7 @@ def speaking(world: AttackedPlatform, capability_token: str, **changes: Any) -> 
     }
 
 
-async def test_the_token_of_a_user_or_worker_is_no_capability(world: AttackedPlatform) -> None:
+async def test_a_user_or_worker_token_is_not_a_capability(world: AttackedPlatform) -> None:
     for token in (world.platform.user_token, world.platform.worker_token):
         for path, body in speaking(world, token).items():
             assert await world.dispatcher(path, body) == (401, "token.wrong_kind")
@@ -576,7 +576,7 @@ async def test_an_expired_capability_is_refused_though_it_is_ours(world: Attacke
         assert await world.dispatcher(path, body) == (401, "token.expired")
 
 
-async def test_a_stale_fence_is_told_so_and_changes_nothing(world: AttackedPlatform) -> None:
+async def test_a_stale_fence_is_reported_and_changes_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
     for path, body in speaking(world, world.token, lease_token=str(uuid4())).items():
         url, raw = world.platform.dispatcher_url + path, json.dumps(body).encode()
@@ -604,7 +604,7 @@ def staged(path: str, **more: Any) -> dict[str, Any]:
     return {"path": path, "rows": 1, "bytes": 1, **more}
 
 
-async def test_files_outside_of_the_granted_place_are_refused(world: AttackedPlatform) -> None:
+async def test_files_outside_the_granted_prefix_are_refused(world: AttackedPlatform) -> None:
     (prefix,) = world.held.write_prefixes
     other = world.tasks[1].write_prefixes[0]
     for path in [
@@ -648,7 +648,7 @@ async def test_outputs_and_events_that_were_not_granted_are_refused(world: Attac
     assert await world.dispatcher("/internal/events", body) == (403, "task.output_not_granted")
 
 
-async def test_one_bad_completion_takes_its_whole_call_with_it(world: AttackedPlatform) -> None:
+async def test_one_invalid_completion_fails_its_whole_call(world: AttackedPlatform) -> None:
     good = {**world.fence, "status": "failed", "error": {"code": "x", "message": "x"}}
     bad = {**world.fence, "status": "completed", "outputs": [world.manifest(output_index=7)]}
     body = {"tokens": [world.token], "completions": [good, bad]}
@@ -698,7 +698,7 @@ BAD_REPORTS: list[Callable[[AttackedPlatform], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_a_report_that_cannot_be_is_refused(world: AttackedPlatform) -> None:
+async def test_an_invalid_report_is_refused(world: AttackedPlatform) -> None:
     for make in BAD_REPORTS:
         body = make(world)
         assert await world.dispatcher("/internal/task-complete", body) == (400, "request.invalid"), str(body)[
@@ -706,7 +706,7 @@ async def test_a_report_that_cannot_be_is_refused(world: AttackedPlatform) -> No
         ]
 
 
-async def test_other_worker_calls_that_cannot_be_are_refused(world: AttackedPlatform) -> None:
+async def test_other_invalid_worker_calls_are_refused(world: AttackedPlatform) -> None:
     beat = {"tokens": [world.token], "beats": [{**world.fence, "progress": [1]}]}
     assert await world.dispatcher("/internal/heartbeat", beat) == (400, "request.invalid")
     beat = {"tokens": [world.token], "beats": [{**world.fence, "progress": {"note": NUL}}]}
@@ -733,12 +733,12 @@ async def test_other_worker_calls_that_cannot_be_are_refused(world: AttackedPlat
         {"more": "1"},
     ],
 )
-async def test_a_fetch_that_cannot_be_is_refused(world: AttackedPlatform, change: dict[str, str]) -> None:
+async def test_an_invalid_fetch_is_refused(world: AttackedPlatform, change: dict[str, str]) -> None:
     query = "&".join(f"{key}={value}" for key, value in {**world.fence, **change}.items())
     assert await world.dispatcher(f"/internal/task-fetch?{query}", method="GET") == (400, "request.invalid")
 
 
-async def test_claiming_what_cannot_be_claimed_says_why_and_changes_nothing(world: AttackedPlatform) -> None:
+async def test_a_refused_claim_says_why_and_changes_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
     client = world.platform.worker_client()
     unknown: UUID = uuid4()

@@ -1,4 +1,4 @@
-"""A job runs the code that it was deployed with, whatever the workers' folders have by now."""
+"""A job runs the code that it was deployed with, whatever the workers' folders contain."""
 
 from __future__ import annotations
 

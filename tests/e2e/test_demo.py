@@ -1,4 +1,4 @@
-"""`make demo` when something in it does not work: one sentence that names what failed, exit code 1, no traceback."""
+"""`make demo` when something in it fails: one sentence that names what failed, exit code 1, no traceback."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_ctrl_c_while_it_imports_is_quiet(folder: Path) -> None:
 # --- the sentence ------------------------------------------------------------------------------------
 
 
-def test_only_ends_that_the_demo_did_not_cause_count(tmp_path: Path) -> None:
+def test_only_failures_that_the_demo_did_not_cause_count(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.log("gateway").write_text(
         "Traceback (most recent call last):\nOSError: address already in use\n"

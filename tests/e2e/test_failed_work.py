@@ -72,7 +72,7 @@ class Shop:
         return [line.split()[0] for line in reversed(lines)]
 
 
-async def test_a_failure_is_found_explained_and_put_away(
+async def test_a_failure_is_found_explained_and_acknowledged(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "shop"

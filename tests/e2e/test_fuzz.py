@@ -175,7 +175,7 @@ def dispatcher(world: FuzzedPlatform) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_url(f"{world.platform.dispatcher_url}/openapi.json")
 
 
-def test_every_operation_is_tried(
+def test_every_operation_is_fuzzed(
     gateway: schemathesis.BaseSchema, dispatcher: schemathesis.BaseSchema
 ) -> None:
     for schema, tried in ((gateway, GATEWAY), (dispatcher, DISPATCHER)):
@@ -185,7 +185,7 @@ def test_every_operation_is_tried(
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
 @pytest.mark.parametrize("label", [*GATEWAY, *SERVICE])
-def test_the_gateway_keeps_to_its_description(
+def test_the_gateway_conforms_to_its_openapi_document(
     gateway: schemathesis.BaseSchema, world: FuzzedPlatform, label: str, mode: GenerationMode
 ) -> None:
     fuzz(gateway, label, mode, world, world.platform.user_token)
@@ -193,7 +193,7 @@ def test_the_gateway_keeps_to_its_description(
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
 @pytest.mark.parametrize("label", [*DISPATCHER, *SERVICE])
-def test_the_dispatcher_keeps_to_its_description(
+def test_the_dispatcher_conforms_to_its_openapi_document(
     dispatcher: schemathesis.BaseSchema, world: FuzzedPlatform, label: str, mode: GenerationMode
 ) -> None:
     fuzz(dispatcher, label, mode, world, world.platform.worker_token)

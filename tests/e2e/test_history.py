@@ -1,4 +1,4 @@
-"""History by command line, on real processes: computed, computed again, and what was replaced deleted."""
+"""History from the command line, on real processes: computed, recomputed, and the replaced files deleted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stored(platform: Platform) -> int:
     return sum(1 for path in (platform.folder / "objects").rglob("*.parquet"))
 
 
-async def test_a_range_is_computed_then_computed_again_and_what_was_replaced_is_deleted(
+async def test_a_range_is_recomputed_and_the_replaced_files_are_deleted(
     database_url: str, tmp_path: Path
 ) -> None:
     async with Platform.start(database_url, tmp_path) as platform:
@@ -94,9 +94,7 @@ jobs:
 """
 
 
-async def test_rows_that_are_added_by_overlapping_scopes_are_there_once(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_overlapping_scopes_add_each_row_once(database_url: str, tmp_path: Path) -> None:
     """Whether the scopes run one after the other, or all at once, as in a rebuild."""
     async with Platform.start(database_url, tmp_path) as platform:
         client = Client(platform.gateway_url, platform.user_token)

@@ -1,4 +1,4 @@
-"""An operator from a package of its own: installed with pip, used in a DAG, run in the sandbox of a real worker."""
+"""An operator from a separate package: installed with pip, used in a DAG, run in the sandbox of a real worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines on real processes: made over the API or by hand, run as tasks, followed to their end."""
+"""Pipelines on real processes: created over the API or from the command line, run as tasks, followed to their end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_pipeline_that_cannot_run_is_refused(desk: Desk) -> None:
         await desk.create("no such market", rules={"market_hours": "Moon"})
 
 
-async def test_a_pipeline_is_its_makers_and_its_name_is_taken(desk: Desk) -> None:
+async def test_a_pipeline_belongs_to_its_creator_and_its_name_is_unique(desk: Desk) -> None:
     subscriptions = [Subscription("mock", 60.0, "BULLISH")]
     made = await desk.create("named", signal_subscriptions=subscriptions)
     assert (made.user_id, made.running, made.scanner_tickers) == ("test", None, ["AAPL"])
@@ -127,7 +127,7 @@ async def test_it_runs_as_a_task_whose_rows_are_committed_and_read_by_others(des
     ]
 
 
-async def test_one_that_fails_says_why_after_its_attempts_and_is_not_retried_by_hand(desk: Desk) -> None:
+async def test_a_failed_execution_says_why_and_cannot_be_retried_by_hand(desk: Desk) -> None:
     config = PipelineConfig("desk", "trade", {"fail": "no money"})
     execution_id = await desk.launched((await desk.create("failing", config=config)).pipeline_id)
     failed = await ended(desk.platform, execution_id)
@@ -139,7 +139,7 @@ async def test_one_that_fails_says_why_after_its_attempts_and_is_not_retried_by_
     assert retried.unchanged == [execution_id]
 
 
-async def test_one_that_is_canceled_has_failed(desk: Desk) -> None:
+async def test_a_canceled_execution_has_failed(desk: Desk) -> None:
     config = PipelineConfig("desk", "trade", {"sleep": 600})
     pipeline_id = (await desk.create("canceled", config=config)).pipeline_id
     execution_id = await desk.launched(pipeline_id)
@@ -190,7 +190,7 @@ async def test_a_deleted_pipeline_is_not_listed_but_its_executions_are(desk: Des
     assert [execution.execution_id for execution in found.executions] == executions[::-1]
 
 
-async def test_pipelines_are_made_changed_and_followed_by_hand(desk: Desk) -> None:
+async def test_pipelines_are_created_changed_and_followed_from_the_command_line(desk: Desk) -> None:
     execution_id = await desk.launched((await desk.create("followed")).pipeline_id)
     await ended(desk.platform, execution_id)
     environment = {

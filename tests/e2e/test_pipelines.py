@@ -1,4 +1,4 @@
-"""When a pipeline is launched, and what becomes of it when its worker is lost."""
+"""When a pipeline is launched, and what happens if its worker is lost."""
 
 from __future__ import annotations
 

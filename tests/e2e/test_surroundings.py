@@ -1,4 +1,4 @@
-"""Where and how somebody runs it does not matter: names with spaces and umlauts, private folders, bare environments."""
+"""The platform runs anywhere: names with spaces and umlauts, private folders, bare environments."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def leaves(command: Any = cli, path: tuple[str, ...] = ()) -> set[str]:
     return {leaf for name, child in command.commands.items() for leaf in leaves(child, (*path, name))}
 
 
-async def test_no_command_lets_a_terminal_be_controlled(database_url: str, tmp_path: Path) -> None:
+async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path: Path) -> None:
     async with Platform.start(database_url, tmp_path) as platform, Commands.of(platform) as commands:
         dag = tmp_path / "dag.yaml"
         dag.write_text(DAG.replace("NOTE", json.dumps(HOSTILE)))
@@ -152,7 +152,7 @@ async def _pipeline(platform: Platform) -> tuple[str, str]:
     return str(made.pipeline_id), str(execution)
 
 
-async def test_what_is_piped_on_is_not_changed(database_url: str, tmp_path: Path) -> None:
+async def test_piped_results_are_not_changed(database_url: str, tmp_path: Path) -> None:
     async with Platform.start(database_url, tmp_path) as platform:
         await platform.deploy(DAG.replace("NOTE", "none"))
         await platform.emit("shop.in", [1])
@@ -168,6 +168,6 @@ async def test_what_is_piped_on_is_not_changed(database_url: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.stem)
-def test_commands_write_at_one_place_only(path: Path) -> None:
+def test_commands_write_output_in_one_place_only(path: Path) -> None:
     if path.stem != "output":
         assert re.findall(r"click\.echo|click\.secho|\bprint\(|sys\.std(?:out|err)", path.read_text()) == []

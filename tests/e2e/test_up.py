@@ -50,7 +50,9 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     made.remove()
 
 
-async def test_a_day_with_up(folder: Folder, tmp_path: Path) -> None:
+async def test_up_is_alone_in_its_folder_restarts_what_dies_and_stops_cleanly(
+    folder: Folder, tmp_path: Path
+) -> None:
     folder.up("--no-spark")
     folder.until_said("up.ready")
     assert folder.run("status").returncode == 0, "the API is there when it is said to be"
@@ -166,16 +168,14 @@ async def left_behind(folder: Folder) -> list[tuple[int, str, int]]:
         ({"TRACEPLANE_OBJECT_STORE": "dag.yaml/objects"}, "settings.invalid"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(
+def test_invalid_settings_are_reported_before_anything_starts(
     folder: Folder, environment: dict[str, str], code: str
 ) -> None:
     assert folder.refused("up", **environment).startswith(f"{code}: ")
     assert not (folder.path / ".traceplane/postgres").exists()
 
 
-def test_a_process_alone_says_in_a_sentence_that_its_port_is_in_use(
-    folder: Folder, database_url: str
-) -> None:
+def test_a_single_process_reports_a_port_in_use_in_one_sentence(folder: Folder, database_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = folder.run(
             "gateway",

@@ -65,7 +65,7 @@ async def test_other_users_of_the_machine_can_read_nothing_of_the_platform(
     assert readable_by_others(home / "objects", *files) == []
 
 
-def test_a_closed_folder_is_passed_by_operators_alone(tmp_path: Path) -> None:
+def test_only_operators_can_traverse_a_closed_folder(tmp_path: Path) -> None:
     folder = closed_folder(tmp_path / "closed")
     found = folder.stat()
     assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (0o710, 0, operator_ids.GROUP)

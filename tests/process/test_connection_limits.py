@@ -23,9 +23,7 @@ FILES = 256
 
 
 @pytest.mark.parametrize("name", ["gateway", "dispatcher"])
-async def test_connections_that_keep_a_process_waiting_keep_nobody_out(
-    database_url: str, tmp_path: Path, name: str
-) -> None:
+async def test_slow_connections_lock_nobody_out(database_url: str, tmp_path: Path, name: str) -> None:
     limits = {f"TRACEPLANE_HTTP_{what}_SECONDS": "2" for what in ("HEAD", "BODY", "ANSWER", "IDLE")}
     async with Platform.start(database_url, tmp_path, dispatchers=0, workers=0, gateway=False) as platform:
         process = platform.add(name, name, **limits)

@@ -1,4 +1,4 @@
-"""What the embedded Postgres promises: it comes up, comes back, keeps others out, and goes away."""
+"""The embedded Postgres starts, recovers, keeps other users out, and stops."""
 
 from __future__ import annotations
 
@@ -228,7 +228,9 @@ def test_stop_and_restart_keep_data_and_settings(stopped: Path, ensure: Ensure) 
     assert server.pid is None
 
 
-def test_lock_files_that_name_a_living_stranger_do_not_hinder_a_start(stopped: Path, ensure: Ensure) -> None:
+def test_lock_files_that_name_an_unrelated_process_do_not_prevent_a_start(
+    stopped: Path, ensure: Ensure
+) -> None:
     server = ensure(stopped)
     server.kill()
     stranger = subprocess.Popen(["sleep", "60"], user=server.binaries.uid)
@@ -297,7 +299,7 @@ def test_binaries_that_nobody_can_read_are_copied(stopped: Path, parent: Path) -
     assert len([*(parent / "elsewhere").iterdir()]) == 1
 
 
-def test_a_user_other_than_root_runs_it_plainly(parent: Path) -> None:
+def test_an_ordinary_user_runs_the_server_directly(parent: Path) -> None:
     private = parent / "private"
     private.mkdir(mode=0o700)
     launcher: tuple[str, ...] = ()
@@ -324,7 +326,7 @@ def test_a_user_other_than_root_runs_it_plainly(parent: Path) -> None:
     assert lines == ["traceplane_state", "None True", "None", "postgres.folder_unwritable"]
 
 
-def test_it_dies_with_the_last_owner_that_asked_for_it(stopped: Path) -> None:
+def test_it_dies_with_its_last_owner(stopped: Path) -> None:
     code = """
         server = EmbeddedPostgres.ensure(Path(arguments[0]), settings=FAST, die_with_parent=True)
         print(server.pid, flush=True)
@@ -342,7 +344,7 @@ def test_it_dies_with_the_last_owner_that_asked_for_it(stopped: Path) -> None:
     eventually(lambda: not command_line(pids[0]))
 
 
-def test_an_interrupt_of_the_terminal_does_not_reach_it(stopped: Path, ensure: Ensure) -> None:
+def test_a_terminal_interrupt_does_not_reach_it(stopped: Path, ensure: Ensure) -> None:
     code = """
         server = EmbeddedPostgres.ensure(Path(arguments[0]), settings=FAST)
         print(server.pid, flush=True)
@@ -357,7 +359,7 @@ def test_an_interrupt_of_the_terminal_does_not_reach_it(stopped: Path, ensure: E
 
 
 @pytest.mark.parametrize("name", ["long" * 25, """an odd, "name" isn't $(it) é"""])
-def test_a_path_that_suits_no_socket_gets_another_one(stopped: Path, ensure: Ensure, name: str) -> None:
+def test_a_folder_unsuitable_for_a_socket_gets_another_one(stopped: Path, ensure: Ensure, name: str) -> None:
     server = ensure(stopped.rename(stopped.parent / name))
     assert server.socket_folder.parent == Path("/tmp")
     assert stat.S_IMODE(server.socket_folder.stat().st_mode) == 0o700
@@ -375,8 +377,8 @@ def test_the_log_is_kept_short(stopped: Path, ensure: Ensure) -> None:
     assert "database system is shut down" in server.log.read_text()
 
 
-def test_what_stands_in_the_way_is_said(stopped: Path, ensure: Ensure) -> None:
-    """One cluster through its mishaps: each has its code, and none of them harms the data."""
+def test_startup_problems_are_reported(stopped: Path, ensure: Ensure) -> None:
+    """One cluster through a series of failures: each has its code, and none of them harms the data."""
     folder = stopped
     server = ensure(folder)
     server.stop()
@@ -411,7 +413,7 @@ def test_what_stands_in_the_way_is_said(stopped: Path, ensure: Ensure) -> None:
     assert ensure(folder).passwords == json.loads(passwords)
 
 
-def test_a_folder_that_cannot_be_written_is_said(parent: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(parent: Path) -> None:
     (parent / "file").write_text("")
     for folder in (parent / "file", parent / "file" / "postgres"):
         with pytest.raises(TraceplaneError) as raised:
@@ -420,7 +422,7 @@ def test_a_folder_that_cannot_be_written_is_said(parent: Path) -> None:
 
 
 @needs_root
-def test_a_full_disk_is_said_and_space_mends_it(parent: Path) -> None:
+def test_a_full_disk_is_reported_and_freeing_space_fixes_it(parent: Path) -> None:
     disk = parent / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=711", "none", str(disk)]

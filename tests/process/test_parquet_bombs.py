@@ -1,4 +1,4 @@
-"""Files of some kilobytes that take gigabytes to read cost their own tasks, and nobody else anything."""
+"""Files of some kilobytes that take gigabytes to read fail their own tasks, and affect nothing else."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_bomb_is_refused_and_leaves_nothing(
     assert read(decoders, good) == b'1,"signal-1"\n'
 
 
-def test_what_takes_no_memory_and_no_end_is_refused_by_its_time(decoders: Decoders, tmp_path: Path) -> None:
+def test_a_file_that_takes_too_long_is_refused(decoders: Decoders, tmp_path: Path) -> None:
     rows = 20_000_000
     zeros = pa.array(numpy.zeros(rows, "int64"))
     parquet.write_table(pa.table({"position": zeros}), tmp_path / "long")
@@ -228,9 +228,7 @@ def test_what_takes_no_memory_and_no_end_is_refused_by_its_time(decoders: Decode
         )
 
 
-def test_a_decoder_that_hears_nothing_while_arrow_reads_is_ended_by_the_kernel(
-    decoders: Decoders, tmp_path: Path
-) -> None:
+def test_the_kernel_ends_a_decoder_that_is_busy_in_arrow(decoders: Decoders, tmp_path: Path) -> None:
     """Python's own timer waits until Arrow returns."""
     rows = pa.table({"position": [1] * 400_000, "signal_id": [f"signal-{n}" for n in range(400_000)]})
     parquet.write_table(rows, tmp_path / "large")
@@ -254,7 +252,7 @@ def test_a_decoder_that_hears_nothing_while_arrow_reads_is_ended_by_the_kernel(
     assert sink.getvalue() == b""
 
 
-def test_files_share_what_they_may_take(decoders: Decoders, good: Path) -> None:
+def test_files_share_their_limits(decoders: Decoders, good: Path) -> None:
     sink, budget = io.BytesIO(), Budget(1000, cpu_seconds=5.0)
     while budget._cpu_seconds == 5.0:  # a clock may be coarse
         assert budget.decode(decoders, good, WORKS[0], sink) == 1
@@ -264,7 +262,7 @@ def test_files_share_what_they_may_take(decoders: Decoders, good: Path) -> None:
         budget.decode(decoders, good, WORKS[0], sink)
 
 
-def test_decoders_that_are_killed_cost_nothing(decoders: Decoders, good: Path) -> None:
+def test_killed_decoders_lose_no_work(decoders: Decoders, good: Path) -> None:
     for ended in ("idle", "server", "both"):
         read(decoders, good)
         server, *forked = processes_of(os.getpid())
@@ -273,9 +271,7 @@ def test_decoders_that_are_killed_cost_nothing(decoders: Decoders, good: Path) -
         assert read(decoders, good) == b'1,"signal-1"\n'
 
 
-def test_a_decoder_that_is_killed_in_the_middle_costs_nothing(
-    decoders: Decoders, good: Path, tmp_path: Path
-) -> None:
+def test_a_decoder_killed_midway_loses_no_work(decoders: Decoders, good: Path, tmp_path: Path) -> None:
     rows = pa.table({"position": [1] * 400_000, "signal_id": [f"signal-{n}" for n in range(400_000)]})
     parquet.write_table(rows, tmp_path / "large")
     read(decoders, good)
@@ -296,7 +292,7 @@ def test_a_decoder_that_is_killed_in_the_middle_costs_nothing(
     assert sink.getvalue() == b"".join(b'1,"signal-%d"\n' % n for n in range(400_000))
 
 
-def test_a_decoder_that_is_taken_over_reaches_neither_files_nor_the_network(good: Path) -> None:
+def test_a_compromised_decoder_reaches_neither_files_nor_the_network(good: Path) -> None:
     barriers = no_network()
     if barriers.landlock_abi == 0:
         pytest.skip("Landlock is not available here")
@@ -344,7 +340,7 @@ def test_a_decoder_keeps_neither_rights_nor_files(decoders: Decoders, good: Path
     assert {name.partition(":")[0] for name in open_files} <= {"/dev/null", "pipe", "socket"}
 
 
-def test_a_file_that_is_not_there_or_is_a_link_is_not_read(decoders: Decoders, good: Path) -> None:
+def test_a_missing_file_or_a_link_is_not_read(decoders: Decoders, good: Path) -> None:
     (good.parent / "link").symlink_to(good)
     for name in ("missing", "link"):
         with pytest.raises(Unreadable):
@@ -452,7 +448,7 @@ async def bombed(database_url: str, tmp_path: Path) -> AsyncIterator[BombedDispa
             await client.close()
 
 
-async def test_bombs_for_a_hot_table_cost_their_own_tasks_and_no_memory_of_the_dispatcher(
+async def test_bombs_for_a_hot_table_fail_only_their_own_tasks_and_use_no_memory_of_the_dispatcher(
     bombed: BombedDispatcher,
 ) -> None:
     await bombed.platform.deploy(DAG)
@@ -470,7 +466,7 @@ async def test_bombs_for_a_hot_table_cost_their_own_tasks_and_no_memory_of_the_d
     assert await bombed.stored() == [0, 4]
 
 
-async def test_bombs_in_the_place_of_signals_cost_their_own_tasks_and_no_memory_of_the_dispatcher(
+async def test_bombs_in_place_of_signals_fail_only_their_own_tasks_and_use_no_memory_of_the_dispatcher(
     bombed: BombedDispatcher,
 ) -> None:
     await bombed.platform.deploy(DAG)
@@ -489,7 +485,7 @@ async def test_bombs_in_the_place_of_signals_cost_their_own_tasks_and_no_memory_
     assert bombed.published() == ["signal-0", "signal-4"]
 
 
-async def test_decoders_of_a_dispatcher_that_are_killed_cost_nobody_anything(
+async def test_killed_decoders_of_a_dispatcher_fail_no_task(
     bombed: BombedDispatcher,
 ) -> None:
     await bombed.platform.deploy(DAG)

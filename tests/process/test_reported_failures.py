@@ -1,7 +1,7 @@
-"""Failures that users of other schedulers report again and again, one test each, on real processes.
+"""Failures that users of other schedulers often report, one test each, on real processes.
 
-The tests share a platform of two dispatchers, two gateways and two workers; each deploys a DAG of its own.
-Tasks of the runtime `held` are run by nobody but the test, which speaks to the dispatchers as a worker would.
+The tests share a platform of two dispatchers, two gateways and two workers; each deploys its own DAG.
+Only the test runs tasks of the runtime `held`: it calls the dispatchers as a worker would.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ async def test_events_lost_when_the_consumer_is_at_its_concurrency_limit(world: 
 
 
 async def test_concurrent_producers_of_which_only_one_is_seen(world: TwoDispatchers) -> None:
-    """Eight callers on two gateways, each with events of its own and, in an order of its own, the same ones."""
+    """Eight callers on two gateways, each with its own events and, in its own order, the same ones."""
     dag: dict[str, Any] = {
         "outputs": [{"dataset": "producers.out"}],
         "runtime": "dispatcher",
@@ -346,7 +346,7 @@ async def take_all(world: TwoDispatchers, count: int) -> list[LeasedTask]:
 
 
 async def test_two_tasks_for_one_partition_a_millisecond_apart(world: TwoDispatchers) -> None:
-    """Two producers, one of which speaks twice, name the same partition at once: all processed, one by one."""
+    """Two producers, one of which emits twice, name the same partition at once: all processed, one by one."""
     dag = json.loads(one_job("partition", "basic:slow", config={"seconds": 0.05}))
     numbers, work = dag["jobs"]
     other = numbers | {"name": "others", "outputs": [{"dataset": "partition.other"}]}
@@ -442,7 +442,7 @@ async def test_a_cpu_bound_operator_that_loses_its_heartbeat(world: TwoDispatche
     assert (task["state"], task["attempt"]) == ("completed", 1)
 
 
-async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(
+async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_down(
     world: TwoDispatchers,
 ) -> None:
     """A machine that is too busy for a heartbeat within the grace may cost an attempt, but not each time."""
@@ -465,8 +465,8 @@ async def test_a_reaper_that_fires_on_a_live_task_after_the_dispatcher_was_away(
     raise AssertionError(f"the reaper took the task from its worker each time: {attempts}")
 
 
-async def test_a_stalled_worker_that_comes_back_changes_nothing(world: TwoDispatchers) -> None:
-    """It is silent for longer than its lease; another worker has done its task when it wakes up."""
+async def test_a_stalled_worker_that_resumes_changes_nothing(world: TwoDispatchers) -> None:
+    """It sends no heartbeats for longer than its lease; another worker has done its task when it resumes."""
     await world.platform.deploy(one_job("stall", "basic:slow", lease="1s", config={"seconds": 1.0}))
     await world.platform.emit("stall.in", [1])
     stalled = await world.worker_of("stall")
@@ -490,7 +490,7 @@ async def test_a_stalled_worker_that_comes_back_changes_nothing(world: TwoDispat
 
 
 async def test_a_stale_attempt_changes_nothing(world: TwoDispatchers) -> None:
-    """Its lease ran out and another holds the task, or has done it: whatever it says, it is told so."""
+    """Its lease expired and another worker holds the task, or has done it: every call gets `stale`."""
     await world.platform.deploy(one_job("stale", runtime="held", lease="2s"))
     await world.platform.emit("stale.in", [1])
     client, other = world.dispatchers
@@ -530,7 +530,7 @@ async def test_a_stale_attempt_changes_nothing(world: TwoDispatchers) -> None:
 async def test_heartbeats_of_500_workers_contending_for_locks(
     world: TwoDispatchers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """500 holders beat one by one through two dispatchers, while others claim and complete."""
+    """500 workers send heartbeats one by one through two dispatchers, while others claim and complete."""
     await world.platform.deploy(one_job("beats", runtime="held", outputs=[], lease="60s"))
     await world.platform.emit("beats.in", range(500))
     held = await take_all(world, 500)
@@ -745,7 +745,7 @@ async def test_two_dispatchers_on_one_database_process_each_event_once(world: Tw
 async def test_a_call_that_got_no_answer_is_repeated_and_answered_the_same(
     world: TwoDispatchers, call: str
 ) -> None:
-    """The dispatcher dies between its commit and its answer; the other one answers the repetition."""
+    """The dispatcher dies between its commit and its answer; the other one answers the repeated call."""
     dag = f"repeat-{call}"
     await world.platform.deploy(one_job(dag, runtime="held"))
     await world.platform.emit(f"{dag}.in", [1])

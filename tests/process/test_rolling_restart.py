@@ -1,4 +1,4 @@
-"""Processes that are told to stop finish what runs or hand it back: a restart costs no task an attempt."""
+"""Stopping processes finish their tasks or hand them back: a restart costs no task an attempt."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ async def test_a_rolling_restart_under_load_costs_no_attempt(database_url: str, 
         assert "lease_expired" not in platform.logs("dispatcher-1")
 
 
-async def test_a_worker_that_leaves_takes_no_lease_with_it(database_url: str, tmp_path: Path) -> None:
-    """Tasks come while it is told to stop: each is done, or waits for another worker."""
+async def test_a_stopping_worker_takes_no_lease_with_it(database_url: str, tmp_path: Path) -> None:
+    """Tasks arrive while it is stopping: each is done, or waits for another worker."""
     async with Platform.start(database_url, tmp_path) as platform:
         await platform.deploy(DAG)
 

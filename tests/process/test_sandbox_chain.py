@@ -71,7 +71,7 @@ async def chain(sandbox: Sandbox, of: Reuse, acts: list[tuple[str, ...]]) -> lis
     return list(await asyncio.gather(*(run(sandbox, of, *each, timeout=240.0) for each in acts)))
 
 
-async def test_tasks_that_wait_go_through_one_child_each_with_its_own_log_and_rows(
+async def test_waiting_tasks_share_a_child_each_with_its_own_log_and_rows(
     sandbox: Sandbox, lake: Path
 ) -> None:
     runs = await chain(sandbox, job(lake, "many"), [("write_rows",)] * 30)
@@ -96,7 +96,7 @@ async def test_tasks_that_wait_go_through_one_child_each_with_its_own_log_and_ro
         ("speak_garbage", "operator.result_invalid"),
     ],
 )
-async def test_a_task_that_goes_wrong_among_others_costs_only_itself(
+async def test_a_failed_task_in_a_batch_affects_only_itself(
     sandbox: Sandbox, lake: Path, act: str, code: str
 ) -> None:
     acts: list[tuple[str, ...]] = [("write_rows",)] * 9
@@ -117,7 +117,7 @@ async def test_a_task_that_goes_wrong_among_others_costs_only_itself(
         assert "memory" in str(runs[4].result.error)
 
 
-async def test_a_canceled_task_among_others_costs_only_itself(sandbox: Sandbox, lake: Path) -> None:
+async def test_a_canceled_task_in_a_batch_affects_only_itself(sandbox: Sandbox, lake: Path) -> None:
     of = job(lake, "canceled-in-a-chain")
     before = [asyncio.create_task(run(sandbox, of)) for _ in range(3)]
     hanging = asyncio.create_task(run(sandbox, of, "hang"))
@@ -130,7 +130,7 @@ async def test_a_canceled_task_among_others_costs_only_itself(sandbox: Sandbox, 
     assert [done.code for done in await asyncio.gather(*after)] == [None] * 3
 
 
-async def test_those_behind_a_task_that_takes_long_do_not_wait_for_it(two_slots: Sandbox, lake: Path) -> None:
+async def test_tasks_behind_a_long_task_do_not_wait_for_it(two_slots: Sandbox, lake: Path) -> None:
     of = job(lake, "one-is-slow")
     await chain(two_slots, of, [()] * 6)  # they are short, so those that follow are handed over together
     first = [asyncio.create_task(run(two_slots, of)) for _ in range(4)]
@@ -145,10 +145,10 @@ async def test_those_behind_a_task_that_takes_long_do_not_wait_for_it(two_slots:
         await slow
 
 
-async def test_a_child_that_is_slow_to_begin_leaves_the_rest_to_others(
+async def test_a_slow_child_leaves_the_rest_of_its_batch_to_others(
     sandbox: Sandbox, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch's time is over at once: each child begins one task, and says that it passes on the others."""
+    """The batch's time is over at once: each child starts one task, and reports that it passes on the others."""
     of = job(lake, "no-time")
     await chain(sandbox, of, [()] * 6)
     monkeypatch.setattr("traceplane.sandbox.pool.BATCH_SECONDS", 0.0)
@@ -160,14 +160,14 @@ async def test_a_child_that_is_slow_to_begin_leaves_the_rest_to_others(
 
 
 async def test_a_child_that_answers_and_does_not_read_is_not_waited_for(sandbox: Sandbox, lake: Path) -> None:
-    """What it says of tasks of its own job is believed; it is ended when no more can be handed to it."""
+    """Its reports about tasks of its own job are trusted; it is ended when no more tasks can be sent to it."""
     of = job(lake, "unread")
     runs = await chain(sandbox, of, [(), (), ("answer_unread",), *([()] * 1500)])
     assert {done.code for done in runs} == {None}
     assert runs[-1].told["earlier"], "the last ones were run by another child"
 
 
-async def test_a_process_left_behind_ends_its_child_soon(sandbox: Sandbox, lake: Path) -> None:
+async def test_a_child_that_leaves_a_process_behind_is_ended_soon(sandbox: Sandbox, lake: Path) -> None:
     of = job(lake, "daemon")
     acts: list[tuple[str, ...]] = [()] * 4
     acts[1] = ("start_orphan",)
@@ -183,9 +183,7 @@ async def test_two_busy_jobs_do_not_end_each_others_children(two_slots: Sandbox,
     assert len({done.process for done in runs}) <= 15
 
 
-async def test_tasks_of_a_job_that_run_at_once_reach_nothing_of_each_other(
-    two_slots: Sandbox, lake: Path
-) -> None:
+async def test_concurrent_tasks_of_a_job_cannot_reach_each_other(two_slots: Sandbox, lake: Path) -> None:
     of = job(lake, "side-by-side")
     busy = asyncio.create_task(run(two_slots, of, "hold", seconds=2.0))
     await eventually(lambda: any(of.writable[0].glob("*/*/private")))
@@ -197,7 +195,7 @@ async def test_tasks_of_a_job_that_run_at_once_reach_nothing_of_each_other(
     assert (await busy).code is None
 
 
-async def test_what_was_reported_cannot_be_changed_by_the_process_that_wrote_it(
+async def test_reported_outputs_cannot_be_changed_by_the_process_that_wrote_them(
     sandbox: Sandbox, lake: Path
 ) -> None:
     of = job(lake, "reported")

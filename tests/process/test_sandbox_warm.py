@@ -189,7 +189,7 @@ async def test_a_task_of_another_job_never_gets_a_used_child(sandbox: Sandbox, l
 
 
 @pytest.mark.parametrize("difference", ["key", "readable", "limits", "entrypoint"])
-async def test_whatever_differs_makes_it_another_job(sandbox: Sandbox, lake: Path, difference: str) -> None:
+async def test_any_difference_makes_it_another_job(sandbox: Sandbox, lake: Path, difference: str) -> None:
     of = job(lake, "same")
     first = await run(sandbox, of)
     fields: dict[str, Any] = {}
@@ -264,7 +264,7 @@ async def test_sealed_outputs_cannot_be_changed_by_the_process_that_wrote_them(
 
 
 @pytest.mark.parametrize("act", ["keep_output_open", "keep_output_mapped", "keep_output_in_flight"])
-async def test_who_can_still_write_to_an_output_is_ended_before_it_is_sealed(
+async def test_a_child_that_can_still_write_to_an_output_is_ended_before_it_is_sealed(
     sandbox: Sandbox, lake: Path, act: str
 ) -> None:
     of = job(lake, "open")
@@ -278,7 +278,7 @@ async def test_who_can_still_write_to_an_output_is_ended_before_it_is_sealed(
     assert second.process != first.process
 
 
-async def test_files_that_were_not_reported_do_not_stay(sandbox: Sandbox, lake: Path) -> None:
+async def test_unreported_files_of_a_kept_child_are_removed(sandbox: Sandbox, lake: Path) -> None:
     of = job(lake, "unreported")
     first = await run(sandbox, of, "write_rows", "write_unreported")
     assert first.code is None
@@ -335,7 +335,7 @@ async def test_the_surroundings_are_restored_for_the_next_task(sandbox: Sandbox,
         ("speak_twice", "operator.result_invalid"),
     ],
 )
-async def test_a_child_that_is_no_longer_in_order_is_discarded(
+async def test_a_child_that_misbehaved_is_discarded(
     sandbox: Sandbox, lake: Path, act: str, code: str | None
 ) -> None:
     of = job(lake, "disorder")
@@ -350,7 +350,7 @@ async def test_a_child_that_is_no_longer_in_order_is_discarded(
 
 
 @pytest.mark.parametrize("act", ["print_later", "speak_later", "write_later", "end_later"])
-async def test_a_child_that_does_not_wait_in_silence_is_discarded(
+async def test_a_child_that_does_not_wait_silently_is_discarded(
     sandbox: Sandbox, lake: Path, act: str
 ) -> None:
     of = job(lake, "noise")
@@ -363,7 +363,7 @@ async def test_a_child_that_does_not_wait_in_silence_is_discarded(
     assert [line.split()[0] for line in second.lines] == ["TELL"]
 
 
-async def test_nothing_of_a_child_runs_while_it_waits_for_long(sandbox: Sandbox, lake: Path) -> None:
+async def test_a_child_is_stopped_while_it_waits(sandbox: Sandbox, lake: Path) -> None:
     of = job(lake, "frozen")
     first = await run(sandbox, of, "spin_later")
     (child,) = processes_of(sandbox.uids)
@@ -378,7 +378,7 @@ async def test_nothing_of_a_child_runs_while_it_waits_for_long(sandbox: Sandbox,
     assert second.process == first.process
 
 
-async def test_a_canceled_task_takes_its_child_along(sandbox: Sandbox, lake: Path) -> None:
+async def test_a_canceled_task_ends_its_child(sandbox: Sandbox, lake: Path) -> None:
     of = job(lake, "canceled")
     first = await run(sandbox, of)
     (child,) = processes_of(sandbox.uids)
@@ -422,7 +422,7 @@ async def test_a_killed_child_costs_no_task(sandbox: Sandbox, lake: Path) -> Non
 
 
 async def test_a_child_that_dies_as_its_task_arrives_costs_no_task(sandbox: Sandbox, lake: Path) -> None:
-    """Stopped, so that the task is sent to it, and then killed; what it wrote does not stand in the way."""
+    """Stopped, so that the task is sent to it, and then killed; its files do not get in the way."""
     of = job(lake, "killed-late")
     for acts in ((), ("write_rows",)):
         first = await run(sandbox, of)

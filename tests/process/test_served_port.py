@@ -1,4 +1,4 @@
-"""A port that a child serves is not somebody else's, neither before nor after it has served."""
+"""A port that a child serves belongs to no other process, neither before nor after it has served."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listening(port: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_who_takes_the_port_first_is_not_believed_to_be_the_server(port: ServedPort) -> None:
+def test_a_process_that_takes_the_port_first_is_not_trusted_as_the_server(port: ServedPort) -> None:
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
         try:
             assert not port.is_served_by(child.pid, None)
@@ -58,7 +58,7 @@ def test_who_takes_the_port_first_is_not_believed_to_be_the_server(port: ServedP
             child.kill()
 
 
-def test_nobody_gets_the_port_of_a_server_that_has_ended(port: ServedPort) -> None:
+def test_no_process_gets_the_port_of_a_server_that_has_ended(port: ServedPort) -> None:
     with listening(port.number) as child:
         assert port.is_served_by(child.pid, UID)
         child.send_signal(signal.SIGKILL)

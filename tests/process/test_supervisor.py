@@ -58,7 +58,7 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(database_url: str
 async def test_services_import_nothing_from_the_folder_in_which_they_are_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever starts the platform in a folder of somebody else runs none of that folder's code outside a sandbox."""
+    """Starting the platform in someone else's folder runs none of that folder's code outside a sandbox."""
     metadata = tmp_path / "planted-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")

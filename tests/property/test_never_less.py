@@ -1,7 +1,7 @@
-"""Guarantee 17: whatever happened before, after a cutover every reader has at least what it had.
+"""Guarantee 17: after a cutover every reader has at least what it had before, whatever happened.
 
-Random histories of events, partitions, second words, backfills, renamed and replaced sources, other columns, other
-code, renamed jobs, other range sizes, versions given up and rollbacks; work is done in random portions between. The
+Random histories of events, partitions, corrections, backfills, renamed and replaced sources, changed columns and code,
+renamed jobs, changed range sizes, aborted versions and rollbacks, with random amounts of work done in between. The
 model is a set of positions per dataset, taken right before each move of the pointers.
 """
 

@@ -1,8 +1,8 @@
-"""The life of a task under anything that can happen to it, against a model that is too simple to be wrong.
+"""The life of a task through everything that can happen to it, against a model that is too simple to be wrong.
 
-Two dispatchers share one Postgres; workers claim, die, come back late and repeat themselves; the wake queue
-loses, repeats and reorders; the clock jumps. After every step the tables must equal the model, and in the end,
-whatever happened, everything accepted has been worked off: nothing lost, nothing stuck, no effect twice.
+Two dispatchers share one Postgres; workers claim, die, return late and repeat calls; the wake queue
+loses, repeats and reorders messages; the clock jumps. After every step the tables must equal the model, and in the end,
+whatever happened, all accepted work is done: nothing lost, nothing stuck, no effect twice.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ class DispatcherPair:
 
 
 class TaskMachine(RuleBasedStateMachine):
-    """No rule has a precondition: two dispatchers at once end one way or the other, and what is drawn next must not
-    depend on which."""
+    """No rule has a precondition: the outcome of a race between two dispatchers varies, and the next draw must not
+    depend on it."""
 
     def __init__(self, world: DispatcherPair) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class TaskMachine(RuleBasedStateMachine):
 
     @rule(second=st.booleans(), said=SAID)
     def workers_speak(self, second: bool, said: list[tuple[int, str]]) -> None:
-        """Those that hold a lease, those that held one, and those that say the same thing again."""
+        """Workers that hold a lease, that held one, and that repeat a call."""
         if not self.leases:
             return
         heard = [
@@ -323,7 +323,7 @@ class TaskMachine(RuleBasedStateMachine):
 
     @rule(second=st.booleans(), said=SAID)
     def slow_workers_speak(self, second: bool, said: list[tuple[int, str]]) -> None:
-        """Their leases ran out and were given up, others took their places, and yet they live."""
+        """Their leases expired and were reaped, others took over, and yet they are alive."""
         if not self.leases:
             return
         self.time_passes(second, LEASE_SECONDS + 1, True, False)
@@ -381,7 +381,7 @@ class TaskMachine(RuleBasedStateMachine):
         self.adopt()
 
     def expected_report(self, task: Task, held: Held, word: str) -> tuple[str, bool]:
-        """What the call is answered with, and whether it changes anything."""
+        """The expected answer, and whether the call changes anything."""
         if task.holder != held.task.lease_token:
             return "stale", False
         if task.answer is not None:  # a repetition; canceled since then is the only news
@@ -552,7 +552,7 @@ class TaskMachine(RuleBasedStateMachine):
                 )
 
     def adopt_batches(self) -> None:
-        """The dispatcher's own tasks are worked off in one step, all that are due."""
+        """The dispatcher runs all of its own tasks that are due in one step."""
         for task in self.tasks.values():
             if task.job == "batches" and task.state == "queued" and task.ready <= self.clock:
                 task.state, task.attempt, task.answer = "completed", task.attempt + 1, "committed"
@@ -727,5 +727,5 @@ def test_whatever_happens_no_event_is_lost_no_effect_is_doubled_and_no_task_is_s
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1500)
-def test_the_same_for_minutes(world: DispatcherPair) -> None:
+def test_the_task_machine_holds_for_minutes(world: DispatcherPair) -> None:
     _play(world, examples=600, steps=60)

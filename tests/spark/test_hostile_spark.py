@@ -566,7 +566,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-async def test_an_output_that_is_no_plain_file_or_still_written_does_not_count(
+async def test_an_output_that_is_not_a_plain_file_or_is_still_open_does_not_count(
     spoil: str, sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     output = victims.granted / spoil
@@ -581,7 +581,7 @@ async def test_an_output_that_is_no_plain_file_or_still_written_does_not_count(
 
 
 @needs_namespaces
-async def test_a_folder_that_was_kept_open_is_of_no_use_after_the_task(
+async def test_a_folder_kept_open_is_useless_after_the_task(
     sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     output = victims.granted / "kept open"
@@ -597,7 +597,7 @@ async def test_a_folder_that_was_kept_open_is_of_no_use_after_the_task(
 
 
 @needs_namespaces
-async def test_an_output_cannot_be_exchanged_once_it_was_looked_at(
+async def test_an_output_cannot_be_replaced_once_it_was_inspected(
     sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """Somebody in the server waits for the seal on a file, and puts a link to the platform's home in its place."""
@@ -620,7 +620,7 @@ async def test_an_output_cannot_be_exchanged_once_it_was_looked_at(
 
 
 @needs_namespaces
-async def test_what_a_task_was_shown_is_gone_when_it_has_ended(
+async def test_the_server_loses_access_to_a_tasks_files_when_the_task_ends(
     sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     """Also for a task of another job on the same server, as long as the two do not run at the same time."""
@@ -636,10 +636,10 @@ async def test_what_a_task_was_shown_is_gone_when_it_has_ended(
 
 
 @needs_namespaces
-async def test_nothing_shown_to_be_read_can_be_changed_while_it_is_being_shown(
+async def test_readable_folders_cannot_be_changed_while_they_are_being_mounted(
     sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
-    """Somebody waits, without a pause, for the moment at which the folder is there and not yet read-only."""
+    """A daemon polls for the moment at which the folder is mounted and not yet read-only."""
     victims.other.chmod(0o777)
     try:
         await told_by_udf(sandbox, server, victims, "daemon_that_waits_for_a_gap", str(victims.other))
@@ -742,7 +742,7 @@ def _port(server: SparkServer) -> int:
     return int(server.remote.partition("/;")[0].rpartition(":")[2])
 
 
-async def test_nobody_outside_is_in_the_servers_network(
+async def test_no_outside_process_is_in_the_servers_network(
     server: SparkServer, victims: Victims, sandbox: Sandbox
 ) -> None:
     listening = int((await told_by_udf(sandbox, server, victims, "listen")).removeprefix("did: "))
@@ -752,9 +752,7 @@ async def test_nobody_outside_is_in_the_servers_network(
         assert reached == WEAKEST  # left open: there, the credential alone keeps others out
 
 
-async def test_what_belongs_to_a_server_is_closed_to_other_users(
-    server: SparkServer, victims: Victims
-) -> None:
+async def test_a_servers_files_are_closed_to_other_users(server: SparkServer, victims: Victims) -> None:
     for path in (victims.objects, victims.spark, victims.spark / "logs", *victims.server.glob("temp-*")):
         assert not path.stat().st_mode & 0o007, path
     for log in (victims.spark / "logs").iterdir():
@@ -814,7 +812,7 @@ async def test_another_user_of_the_machine_gets_nothing_from_a_server(
 # --- the trusted side ---------------------------------------------------------------------------------------------
 
 
-async def test_nothing_that_the_worker_opens_can_be_exchanged_by_the_server(
+async def test_the_server_cannot_replace_anything_that_the_worker_opens(
     server: SparkServer, victims: Victims
 ) -> None:
     """The server owns its temporary folder. Nothing in it is ever opened; whatever is, and each folder above it, belongs
@@ -839,7 +837,7 @@ async def test_nothing_that_the_worker_opens_can_be_exchanged_by_the_server(
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("victim", ["the JVM", "the launcher"])
-async def test_what_a_killed_server_started_is_gone_and_its_tasks_are_shown_to_the_next(
+async def test_a_killed_servers_processes_are_gone_and_its_grants_move_to_the_next(
     sandbox: Sandbox, server: SparkServer, victims: Victims, victim: str
 ) -> None:
     marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
@@ -863,7 +861,7 @@ async def test_what_a_killed_server_started_is_gone_and_its_tasks_are_shown_to_t
     assert len(list(victims.server.glob("temp-*"))) == 1
 
 
-async def test_a_server_that_ends_takes_its_daemons_along(victims: Victims) -> None:
+async def test_a_server_that_ends_leaves_no_daemon_behind(victims: Victims) -> None:
     servers = await SparkServers.start(spark_settings(victims), private=True)
     sandbox = await Sandbox.start(
         SandboxSettings(
@@ -886,7 +884,7 @@ async def test_a_server_that_ends_takes_its_daemons_along(victims: Victims) -> N
 
 
 @pytest.mark.chaos
-async def test_a_server_that_fills_the_disk_is_ended_and_started_again(victims: Victims) -> None:
+async def test_a_server_that_fills_the_disk_is_restarted(victims: Victims) -> None:
     limited = replace(spark_settings(victims), disk_bytes=64 << 20)
     servers = await SparkServers.start(limited, private=True)
     settings = SandboxSettings(

@@ -1,4 +1,4 @@
-"""Whatever a Spark job does wrong, it gets a clear error with the user's own line, and committed data stays as it is.
+"""Every mistake in a Spark job gives a clear error with the user's own line, and committed data stays unchanged.
 
 All jobs share one platform and one Spark server, which serves the next one whatever the last one did.
 """
@@ -55,7 +55,7 @@ async def assert_spark_serves(spark: SparkPlatform, name: str) -> None:
     assert sorted(row["n"] for row in await spark.rows(f"{name}.out")) == list(range(100, 200))
 
 
-async def test_a_function_that_raises_here_or_in_spark_is_told_with_its_line(spark: SparkPlatform) -> None:
+async def test_a_function_that_raises_is_reported_with_its_line_on_both_sides(spark: SparkPlatform) -> None:
     here = await failed(spark, "here", "raises")
     assert (here["code"], here["type"]) == ("operator.raised", "ValueError")
     assert "this operator always fails" in here["message"]
@@ -142,7 +142,7 @@ async def test_values_are_cast_to_declared_types_and_one_that_would_change_is_re
         assert await spark.attempts(f"fits-{name}") == 1
 
 
-async def test_an_input_without_rows_has_the_declared_columns_and_without_them_is_not_tried_again(
+async def test_an_input_without_rows_has_the_declared_columns_or_fails_without_retry(
     spark: SparkPlatform,
 ) -> None:
     """Directly below a source, which never has rows."""
@@ -175,7 +175,7 @@ jobs:
     assert await spark.attempts("bare-odd") == 1
 
 
-async def test_what_returns_nothing_commits_nothing_but_its_scope(spark: SparkPlatform) -> None:
+async def test_a_job_that_returns_nothing_commits_only_its_scope(spark: SparkPlatform) -> None:
     outputs = "{name: one, dataset: none.one}, {name: two, dataset: none.two}"
     await deploy(spark, "none", "returns_nothing", outputs=outputs)
     await spark.platform.emit("none.in", [1])
@@ -188,7 +188,7 @@ async def test_what_returns_nothing_commits_nothing_but_its_scope(spark: SparkPl
     assert await spark.platform.value(f"{counted} where dataset_id like 'none._%' and row_count = 0") == 2
 
 
-async def test_a_job_that_hangs_on_every_core_is_stopped_and_leaves_them(spark: SparkPlatform) -> None:
+async def test_a_job_that_hangs_on_every_core_is_stopped_and_frees_them(spark: SparkPlatform) -> None:
     name = "hung"
     config = '{entrypoint: "spark_jobs:hangs_on_every_core"}'
     await spark.platform.deploy(dag(name, job(name, "out", config, more="timeout: 5s\n  max_attempts: 1")))
@@ -222,7 +222,7 @@ async def test_memory_is_bounded_in_the_task_and_in_spark(spark: SparkPlatform) 
 
 
 @pytest.mark.chaos
-async def test_a_jvm_without_memory_is_started_again_and_its_task_says_why(spark: SparkPlatform) -> None:
+async def test_a_jvm_without_memory_is_restarted_and_its_task_says_why(spark: SparkPlatform) -> None:
     server = spark.server_pid()
     error = await failed(spark, "heap", "fills_the_heap")
     assert error["code"] == "operator.spark_lost"
@@ -231,7 +231,7 @@ async def test_a_jvm_without_memory_is_started_again_and_its_task_says_why(spark
     assert spark.server_pid() != server
 
 
-async def test_a_damaged_file_is_named_and_its_scope_can_be_computed_again(spark: SparkPlatform) -> None:
+async def test_a_damaged_file_is_named_and_its_scope_can_be_recomputed(spark: SparkPlatform) -> None:
     for name, damage in (
         ("cut", lambda data: data[: len(data) // 2]),
         ("garbled", lambda data: b"x" * len(data)),

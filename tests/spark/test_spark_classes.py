@@ -32,7 +32,7 @@ async def maps_of_server(folder: Path) -> str:
         await server.close()
 
 
-async def test_a_server_maps_the_classes_that_were_made_at_set_up(tmp_path: Path) -> None:
+async def test_a_server_maps_the_classes_prepared_at_setup(tmp_path: Path) -> None:
     java = find_java()
     if not classes.options(java):
         pytest.skip("there is no file of Spark's classes: `make test` makes it")
@@ -48,7 +48,7 @@ async def test_a_file_that_does_not_fit_is_not_used(tmp_path: Path, monkeypatch:
     assert "spark-classes-" not in await maps_of_server(tmp_path)
 
 
-def test_whoever_takes_the_port_of_the_java_that_makes_it_is_sent_nothing(
+def test_a_process_that_takes_the_port_of_the_preparing_java_is_sent_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its token would let anybody run anything as the worker's user."""

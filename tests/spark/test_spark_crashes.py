@@ -1,4 +1,4 @@
-"""No duplicates and no gaps, whoever dies, at each step of write, stage, complete and commit.
+"""No duplicates and no gaps, whichever process dies, at each step of write, stage, complete and commit.
 
 Worker, dispatcher, the JVM with its executor, the Python process of an executor and the task's own process die
 by SIGKILL. What is committed afterwards is read from the catalog's list of files, and has every row once. An
@@ -93,7 +93,7 @@ async def assert_every_row_once(spark: SparkPlatform, name: str) -> None:
 async def test_worker_and_dispatcher_die_at_each_step_of_one_task(
     spark: SparkPlatform, worker: Process
 ) -> None:
-    """One task passes every boundary between its claim and its commit, and at each somebody dies."""
+    """One task passes every boundary between its claim and its commit, and at each one a process dies."""
     platform, dispatcher = spark.platform, spark.platform["dispatcher-1"]
     await platform.deploy(dag("steps", source="numbers", function="doubled", lease=SHORT_LEASE))
     async with watched(platform):

@@ -160,7 +160,7 @@ async def _exists(path: object) -> bool:
 # Faults ------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_is_killed_takes_its_spark_server_along_and_its_task_is_retried(
+async def test_a_killed_worker_ends_its_spark_server_and_its_task_is_retried(
     spark: SparkPlatform,
 ) -> None:
     config = '{entrypoint: "spark_jobs:takes_seconds", seconds: 2}'

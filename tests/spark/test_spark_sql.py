@@ -1,4 +1,4 @@
-"""What is written for Spark means there what the gate took it for: asked of a real Spark."""
+"""Translated queries mean on a real Spark what the gate understood."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _written() -> list[tuple[str, dict[str, str]]]:
     return texts
 
 
-async def test_spark_accepts_what_is_written_for_it_and_reads_every_text_as_it_was_meant(
+async def test_spark_accepts_translated_queries_and_reads_every_literal_unchanged(
     spark: SparkPlatform,
 ) -> None:
     asked = ", ".join("'" + text.replace("'", "''") + f"' as c{n}" for n, text in enumerate(LITERALS))

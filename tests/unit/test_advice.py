@@ -22,13 +22,13 @@ def remedies() -> dict[str, Remedy]:
 
 
 @pytest.mark.parametrize("code", remedies())
-def test_every_step_is_that_of_the_errors_page(code: str) -> None:
+def test_every_next_step_matches_the_errors_page(code: str) -> None:
     cell = rows(page("reference/errors.md"))[code][-1]
     cell = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", cell)
     assert remedies()[code].step == re.sub(r"^none: [^;]*(; )?", "", cell)
 
 
-def test_every_error_of_attempts_has_a_step() -> None:
+def test_every_error_of_an_attempt_has_a_next_step() -> None:
     documented = rows(page("reference/errors.md"))
     attempts = {c for c in documented if c.startswith(("commit.", "compact.", "operator.", "invoke."))}
     assert attempts <= set(remedies())
@@ -60,14 +60,14 @@ def test_a_crash_in_native_code_is_told_from_a_limit() -> None:
 
 
 @pytest.mark.parametrize("deployed", [True, False])
-def test_code_that_came_with_the_deploy_is_mended_by_a_deploy(deployed: bool) -> None:
+def test_code_sent_with_a_deploy_is_fixed_by_a_deploy(deployed: bool) -> None:
     told = advice("operator.raised", task_id=ID, code_deployed=deployed)
     assert told.next_step.startswith("Correct the code. ")
     assert told.retry_helps is not deployed
     assert (RETRY in told.next_step) is not deployed
 
 
-def test_an_operator_that_met_the_sandbox_is_told_so() -> None:
+def test_an_error_caused_by_the_sandbox_is_explained() -> None:
     for raised, word in (("FileNotFoundError", "code folder"), ("gaierror", "`network: true`")):
         told = advice("operator.raised", task_id=ID, raised=raised, code_deployed=True)
         assert word in told.next_step
@@ -75,7 +75,7 @@ def test_an_operator_that_met_the_sandbox_is_told_so() -> None:
     assert "network" not in advice("operator.raised", task_id=ID, raised="ValueError").next_step
 
 
-def test_an_operator_that_was_out_of_memory_is_told_of_the_limit() -> None:
+def test_an_out_of_memory_error_names_the_limit() -> None:
     for code_deployed in (False, True):
         told = advice("operator.raised", task_id=ID, raised="MemoryError", code_deployed=code_deployed)
         assert "`memory_mb`" in told.next_step
@@ -95,6 +95,6 @@ def test_a_retry_is_suggested_only_where_it_can_help() -> None:
     assert RETRY not in advice("lease.expired", task_id=ID, of_pipeline=True).next_step
 
 
-def test_what_the_error_says_itself_comes_first() -> None:
+def test_the_next_step_of_the_error_itself_comes_first() -> None:
     told = advice("commit.not_as_declared", task_id=ID, step="declare column x", code_deployed=True)
     assert told.next_step.startswith("Declare column x. ")

@@ -162,7 +162,7 @@ def test_whole_numbers_beyond_64_bits_fit_into_a_declared_decimal(tmp_path: Path
         (7, [], "operator.result_invalid", "int cannot be written as rows"),
     ],
 )
-def test_what_cannot_be_a_row_is_named_with_its_column_and_row(
+def test_an_invalid_row_is_named_with_its_column_and_row(
     tmp_path: Path, rows: Any, columns: list[dict[str, Any]], code: str, text: str
 ) -> None:
     with pytest.raises(OperatorError, match=re.escape(text)) as refused:

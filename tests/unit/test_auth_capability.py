@@ -89,7 +89,7 @@ def refusal(token: str, ring: Keyring = RING, now: float = NOW) -> str:
     return refused.value.code
 
 
-def test_what_is_minted_is_what_is_verified() -> None:
+def test_a_minted_capability_verifies_unchanged() -> None:
     assert verify(mint(capability(), RING, NOW), RING, NOW) == capability()
     empty = capability(jobs=(JobGrants((), ()), JobGrants((), ())), org="ünï")
     assert verify(mint(empty, RING, NOW), RING, NOW) == empty

@@ -1,4 +1,4 @@
-"""A range of history is worked off in the scopes that the job would get."""
+"""A backfill splits a range of history into the scopes that the job would get."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def test_scopes_of_a_range() -> None:
         (-(2**63), -(2**63), {"range_size": 10}),
     ],
 )
-def test_a_range_that_cannot_be_worked_off(start: int, end: int, sizes: dict[str, int]) -> None:
+def test_a_range_that_cannot_be_backfilled_is_refused(start: int, end: int, sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"range|scopes"):
         keys(start, end, **sizes)

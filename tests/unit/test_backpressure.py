@@ -1,4 +1,4 @@
-"""The valve's decision as a pure function: what is held, at what level, and that it never locks itself up."""
+"""The valve's decision as a pure function: what is held, at what level, and that it never deadlocks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_everything_upstream_is_held_and_the_job_itself_is_not() -> None:
     assert {job: hold.path for job, hold in found.items()} == {C: (C, D), B: (B, C, D), A: (A, B, C, D)}
 
 
-def test_siblings_and_other_branches_go_on() -> None:
+def test_siblings_and_other_branches_continue() -> None:
     found = held([under_pressure(C)], [(A, C), (A, D), (B, D)])
     assert set(found) == {A}
 
@@ -110,7 +110,7 @@ def test_the_higher_level_wins_whatever_the_order() -> None:
         assert held(pressures, edges)[A].level == HOLD_ALL
 
 
-def test_the_shortest_way_to_the_pressure_is_told() -> None:
+def test_the_shortest_path_to_the_pressure_is_named() -> None:
     assert held([under_pressure(D)], [(A, B), (B, D), (A, D)])[A].path == (A, D)
 
 

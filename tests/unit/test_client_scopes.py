@@ -73,7 +73,7 @@ def test_one_scope_or_many_can_be_emitted(
         ([(5, 2)], "client.empty_range"),
     ],
 )
-def test_what_is_no_scope_is_invalid_input_and_nothing_is_sent(
+def test_an_invalid_scope_is_refused_and_nothing_is_sent(
     requests: list[EmitRequest], scopes: Any, code: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:

@@ -51,7 +51,7 @@ async def test_workers_that_share_a_folder_each_find_the_whole_bundle(tmp_path: 
 
 
 @pytest.mark.parametrize("damage", ["changed", "added", "link", "file"])
-async def test_what_lies_there_already_is_not_believed(tmp_path: Path, damage: str) -> None:
+async def test_an_existing_bundle_is_verified_before_use(tmp_path: Path, damage: str) -> None:
     place = tmp_path / BUNDLE
     if damage == "file":
         place.write_text("in the way")

@@ -1,4 +1,4 @@
-"""A job's code hash changes when, and only when, code that it runs does something else."""
+"""A job's code hash changes if, and only if, the behaviour of its code may change."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def edited(path: str, old: str, new: str) -> dict[str, str]:
     return {**FILES, path: FILES[path].replace(old, new)}
 
 
-def test_exactly_the_modules_that_an_entrypoint_imports_are_taken(tmp_path: Path) -> None:
+def test_exactly_the_modules_that_an_entrypoint_imports_are_collected(tmp_path: Path) -> None:
     assert set(collect(write(tmp_path, FILES))) == NEEDED
 
 
-def test_what_was_taken_has_the_hash_of_what_it_was_taken_from(tmp_path: Path) -> None:
+def test_a_collected_bundle_has_the_same_hash_as_its_folder(tmp_path: Path) -> None:
     taken = collect(write(tmp_path, FILES))
     assert code_hash(taken) == code_hash(FILES)
     assert decode(encode(taken)) == taken
@@ -97,7 +97,7 @@ def test_what_was_taken_has_the_hash_of_what_it_was_taken_from(tmp_path: Path) -
         ("other.py", "task", "it"),
     ],
 )
-def test_looks_and_unrelated_modules_change_nothing(path: str, old: str, new: str) -> None:
+def test_formatting_and_unrelated_modules_do_not_change_the_hash(path: str, old: str, new: str) -> None:
     files = {**FILES, path: FILES[path].replace(old, new)}
     if new.startswith("total = (prices"):
         files[path] = files[path].replace('rate("de"))', 'rate("de")))')
@@ -118,11 +118,11 @@ def test_looks_and_unrelated_modules_change_nothing(path: str, old: str, new: st
         ("shop/tax.py", "'de'", "b'de'"),
     ],
 )
-def test_what_the_code_does_counts_however_far_it_is_imported_from(path: str, old: str, new: str) -> None:
+def test_a_change_in_any_imported_module_changes_the_hash(path: str, old: str, new: str) -> None:
     assert code_hash(edited(path, old, new)) != code_hash(FILES)
 
 
-def test_a_hash_is_stable_over_releases_and_versions_of_python() -> None:
+def test_a_hash_is_stable_across_releases_and_python_versions() -> None:
     # If this fails, every deployed job with code would be rebuilt by the upgrade: change it only on purpose.
     assert code_hash(FILES) == "d31580603a3f08c04639481c506e3608a0ea30ae42832ada2db5f22d6f7fc09e"
 
@@ -145,7 +145,7 @@ def test_several_folders_are_searched_as_python_does(tmp_path: Path) -> None:
         ({"operators.py": "from . import x\n"}, 1, "code.module_missing"),
     ],
 )
-def test_bad_code_is_told_with_file_and_line(
+def test_invalid_code_is_reported_with_file_and_line(
     tmp_path: Path, files: dict[str, str], line: int, code: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
@@ -158,7 +158,7 @@ def test_bad_code_is_told_with_file_and_line(
     assert refused.value.code == code
 
 
-def test_imports_that_may_fail_need_not_be_there(tmp_path: Path) -> None:
+def test_optional_imports_may_be_missing(tmp_path: Path) -> None:
     text = "import typing\nimport requests.adapters\nclass C:\n  def f():\n    import lazy\n"
     text += "try:\n    from shop import fast, slow\n    import shop.fast\nexcept ImportError: pass\n"
     text += "if typing.TYPE_CHECKING:\n    import shop.types\n"
@@ -169,7 +169,7 @@ def test_imports_that_may_fail_need_not_be_there(tmp_path: Path) -> None:
     }
 
 
-def test_an_entrypoint_is_in_the_folders_or_installed(tmp_path: Path) -> None:
+def test_an_entrypoint_must_be_in_the_folders_or_installed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
         collect(tmp_path, entrypoint="nowhere.to_be:found")
     assert refused.value.code == "code.module_missing"
@@ -179,7 +179,7 @@ def test_an_entrypoint_is_in_the_folders_or_installed(tmp_path: Path) -> None:
     assert refused.value.code == "code.bad_entrypoint"
 
 
-def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+def test_code_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"operators.py": "import big, größe\n", "big.py": "", "größe.py": ""})
     with pytest.raises(InvalidInput) as refused:
         collect(tmp_path)
@@ -198,7 +198,7 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["../x.py", "/x.py", "a/../x.py", "a//x.py", "x.txt", "", "a\\x.py", "x.py\n"]
 )
-def test_a_bundle_has_modules_only(path: str) -> None:
+def test_a_bundle_contains_only_modules(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
         decode(encode({path: ""}))
 
@@ -223,7 +223,7 @@ def test_queries_are_compared_as_parsed(other: str, same: bool) -> None:
     assert say_the_same(other, other)
 
 
-def test_a_query_that_says_the_same_keeps_its_deployed_text() -> None:
+def test_an_equivalent_query_keeps_its_deployed_text() -> None:
     def with_query(text: str) -> Dag:
         return parse(f"runtime: spark, operator: sql, config: {{query: {{o: {text!r}}}, z: 1}}")
 

@@ -1,4 +1,4 @@
-"""What a command says of words that it cannot use, and of a failure: one line with a code, the user's own frames."""
+"""How a command reports a usage error and a failure: one line with a code, the user's own frames."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def refused(*words: str) -> str:
         (["token", "issue", "user", "x"], "a user token needs --role", "traceplane token issue"),
     ],
 )
-def test_words_that_a_command_cannot_use_are_one_line_with_a_code(
-    words: list[str], message: str, help_of: str
-) -> None:
+def test_a_usage_error_is_one_line_with_a_code(words: list[str], message: str, help_of: str) -> None:
     line = refused(*words)
     assert line.startswith(f"cli.usage: {message}")
     assert line.endswith(f"→ see `{help_of} --help`")
@@ -83,7 +81,7 @@ TRACEBACK = """\
 """.format(sha="0" * 64)
 
 
-def test_a_traceback_is_the_users_own_frames_unless_all_are_asked_for() -> None:
+def test_a_traceback_shows_only_the_users_frames_unless_all_are_requested() -> None:
     error = {"code": "operator.raised", "message": "x", "type": "KeyError", "traceback": TRACEBACK}
     answer = ExplainResponse(uuid4(), "dead", "sales", [], dag="shop", error=error)
     short, full = "\n".join(explained(answer)), "\n".join(explained(answer, full=True))
@@ -103,7 +101,7 @@ def show_progress(*lines: str) -> None:
     progress.end()
 
 
-def test_progress_that_is_piped_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_piped_progress_is_one_line_per_change(capsys: pytest.CaptureFixture[str]) -> None:
     show_progress("1 of 3", "1 of 3", "3 of 3")
     with progress_bar(3) as bar:
         bar.update(3)
@@ -120,7 +118,7 @@ def test_progress_fits_a_narrow_terminal(
     assert (first, last) == ("x" * 18 + " ", "done".ljust(19))
 
 
-def test_waiting_for_a_build_ends_with_its_dead_tasks_though_a_source_is_behind(
+def test_waiting_for_a_build_ends_when_tasks_are_dead_even_if_a_source_is_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     behind = (SourceBehindView("days", "shop.days", 31),)

@@ -1,4 +1,4 @@
-"""Connections that are not used, over real sockets: they end in time, and leave room for those that are."""
+"""Unused connections, over real sockets: they end in time, and make room for those in use."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def code(answer: bytes) -> tuple[bytes, str]:
     return head.partition(b"\r\n")[0], json.loads(body)["error"]["code"]
 
 
-async def test_three_hundred_half_open_connections_are_closed_and_health_is_answered_meanwhile() -> None:
+async def test_health_is_answered_while_three_hundred_half_open_connections_are_closed() -> None:
     async with Served.open(head_seconds=1.0) as served:
         silent = [await served.connect() for _ in range(150)]
         begun = [await served.connect(HALF_A_HEAD) for _ in range(150)]
@@ -154,7 +154,7 @@ async def test_three_hundred_half_open_connections_are_closed_and_health_is_answ
             assert code(answer) == (b"HTTP/1.1 408 Request Timeout", "request.too_slow")
 
 
-async def test_a_head_that_comes_byte_by_byte_has_the_same_deadline() -> None:
+async def test_a_head_that_arrives_byte_by_byte_has_the_same_deadline() -> None:
     async with Served.open(head_seconds=1.0) as served:
         stream = await served.connect(HALF_A_HEAD)
         ended = asyncio.create_task(rest(stream))
@@ -173,7 +173,7 @@ async def test_a_second_head_on_a_kept_connection_has_a_deadline_too() -> None:
         assert code(await rest(stream))[1] == "request.too_slow"
 
 
-async def test_a_body_that_comes_steadily_but_too_slowly_is_refused() -> None:
+async def test_a_body_that_arrives_too_slowly_is_refused() -> None:
     async with Served.open(body_seconds=1.0) as served:
         stream = await served.connect(HALF_A_BODY.replace(b": 10", b": 100000"))
         ended = asyncio.create_task(rest(stream))
@@ -184,7 +184,7 @@ async def test_a_body_that_comes_steadily_but_too_slowly_is_refused() -> None:
         assert code(await ended) == (b"HTTP/1.1 408 Request Timeout", "request.too_slow")
 
 
-async def test_a_body_whose_call_was_refused_already_has_a_deadline_too() -> None:
+async def test_a_body_has_a_deadline_even_after_its_call_was_refused() -> None:
     async with Served.open(body_seconds=1.0) as served:
         assert code(await rest(await served.connect(REFUSED_EARLY)))[1] == "auth.required"
 
@@ -206,14 +206,14 @@ async def test_a_long_answer_has_no_deadline() -> None:
         waiting[1].close()
 
 
-async def test_an_answer_of_which_nothing_is_taken_ends_its_connection() -> None:
+async def test_an_unread_answer_ends_its_connection() -> None:
     async with Served.open(answer_seconds=0.5) as served:
         for request in (BIG, BIG * 12, BIG.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")):
             with await served.ask_and_read_nothing(request) as unread:
                 await until(partial(_is_closed, unread), what="the connection is closed")
 
 
-async def test_an_answer_that_is_read_slowly_arrives_and_one_that_takes_long_may() -> None:
+async def test_an_answer_may_be_read_slowly_or_take_long() -> None:
     async with Served.open(answer_seconds=0.5) as served:
         waiting = await served.connect(WAIT)
         with await served.ask_and_read_nothing() as slow:
@@ -232,7 +232,7 @@ async def test_an_answer_that_is_read_slowly_arrives_and_one_that_takes_long_may
         waiting[1].close()
 
 
-async def test_what_nobody_reads_does_not_fill_the_memory() -> None:
+async def test_unread_answers_do_not_fill_the_memory() -> None:
     async with Served.open(unread_bytes=2 * BIG_BYTES) as served:
         unread = [await served.ask_and_read_nothing() for _ in range(20)]
         await until(lambda: _count_closed(unread, at_least=17), what="all but a few are closed")
@@ -311,7 +311,7 @@ async def test_beyond_the_cap_connections_that_wait_give_way_to_new_ones() -> No
             task.cancel()
 
 
-async def test_bodies_that_nobody_waits_for_give_way_too() -> None:
+async def test_bodies_of_refused_calls_give_way_too() -> None:
     async with Served.open(most=10) as served:
         kept = [await served.connect(REFUSED_EARLY) for _ in range(50)]
         await until(served.is_healthy, what="a health check gets through")
@@ -350,13 +350,13 @@ async def test_one_address_does_not_keep_others_out() -> None:
         writer.close()
 
 
-def test_a_host_with_many_addresses_of_its_own_has_one_share() -> None:
+def test_a_host_with_many_addresses_has_one_share() -> None:
     share = http_service._share_of
     assert share("2001:db8:0:1::5") == share("2001:db8:0:1:ffff::9") != share("2001:db8:0:2::5")
     assert share("::ffff:10.0.0.5") == share("10.0.0.5") != share("10.0.0.6")
 
 
-async def test_the_connection_that_was_used_longest_ago_gives_way_and_calls_under_way_do_not() -> None:
+async def test_the_least_recently_used_connection_gives_way_and_calls_in_flight_do_not() -> None:
     async with Served.open(most=4) as served:
         waiting = await served.connect(WAIT)
         await until(lambda: _reaches(served, 1), what="the call is under way")
@@ -370,7 +370,7 @@ async def test_the_connection_that_was_used_longest_ago_gives_way_and_calls_unde
         assert (await waiting[0].readline()) == b"HTTP/1.1 200 OK\r\n"
 
 
-async def test_where_calls_are_under_way_on_all_connections_a_further_one_is_refused() -> None:
+async def test_if_calls_are_in_flight_on_all_connections_a_new_one_is_refused() -> None:
     async with Served.open(most=10, most_of_an_address=3) as served:
         waiting = [await served.connect(WAIT) for _ in range(3)]
         await until(lambda: _reaches(served, len(waiting)), what="the calls are under way")

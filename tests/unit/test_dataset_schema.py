@@ -1,4 +1,4 @@
-"""What a file may look like beside those that were committed before it."""
+"""Which schemas are compatible with those of earlier commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def schema(**columns: str) -> Schema:
         ((), schema(a="int64!"), schema(a="int64")),
     ],
 )
-def test_a_schema_that_fits_extends_what_is_known(known: Schema | None, new: Schema, merged: Schema) -> None:
+def test_a_compatible_schema_extends_the_known_one(known: Schema | None, new: Schema, merged: Schema) -> None:
     assert merge(known, new) == merged
 
 
@@ -52,7 +52,7 @@ def test_a_schema_that_fits_extends_what_is_known(known: Schema | None, new: Sch
         (schema(a="int64!"), schema(a="int64"), Incompatible("a", "int64 not null", "int64")),
     ],
 )
-def test_a_schema_that_does_not_fit_is_named_by_its_column(
+def test_an_incompatible_schema_is_reported_by_column(
     known: Schema | None, new: Schema, misfit: Incompatible
 ) -> None:
     assert merge(known, new) == misfit
@@ -63,7 +63,7 @@ def test_a_column_that_is_written_twice_is_named() -> None:
     assert written_twice((*schema(a="int64", b="string"), *schema(b="string"))) == "b"
 
 
-def test_what_fits_still_fits_when_others_extended_the_schema_meanwhile() -> None:
+def test_a_compatible_schema_stays_compatible_after_others_extend_it() -> None:
     """A commit that changes nothing takes no lock: it may be checked against a schema that is about to grow."""
     known = schema(a="int32", b="float")
     for other in (schema(a="int64"), schema(c="string!"), schema(a="int64", b="double", c="string")):

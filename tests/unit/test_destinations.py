@@ -15,7 +15,7 @@ DATABASE = ipaddress.ip_address("10.0.0.5")
 
 
 @pytest.mark.parametrize("allowed", [[], ["10.0.0.0/8"], ["*"]], ids=str)
-def test_what_is_never_to_be_reached_is_not_even_if_it_is_allowed(allowed: list[str]) -> None:
+def test_a_denied_destination_is_unreachable_even_if_allowed(allowed: list[str]) -> None:
     known = Destinations(allowed)
     assert known.permit(DATABASE, 5432)
     told = Destinations(allowed, never=["10.0.0.5:5432", "10.1.0.0/16"])
@@ -37,12 +37,12 @@ def test_what_is_never_to_be_reached_is_not_even_if_it_is_allowed(allowed: list[
         "fd00:42::42",
     ],
 )
-def test_no_cloud_tells_an_operator_the_credentials_of_its_machine(address: str) -> None:
+def test_operators_cannot_reach_any_clouds_metadata_service(address: str) -> None:
     assert not Destinations().permit(ipaddress.ip_address(address), 80)
     assert Destinations([f"[{address}]:53"]).permit(ipaddress.ip_address(address), 53)
 
 
-def test_what_is_denied_is_read_from_the_settings(tmp_path: Path) -> None:
+def test_denied_destinations_are_read_from_the_settings(tmp_path: Path) -> None:
     environment = {"TRACEPLANE_OPERATOR_NETWORK_DENY": "10.0.0.5:5432,fd00::/8"}
     assert load(environment=environment).operator_network_deny == ("10.0.0.5:5432", "fd00::/8")
     for text in ("*", "db.internal"):

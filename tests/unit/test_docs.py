@@ -436,7 +436,7 @@ def _families() -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name in documented)
 
 
-def test_codes_put_together_at_run_time_are_known_here() -> None:
+def test_codes_built_at_run_time_are_listed_here() -> None:
     """`codes` follows these three; another f-string that makes a code has to be added to it."""
     found = {
         (path.name, node.values[0].value)
@@ -497,7 +497,7 @@ def links() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "target"), sorted(set(links())))
-def test_links_lead_somewhere(where: str, target: str) -> None:
+def test_links_are_not_dead(where: str, target: str) -> None:
     file, _, anchor = target.partition("#")
     path = (ROOT / where).parent / file if file else ROOT / where
     assert path.exists(), f"{where} links to {target}"

@@ -1,4 +1,4 @@
-"""Why a task waits: the reasons are data, and the decisive one stands first."""
+"""Why a task is waiting: the reasons are data, and the decisive one comes first."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_busy_scope_names_the_task_that_holds_it() -> None:
     assert "0198-abc" in reasons(scope_held_by="0198-abc")["scope_busy"]
 
 
-def test_a_full_job_names_its_limit_and_how_many_are_out() -> None:
+def test_a_full_job_names_its_limit_and_its_tasks_in_flight() -> None:
     assert (
         "4 tasks in flight; its max_concurrency is 4"
         in reasons(max_concurrency=4, in_flight=4)["concurrency"]
@@ -99,7 +99,7 @@ def test_a_queue_ahead_is_counted() -> None:
     assert "17 tasks of job enrich" in reasons(ahead=17)["queue"]
 
 
-def test_the_decisive_reason_stands_first() -> None:
+def test_the_decisive_reason_comes_first() -> None:
     codes = list(
         reasons(**HELD, ready_in_seconds=3.0, scope_held_by="x", in_flight=1000, ahead=1, routed=False)
     )
@@ -132,7 +132,7 @@ def test_a_running_task_names_worker_attempt_and_lease() -> None:
 
 
 @pytest.mark.parametrize("error", [None, {"code": "operator.failed", "message": "no"}])
-def test_an_end_says_what_it_was(error: dict[str, str] | None) -> None:
+def test_a_finished_task_says_how_it_ended(error: dict[str, str] | None) -> None:
     assert list(reasons(state="completed")) == ["completed"]
     assert "traceplane retry" in reasons(state="canceled")["canceled"]
     retired = reasons(state="canceled", routed=False)
@@ -144,6 +144,6 @@ def test_an_end_says_what_it_was(error: dict[str, str] | None) -> None:
     assert (error or {"code": "unknown"})["code"] in sentence
 
 
-def test_a_state_that_does_not_exist_is_loud() -> None:
+def test_an_unknown_state_raises() -> None:
     with pytest.raises(AssertionError, match="asleep"):
         explain(replace(WAITING, state="asleep"))

@@ -67,7 +67,7 @@ def changed(old: Dag, new: Dag) -> tuple[set[str], set[str]]:
         ("unique_key: [k]", "unique_key: [k]\n  execution_strategy: PerPartition"),
     ],
 )
-def test_a_change_of_the_definition_flows_downstream_and_nowhere_else(old: str, new: str) -> None:
+def test_a_changed_definition_affects_only_downstream_jobs(old: str, new: str) -> None:
     assert TEXT.count(old) == 1
     assert changed(parse(TEXT), parse(TEXT.replace(old, new))) == ({"middle"}, {"middle", "leaf"})
 
@@ -82,7 +82,7 @@ def test_a_change_of_the_definition_flows_downstream_and_nowhere_else(old: str, 
         ("type: bigint", "type: bigint, nullable: false"),
     ],
 )
-def test_a_change_of_the_source_or_of_its_dataset_reaches_all_below(old: str, new: str) -> None:
+def test_a_changed_source_or_its_dataset_affects_everything_downstream(old: str, new: str) -> None:
     assert changed(parse(TEXT), parse(TEXT.replace(old, new))) == ({"source"}, {"source", "middle", "leaf"})
 
 
@@ -99,7 +99,7 @@ def test_a_change_of_the_source_or_of_its_dataset_reaches_all_below(old: str, ne
         ("runtime: python\n  operator: f", "operator: f\n  runtime: python"),
     ],
 )
-def test_metering_descriptions_and_order_change_nothing(old: str, new: str) -> None:
+def test_limits_descriptions_and_order_do_not_change_fingerprints(old: str, new: str) -> None:
     assert changed(parse(TEXT), parse(TEXT.replace(old, new))) == (set(), set())
 
 
@@ -128,7 +128,7 @@ def test_a_fingerprint_survives_storage() -> None:
     assert changed(dag, normalized.load(normalized.dump(dag))) == (set(), set())
 
 
-def test_a_fingerprint_is_stable_over_releases() -> None:
+def test_a_fingerprint_is_stable_across_releases() -> None:
     # If this fails, every deployed DAG would be rebuilt by the upgrade: change it only on purpose.
     dag = parse("version: 1\ndag: d\njobs: [{name: j, operator: f, inputs: [{from: {dataset: x}}]}]\n")
     (value,) = fingerprint.job_fingerprints(dag, code_hash=no_code_hash).values()

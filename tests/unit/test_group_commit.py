@@ -55,7 +55,7 @@ async def test_every_caller_gets_its_own_answers_in_order() -> None:
     assert ledger.groups == [[1, 2, 3, 4, 5, 6]]
 
 
-async def test_who_waits_while_one_commits_goes_together_in_the_next() -> None:
+async def test_calls_that_wait_during_a_commit_share_the_next_group() -> None:
     ledger = Ledger()
     commit = group(ledger, concurrency=1)
     ledger.gate.clear()
@@ -68,7 +68,7 @@ async def test_who_waits_while_one_commits_goes_together_in_the_next() -> None:
     assert ledger.groups == [[0], [1, 2, 3, 4, 5]]
 
 
-async def test_a_group_stays_within_its_size_yet_a_large_call_passes_alone() -> None:
+async def test_a_group_stays_within_its_size_but_a_larger_call_runs_alone() -> None:
     ledger = Ledger()
     commit = group(ledger, max_items=4, concurrency=1)
     await soon(*(commit.submit(items) for items in ([1, 2], [3, 4], [5], list(range(10, 20)), [6])))
@@ -83,7 +83,7 @@ async def test_no_more_groups_run_at_once_than_allowed() -> None:
     assert sorted(n for (n,) in ledger.groups) == list(range(20))
 
 
-async def test_one_callers_trouble_is_not_anothers() -> None:
+async def test_one_callers_error_does_not_affect_another() -> None:
     ledger = Ledger()
     ledger.poison[2] = InvalidInput("test.bad", "this one is bad")
     commit = group(ledger)
@@ -95,7 +95,7 @@ async def test_one_callers_trouble_is_not_anothers() -> None:
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable, ConcurrentChange])
-async def test_an_absent_database_is_told_to_all_at_once(error: type[PlatformError]) -> None:
+async def test_an_unavailable_database_fails_all_callers_at_once(error: type[PlatformError]) -> None:
     ledger = Ledger()
     ledger.poison[2] = error("test.down", "nobody answers")
     commit = group(ledger)
@@ -106,7 +106,7 @@ async def test_an_absent_database_is_told_to_all_at_once(error: type[PlatformErr
     assert await soon(commit.submit([5])) == [["did 5"]]
 
 
-async def test_a_caller_that_hangs_up_takes_nobody_with_it() -> None:
+async def test_a_caller_that_disconnects_does_not_affect_others() -> None:
     ledger = Ledger()
     commit = group(ledger, concurrency=1)
     ledger.gate.clear()
@@ -133,7 +133,7 @@ async def test_a_call_that_arrives_at_the_moment_a_group_ends_is_not_forgotten()
         assert await soon(first, second) == [["did 1"], ["did 2"]], turns
 
 
-async def test_a_caller_that_goes_on_at_once_is_served_every_time() -> None:
+async def test_a_caller_that_calls_again_at_once_is_served_every_time() -> None:
     ledger = Ledger()
     commit = group(ledger, concurrency=1)
 

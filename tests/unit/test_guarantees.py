@@ -27,7 +27,7 @@ def test_a_named_test_exists(file: str, test: str) -> None:
     assert test in names
 
 
-def test_each_has_tests_or_is_said_to_come_later() -> None:
+def test_each_guarantee_has_tests_or_comes_later() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", PAGE, re.MULTILINE))
     assert list(rows) == [*(str(number) for number in range(1, 12)), "17"]
     sections = dict(re.findall(r"^## (\d+)\. .*?$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

@@ -1,4 +1,4 @@
-"""What operators were handed is left out of what they wrote."""
+"""Config values are hidden in what operators write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = {
         ("in basic:copy: abc, 7", "in basic:copy: abc, 7"),
     ],
 )
-def test_handed_text_and_the_parts_of_addresses_are_found(written: str, shown: str) -> None:
+def test_config_values_and_parts_of_urls_are_hidden(written: str, shown: str) -> None:
     assert HiddenValues([CONFIG]).without({"message": [written, 7, None]}) == {"message": [shown, 7, None]}
 
 
@@ -41,17 +41,17 @@ KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh\n'it is \"q\\uoted\"'\n"
 @pytest.mark.parametrize(
     "written", [KEY, repr(KEY), json.dumps(KEY), KEY.replace("\n", "\\n"), KEY.replace("\n", "\n  ")]
 )
-def test_text_is_found_as_logs_spell_it(written: str) -> None:
+def test_values_are_hidden_as_logs_spell_them(written: str) -> None:
     """`task.log(key=key)` and `print(task.config)` do not write lines and quotes as they are."""
     shown = HiddenValues([{"key": KEY}]).without(f"it is {written}")
     assert "MIIEvQIBADANBgkqh" not in shown
     assert "uoted" not in shown
 
 
-def test_nothing_is_hidden_where_nothing_was_handed() -> None:
+def test_nothing_is_hidden_without_config_values() -> None:
     for handed in ([], [None], [{"n": 1}]):
         assert HiddenValues(handed).without({"message": "text"}) == {"message": "text"}
 
 
-def test_an_address_that_is_none_is_hidden_as_it_is() -> None:
+def test_an_invalid_url_is_hidden_as_a_whole() -> None:
     assert HiddenValues([{"url": "http://[broken"}]).without("at http://[broken!") == "at ***!"

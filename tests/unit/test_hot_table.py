@@ -53,20 +53,20 @@ def test_parts_cover_a_range_once_and_in_order(seed: int) -> None:
     assert all(low <= high for low, high in found)
 
 
-def test_parts_are_of_about_the_size_asked_for() -> None:
+def test_parts_have_about_the_requested_size() -> None:
     blocks = [HeldCommit(n, n, n, 40) for n in range(10)]
     assert parts(blocks, 0, 9, rows_per_part=100) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     assert parts([HeldCommit(1, 0, 99, 1000)], 0, 99, rows_per_part=500) == [(0, 49), (50, 99)]
     assert parts([], -(2**63), 2**63 - 1, rows_per_part=1) == [(-(2**63), 2**63 - 1)]
 
 
-def test_a_state_is_told_by_the_commits_and_nothing_else() -> None:
+def test_a_state_depends_only_on_the_commits() -> None:
     one, two = HeldCommit(1, 0, 9, 5), HeldCommit(2, 4, 4, 1)
     assert state_of([one, two]) == state_of([two, one]) != state_of([one])
     assert state_of([]) == ""
 
 
-def test_types_that_a_hot_table_cannot_have_are_none() -> None:
+def test_types_that_a_hot_table_cannot_have_map_to_none() -> None:
     assert stored_as("DECIMAL(38, 0)") == ("numeric(38, 0)", "decimal128(38, 0)")
     assert stored_as("decimal(39, 0)") is None
     assert stored_as("array<int>") is None

@@ -192,7 +192,7 @@ async def test_a_typed_call_is_answered(client: aiohttp.ClientSession) -> None:
         (b'{"tasks": [], "ignored": ' + b'{"a":' * 30_000, "request.invalid", "nested too deeply"),
     ],
 )
-async def test_a_body_that_cannot_be_taken_is_refused_with_its_reason(
+async def test_an_invalid_body_is_refused_with_the_reason(
     client: aiohttp.ClientSession, body: bytes, code: str, says: str
 ) -> None:
     status, given_code, message = await refusal(await post(client, body))
@@ -208,7 +208,9 @@ async def test_a_body_that_cannot_be_taken_is_refused_with_its_reason(
         b'{"tasks": [], "config": {"a": 0.12345678901234567890123, "b": "a \\\\u0000 spelled out"}}',
     ],
 )
-async def test_a_body_that_only_looks_unstorable_is_taken(client: aiohttp.ClientSession, body: bytes) -> None:
+async def test_a_body_that_only_looks_unstorable_is_accepted(
+    client: aiohttp.ClientSession, body: bytes
+) -> None:
     assert await status(post(client, body)) == 200
 
 
@@ -243,7 +245,7 @@ async def test_a_body_over_the_limit_is_refused_while_it_streams(client: aiohttp
     assert sent < 50_000_000
 
 
-async def test_a_streamed_body_under_the_limit_is_taken(client: aiohttp.ClientSession) -> None:
+async def test_a_streamed_body_under_the_limit_is_accepted(client: aiohttp.ClientSession) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for piece in (b'{"tas', b'ks": [{"task_id": "', b"x" * 100_000, b'", "attempt": 1}]}'):
             yield piece
@@ -253,7 +255,7 @@ async def test_a_streamed_body_under_the_limit_is_taken(client: aiohttp.ClientSe
     assert await response.json() == {"tasks": 1, "text": ""}
 
 
-async def test_an_answer_in_pieces_is_whole_an_error_or_cut_off(client: aiohttp.ClientSession) -> None:
+async def test_a_streamed_answer_is_complete_an_error_or_cut_off(client: aiohttp.ClientSession) -> None:
     async with client.get("/pieces/3/well") as response:
         assert response.headers["content-type"] == "text/csv"
         assert await response.read() == b"piece 0\npiece 1\npiece 2\n"
@@ -303,7 +305,9 @@ async def test_a_body_that_is_not_declared_json_is_415(
 @pytest.mark.parametrize(
     "content_type", ["application/json; charset=utf-8", "Application/JSON", "application/x+json"]
 )
-async def test_json_may_be_declared_in_other_words(client: aiohttp.ClientSession, content_type: str) -> None:
+async def test_json_may_be_declared_by_other_media_types(
+    client: aiohttp.ClientSession, content_type: str
+) -> None:
     headers = {"content-type": content_type}
     assert await status(client.post("/tasks", data=b'{"tasks":[]}', headers=headers)) == 200
 
@@ -323,7 +327,7 @@ async def test_a_caller_is_authenticated_before_its_body_is_read(client: aiohttp
     assert (await answered.json())["text"] == "worker"
 
 
-async def test_authentication_that_answers_none_lets_nobody_in() -> None:
+async def test_an_authenticator_that_returns_none_refuses_everyone() -> None:
     app = App(ROUTES, authenticate=lambda principal, authorization: None, title="Test", version="1")
     async with running(app) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         response = await session.post("/internal/tasks", json={"tasks": []})
@@ -380,7 +384,7 @@ async def test_an_unavailable_database_is_503_and_says_when_to_retry(client: aio
     assert response.headers["retry-after"] == "1"
 
 
-async def test_an_unforeseen_error_gives_a_reference_to_the_log_and_nothing_else(
+async def test_an_unexpected_error_reveals_only_a_reference_to_the_log(
     client: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     response = await client.get("/breaks")
@@ -451,7 +455,7 @@ def test_two_routes_cannot_share_a_method_and_a_path() -> None:
         App([*ROUTES, ROUTES[5]], authenticate=authenticate, title="Test", version="1")
 
 
-def test_every_operation_has_an_id_of_its_own() -> None:
+def test_every_operation_has_a_unique_id() -> None:
     document = openapi(ROUTES, "Test", "1")
     ids = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(ids) == len(set(ids)) == len(ROUTES)
@@ -477,7 +481,7 @@ async def converse(port: int, sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"GET / NONSENSE\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n"])
-async def test_what_is_not_http_gets_json_too(sent: bytes) -> None:
+async def test_a_request_that_is_not_http_gets_a_json_error(sent: bytes) -> None:
     async with running(make_app()) as port:
         head, _, body = (await converse(port, sent)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
@@ -499,7 +503,7 @@ async def test_an_endless_head_is_cut_off() -> None:
         writer.close()
 
 
-async def test_a_caller_that_hangs_up_midway_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_caller_that_disconnects_midway_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.configure("test")
     async with running(make_app()) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -513,7 +517,7 @@ async def test_a_caller_that_hangs_up_midway_is_no_error(capsys: pytest.CaptureF
     assert "error" not in capsys.readouterr().err
 
 
-async def test_a_call_under_way_at_stop_is_finished_and_a_stuck_one_is_not_waited_for() -> None:
+async def test_at_stop_calls_in_flight_finish_and_stuck_ones_are_abandoned() -> None:
     release = asyncio.Event()
     entered = asyncio.Queue[str]()
 
@@ -543,7 +547,7 @@ async def test_a_call_under_way_at_stop_is_finished_and_a_stuck_one_is_not_waite
             await session.get("/healthz")
 
 
-async def test_a_taken_port_is_said_at_once() -> None:
+async def test_a_port_in_use_is_reported_at_once() -> None:
     async with running(make_app()) as port:
         with pytest.raises(Conflict, match="another process is listening on this port"):
             await serve(make_app(), port=port, stop=asyncio.Event())

@@ -1,4 +1,4 @@
-"""What a job's first task would have died of is found when it is deployed, at its place in the file."""
+"""Faults that would fail a job's first task are found at deploy time, with their location in the file."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def query(text: str) -> str:
     "name",
     ["run", "late", "bound", "base", "chosen", "made", "pair", "rest", "walrus", "conditional", "Callable"],
 )
-def test_whatever_a_module_binds_may_be_an_entrypoint(name: str) -> None:
+def test_any_name_that_a_module_binds_may_be_an_entrypoint(name: str) -> None:
     assert problems(python(f"jobs:{name}")) == []
 
 
 @pytest.mark.parametrize("entrypoint", ["stars:run", "dynamic:run", "lazy:run", "shop.fast:go"])
-def test_a_name_that_reading_cannot_find_is_given_the_benefit_of_the_doubt(entrypoint: str) -> None:
+def test_a_name_that_may_be_defined_dynamically_is_accepted(entrypoint: str) -> None:
     assert problems(python(entrypoint)) == []
 
 
@@ -103,19 +103,19 @@ def test_a_name_that_reading_cannot_find_is_given_the_benefit_of_the_doubt(entry
         ("12", "code.bad_entrypoint", None),
     ],
 )
-def test_an_entrypoint_that_names_nothing_is_told_with_what_was_meant(
+def test_a_missing_entrypoint_is_reported_with_a_suggestion(
     entrypoint: str, code: str, suggestion: str | None
 ) -> None:
     (problem,) = problems(python(entrypoint))
     assert (problem.code, problem.value, problem.suggestion) == (code, entrypoint, suggestion)
 
 
-def test_a_module_that_is_not_here_may_be_with_the_workers() -> None:
+def test_a_module_that_is_missing_here_may_be_on_the_workers() -> None:
     assert problems(python("elsewhere.jobs:run"), is_elsewhere=True) == []
     assert problems(python("shop.fast:gone"), is_elsewhere=True)[0].code == "code.function_missing"
 
 
-def test_a_job_without_its_entrypoint_or_query_is_told_at_its_config_or_itself() -> None:
+def test_a_missing_entrypoint_or_query_is_reported_at_the_config_or_the_job() -> None:
     (problem,) = problems(f"- {{name: j, operator: pyspark, config: »{{x: 1}}, {ORDERS}}}\n")
     assert problem.code == "code.no_entrypoint"
     (problem,) = problems(f"- »{{name: j, operator: sql, {ORDERS}}}\n")
@@ -124,7 +124,7 @@ def test_a_job_without_its_entrypoint_or_query_is_told_at_its_config_or_itself()
     assert problem.code == "sql.no_query"
 
 
-def test_a_code_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_code_folder_is_named(tmp_path: Path) -> None:
     text = HEAD + python("jobs:run").replace("»", "")
     dag = dag_file.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
     with pytest.raises(SpecInvalid) as error:
@@ -157,7 +157,7 @@ def test_a_code_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("set spark.sql.shuffle.partitions = 9", "sql.not_a_query", "'set'", "write a SELECT"),
     ],
 )
-def test_a_query_that_cannot_work_is_told_with_what_was_meant(
+def test_an_invalid_query_is_reported_with_a_suggestion(
     text: str, code: str, said: str, suggestion: str
 ) -> None:
     (problem,) = problems(query(text))
@@ -165,7 +165,7 @@ def test_a_query_that_cannot_work_is_told_with_what_was_meant(
     assert said in problem.message
 
 
-def test_each_query_of_a_job_with_several_outputs_is_looked_at() -> None:
+def test_each_query_of_a_job_with_several_outputs_is_checked() -> None:
     two = ORDERS.replace("{name: o, dataset: out}", "{name: o, dataset: out}, {name: p, dataset: out2}")
     queries = "{query: {o: select id from orders, p: »select ix from orders}}"
     job = f"- {{name: j, operator: sql, config: {queries}, {two}}}\n"
@@ -178,7 +178,7 @@ def test_each_query_of_a_job_with_several_outputs_is_looked_at() -> None:
     assert (problem.code, problem.suggestion) == ("sql.unknown_output", "one of: o, p")
 
 
-def test_a_batched_job_is_known_by_the_columns_of_what_is_batched() -> None:
+def test_a_bulk_job_has_the_columns_of_the_dataset_it_batches() -> None:
     bulk = ORDERS + ", execution_strategy: Bulk, batch: {size: 10}"
     (problem,) = problems(
         f"- {{name: j, operator: sql, config: {{query: »select idd from orders}}, {bulk}}}\n"
@@ -186,7 +186,7 @@ def test_a_batched_job_is_known_by_the_columns_of_what_is_batched() -> None:
     assert problem.code == "sql.unknown_column"
 
 
-def test_all_problems_of_a_file_are_told_at_once() -> None:
+def test_all_problems_of_a_file_are_reported_at_once() -> None:
     found = problems(
         query("select ix from orders").replace("»", "")
         + python("jobs:no")
@@ -249,7 +249,7 @@ def test_what_spark_understands_is_not_refused(text: str) -> None:
         ("dispatcher", "agregator", "did you mean 'aggregator'?"),
     ],
 )
-def test_an_operator_that_its_runtime_does_not_have_is_told_at_its_place(
+def test_an_operator_that_its_runtime_lacks_is_reported_at_its_location(
     runtime: str, operator: str, suggestion: str
 ) -> None:
     (problem,) = problems(f"- {{name: j, runtime: {runtime}, operator: »{operator}, {ORDERS}}}\n")

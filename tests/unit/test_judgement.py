@@ -1,4 +1,4 @@
-"""What a report or a heartbeat does to a task, as data: every combination of facts is looked at."""
+"""What a report or a heartbeat does to a task, as data: every combination of facts is checked."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_stale_attempt_changes_nothing() -> None:
             assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.STALE
 
 
-def test_an_unknown_task_is_said_to_be_unknown() -> None:
+def test_an_unknown_task_is_reported_as_unknown() -> None:
     assert set(reports(None)) == {ReportVerdict.UNKNOWN}
     assert judge_heartbeat(None, 2, MINE) is HeartbeatVerdict.UNKNOWN
 
@@ -81,21 +81,21 @@ def test_an_attempt_is_reported_once_and_repetitions_change_nothing() -> None:
             assert judge_heartbeat(task, 2, MINE) in (HeartbeatVerdict.STALE, HeartbeatVerdict.CANCELED)
 
 
-def test_nothing_a_worker_says_brings_a_canceled_task_back() -> None:
+def test_no_report_revives_a_canceled_task() -> None:
     for task in every_task():
         if task.state is TaskState.CANCELED and task.is_held_by(2, MINE) and not task.reported:
             assert set(reports(task)) == {ReportVerdict.CANCELED}
             assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.CANCELED
 
 
-def test_a_task_that_is_to_stop_stops_whatever_its_worker_reports() -> None:
+def test_a_task_being_canceled_stops_whatever_its_worker_reports() -> None:
     task = replace(RUNNING, cancel_requested=True)
     assert set(reports(task)) == {ReportVerdict.CANCEL}
     assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.CANCELED
 
 
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.QUEUED, TaskState.DISPATCHED, TaskState.DEAD])
-def test_a_late_report_counts_as_long_as_nobody_has_claimed_the_task_since(state: TaskState) -> None:
+def test_a_late_report_counts_until_the_task_is_claimed_again(state: TaskState) -> None:
     task = replace(RUNNING, state=state)
     assert judge_report(task, 2, MINE, Report.COMPLETED, retryable=True) is ReportVerdict.COMPLETE
     expected = HeartbeatVerdict.OK if state is TaskState.RUNNING else HeartbeatVerdict.REVIVE
@@ -115,14 +115,14 @@ def test_a_late_report_counts_as_long_as_nobody_has_claimed_the_task_since(state
         (True, True, False, ReportVerdict.RETRY),
     ],
 )
-def test_a_failure_is_retried_until_attempts_are_used_up_and_a_source_for_ever(
+def test_a_failure_is_retried_until_attempts_are_used_up_and_a_source_forever(
     used_up: bool, endless: bool, retryable: bool, verdict: ReportVerdict
 ) -> None:
     task = replace(RUNNING, max_attempts=2 if used_up else 3, endless=endless)
     assert judge_report(task, 2, MINE, Report.FAILED, retryable=retryable) is verdict
 
 
-def test_one_rule_says_what_becomes_of_an_attempt_whoever_ended_it() -> None:
+def test_one_rule_decides_the_outcome_of_an_attempt_however_it_ended() -> None:
     assert state_after_failure(RUNNING) is TaskState.QUEUED
     assert state_after_failure(RUNNING, retryable=False) is TaskState.DEAD
     assert state_after_failure(replace(RUNNING, attempt=3)) is TaskState.DEAD
@@ -132,7 +132,7 @@ def test_one_rule_says_what_becomes_of_an_attempt_whoever_ended_it() -> None:
 
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.QUEUED, TaskState.DISPATCHED])
 @pytest.mark.parametrize("used_up", [False, True])
-def test_a_task_that_is_handed_back_is_run_again_even_if_it_was_its_last_attempt(
+def test_a_task_that_is_handed_back_runs_again_even_after_its_last_attempt(
     state: TaskState, used_up: bool
 ) -> None:
     task = replace(RUNNING, state=state, max_attempts=2 if used_up else 3)

@@ -1,4 +1,4 @@
-"""The house: what stands where, said once in each package and kept true."""
+"""The layout of the code: each package describes its modules once, and tests keep that true."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_folder_of_tests_is_explained() -> None:
     assert sorted(named) == sorted(folders)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_have_no_import_cycles() -> None:
     graph = grimp.build_graph("traceplane", exclude_type_checking_imports=False)
     left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     while leaves := {module for module, imported in left.items() if not imported & left.keys()}:

@@ -11,7 +11,7 @@ from traceplane.sdk import Cursor, Execution, OperatorError, Partition
 from traceplane.testing import operator_task
 
 
-def test_what_is_given_can_be_read_and_what_is_written_and_emitted_can_be_seen(tmp_path: Path) -> None:
+def test_a_test_task_reads_its_inputs_and_shows_its_outputs_and_events(tmp_path: Path) -> None:
     run = Execution("e", "p", "momentum", "ada", {"size": 10})
     task = operator_task(
         tmp_path,
@@ -32,7 +32,7 @@ def test_what_is_given_can_be_read_and_what_is_written_and_emitted_can_be_seen(t
         task.read("sales")
 
 
-def test_two_tasks_of_one_folder_do_not_meet(tmp_path: Path) -> None:
+def test_two_test_tasks_in_one_folder_do_not_interfere(tmp_path: Path) -> None:
     tasks = [operator_task(tmp_path, scope=Cursor(n)) for n in range(2)]
     for n, task in enumerate(tasks):
         task.write("output", [{"n": n}])

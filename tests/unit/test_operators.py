@@ -1,4 +1,4 @@
-"""The catalog of operators: what is listed can be used, and what is wrong with a job or a package is said."""
+"""The catalog of operators: listed operators can be used, and problems of a job or a package are reported."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_built_in_operator_can_be_used_and_has_its_code() -> None:
             load(operator.entrypoint)
 
 
-def test_built_in_operators_are_found_without_a_look_at_what_is_installed(
+def test_built_in_operators_are_found_without_searching_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scanned(**_: Any) -> Any:
@@ -137,7 +137,7 @@ def test_built_in_operators_are_found_without_a_look_at_what_is_installed(
          "outputs: »[{dataset: out}]", "deploy.config_invalid", "'out' is not one of its outputs", "one of: blocks"),
     ],
 )  # fmt: skip
-def test_a_job_that_its_operator_cannot_work_with_is_refused_at_its_place(
+def test_a_job_that_does_not_fit_its_operator_is_refused_at_its_location(
     job: str, code: str, message: str, suggestion: str
 ) -> None:
     problem = next(p for p in problems(job) if message in p.message)
@@ -145,14 +145,14 @@ def test_a_job_that_its_operator_cannot_work_with_is_refused_at_its_place(
     assert suggestion in (problem.suggestion or "")
 
 
-def test_all_that_is_wrong_with_a_config_is_told_at_once() -> None:
+def test_all_problems_of_a_config_are_reported_at_once() -> None:
     found = problems(
         "runtime: spark, operator: compact, config: {sort: »1, target_file_mb: »5000, delete: »true}"
     )
     assert [p.value for p in found] == ["1", "5000", "true"]
 
 
-def test_the_user_may_have_fields_of_their_own_where_the_operator_hands_them_on() -> None:
+def test_custom_fields_are_allowed_if_the_operator_passes_them_on() -> None:
     assert problems("runtime: python, operator: python, config: {entrypoint: 'a:b', anything: [1]}") == []
 
 
@@ -160,7 +160,7 @@ def test_a_function_is_its_own_operator() -> None:
     assert problems("runtime: called, operator: sql, config: {anything: 1}", ALONE) == []
 
 
-def test_an_operator_of_an_installed_package_is_one_as_any_other(install: Install) -> None:
+def test_an_operator_from_an_installed_package_works_like_any_other(install: Install) -> None:
     install()
     operator = catalog.find("round")
     assert operator is not None
@@ -190,7 +190,7 @@ def test_an_operator_of_an_installed_package_is_one_as_any_other(install: Instal
         (MODULE.replace('"rounding.code:run"', "None"), "round = rounding:SPEC", "no entrypoint"),
     ],
 )
-def test_a_package_that_is_broken_is_a_problem_of_the_jobs_that_use_it_alone(
+def test_a_broken_package_affects_only_the_jobs_that_use_it(
     install: Install, module: str, entries: str, reason: str
 ) -> None:
     install(module, entries=entries)
@@ -203,7 +203,7 @@ def test_a_package_that_is_broken_is_a_problem_of_the_jobs_that_use_it_alone(
     assert problems("runtime: spark, operator: compact") == []
 
 
-def test_what_is_installed_where_somebody_deploys_from_does_not_count() -> None:
+def test_packages_installed_on_the_deploying_machine_do_not_count() -> None:
     text = HEAD + f"- {{name: j, {PORTS}, runtime: python, operator: round}}\n"
     dag = dag_file.parse(text, "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
     project = code_project.project_sent({})
@@ -238,7 +238,7 @@ def test_two_packages_with_one_name_are_both_named(install: Install) -> None:
     assert "another 1.0" in problem.message
 
 
-def test_nobody_takes_the_name_of_a_built_in_operator(install: Install) -> None:
+def test_no_package_can_take_the_name_of_a_built_in_operator(install: Install) -> None:
     install(entries="compact = rounding:SPEC")
     (problem,) = problems("runtime: spark, operator: »compact")
     assert problem.code == "deploy.operator_ambiguous"

@@ -12,7 +12,7 @@ ranges = st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda r: (r[0], 
 
 
 @given(commit=ranges, scope=ranges, hidden=st.lists(ranges, max_size=4))
-def test_kept_are_the_positions_of_both_that_are_not_hidden(
+def test_only_common_positions_that_are_not_hidden_are_kept(
     commit: Range, scope: Range, hidden: list[Range]
 ) -> None:
     expected = {

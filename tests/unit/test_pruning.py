@@ -1,4 +1,4 @@
-"""A file is left out only if it is certain that it holds no row of the value."""
+"""A file is skipped only if it certainly holds no matching row."""
 
 from __future__ import annotations
 

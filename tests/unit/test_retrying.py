@@ -1,4 +1,4 @@
-"""Calls that are tried again."""
+"""Retries of calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_pauses_end_with_the_attempts_or_with_the_time() -> None:
     assert list(pauses(0.1, 1.0, seconds=-1.0)) == []
 
 
-async def test_a_call_is_repeated_after_the_errors_that_are_named() -> None:
+async def test_a_call_is_retried_after_the_given_errors() -> None:
     call = Flaky(OSError("one"), OSError("two"))
     seen: list[tuple[str, int]] = []
     result = await retrying(
@@ -60,7 +60,7 @@ async def test_the_last_error_is_raised_when_no_attempt_is_left() -> None:
     assert call.calls == 3
 
 
-async def test_who_stops_does_not_wait_for_the_next_attempt() -> None:
+async def test_stopping_does_not_wait_for_the_next_attempt() -> None:
     stop, call = asyncio.Event(), Flaky(OSError("one"), OSError("two"))
     stop.set()
     with pytest.raises(OSError, match="one"):

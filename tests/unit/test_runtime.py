@@ -1,4 +1,4 @@
-"""Loops survive, groups live and die together, a process stops in order or dies loudly."""
+"""Loops survive errors, groups live and die together, a process stops gracefully or dies loudly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def within(seconds: float, awaitable: Awaitable[None]) -> None:
     await asyncio.wait_for(awaitable, seconds)
 
 
-async def test_a_loop_ticks_until_it_is_told_to_stop() -> None:
+async def test_a_loop_ticks_until_it_is_stopped() -> None:
     stop = asyncio.Event()
     await within(5, run_loop("sweep", script(stop, *[Swept()] * 5), interval=0.001, stop=stop))
 
@@ -93,7 +93,7 @@ async def test_a_kick_starts_a_pass_at_once_even_one_that_came_during_a_pass() -
     assert passes == 4
 
 
-async def test_without_activity_loops_look_less_often_and_the_first_sign_of_it_wakes_all(
+async def test_idle_loops_run_less_often_and_any_activity_wakes_them_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime, "_QUIET_INTERVAL", 3600.0)
@@ -198,7 +198,7 @@ async def test_cancelling_a_loop_is_not_swallowed() -> None:
 # --- task_group -------------------------------------------------------------------------------------
 
 
-async def test_a_group_ends_when_all_have_ended() -> None:
+async def test_a_group_ends_when_all_its_tasks_have_ended() -> None:
     ended: list[str] = []
 
     async def work(name: str) -> None:
@@ -211,7 +211,7 @@ async def test_a_group_ends_when_all_have_ended() -> None:
     assert not stop.is_set()
 
 
-async def test_the_first_to_fail_stops_the_others_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_first_failure_stops_the_other_tasks_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     stop = asyncio.Event()
     ended: list[str] = []
 
@@ -282,7 +282,7 @@ class Process:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_process_in_order(number: signal.Signals) -> None:
+def test_a_signal_stops_a_process_gracefully(number: signal.Signals) -> None:
     process = Process("""
         async def main(stop):
             await stop.wait()
@@ -334,7 +334,7 @@ def test_a_second_signal_hurries_a_process_that_can_and_a_third_does_not_end_it_
     assert [event["event"] for event in logged][-2:] == ["main.finished", "process.stopped"]
 
 
-def test_a_main_that_returns_ends_the_process_well() -> None:
+def test_a_main_that_returns_ends_the_process_with_success() -> None:
     assert Process("async def main(stop): pass").end()[0] == 0
 
 
@@ -354,7 +354,7 @@ def test_a_background_task_that_dies_ends_the_process_loudly() -> None:
     assert "odd" in logged[2]["traceback"]
 
 
-def test_a_task_nobody_waits_for_cannot_die_quietly() -> None:
+def test_an_unawaited_task_cannot_die_silently() -> None:
     process = Process("""
         async def dies():
             raise ValueError("odd")
@@ -369,7 +369,7 @@ def test_a_task_nobody_waits_for_cannot_die_quietly() -> None:
     assert logged[1]["type"] == "ValueError"
 
 
-def test_a_process_that_does_not_stop_is_ended() -> None:
+def test_a_process_that_does_not_stop_is_killed() -> None:
     process = Process(
         """
         async def main(stop):
@@ -408,13 +408,13 @@ def test_buffered_spans_are_sent_before_the_process_ends() -> None:
     assert logged[-1]["path"] == "/v1/traces"
 
 
-def test_what_tests_start_can_be_interrupted() -> None:
+def test_processes_that_tests_start_can_be_interrupted() -> None:
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def test_the_suite_may_run_in_the_background_of_a_shell() -> None:
     """Where SIGINT is ignored, as it would be in all that tests start."""
-    chosen = f"{__file__}::{test_what_tests_start_can_be_interrupted.__name__}"
+    chosen = f"{__file__}::{test_processes_that_tests_start_can_be_interrupted.__name__}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
     run = subprocess.run(
         ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command],

@@ -31,7 +31,7 @@ GUIDE = {
 """The environment of a trigger, as its guide has it."""
 
 
-def test_a_trigger_takes_the_environment_of_its_guide() -> None:
+def test_a_trigger_reads_the_environment_of_its_guide() -> None:
     found = with_unprefixed(load(environment=GUIDE), GUIDE)
     url = "postgresql://dev:d%3Av@postgres:5432/trading_platform"
     assert found == Settings(
@@ -48,7 +48,7 @@ def test_a_trigger_takes_the_environment_of_its_guide() -> None:
     )
 
 
-def test_names_with_the_prefix_win_and_empty_ones_are_not_there() -> None:
+def test_prefixed_names_win_and_empty_values_count_as_unset() -> None:
     given = GUIDE | {
         "TRACEPLANE_CELERY_BROKER_URL": "redis://ours/1",
         "TRACEPLANE_SERVICE_NAME": "ours",

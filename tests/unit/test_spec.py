@@ -1,4 +1,4 @@
-"""A DAG file becomes a Dag, or every problem in it is told with its place."""
+"""A DAG file becomes a Dag, or every problem in it is reported with its location."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def job(dag: Dag, name: str) -> Job:
 # ── what a good file means ───────────────────────────────────────────────────────────────────────────
 
 
-def test_jobs_stand_upstream_first_and_otherwise_in_the_order_of_the_file() -> None:
+def test_jobs_are_ordered_upstream_first_then_in_file_order() -> None:
     names = [job.name for job in parse(FULL).jobs]
     assert names == ["ingest", "transfers", "alerts", "daily__batch", "daily", "nightly"]
 
@@ -146,7 +146,7 @@ def test_every_field_reaches_the_model() -> None:
     )
 
 
-def test_defaults_apply_to_every_job_that_does_not_say_otherwise() -> None:
+def test_defaults_apply_to_every_job_that_does_not_override_them() -> None:
     dag = parse(FULL)
     assert job(dag, "alerts").execution == ExecutionSettings(
         timeout_seconds=600.0, max_concurrency=8, max_attempts=7
@@ -283,7 +283,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["* * * * *", "0 0 1 1 0", "59 23 31 12 7", "*/15 1-5/2 1,2,3-9 * 1-5"])
-def test_good_schedules(schedule: str) -> None:
+def test_valid_schedules_are_accepted(schedule: str) -> None:
     dag = parse(HEAD + SOURCE.replace("kind: manual", f"kind: cron, schedule: '{schedule}'"))
     assert dag.jobs[0].source == Source(SourceKind.CRON, schedule)
 
@@ -674,7 +674,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("code", "marked"), BROKEN.values(), ids=BROKEN.keys())
-def test_each_problem_is_told_once_at_its_place(code: str, marked: str) -> None:
+def test_each_problem_is_reported_once_at_its_location(code: str, marked: str) -> None:
     before, _, _ = marked.partition("»")
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
     found = [(p.code, p.file, p.line, p.column) for p in problems_of(marked.replace("»", ""))]
@@ -731,7 +731,7 @@ def test_where_takes_values_of_the_type_of_their_column() -> None:
         "select symbol from x t(symbol, amount, paid)",
     ],
 )
-def test_a_virtual_dataset_may_name_what_is_there(sql: str) -> None:
+def test_a_virtual_dataset_may_read_existing_columns(sql: str) -> None:
     dag = parse(TRADES.replace("{x:", f"{{v: {{storage: virtual, sql: {json.dumps(sql)}}}, x:"))
     assert [d.dataset_id for d in dag.datasets] == ["v", "x"]
 
@@ -741,7 +741,7 @@ def test_a_cycle_is_named_from_job_to_job() -> None:
     assert problem.message == "jobs feed each other: b → c → b"
 
 
-def test_separate_cycles_are_all_told() -> None:
+def test_all_separate_cycles_are_reported() -> None:
     jobs = "".join(
         f"- {{name: {name}, operator: f, inputs: [{{from: {{job: {other}}}}}],\n"
         f"   outputs: [{{dataset: {name}}}]}}\n"
@@ -751,13 +751,13 @@ def test_separate_cycles_are_all_told() -> None:
     assert found == ["a → b → a", "c → d → c"]
 
 
-def test_the_offending_value_is_given() -> None:
+def test_the_invalid_value_is_quoted() -> None:
     (problem,) = problems_of(BROKEN["depth negative"][1].replace("»", ""))
     assert problem.value == "-5"
     assert str(problem).startswith("dag.yaml:4:75: spec.out_of_range: ")
 
 
-def test_all_problems_are_told_together_in_the_order_of_the_file() -> None:
+def test_all_problems_are_reported_together_in_file_order() -> None:
     text = (
         "version: 1\n"
         "dag: D\n"
@@ -782,7 +782,7 @@ def test_all_problems_are_told_together_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_a_problem_does_not_call_what_depends_on_it_wrong_as_well() -> None:
+def test_a_problem_is_not_repeated_for_fields_that_depend_on_it() -> None:
     text = (
         "version: 1\n"
         "dag: d\n"
@@ -795,7 +795,7 @@ def test_a_problem_does_not_call_what_depends_on_it_wrong_as_well() -> None:
     assert codes == ["spec.bad_name", "spec.missing_field", "spec.unknown_field"]
 
 
-def test_a_problem_in_an_aliased_node_is_told_once() -> None:
+def test_a_problem_in_an_aliased_node_is_reported_once() -> None:
     text = (
         HEAD
         + "- {name: a, operator: f, inputs: &i [{from: {datset: x}}]}\n- {name: b, operator: f, inputs: *i}\n"
@@ -876,7 +876,7 @@ def test_load_reads_a_file_and_names_it_in_problems(tmp_path: Path) -> None:
         dag_file.load(str(path), known_runtimes=RUNTIMES)
 
 
-def test_load_of_no_file_is_not_found(tmp_path: Path) -> None:
+def test_loading_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"spec\.unreadable"):
         dag_file.load(tmp_path / "none.yaml", known_runtimes=RUNTIMES)
     with pytest.raises(NotFound, match=r"spec\.unreadable"):
@@ -1004,7 +1004,7 @@ def files(draw: st.DrawFn) -> dict[str, object]:
 
 @settings(max_examples=60)
 @given(files())
-def test_a_good_file_is_read_in_order_and_survives_storage(file: dict[str, object]) -> None:
+def test_a_valid_file_is_read_in_order_and_survives_storage(file: dict[str, object]) -> None:
     dag = parse(json.dumps(file))
     assert_round_trip(dag)
     seen: set[str] = set(dag.external_datasets)
@@ -1052,6 +1052,6 @@ def test_every_problem_code_is_documented() -> None:
     assert {code for code in codes if f"`{code}`" not in PAGE.read_text()} == set()
 
 
-def test_the_example_of_the_page_is_a_good_file() -> None:
+def test_the_example_on_the_page_is_valid() -> None:
     for text in re.findall(r"```yaml\n(version: 1\n.*?)```", PAGE.read_text(), re.DOTALL):
         assert parse(text).jobs

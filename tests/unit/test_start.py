@@ -31,7 +31,7 @@ SLOW = {
         ("gateway", {"asyncpg", "cryptography", "sqlglot", "yaml"}),
     ],
 )
-def test_a_process_starts_without_what_only_some_of_its_work_needs(process: str, needs: set[str]) -> None:
+def test_a_process_starts_without_modules_that_only_some_work_needs(process: str, needs: set[str]) -> None:
     look = f"import sys, traceplane.cli.main, traceplane.{process}.main; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
     assert SLOW & set(told.split()) == needs

@@ -1,4 +1,4 @@
-"""What keeps work from going on is told from counts of tasks, and nothing else is."""
+"""Stuck work is recognized from counts of tasks, and nothing else is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(
         ([row("queued", 7300.0)], (), "not_dispatched", "2 h"),
     ],
 )
-def test_a_job_that_does_not_go_on_is_named(
+def test_a_stuck_job_is_named(
     rows: list[UnfinishedTasks], at_work: tuple[str, ...], reason: str, said: str
 ) -> None:
     (found,) = stuck(rows, at_work)
@@ -61,5 +61,5 @@ def test_a_job_that_does_not_go_on_is_named(
     ],
     ids=["just sent", "workers are busy", "just made", "behind others", "running"],
 )
-def test_work_that_takes_its_time_is_not_stuck(rows: list[UnfinishedTasks], at_work: tuple[str, ...]) -> None:
+def test_slow_work_is_not_stuck(rows: list[UnfinishedTasks], at_work: tuple[str, ...]) -> None:
     assert stuck(rows, at_work) == []

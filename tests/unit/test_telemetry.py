@@ -1,4 +1,4 @@
-"""Log lines parse, metrics are those of the table and of the docs, traces hold together over a string."""
+"""Log lines parse, metrics match the table and the docs, traces connect through a string."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_events_below_the_level_are_not_written(capsys: pytest.CaptureFixture[st
     assert [line["event"] for line in lines(capsys)] == ["a.warning"]
 
 
-def test_text_is_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_format_is_readable_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.configure("test", log_format="text")
     telemetry.emit("reaper.pass", expired=3, seconds=0.123456, why="two words")
     telemetry.emit("reaper.error", "error", message="")
@@ -85,7 +85,7 @@ def test_text_is_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_people_get_text_and_programs_json_unless_told_otherwise(
+def test_terminals_get_text_and_programs_get_json_by_default(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
@@ -94,13 +94,13 @@ def test_people_get_text_and_programs_json_unless_told_otherwise(
     assert capsys.readouterr().err.startswith("{") is not terminal
 
 
-def test_a_terminal_is_not_controlled_by_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_field_cannot_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.configure("test", log_format="text")
     telemetry.emit("a.b", value="\x1b[2J", trace="Traceback\n  \x1b[2J")
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_what_a_library_logs_is_an_event_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_library_log_messages_become_events(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("some.library").warning("%s is odd", "this")
     logging.getLogger("some.library").info("not this")
     (line,) = lines(capsys)
@@ -132,7 +132,7 @@ def test_metrics_are_rendered_with_their_labels() -> None:
     assert "process_resident_memory_bytes" in text
 
 
-def test_a_job_that_is_gone_is_no_longer_reported() -> None:
+def test_a_deleted_job_is_no_longer_reported() -> None:
     telemetry.replace_gauge("queue_depth", {"a": 1, "b": 2})
     telemetry.replace_gauge("queue_depth", {"b": 3})
     telemetry.gauge("queue_depth", 5, job="c")
@@ -140,14 +140,14 @@ def test_a_job_that_is_gone_is_no_longer_reported() -> None:
     assert sorted(found) == [("b", "3.0"), ("c", "5.0")]
 
 
-def test_an_undeclared_metric_or_label_is_a_mistake() -> None:
+def test_an_undeclared_metric_or_label_raises() -> None:
     with pytest.raises(KeyError):
         telemetry.count("tasks_invented_total")
     with pytest.raises(ValueError, match="label"):
         telemetry.count("tasks_claimed_total", color="red")
 
 
-def test_labels_made_up_by_users_neither_fill_the_memory_nor_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_from_users_neither_fill_the_memory_nor_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "MOST_SERIES", 3)
     for code in ("a", "b", ["odd"], "d", "e", "a"):
         telemetry.count("tasks_failed_total", job="j", code=code)
@@ -291,7 +291,7 @@ def test_a_span_inside_another_is_its_child_and_links_are_kept(collector: Collec
     assert [(link.trace_id, link.span_id) for link in inner.links] == [ids(INCOMING)]
 
 
-def test_an_exception_is_recorded_and_goes_on(collector: Collector) -> None:
+def test_an_exception_is_recorded_and_propagates(collector: Collector) -> None:
     with pytest.raises(RuntimeError), telemetry.span("fails"):
         raise RuntimeError("no")
     telemetry.shutdown()
@@ -320,7 +320,7 @@ def test_a_traceparent_that_cannot_be_read_starts_a_trace(collector: Collector, 
     assert (collector.span("fresh").trace_id, collector.span("fresh").span_id) == ids(fresh.traceparent)
 
 
-def test_without_tracing_the_traceparent_is_handed_on() -> None:
+def test_without_tracing_the_traceparent_is_passed_on() -> None:
     with telemetry.span("a", traceparent=INCOMING, job="j") as span:
         span.set(rows=1)
         assert span.traceparent == INCOMING
@@ -338,7 +338,7 @@ def test_without_tracing_a_span_costs_about_a_microsecond() -> None:
     assert min(timeit.repeat(one, number=1000, repeat=50)) / 1000 < 5e-6
 
 
-def test_a_collector_that_is_not_there_delays_the_end_by_seconds_at_most() -> None:
+def test_an_unreachable_collector_delays_shutdown_by_seconds_at_most() -> None:
     telemetry.configure("test", otlp_endpoint="http://127.0.0.1:9")
     for _ in range(5000):
         telemetry.record_span("lost", None, 1, 2)

@@ -1,4 +1,4 @@
-"""How an operator can fail, and what is said of it."""
+"""How an operator can fail, and how that is reported."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def test_refuses_to_start_where_tasks_could_read_each_other() -> None:
 
 
 @whatever_the_layers
-async def test_runs_where_it_is_weak_only_when_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_runs_with_weak_isolation_only_if_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.configure("test")
     too_weak = frozenset({LANDLOCK, NAMESPACES, UID_SLOTS, SECCOMP})
     weak = await Sandbox.start(SandboxSettings(slots=1, disabled_layers=too_weak, allow_weak=True))
@@ -63,7 +63,7 @@ async def test_refuses_a_root_worker_that_cannot_change_its_uid() -> None:
 
 
 @whatever_the_layers
-async def test_settings_name_what_is_wrong_with_them() -> None:
+async def test_invalid_settings_are_named() -> None:
     with pytest.raises(InvalidInput, match="no such layer"):
         SandboxSettings(disabled_layers=frozenset({"landlok"}))
     with pytest.raises(InvalidInput, match="at least one slot"):

@@ -1,4 +1,4 @@
-"""Operator code that uses up memory, processes, disk or time is ended, and hurts nobody else."""
+"""Operator code that uses up memory, processes, disk or time is ended, and affects no other task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 
-async def test_a_fork_bomb_is_bounded_and_swept_up(sandbox: Sandbox) -> None:
+async def test_a_fork_bomb_is_bounded_and_cleaned_up(sandbox: Sandbox) -> None:
     bombed = await attack(sandbox, "fork_bomb", limits=RunLimits(processes=40))
     assert bombed.code is None
     assert bombed.told["stopped_by"] == "EAGAIN"
@@ -59,7 +59,7 @@ async def test_shared_memory_is_bounded_too(sandbox: Sandbox) -> None:
 
 
 @whatever_the_layers
-async def test_shared_memory_that_nothing_counts_cannot_be_had(sandbox: Sandbox) -> None:
+async def test_uncounted_shared_memory_cannot_be_allocated(sandbox: Sandbox) -> None:
     """F11: anonymous shared mappings are no data of the process, so its limit does not see them."""
     grabbed = await attack(sandbox, "grab_shared_memory", limits=RunLimits(memory_bytes=512 << 20))
     assert grabbed.told["shared"] == "ENOMEM"
@@ -67,7 +67,7 @@ async def test_shared_memory_that_nothing_counts_cannot_be_had(sandbox: Sandbox)
 
 
 @whatever_the_layers
-async def test_stacks_that_nothing_counts_cannot_be_had(sandbox: Sandbox) -> None:
+async def test_uncounted_stacks_cannot_be_allocated(sandbox: Sandbox) -> None:
     """Nor are mappings that grow downwards data, and a stack grows as far as its own limit."""
     grabbed = await attack(sandbox, "grab_stacks", limits=RunLimits(memory_bytes=512 << 20))
     assert grabbed.told["mapped"] == "ENOMEM"
@@ -75,7 +75,7 @@ async def test_stacks_that_nothing_counts_cannot_be_had(sandbox: Sandbox) -> Non
 
 
 @whatever_the_layers
-async def test_nobody_waits_for_a_lease_of_an_operator(sandbox: Sandbox) -> None:
+async def test_operators_cannot_block_readers_with_a_file_lease(sandbox: Sandbox) -> None:
     """An operator of an ordinary user's worker owns what it reads, in the eyes of the kernel."""
     taken = await attack(sandbox, "take_leases")
     assert (taken.told["lease"], taken.told["delegation"]) == ("EPERM", "EPERM")
@@ -92,7 +92,7 @@ async def test_disk_is_bounded(sandbox: Sandbox) -> None:
 
 
 @whatever_the_layers
-async def test_files_too_deep_to_count_are_too_many(sandbox: Sandbox) -> None:
+async def test_files_nested_too_deeply_exceed_the_limit(sandbox: Sandbox) -> None:
     hidden = await attack(sandbox, "hide_deep", limits=RunLimits(disk_bytes=1 << 30))
     assert hidden.code == "operator.killed"
 
@@ -113,14 +113,14 @@ async def test_processor_time_is_bounded(sandbox: Sandbox) -> None:
         pytest.param("stall_after_result", marks=whatever_the_layers),
     ],
 )
-async def test_a_timeout_ends_whatever_resists(sandbox: Sandbox, operator: str) -> None:
+async def test_a_timeout_ends_an_operator_that_resists(sandbox: Sandbox, operator: str) -> None:
     late = await attack(sandbox, operator, timeout=0.3)
     assert late.code == "operator.timeout"
     assert "longer than 0.3 seconds" in late.message
 
 
 @whatever_the_layers
-async def test_a_task_is_first_told_politely(sandbox: Sandbox) -> None:
+async def test_a_task_gets_sigterm_first(sandbox: Sandbox) -> None:
     lines: list[str] = []
     running = asyncio.create_task(sandbox.run(assignment("heeds_polite_signals"), on_log=lines.append))
     await eventually(lambda: lines)
@@ -169,7 +169,7 @@ async def test_cancelling_twice_still_waits_for_the_end(sandbox: Sandbox) -> Non
 
 
 @whatever_the_layers
-async def test_a_flood_of_logs_is_cut_and_its_end_kept(sandbox: Sandbox) -> None:
+async def test_a_flood_of_logs_is_truncated_and_its_end_kept(sandbox: Sandbox) -> None:
     flooded = await attack(sandbox, "flood_log", config={"lines": 3000}, limits=RunLimits(log_bytes=100_000))
     assert flooded.code is None
     assert sum(map(len, flooded.lines)) < 200_000

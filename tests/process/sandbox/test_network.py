@@ -133,7 +133,7 @@ async def test_with_the_network_on_nobody_can_connect_to_an_operator_and_names_a
         assert told["resolved"] == "did: 80"
 
 
-async def test_what_is_mounted_cannot_be_asked_for(sandbox: Sandbox) -> None:
+async def test_mounts_cannot_be_inspected(sandbox: Sandbox) -> None:
     if not sandbox.isolation.has(SECCOMP):
         pytest.skip("there is no system call filter")
     told = (await attack(sandbox, "look_at_mounts")).told
@@ -149,7 +149,7 @@ async def test_with_the_network_on_a_task_reaches_its_own_spark_and_nothing_else
             assert (told["blocking"], told["not_blocking"]) == (outcome, outcome)
 
 
-async def test_what_the_settings_allow_can_be_reached_from_threads_and_programs_too(
+async def test_allowed_destinations_can_be_reached_from_threads_and_programs_too(
     internal_api: ThreadingHTTPServer,
 ) -> None:
     port = internal_api.server_address[1]

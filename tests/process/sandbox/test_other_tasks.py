@@ -80,7 +80,7 @@ async def test_files_of_the_platform_keep_their_modes_owners_and_times(
     assert changed.told["own_file_copied"] == "did: 'mine'"
 
 
-async def test_nobody_else_can_be_signalled(sandbox: Sandbox, victim: subprocess.Popen[bytes]) -> None:
+async def test_no_other_process_can_be_signalled(sandbox: Sandbox, victim: subprocess.Popen[bytes]) -> None:
     sibling = asyncio.create_task(run(sandbox, "innocent", config={"seconds": 0.5}))
     shot = await attack(sandbox, "signal_others", config={"pids": [victim.pid, os.getpid()]})
     assert shot.code is None

@@ -1,4 +1,4 @@
-"""What happens to tasks when the sandbox itself is hit, or closes."""
+"""What happens to tasks when the sandbox itself is killed or closes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_closing_does_not_wait_for_children_without_a_task(
         await idle.close()
 
 
-async def test_a_killed_wrapper_takes_its_tasks_along(lake: Path) -> None:
+async def test_a_killed_wrapper_ends_its_tasks(lake: Path) -> None:
     marker = unique_marker()
     folder = lake / "killed"
     script = f"""

@@ -1,4 +1,4 @@
-"""Operator code that lies about its results is not believed."""
+"""Operator code that lies about its results is refused."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_forged_event_is_refused(sandbox: Sandbox, event: dict[str, Any]
 
 
 @whatever_the_layers
-async def test_a_result_with_more_than_a_report_may_have_is_refused(sandbox: Sandbox) -> None:
+async def test_a_result_beyond_the_limits_of_a_report_is_refused(sandbox: Sandbox) -> None:
     events = {"output_index": 0, "scope": {"cursor": 1}, "kind": "data", "emission": ""}
     columns = {"name": "n", "type": "int64"}
     file = {"name": "part", "rows": 1, "bytes": 5}
@@ -134,7 +134,7 @@ async def test_a_result_with_more_than_a_report_may_have_is_refused(sandbox: San
 
 @whatever_the_layers
 @pytest.mark.parametrize(("count", "size"), [(1, 100_000), (2000, 0)])
-async def test_the_wrapper_does_not_write_whatever_comes_with_a_result(
+async def test_the_wrapper_writes_inline_files_only_within_limits(
     sandbox: Sandbox, count: int, size: int
 ) -> None:
     content = base64.b64encode(bytes(size)).decode()
@@ -153,7 +153,7 @@ async def test_an_operator_cannot_speak_for_the_platform(sandbox: Sandbox) -> No
 
 
 @whatever_the_layers
-async def test_what_was_not_reported_does_not_stay(sandbox: Sandbox, lake: Path) -> None:
+async def test_unreported_files_are_removed(sandbox: Sandbox, lake: Path) -> None:
     outputs = [{"name": "rows", "schema_hash": None, "files": [{"name": "part", "rows": 1, "bytes": 5}]}]
     kept = await run(
         sandbox, "forge_result", config={"arrange": "extra", "outputs": outputs}, staging=lake / "reported"

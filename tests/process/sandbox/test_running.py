@@ -92,7 +92,7 @@ def plant(kind: str, victim: Path, folder: Path) -> str:
 @pytest.mark.parametrize(
     "kind", ["a link to a file", "a link to a folder", "a folder", "a pipe", "a file in a linked folder"]
 )
-async def test_what_lies_in_the_place_of_an_input_is_not_shown(
+async def test_a_link_in_place_of_an_input_is_not_followed(
     kind: str, sandbox: Sandbox, lake: Path, secret_file: Path
 ) -> None:
     planted = plant(kind, secret_file, lake / "planted" / kind / "staging")
@@ -103,7 +103,7 @@ async def test_what_lies_in_the_place_of_an_input_is_not_shown(
 
 
 @pytest.mark.parametrize("kind", ["a link to a file", "a link to a folder", "a file in a linked folder"])
-async def test_a_link_that_comes_between_the_look_and_the_task_is_not_followed(
+async def test_a_link_created_after_the_check_is_not_followed(
     kind: str, sandbox: Sandbox, lake: Path, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = plant(kind, secret_file, lake / "raced" / kind / "staging")
@@ -114,7 +114,7 @@ async def test_a_link_that_comes_between_the_look_and_the_task_is_not_followed(
 
 
 @whatever_the_layers
-async def test_an_operator_is_told_of_its_task(sandbox: Sandbox, lake: Path) -> None:
+async def test_an_operator_receives_its_task(sandbox: Sandbox, lake: Path) -> None:
     inputs = [{"name": "empty", "files": [], "where": {"ticker": "ACME"}}]
     payload = {"kind": "invalidation", "cursor": 17, "inputs": inputs}
     told = (await run(sandbox, "describe", task_id="t-1", config={"depth": {"a": [1]}}, payload=payload)).told
@@ -153,7 +153,7 @@ async def test_a_failed_attempt_leaves_no_files(sandbox: Sandbox, lake: Path) ->
 
 
 @whatever_the_layers
-async def test_an_output_folder_with_something_in_it_is_refused(sandbox: Sandbox, lake: Path) -> None:
+async def test_an_output_folder_that_is_not_empty_is_refused(sandbox: Sandbox, lake: Path) -> None:
     folder = lake / "occupied"
     folder.mkdir()
     (folder / "precious").write_text("keep")

@@ -42,7 +42,7 @@ async def test_no_descriptor_is_inherited(sandbox: Sandbox, inherited: int) -> N
     assert sorted(map(int, looked.told["descriptors"])) == [0, 1, 2, 3]
 
 
-async def test_no_other_process_can_be_looked_into(sandbox: Sandbox, victim: subprocess.Popen[bytes]) -> None:
+async def test_no_other_process_can_be_inspected(sandbox: Sandbox, victim: subprocess.Popen[bytes]) -> None:
     assert SECRET in Path(f"/proc/{victim.pid}/environ").read_text()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     assert {victim.pid, os.getpid()} <= set(pids)
@@ -189,7 +189,7 @@ async def test_the_platforms_home_is_hidden_even_below_a_code_path(sandbox: Sand
     assert [output.row_count for output in doubled.result.outputs] == [10, 1]
 
 
-async def test_no_link_mount_or_other_root_leads_out(sandbox: Sandbox, secret_file: Path) -> None:
+async def test_no_link_mount_or_chroot_escapes_the_sandbox(sandbox: Sandbox, secret_file: Path) -> None:
     climbed = await attack(sandbox, "climb_out", config={"path": str(secret_file)})
     assert climbed.code is None
     for way, outcome in climbed.told.items():
