@@ -19,7 +19,7 @@ from traceplane.dispatcher.leases.calls import (
     granted,
     heartbeat_call,
 )
-from traceplane.dispatcher.leases.grouped_reports import GroupedReports
+from traceplane.dispatcher.leases.complete import GroupedReports
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import InvalidInput, NotFound, UserError
 from traceplane.http_service.app import App

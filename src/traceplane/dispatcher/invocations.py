@@ -38,7 +38,7 @@ from traceplane.dispatcher.leases.calls import (
     completion_call,
     heartbeat_call,
 )
-from traceplane.dispatcher.leases.grouped_reports import GroupedReports
+from traceplane.dispatcher.leases.complete import GroupedReports
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import Forbidden, PlatformError
 from traceplane.model import runtimes

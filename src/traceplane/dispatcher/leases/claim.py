@@ -14,8 +14,7 @@ from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases import hot_reads, tokens
 from traceplane.dispatcher.leases.calls import Claim, lease_fence
 from traceplane.dispatcher.leases.claimed_data import ClaimedData, gather
-from traceplane.dispatcher.leases.job_entry import JobEntry
-from traceplane.dispatcher.leases.known_jobs import KnownJobs
+from traceplane.dispatcher.leases.job_entry import JobEntry, KnownJobs
 from traceplane.errors import Conflict
 from traceplane.model.positions import execution_position
 from traceplane.postgres import tasks

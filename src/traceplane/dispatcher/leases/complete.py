@@ -20,8 +20,8 @@ from traceplane.dispatcher.leases.calls import CompletionCall
 from traceplane.dispatcher.leases.compaction import Compaction, Move, changed_inputs
 from traceplane.dispatcher.leases.emit import after_acceptance
 from traceplane.dispatcher.leases.hot_writes import HotRows, HotWrites, Unfit, as_hot
+from traceplane.dispatcher.leases.job_entry import KnownJobs
 from traceplane.dispatcher.leases.judged import Judged
-from traceplane.dispatcher.leases.known_jobs import KnownJobs
 from traceplane.dispatcher.leases.schema_check import refuse_misfits
 from traceplane.model.task import ReportVerdict, TaskState
 from traceplane.postgres import commits, coverage, events, hot_tables, task_logs, tasks
@@ -29,10 +29,12 @@ from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import AcceptedEvents, NewEvent
 from traceplane.postgres.tasks import FailedAttempt
+from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.tasks import CompletionOutcome, TaskError
 
 _FAILED = {ReportVerdict.RETRY: TaskState.QUEUED, ReportVerdict.DIE: TaskState.DEAD}
 _ENDS_ATTEMPT = (ReportVerdict.COMPLETE, ReportVerdict.RETRY, ReportVerdict.DIE, ReportVerdict.CANCEL)
+_HOT_AT_ONCE = 100
 
 
 class _RowsRefused(Exception):
@@ -307,3 +309,22 @@ def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
         rounds[seen[task_id]].append(position)
         seen[task_id] += 1
     return rounds
+
+
+class GroupedReports:
+    """Which reports share a transaction. Reports with rows for hot tables share theirs only with each other.
+
+    Such rows are read before their transaction begins, and operators can write files that take seconds to read. Reports
+    without hot rows do not wait for that, and few reports with hot rows wait for each other.
+    """
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._cold: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit("complete", reports.complete)
+        self._hot: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit(
+            "complete", reports.complete, max_items=_HOT_AT_ONCE
+        )
+
+    async def submit(self, calls: Sequence[CompletionCall]) -> Sequence[CompletionOutcome]:
+        group = self._hot if await self._reports.any_hot(calls) else self._cold
+        return await group.submit(calls)

@@ -1,8 +1,8 @@
-"""A deployed job as claims need it: what its tasks receive, and what they may access."""
+"""Deployed jobs as claims need them: what their tasks receive, and what they may access."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -11,6 +11,8 @@ import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
 from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow
+from traceplane.postgres import registry
+from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import JobRow
 from traceplane.wire.tasks import ColumnSchema, GivenInput, InputRef, JobPayload, OutputRef, ViewRef
 
@@ -109,3 +111,27 @@ def _declared(columns: Sequence[Mapping[str, Any]] | None) -> list[ColumnSchema]
 
 def as_columns(schema: Schema) -> list[ColumnSchema]:
     return [ColumnSchema(c.name, c.type, c.nullable) for c in schema]
+
+
+class KnownJobs:
+    """Entries of jobs that were claimed here. What is fixed for one revision of a job is read once."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[UUID, int], JobEntry] = {}
+        self._names: dict[UUID, str] = {}
+
+    async def entries(self, tx: Transaction, revisions: Collection[tuple[UUID, int]]) -> dict[UUID, JobEntry]:
+        """By job, for (job, revision)."""
+        entries = {key[0]: self._entries[key] for key in revisions if key in self._entries}
+        unknown = [job_id for job_id, _ in revisions if job_id not in entries]
+        if unknown:
+            # If a deploy happened in between, the entry has a later revision than the one requested.
+            for row in await registry.job_payloads(tx, unknown):
+                job_id = row.job_id
+                entries[job_id] = self._entries[job_id, row.revision] = job_entry(row)
+                self._names[job_id] = row.name
+        return entries
+
+    def name(self, job_id: UUID) -> str:
+        """`?` for a job that was never claimed here."""
+        return self._names.get(job_id, "?")

@@ -13,7 +13,7 @@ from traceplane.dispatcher.leases.complete import Reports
 from traceplane.dispatcher.leases.emit import Emissions
 from traceplane.dispatcher.leases.heartbeat import LeaseExtensions
 from traceplane.dispatcher.leases.hot_writes import HotWrites, OpenStore
-from traceplane.dispatcher.leases.known_jobs import KnownJobs
+from traceplane.dispatcher.leases.job_entry import KnownJobs
 from traceplane.model.task import Report
 from traceplane.postgres.database import Database
 from traceplane.wire.tasks import ClaimedTask
