@@ -225,6 +225,7 @@ def accept_arguments(filled: Filled, dataset: str, cursors: range) -> list[str]:
         repeated("false"),
         repeated("null::text"),
         "true",
+        "array['query']",
     ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,7 @@ def test_an_operator_from_an_installed_package_works_like_any_other(install: Ins
         (MODULE.replace('"workers"', '"threads"'), "round = rounding:SPEC", "no field 'threads'"),
         (MODULE.replace(', description="Threads."', ""), "round = rounding:SPEC", "no description"),
         (MODULE.replace('{"python"}', '{"dispatcher"}'), "round = rounding:SPEC", "only built-in"),
+        (MODULE.replace("position=", "runs_once=True, position="), "round = rounding:SPEC", "run once"),
         (MODULE.replace('{"python"}', '{"gpu"}'), "round = rounding:SPEC", "no runtime 'gpu'"),
         (MODULE.replace('"rounding.code:run"', "None"), "round = rounding:SPEC", "no entrypoint"),
     ],
@@ -254,3 +257,15 @@ def test_the_files_of_a_package_are_its_identity(install: Install) -> None:
     catalog.forget()
     assert catalog.code_identity("round") != before
     assert catalog.code_identity("sql") == ""
+
+
+def test_no_statement_names_an_operator() -> None:
+    """What matters of an operator is in its spec; statements get the names of those that have a property."""
+    folder = files("traceplane.postgres") / "sql"
+    named = re.compile(r"\boperator\s*(?:=|<>|(?:not )?in)\s*\(?'", re.IGNORECASE)
+    assert [file.name for file in folder.iterdir() if named.search(file.read_text())] == []
+
+
+def test_operators_are_found_by_what_their_specs_say() -> None:
+    assert catalog.running_once() == ["query"]
+    assert catalog.publishing_signals() == ["signal_publish"]

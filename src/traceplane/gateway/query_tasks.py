@@ -22,6 +22,7 @@ from traceplane.model.dag import (
     Output,
     UpdateStrategy,
 )
+from traceplane.operators.processing import QUERY
 from traceplane.postgres import registry, tasks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
@@ -91,7 +92,7 @@ def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
         name="query",
         activation=Activation.REACTIVE,
         runtime="spark",
-        operator="query",
+        operator=QUERY.name,
         config={"sql": sql},
         inputs=tuple(Input(i.name, i.dataset.dataset_id, {}, i.columns) for i in query.inputs),
         outputs=(Output("result", dataset_id),),

@@ -121,6 +121,17 @@ def names() -> list[str]:
     return sorted(_all())
 
 
+@cache
+def running_once() -> list[str]:
+    """The operators whose jobs have only one task."""
+    return [spec.name for spec in _built_in_specs() if spec.runs_once]
+
+
+@cache
+def publishing_signals() -> list[str]:
+    return [spec.name for spec in _built_in_specs() if spec.publishes_signals]
+
+
 def listed(name: str) -> tuple[Listed, ...]:
     """All operators that claim a name."""
     return _all().get(name, ())
@@ -153,6 +164,10 @@ def _files_of(module: str) -> Iterator[tuple[str, bytes]]:
                 yield path.relative_to(place).as_posix(), path.read_bytes()
     if spec is not None and spec.submodule_search_locations is None and spec.origin is not None:
         yield Path(spec.origin).name, Path(spec.origin).read_bytes()
+
+
+def _built_in_specs() -> Iterator[OperatorSpec]:
+    return (spec for name in BUILT_IN if (spec := find(name)) is not None)
 
 
 def _listed(name: str) -> Listed | None:
@@ -211,6 +226,7 @@ def _flaw(spec: OperatorSpec, listed: Listed) -> str | None:
         spec.history_field,
         spec.deletion_field,
         spec.identity_field,
+        spec.range_size_field,
         *spec.execution_fields,
         *spec.source_fields,
     }
@@ -220,4 +236,6 @@ def _flaw(spec: OperatorSpec, listed: Listed) -> str | None:
         return "it has no entrypoint"
     if not listed.is_built_in and "dispatcher" in spec.runtimes:
         return "only built-in operators run in the dispatcher"
+    if not listed.is_built_in and spec.runs_once:
+        return "only built-in operators run once"
     return None

@@ -39,6 +39,7 @@ AGGREGATOR = OperatorSpec(
     inputs=Ports(least=1),
     outputs=Ports(least=1),
     groups=True,
+    range_size_field="size",
 )
 
 SPLITTER = OperatorSpec(

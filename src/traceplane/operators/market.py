@@ -66,4 +66,5 @@ SIGNAL_PUBLISH = OperatorSpec(
     summary="Gives committed signals to triggers.",
     runtimes=frozenset({"dispatcher"}),
     inputs=Ports(least=1),
+    publishes_signals=True,
 )

@@ -72,6 +72,7 @@ PYSPARK = OperatorSpec(
     config=CodeConfig,
     open_config=True,
     code_field="entrypoint",
+    virtual_inputs=True,
 )
 
 SQL = OperatorSpec(
@@ -81,6 +82,7 @@ SQL = OperatorSpec(
     entrypoint="traceplane.dataplane.task:sql",
     config=QueryConfig,
     query_field="query",
+    virtual_inputs=True,
 )
 
 QUERY = OperatorSpec(
@@ -89,6 +91,7 @@ QUERY = OperatorSpec(
     runtimes=_SPARK,
     entrypoint="traceplane.dataplane.task:query",
     for_dags=False,
+    runs_once=True,
 )
 
 COMPACT = OperatorSpec(

@@ -114,6 +114,14 @@ class OperatorSpec:
     """Whether its output has no rows of its own: readers get the rows of its input."""
     for_dags: bool = True
     """Whether DAG files may use it."""
+    virtual_inputs: bool = False
+    """Whether its jobs may read virtual datasets."""
+    range_size_field: str | None = None
+    """The config field that says how many positions each of its output's ranges has."""
+    runs_once: bool = False
+    """Whether a job has one task, created with the job: no event wakes it, and no cutover moves its inputs."""
+    publishes_signals: bool = False
+    """Whether its tasks wait on other systems, in a loop of the dispatcher that publishes signals."""
 
     def fields_without_rebuild(
         self, before: Mapping[str, object], after: Mapping[str, object]

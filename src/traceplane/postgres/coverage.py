@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from traceplane.model.json_object import JsonObject
 from traceplane.model.positions import Range
+from traceplane.operators import catalog
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction, statements
 
@@ -116,7 +118,7 @@ class Producer:
     runtime: str
     operator: str | None
     range_size: int | None
-    """Of an aggregator."""
+    """Of an operator that writes ranges of one size."""
     inputs: tuple[str, ...]
 
 
@@ -144,10 +146,15 @@ async def missing_positions(
             row["source_kind"],
             row["runtime"],
             row["operator"],
-            row["size"] if row["runtime"] == "dispatcher" and row["operator"] == "aggregator" else None,
+            _range_size(row["operator"], row["config"]),
             tuple(row["inputs"]),
         )
     return MissingPositions(dataset_id, tuple((a, b) for a, b in row["missing"] or ()), producer)
+
+
+def _range_size(operator: str, config: JsonObject) -> int | None:
+    spec = catalog.find(operator)
+    return None if spec is None or spec.range_size_field is None else config.get(spec.range_size_field)
 
 
 @dataclass(frozen=True, slots=True)

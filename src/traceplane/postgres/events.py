@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from traceplane.operators import catalog
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("events")
@@ -64,6 +65,7 @@ async def accept(
         [e.backfill for e in events],
         [e.traceparent for e in events],
         notify_dispatchers,
+        catalog.running_once(),
     )
     assert row is not None
     inserted = set(row["inserted"] or ())

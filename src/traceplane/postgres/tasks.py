@@ -13,6 +13,7 @@ from traceplane.model.json_object import JsonObject
 from traceplane.model.positions import Range
 from traceplane.model.scope import Partition, Scope
 from traceplane.model.task import AttemptFacts, TaskFacts, TaskState
+from traceplane.operators import catalog
 from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import TaskError
 
@@ -300,7 +301,7 @@ async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[Que
 
 
 async def waiting_publishers(tx: Transaction) -> list[UUID]:
-    return [r["job_id"] for r in await tx.rows(_SQL["waiting_publishers"])]
+    return [r["job_id"] for r in await tx.rows(_SQL["waiting_publishers"], catalog.publishing_signals())]
 
 
 async def finish_in_process(tx: Transaction, task_ids: Sequence[UUID]) -> None:

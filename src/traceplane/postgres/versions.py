@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
+from traceplane.operators import catalog
 from traceplane.postgres import coverage
 from traceplane.postgres.coverage import Lacking
 from traceplane.postgres.database import Transaction, statements
@@ -195,7 +196,7 @@ async def route(tx: Transaction, version_id: UUID) -> list[UUID]:
 
 async def follow(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[tuple[UUID, UUID]]:
     """Readers in other DAGs, with the generations that they read from now on."""
-    rows = await tx.rows(_SQL["follow"], dag_id, version_id)
+    rows = await tx.rows(_SQL["follow"], dag_id, version_id, catalog.running_once())
     return [(r["job_id"], r["generation_id"]) for r in rows]
 
 
@@ -220,7 +221,7 @@ async def delete(tx: Transaction, dag_id: UUID) -> list[UUID]:
 
 async def expire_results(tx: Transaction, age: timedelta) -> int:
     """Expires older query results; returns their number."""
-    return len(await tx.rows(_SQL["expire_results"], age))
+    return len(await tx.rows(_SQL["expire_results"], age, catalog.running_once()))
 
 
 async def old(tx: Transaction, grace: timedelta, keep: int) -> list[UUID]:
@@ -275,4 +276,6 @@ class DatasetReader:
 
 
 async def readers_elsewhere(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[DatasetReader]:
-    return await tx.rows_as(DatasetReader, _SQL["readers_elsewhere"], org, list(dataset_ids))
+    return await tx.rows_as(
+        DatasetReader, _SQL["readers_elsewhere"], org, list(dataset_ids), catalog.running_once()
+    )

@@ -18,14 +18,13 @@ from traceplane.errors import Conflict, InvalidInput, UserError
 from traceplane.model.dag import Dag, Input, Job
 from traceplane.model.job_definition import InputView, VirtualInputs
 from traceplane.model.runtimes import SPARK, Runtime
+from traceplane.operators import catalog
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
 from traceplane.registry.job_rows import Generation, add_inputs
 from traceplane.sql import spark_dialect, virtual
 from traceplane.sql.gate import Relation
-
-_ABLE = frozenset({"pyspark", "sql"})
 
 
 def resolve(
@@ -120,7 +119,8 @@ async def refused(
 
 
 def _refused_job(job: Job, runtimes: Mapping[str, Runtime], texts: Mapping[str, str]) -> UserError | None:
-    if job.operator in _ABLE and SPARK in runtimes[job.runtime].capabilities:
+    operator = catalog.find(job.operator)
+    if operator is not None and operator.virtual_inputs and SPARK in runtimes[job.runtime].capabilities:
         return None
     bulk = f" (generated for the Bulk job {job.generated_for})" if job.generated_for else ""
     return InvalidInput(

@@ -11,6 +11,7 @@ from traceplane import telemetry
 from traceplane.dispatcher.in_process import aggregator, splitter
 from traceplane.dispatcher.in_process.operator import InProcessJob, Work
 from traceplane.model.task import state_after_failure
+from traceplane.operators import catalog
 from traceplane.postgres import events, registry, tasks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
@@ -55,7 +56,7 @@ class InProcess:
         ran = Ran()
         async with self._database.transaction("in_process") as tx:
             for job in await tasks.waiting_jobs(tx, in_process=True):
-                if job.operator == "signal_publish":
+                if job.operator in catalog.publishing_signals():
                     continue  # it waits on other systems, so it has its own loop
                 if batch := await tasks.take_in_process(tx, job.job_id, _BATCH):
                     ran += await _run_job(tx, job, batch)

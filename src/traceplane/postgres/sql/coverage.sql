@@ -134,7 +134,7 @@ where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
 -- Which of these positions a dataset lacks, and the job that produces it. Sources that only receive events, and jobs of
 -- the dispatcher, have no commits: the positions of their events count.
 select g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
-  (j.definition->'config'->>'size')::bigint as size,
+  j.definition->'config' as config,
   (select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
    from unnest(int8multirange(coverage_range($3, $4)) - case
      when j.source_kind in ('manual', 'webhook', 'cron') or j.runtime = 'dispatcher' then coalesce(

@@ -34,7 +34,7 @@ with incoming as materialized (
          end as free
   from (select distinct job_id, generation_id from job_inputs where generation_id = any($2::uuid[])) ji
   join lateral (select * from jobs j where j.job_id = ji.job_id offset 0) j
-    on j.routed and j.activation = 'reactive' and j.operator <> 'query'  -- which runs once
+    on j.routed and j.activation = 'reactive' and j.operator <> all($11::text[])  -- which run once
   left join job_holds h on h.job_id = j.job_id
 ), drafts as materialized (
   select uuid7() as task_id, c.job_id, c.runtime, e.event_id, e.kind, e.partition_key, e.range_start,

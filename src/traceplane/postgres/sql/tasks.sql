@@ -219,7 +219,7 @@ for no key update of t skip locked
 -- name: waiting_publishers
 -- Jobs that publish signals and have queued tasks, locked so that only one dispatcher works on them.
 select j.job_id from jobs j
-where j.runtime = 'dispatcher' and j.operator = 'signal_publish'
+where j.runtime = 'dispatcher' and j.operator = any($1::text[])
   and exists (select 1 from tasks t where t.job_id = j.job_id and t.stage = 0 and t.ready_at <= tp_now() offset 0)
 order by j.job_id for no key update of j skip locked
 

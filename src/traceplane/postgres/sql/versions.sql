@@ -187,7 +187,7 @@ with moved as materialized (
   where v.dag_version_id = $2 and d.current_generation_id <> v.generation_id
 ), followers as materialized (
   select i.job_id, i.input_index, m.old, m.new from moved m join job_inputs i on i.generation_id = m.old
-  join jobs j using (job_id) where j.routed and j.dag_id <> $1 and j.operator <> 'query'  -- which stays where it is
+  join jobs j using (job_id) where j.routed and j.dag_id <> $1 and j.operator <> all($3::text[])  -- which run once, on what they read
 ), inputs as (
   update job_inputs i set generation_id = f.new from followers f where i.job_id = f.job_id and i.input_index = f.input_index
 ), grouped as (
@@ -232,7 +232,7 @@ with old as materialized (
   select d.dag_id, v.dag_version_id, j.job_id
   from jobs j join dag_version_jobs m using (job_id) join dag_versions v using (dag_version_id)
   join dags d on d.active_version_id = v.dag_version_id
-  where j.operator = 'query' and j.routed and v.created_at < tp_now() - $1::interval
+  where j.operator = any($2::text[]) and j.routed and v.created_at < tp_now() - $1::interval
   order by d.dag_id for update of d
 ), jobs_gone as (
   update jobs j set routed = false, revision = revision + 1 from old where j.job_id = old.job_id
@@ -317,5 +317,5 @@ select distinct d.dataset_id, g.name as dag, j.name as job
 from datasets d join orgs o using (org_id) join job_inputs i using (dataset_uuid) join jobs j using (job_id)
 join dags g on g.dag_id = j.dag_id
 where o.slug = $1 and d.dataset_id = any($2::text[]) and j.routed and j.dag_id <> d.dag_id
-  and (j.operator <> 'query' or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
+  and (j.operator <> all($3::text[]) or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
 order by d.dataset_id, dag, job
