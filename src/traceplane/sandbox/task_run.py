@@ -59,7 +59,7 @@ _CRASHES: dict[int, str] = {
 }
 _USUAL_CAUSES = (
     "usually a bug in a native library, one built for another processor or Python, a recursion that is too deep, or"
-    " processes forked while threads ran"
+    " memory that it did not get because of its limit"
 )
 
 
