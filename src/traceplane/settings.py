@@ -20,6 +20,7 @@ import msgspec
 
 from traceplane.errors import InvalidInput
 from traceplane.linux.connect_supervisor import Endpoints
+from traceplane.model.invalid_values import in_words
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
 
 PREFIX = "TRACEPLANE_"
@@ -286,7 +287,7 @@ def load(
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_as_path)
     except msgspec.ValidationError as error:
-        raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
+        raise InvalidInput("settings.invalid", f"a setting is invalid: {in_words(error)}") from error
     _check(settings)
     return settings
 
@@ -350,7 +351,7 @@ def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = 
         prefixed = {name: getattr(settings, name) for name in _NAMES}
         merged = msgspec.convert({**prefixed, **values}, Settings, strict=False, dec_hook=_as_path)
     except msgspec.ValidationError as error:
-        raise InvalidInput("settings.invalid", f"a setting has the wrong type: {error}") from error
+        raise InvalidInput("settings.invalid", f"a setting is invalid: {in_words(error)}") from error
     _check(merged)
     return with_celery_broker(merged, environment)
 
@@ -418,7 +419,9 @@ def _runtime(name: str, entry: Any) -> Runtime:
     try:
         runtime = msgspec.convert({"name": name, **entry}, Runtime, strict=False)
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidInput("settings.runtime_invalid", f"runtime {name!r} is invalid: {error}") from error
+        raise InvalidInput(
+            "settings.runtime_invalid", f"runtime {name!r} is invalid: {in_words(error)}"
+        ) from error
     unknown = set(entry) - {f.name for f in fields(Runtime)}
     if unknown:
         raise InvalidInput(

@@ -326,6 +326,27 @@ async def test_explain_takes_negative_scopes(world: AttackedPlatform) -> None:
             assert f"`traceplane emit in {scope}`" in shown
 
 
+async def test_a_value_that_does_not_fit_is_named_with_what_it_must_be(world: AttackedPlatform) -> None:
+    for path, body, expected in (
+        (
+            "/api/v1/events",
+            {"events": [event(kind="rumour")]},
+            "`events[0].kind` must be one of data, invalidation",
+        ),
+        (
+            "/api/v1/events",
+            {"events": [event(scope={"cursor": "5"})]},
+            "`events[0].scope.cursor` must be a whole number, not text",
+        ),
+        ("/api/v1/tasks?limit=x", None, "`limit` must be a whole number, not text"),
+        ("/api/v1/tasks?limit=0", None, "`limit` must be at least 1"),
+    ):
+        raw = None if body is None else json.dumps(body).encode()
+        url, token = world.platform.gateway_url + path, world.platform.user_token
+        _, answer = await world.send("GET" if body is None else "POST", url, token=token, raw=raw)
+        assert answer["error"]["message"].endswith(f" is not valid: {expected}")
+
+
 # Tasks and deploys ----------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import msgspec
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
+from traceplane.model.invalid_values import in_words
 from traceplane.model.json_object import JsonObject
 from traceplane.settings import Settings
 from traceplane.wire.pipelines import (
@@ -288,7 +289,7 @@ def _config(options: _Described, before: PipelineConfig) -> PipelineConfig:
     try:
         return msgspec.convert(fields, PipelineConfig)
     except msgspec.ValidationError as error:
-        raise _bad("--runs", options.runs or "", str(error)) from None
+        raise _bad("--runs", options.runs or "", in_words(error)) from None
 
 
 def _subscription(text: str) -> Subscription:
@@ -300,14 +301,14 @@ def _subscription(text: str) -> Subscription:
     try:
         return msgspec.convert(fields, Subscription, strict=False)
     except msgspec.ValidationError as error:
-        raise _bad("--on", text, f"{error}; for example golden_cross:BULLISH>=80") from None
+        raise _bad("--on", text, f"{in_words(error)}; for example golden_cross:BULLISH>=80") from None
 
 
 def _object(option: str, text: str) -> JsonObject:
     try:
         return msgspec.json.decode(text.encode(), type=JsonObject)
     except msgspec.DecodeError as error:
-        raise _bad(option, text, f"{error}; write a JSON object") from None
+        raise _bad(option, text, f"{in_words(error)}; write a JSON object") from None
 
 
 def _bad(option: str, value: str, problem: str) -> InvalidInput:

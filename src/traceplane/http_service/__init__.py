@@ -16,9 +16,10 @@ read, an idle connection is closed after a while, and there are only so many at 
 (`ConnectionLimits`). How long an answer takes is the handler's own affair. Where there are too many connections, those
 go first whose caller has shown no token and keeps the server waiting, with a body or by not reading.
 
-    app      routes become a plain ASGI application
-    client   typed JSON calls to a service
-    openapi  the OpenAPI document of a list of routes
-    routes   what a service is made of, as data
-    server   connections that have to be used, of which there are only so many
+    allowed_values  the values that a field of a request may have, where they are few
+    app             routes become a plain ASGI application
+    client          typed JSON calls to a service
+    openapi         the OpenAPI document of a list of routes
+    routes          what a service is made of, as data
+    server          connections that have to be used, of which there are only so many
 """

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -22,6 +23,7 @@ from traceplane.errors import (
     Unauthenticated,
     UserError,
 )
+from traceplane.http_service.allowed_values import allowed_values
 from traceplane.http_service.openapi import openapi
 from traceplane.http_service.routes import (
     FROM_BODY,
@@ -42,6 +44,7 @@ from traceplane.http_service.routes import (
     UnsupportedMediaType,
     header_text,
 )
+from traceplane.model.invalid_values import field_at, in_words
 from traceplane.runtime.process import describe
 
 
@@ -234,7 +237,10 @@ class _PreparedRoute:
             if b"\\u0000" in raw or _NINETEEN_DIGITS in raw.translate(_DIGITS_TO_ZERO):
                 _refuse_unstorable(msgspec.json.decode(raw))
         except msgspec.ValidationError as error:
-            raise InvalidInput("request.invalid", f"the body is not valid: {error}") from None
+            raise InvalidInput(
+                "request.invalid",
+                f"the body is not valid: {in_words(error, partial(allowed_values, self.decoder.type))}",
+            ) from None
         except msgspec.DecodeError as error:
             raise InvalidInput("request.malformed_json", f"the body is not JSON: {error}") from None
         except UnicodeDecodeError as error:
@@ -256,7 +262,8 @@ class _PreparedRoute:
             query = msgspec.convert(values, self.query, strict=False)
             _refuse_unstorable(msgspec.to_builtins(query))
         except ValueError as error:  # msgspec's and UnicodeDecodeError are ValueErrors too
-            raise InvalidInput("request.invalid", f"the query is not valid: {error}") from None
+            problem = in_words(error, partial(allowed_values, self.query))
+            raise InvalidInput("request.invalid", f"the query is not valid: {problem}") from None
         return query
 
 
@@ -286,15 +293,19 @@ async def _read_body(receive: Receive, declared: bytes | None, limit: int) -> by
 
 
 def _refuse_unstorable(value: object) -> None:
-    """Find what Postgres cannot hold, and name its place: `$.tasks[3].name`."""
+    """Find what Postgres cannot hold, and name its place: `tasks[3].name`."""
     waiting: list[tuple[str, object]] = [("$", value)]
     while waiting:
         path, value = waiting.pop()
         match value:
             case str() if "\0" in value:
-                raise InvalidInput("request.invalid", f"text cannot contain the NUL character - at `{path}`")
+                raise InvalidInput(
+                    "request.invalid", f"text cannot contain the NUL character: `{field_at(path)}`"
+                )
             case int() if not -(2**63) <= value < 2**63:
-                raise InvalidInput("request.invalid", f"the integer does not fit 64 bits - at `{path}`")
+                raise InvalidInput(
+                    "request.invalid", f"the whole number does not fit 64 bits: `{field_at(path)}`"
+                )
             case dict():
                 waiting.extend((f"{path} (a key)", key) for key in value)
                 waiting.extend((f"{path}.{key}", item) for key, item in value.items())

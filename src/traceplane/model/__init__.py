@@ -11,6 +11,7 @@ dataset_schema  which schemas may follow each other in one generation of a datas
 explain         why a task is waiting, in sentences
 hidden_values   removes values that an operator was passed from the text that it wrote
 hot_table       hot datasets: the column types of their tables, and where the rows of a range are
+invalid_values  what is wrong with a value, in words: the field and what it must be
 job_definition  the definition of a deployed job, as stored
 json_object     JSON whose keys users choose
 near_names      the name that somebody probably meant

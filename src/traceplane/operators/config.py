@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec import inspect
 
+from traceplane.model.invalid_values import in_words
 from traceplane.operators.spec import Config, JobMisfit, OperatorSpec
 from traceplane.sdk import OperatorError
 
@@ -39,7 +40,7 @@ def read(config: Mapping[str, Any], schema: type[AnyConfig]) -> AnyConfig:
     try:
         return msgspec.convert(config, schema)
     except msgspec.ValidationError as error:
-        raise OperatorError("operator.misconfigured", f"config: {error}") from None
+        raise OperatorError("operator.misconfigured", f"config: {in_words(error)}") from None
 
 
 def fields(spec: OperatorSpec) -> list[Field]:
@@ -86,7 +87,7 @@ def misfits(config: Mapping[str, Any], spec: OperatorSpec) -> Iterator[JobMisfit
         try:
             msgspec.convert({name: config[name] for name in schema.keys() & config.keys()}, spec.config)
         except msgspec.ValidationError as error:
-            yield JobMisfit(("config",), str(error))
+            yield JobMisfit(("config",), in_words(error))
 
 
 def _fits(config: Mapping[str, Any], field: msgspec.structs.FieldInfo) -> bool:
