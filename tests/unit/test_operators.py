@@ -221,7 +221,7 @@ def test_the_command_lists_what_is_installed_and_what_is_wrong_with_it(install: 
     install()
     shown = CliRunner().invoke(cli, ["operators", "round"])
     assert "digits: a whole number from 0 to 9; default 2" in shown.stdout
-    assert "A change of it rebuilds nothing." in shown.stdout
+    assert "Changing it rebuilds nothing." in shown.stdout
     listed = CliRunner().invoke(cli, ["operators"])
     assert listed.exit_code == 0
     assert "(rounding 1.0)" in listed.stdout

@@ -28,7 +28,7 @@ class Field:
     """As JSON. None: the field is required."""
     description: str
     note: str
-    """Whether a change of it rebuilds data, if not always."""
+    """When changing it rebuilds nothing; empty if it always rebuilds."""
 
     @property
     def explanation(self) -> str:
@@ -59,9 +59,9 @@ def fields(spec: OperatorSpec) -> list[Field]:
 
 def _note(name: str, spec: OperatorSpec) -> str:
     if name in spec.execution_fields:
-        return "A change of it rebuilds nothing."
+        return "Changing it rebuilds nothing."
     if name in spec.source_fields and spec.identity_field is not None:
-        return f"A change of it rebuilds nothing while `{spec.identity_field}` is set and stays the same."
+        return f"Changing it rebuilds nothing while `{spec.identity_field}` is set and stays the same."
     if name == spec.identity_field:
         return "Adding it alone rebuilds nothing."
     return ""

@@ -82,10 +82,10 @@ class OperatorSpec:
     execution_fields: frozenset[str] = frozenset()
     """Config fields that affect how data is made, but not the data itself: changing them rebuilds nothing."""
     source_fields: frozenset[str] = frozenset()
-    """Fields of the config that say where data is read, such as addresses."""
+    """Config fields that name the location of external data, such as addresses."""
     identity_field: str | None = None
-    """The field of the config that says what is read there, and that the operator checks. As long as it is set and
-    stays the same, a change of `source_fields` rebuilds nothing."""
+    """The config field that identifies the data there, which the operator checks. As long as it is set and unchanged,
+    changing `source_fields` rebuilds nothing."""
     code_field: str | None = None
     """The config field that names the user's own code."""
     query_field: str | None = None

@@ -88,7 +88,7 @@ def _near_operator(name: str, family: str) -> str | None:
 def _misfits(job: Job, dag: Dag, spec: OperatorSpec) -> Iterator[JobMisfit]:
     yield from config.misfits(job.config, spec)
     yield from _port_misfits("inputs", [used.name for used in job.inputs], spec.inputs)
-    yield from _port_misfits("outputs", [made.name for made in job.outputs], spec.outputs)
+    yield from _port_misfits("outputs", [output.name for output in job.outputs], spec.outputs)
     if spec.always_on and (job.source is None or job.source.kind is not SourceKind.ALWAYS_ON):
         yield JobMisfit(("source",), "it is a source that always runs", "write source: { kind: always_on }")
     if spec.check is not None:

@@ -174,7 +174,7 @@ def _with_execution_config_of(old: Job | None, new: Job) -> Job:
 
 
 def _execution_config(job: Job, other: Job) -> dict[str, Any]:
-    """The fields of its config in which the jobs may differ and yet make the same data."""
+    """The config fields in which two jobs may differ and still produce the same data."""
     operator = catalog.find(job.operator)
     fields = operator.fields_without_rebuild(other.config, job.config) if operator is not None else ()
     return {name: value for name, value in job.config.items() if name in fields}

@@ -110,9 +110,9 @@ async def refused(
         for reader in await registry.readers_of_virtual(tx, org, dag.name, sorted(own)):
             before = reader.virtual
             stored, _ = await _resolved_again(tx, org, before, own)
-            if theirs := await _owned(tx, org, stored, reader.dag, before):
+            if own_dataset := await _owned(tx, org, stored, reader.dag, before):
                 name = next(i for i in before.datasets if i in own)
-                return _loops_back(name, dag.name, theirs, reader.dag)
+                return _loops_back(name, dag.name, own_dataset, reader.dag)
     except UserError as error:
         return InvalidInput(error.code, error.message, value=error.value, next_step=error.next_step)
     return None

@@ -255,11 +255,11 @@ class PrivateRoot:
         shown = list(self._shown)
         self.show(temp, temp_at, read_only=False)
         # The task's own /tmp hides paths below /tmp; they are shown again, at mount points inside it.
-        wanted = [*self._folders_below_temp, *readable, *untrusted]
-        for path in _uncovered(wanted, shown):
+        paths = [*self._folders_below_temp, *readable, *untrusted]
+        for path in _uncovered(paths, shown):
             self._show_to_read(path, links=path not in untrusted)
         masks = [path for path in hidden if self._mask(path)]
-        for path in outermost(p for p in wanted if any(is_within(p, mask) for mask in masks)):
+        for path in outermost(p for p in paths if any(is_within(p, mask) for mask in masks)):
             self._show_to_read(path, links=path not in untrusted)
         for path in writable:
             self.show(path, path, read_only=False)

@@ -140,7 +140,7 @@ class SparkServers:
         self.network.close()
 
     async def _end(self, entry: _Entry) -> None:
-        """Of one that is still starting nothing is left: its start is canceled and cleans up."""
+        """A server that is still starting leaves nothing behind: its start is canceled and cleans up."""
         entry.stop.set()
         if entry.running is not None:
             await asyncio.wait((entry.running,))

@@ -40,8 +40,7 @@ def placed(faults: Iterable[JobFault], text: str, file: str) -> SpecInvalid | No
 
 
 def place_of_input(dataset_id: str, text: str, file: str) -> str | None:
-    """Where a DAG file names a dataset as an input of a job, or where the SQL of a virtual dataset is that reads it;
-    as file:line:column."""
+    """Where a DAG file reads a dataset, as a job's input or in the SQL of a virtual dataset, as file:line:column."""
     root = compose(text)
     named = (
         node

@@ -207,12 +207,12 @@ def check(problems: Problems, drafts: list[Draft], known_runtimes: frozenset[str
         refuse_repeats(problems, "output", outputs)
         inputs = [(used.name, item.nodes.get("name", item.at("from"))) for used, item in draft.inputs]
         refuse_repeats(problems, "input", inputs)
-        for made in _aggregator_names(draft).values():
-            if made in names or len(made) > MAX_NAME:
-                fault = "which is taken" if made in names else f"longer than {MAX_NAME} characters"
-                message = f"Bulk needs the job name {made[:200]!r}, {fault}"
+        for aggregator in _aggregator_names(draft).values():
+            if aggregator in names or len(aggregator) > MAX_NAME:
+                fault = "which is taken" if aggregator in names else f"longer than {MAX_NAME} characters"
+                message = f"Bulk needs the job name {aggregator[:200]!r}, {fault}"
                 problems.add("spec.bad_batch_name", job.at("name"), message, "rename the job or its input")
-            names.add(made)
+            names.add(aggregator)
 
 
 def producers_of(problems: Problems, drafts: list[Draft]) -> dict[str, int]:

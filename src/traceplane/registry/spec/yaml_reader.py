@@ -285,26 +285,26 @@ def list_of(item: Read) -> Read:
 
 def map_of(item: Read, key: Read = text) -> Read:
     def read(problems: Problems, node: yaml.Node) -> dict[str, Any]:
-        given = entries(problems, node)
-        for key_node, _ in given.values():
+        items = entries(problems, node)
+        for key_node, _ in items.values():
             problems.attempt(key, key_node)
-        return {name: problems.attempt(item, value) for name, (_, value) in given.items()}
+        return {name: problems.attempt(item, value) for name, (_, value) in items.items()}
 
     return read
 
 
 def record(fields: Fields, *required: str) -> Read:
     def read(problems: Problems, node: yaml.Node) -> YamlMap:
-        given = entries(problems, node)
-        for name, (key, _) in given.items():
+        items = entries(problems, node)
+        for name, (key, _) in items.items():
             if name not in fields:
                 problems.add("spec.unknown_field", key, f"no field {name[:100]!r} here", near(name, fields))
         for name in required:
-            if name not in given:
+            if name not in items:
                 problems.add("spec.missing_field", node, f"the field {name!r} is missing", f"add {name}: ...")
-        nodes = {name: given[name][1] for name in fields if name in given}
+        nodes = {name: items[name][1] for name in fields if name in items}
         values = {name: problems.attempt(fields[name], nodes[name]) for name in nodes}
-        return YamlMap(node, nodes, values, has_unknown=len(nodes) < len(given))
+        return YamlMap(node, nodes, values, has_unknown=len(nodes) < len(items))
 
     return read
 
