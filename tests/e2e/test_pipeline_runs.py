@@ -168,7 +168,7 @@ async def test_a_scanner_list_is_shared_and_stays_while_a_pipeline_uses_it(desk:
     assert [(x.name, x.tickers, x.pipelines) for x in lists.scanner_lists] == [
         ("big tech", ["MSFT", "AAPL"], 1)
     ]
-    with pytest.raises(Conflict, match="1 pipelines use this list"):
+    with pytest.raises(Conflict, match="this list is used by 1 pipeline"):
         await desk.api.call("DELETE", path, ScannerListView)
     listed = await desk.api.call("GET", "/api/v1/pipelines", PipelinesResponse, query={"ticker": "MSFT"})
     assert [pipeline.pipeline_id for pipeline in listed.pipelines] == [pipeline_id]

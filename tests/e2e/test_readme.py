@@ -32,7 +32,7 @@ def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
         terminal.until("traceplane status")
         assert "Deployed shop version 1, which serves." in terminal.run(deploy)
         status = terminal.until("traceplane status", "no unfinished tasks", "shop.sales: 13 commits")
-        assert "shop.weekly: 1 commits" in status
+        assert "shop.weekly: 1 commit," in status
 
         said = terminal.run(mend)
         assert "dead       shop/sales  3  attempt 2/2  operator.raised: the till was broken" in said
@@ -42,7 +42,7 @@ def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
         terminal.until("traceplane status", "no unfinished tasks", "14 commits", "shop.weekly: 2 commits")
         assert totals(terminal.folder) == {0: 91, 7: 140}
         assert "Version 1 of shop serves, in place of 2." in terminal.run("traceplane rollback shop")
-        assert "shop.weekly: 1 commits" in terminal.run("traceplane status")
+        assert "shop.weekly: 1 commit," in terminal.run("traceplane status")
         terminal.run("traceplane rollback shop --to 2")
 
         assert "0 accepted, 14 already accepted before" in terminal.run("traceplane emit shop.days 0..13")

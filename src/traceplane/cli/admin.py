@@ -15,6 +15,7 @@ from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, NotFound
+from traceplane.model.counted import counted
 from traceplane.model.near_names import near
 from traceplane.settings import Settings
 
@@ -186,8 +187,9 @@ def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> Non
 
     garbage = asyncio.run(run())
     say(
-        f"{'would delete' if dry_run else 'deleted'} {garbage.files} files, {garbage.bytes} bytes, "
-        f"of {garbage.versions} old versions, {garbage.commits} commits and {garbage.attempts} attempts"
+        f"{'would delete' if dry_run else 'deleted'} {counted(garbage.files, 'file')}, "
+        f"{counted(garbage.bytes, 'byte')}, of {counted(garbage.versions, 'old version')}, "
+        f"{counted(garbage.commits, 'commit')} and {counted(garbage.attempts, 'attempt')}"
     )
 
 

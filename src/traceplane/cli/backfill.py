@@ -12,6 +12,7 @@ import msgspec
 from traceplane.cli.output import as_json, progress_bar, say, say_json
 from traceplane.cli.scopes import parse_range
 from traceplane.cli.whereabouts import call
+from traceplane.model.counted import counted
 from traceplane.model.positions import written
 from traceplane.settings import Settings
 from traceplane.wire.control import BackfillRequest, BackfillResponse
@@ -51,7 +52,7 @@ def backfill(
     request = BackfillRequest(dataset, start, end, only, partition_size, allow_gaps)
     answer = call(settings, lambda c: c.call("POST", "/api/v1/backfill", BackfillResponse, request))
     if not as_json:
-        say(f"{answer.created} tasks of job {answer.job} for {answer.scopes} scopes")
+        say(f"{counted(answer.created, 'task')} of job {answer.job} for {counted(answer.scopes, 'scope')}")
         _say_left_out(answer)
     left_out = answer.left_out
     if wait:
@@ -59,10 +60,10 @@ def backfill(
     if as_json:
         say_json(answer)
     if wait and answer.failed:
-        scopes = "1 scope" if answer.failed == 1 else f"{answer.failed} scopes"
         say(
-            f"{scopes} failed. See why with `traceplane tasks --job {answer.job} --state dead` and "
-            f"`traceplane explain`. Fix the cause and run the same command with --only-failed.",
+            f"{counted(answer.failed, 'scope')} failed. See why with "
+            f"`traceplane tasks --job {answer.job} --state dead` and `traceplane explain`. "
+            f"Fix the cause and run the same command with --only-failed.",
             err=True,
         )
     if left_out or (wait and answer.failed):
@@ -73,7 +74,7 @@ def _say_left_out(answer: BackfillResponse) -> None:
     if not answer.left_out:
         return
     gaps = ", ".join(f"{g.dataset} {written((g.first, g.last))}" for g in answer.gaps[:5])
-    say(f"{answer.left_out} scopes are skipped because their inputs have gaps. Missing: {gaps}")
+    say(f"{counted(answer.left_out, 'scope')} skipped because of gaps in inputs. Missing: {gaps}")
     first = answer.gaps[0]
     say(
         f"Run `traceplane backfill {first.dataset} --range {first.first}:{first.last}` first, or use --allow-gaps."

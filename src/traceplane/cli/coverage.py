@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traceplane.cli.output import say
+from traceplane.model.counted import counted
 from traceplane.model.positions import written
 from traceplane.wire.control import CoverageView, DatasetView, ScopeExplanation
 from traceplane.wire.queries import CatalogEntry
@@ -17,10 +18,10 @@ def contents(d: DatasetView | CatalogEntry) -> str:
     if d.storage == "virtual":
         return "virtual"
     if d.events is not None:
-        count = "1 event" if d.events == 1 else f"{d.events}{'+' if d.events == _MOST_COUNTED else ''} events"
+        count = counted(d.events, "event", f"{d.events}+" if d.events == _MOST_COUNTED else None)
         return f"{count}, the last at {d.cursor}"
-    rows = f"up to {d.rows}" if d.at_most else str(d.rows)
-    return f"{d.commits} commits, {rows} rows, {d.bytes} bytes"
+    rows = counted(d.rows, "row", f"up to {d.rows}" if d.at_most else None)
+    return f"{counted(d.commits, 'commit')}, {rows}, {counted(d.bytes, 'byte')}"
 
 
 def describe(held: CoverageView) -> str:
@@ -31,9 +32,9 @@ def describe(held: CoverageView) -> str:
     if held.gap_count:
         shown = [written((a, b)) for a, b in held.gaps[:_GAPS_SHOWN]]
         more = held.gap_count - len(shown)
-        text += f" except {', '.join(shown)}" + (f" and {more} more gaps" if more else "")
+        text += f" except {', '.join(shown)}" + (f" and {counted(more, 'more gap')}" if more else "")
     if held.dead:
-        text += f", {held.dead} scopes dead"
+        text += f", {counted(held.dead, 'scope')} dead"
     return text
 
 

@@ -13,6 +13,7 @@ from traceplane.cli.output import ChangingLine, as_json, ask, say, say_json, say
 from traceplane.cli.whereabouts import call
 from traceplane.client import deploy_request
 from traceplane.errors import Conflict, InvalidInput
+from traceplane.model.counted import counted
 from traceplane.model.positions import written
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
@@ -206,7 +207,8 @@ def _build_line(version: VersionView) -> str:
     if version.state != "building":
         return f"version {version.version} is {version.state}"
     built, serving = sum(d.built for d in version.datasets), sum(d.serving for d in version.datasets)
-    unfinished = f"{version.unfinished}{'+' if version.unfinished == 1000 else ''} tasks to go"
+    more = "1000+" if version.unfinished == 1000 else None
+    unfinished = f"{counted(version.unfinished, 'task', more)} to go"
     dead = f", {version.dead} dead" if version.dead else ""
     missing = ", ".join(f"{p.dataset} {written((p.first, p.last))}" for p in version.lacking[:3])
     missing = f"; lacks {missing}{', …' if len(version.lacking) > 3 else ''}" if missing else ""

@@ -13,6 +13,7 @@ import msgspec
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
+from traceplane.model.counted import counted
 from traceplane.model.invalid_values import in_words
 from traceplane.model.json_object import JsonObject
 from traceplane.settings import Settings
@@ -177,7 +178,7 @@ def limit(settings: Settings, user_id: str, launches_per_hour: int | None) -> No
     path, request = f"/api/v1/user-limits/{quote(user_id, safe='')}", UserLimitRequest(launches_per_hour)
     answer = call(settings, lambda c: c.call("PUT", path, UserLimitsResponse, request))
     for user, most in answer.launches_per_hour.items():
-        say(f"{user}  {most} launches per hour")
+        say(f"{user}  {counted(most, 'launch')} per hour")
 
 
 @click.group("scanner-lists")
@@ -209,7 +210,8 @@ def set_list(settings: Settings, name: str, tickers: tuple[str, ...]) -> None:
 
 
 def _list_line(scanner_list: ScannerListView) -> str:
-    return f"{scanner_list.name}  {len(scanner_list.tickers)} tickers, {scanner_list.pipelines} pipelines"
+    tickers, users = len(scanner_list.tickers), scanner_list.pipelines
+    return f"{scanner_list.name}  {counted(tickers, 'ticker')}, {counted(users, 'pipeline')}"
 
 
 @scanner_lists.command("delete")

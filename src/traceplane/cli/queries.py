@@ -15,6 +15,7 @@ from traceplane.cli.coverage import contents
 from traceplane.cli.output import as_json, hand_on, is_terminal, say, say_json, say_lines
 from traceplane.cli.whereabouts import call, explained, with_user_token
 from traceplane.errors import InvalidInput
+from traceplane.model.counted import counted
 from traceplane.model.printable import one_line
 from traceplane.settings import Settings
 from traceplane.wire.control import TaskDetail
@@ -146,7 +147,7 @@ def _lines(table: Any) -> Iterator[str]:
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     more = f", the first {_SHOWN_ROWS} shown" if table.num_rows > _SHOWN_ROWS else ""
-    yield f"({table.num_rows} {'row' if table.num_rows == 1 else 'rows'}{more})"
+    yield f"({counted(table.num_rows, 'row')}{more})"
 
 
 def _cell(value: Any) -> str:

@@ -46,12 +46,19 @@ def tasks(
     """List tasks, newest first."""
     filters = {"dag": dag, "job": job, "state": state, "limit": str(limit)}
     query = {k: v for k, v in filters.items() if v is not None}
+    _list(settings, query, as_json)
+
+
+def _list(settings: Settings, query: dict[str, str], as_json: bool, none: str | None = None) -> None:
+    """Prints the tasks that match, or `none`."""
     answer = call(settings, lambda c: c.call("GET", "/api/v1/tasks", TasksResponse, query=query))
     if as_json:
         say_json(answer)
         return
     for t in answer.tasks:
         say(_task_line(t))
+    if none is not None and not answer.tasks:
+        say(none)
 
 
 def _task_line(t: TaskView) -> str:
@@ -228,14 +235,7 @@ def dead(
     standing = None if all_ else "open"
     filters = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
     query = {k: str(v) for k, v in filters.items() if v is not None} | {"state": "dead", "limit": str(limit)}
-    answer = call(settings, lambda c: c.call("GET", "/api/v1/tasks", TasksResponse, query=query))
-    if as_json:
-        say_json(answer)
-        return
-    for t in answer.tasks:
-        say(_task_line(t))
-    if not answer.tasks:
-        say("no dead tasks" if all_ else "no dead tasks that need action")
+    _list(settings, query, as_json, "no dead tasks" if all_ else "no dead tasks that need action")
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
+from traceplane.model.counted import counted
 from traceplane.model.positions import Range, written
 from traceplane.postgres import coverage
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
@@ -47,7 +48,9 @@ class _Why:
                 self._seen.add((name, positions))
                 reasons += await self._one(name, dataset.producer, positions, depth)
         if len(missing) > _RANGES_FOLLOWED:
-            reasons.append(ReasonView("more", f"{name} lacks {len(missing) - _RANGES_FOLLOWED} more ranges."))
+            reasons.append(
+                ReasonView("more", f"{name} lacks {counted(len(missing) - _RANGES_FOLLOWED, 'more range')}.")
+            )
         return reasons
 
     async def outdated(self, dataset: MissingPositions, positions: Range, depth: int = 0) -> list[ReasonView]:

@@ -13,6 +13,7 @@ from traceplane.errors import Conflict, UserError
 from traceplane.gateway.plan_steps import plan_steps
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
+from traceplane.model.counted import counted
 from traceplane.model.dag import Dag
 from traceplane.model.positions import written
 from traceplane.model.runtimes import Runtime
@@ -129,9 +130,9 @@ class DeployApi:
             at_rest = not (done.unfinished or done.replays)
             raise Conflict(
                 "deploy.not_caught_up",
-                f"the new version lacks {done.unfinished} tasks, {done.dead} of its tasks are dead, "
-                f"{done.replays} jobs have yet to get tasks for the past, and "
-                f"{len(done.sources_behind)} sources are behind"
+                f"the new version has {counted(done.unfinished, 'unfinished task')}, "
+                f"{counted(done.dead, 'dead task')}, {counted(done.replays, 'job')} yet to get tasks for the past, "
+                f"and {counted(len(done.sources_behind), 'source')} behind"
                 + (f"; readers would lose {lost}" if lost else ""),
                 value=call.body.dag,
                 next_step="wait; retry dead tasks; give it up with `traceplane abort`"

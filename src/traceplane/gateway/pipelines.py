@@ -16,6 +16,7 @@ from traceplane.auth.opaque import TokenRecord
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.http_service.routes import Call, Route
+from traceplane.model.counted import counted
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.model.pipeline_rules import parse_rules
@@ -158,7 +159,7 @@ class PipelineApi:
         if not removed:
             raise Conflict(
                 "scanner_list.in_use",
-                f"{lists[0].pipelines} pipelines use this list",
+                f"this list is used by {counted(lists[0].pipelines, 'pipeline')}",
                 value=name,
                 next_step="give them other tickers, or delete them, first",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from traceplane.model.counted import counted
 from traceplane.model.dag import Dag, SourceKind
 from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Transaction
@@ -59,9 +60,10 @@ class Consequences:
 def amount(weight: Weight) -> str:
     parts = []
     if weight.events:
-        parts.append("1 event" if weight.events == 1 else f"{weight.events:,} events")
+        parts.append(counted(weight.events, "event", f"{weight.events:,}"))
     if weight.scopes or not weight.events:
-        parts.append(f"{weight.scopes:,} scopes, {weight.rows:,} rows, {weight.bytes:,} bytes")
+        amounts = (weight.scopes, "scope"), (weight.rows, "row"), (weight.bytes, "byte")
+        parts += [counted(number, noun, f"{number:,}") for number, noun in amounts]
     return f"{weight.dataset_id}: {', '.join(parts)}"
 
 
