@@ -44,7 +44,7 @@ LONG_FIRST = (
     "query",
     "trigger",
     "property",
-    "test_spec",
+    "test_spec_properties",
 )
 """Folders and files whose tests take long. They begin first, so that no process is left with them at the end."""
 
