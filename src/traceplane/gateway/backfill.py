@@ -37,25 +37,7 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
     counts: Counter[str] = Counter()
     for position in range(0, len(scopes), _SCOPES_AT_ONCE):
         chunk = scopes[position : position + _SCOPES_AT_ONCE]
-
-        async def once(chunk: list[Scope] = chunk) -> BackfillCounts:
-            async with database.transaction() as tx:
-                if not request.dry_run:
-                    await tasks.lock_routed_job(tx, target.job_id)
-                outcomes = await tasks.backfill(
-                    tx,
-                    target.job_id,
-                    target.generation_id,
-                    chunk,
-                    wanted=request.only,
-                    allow_gaps=request.allow_gaps,
-                    create=not request.dry_run,
-                )
-                if not request.dry_run and outcomes.created:
-                    await events.notify_dispatchers(tx)
-                return outcomes
-
-        counts.update(asdict(await retry_on_conflict(once)))
+        counts.update(asdict(await _backfill_some(database, target, request, chunk)))
     gaps: list[InputGap] = []
     if counts["left_out"]:
         async with database.transaction() as tx:
@@ -76,6 +58,29 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
         left_out=counts["left_out"],
         gaps=tuple(LackingView(g.dataset_id, g.first, g.last) for g in gaps),
     )
+
+
+async def _backfill_some(
+    database: Database, target: BackfillTarget, request: BackfillRequest, scopes: list[Scope]
+) -> BackfillCounts:
+    async def once() -> BackfillCounts:
+        async with database.transaction() as tx:
+            if not request.dry_run:
+                await tasks.lock_routed_job(tx, target.job_id)
+            outcomes = await tasks.backfill(
+                tx,
+                target.job_id,
+                target.generation_id,
+                scopes,
+                wanted=request.only,
+                allow_gaps=request.allow_gaps,
+                create=not request.dry_run,
+            )
+            if not request.dry_run and outcomes.created:
+                await events.notify_dispatchers(tx)
+            return outcomes
+
+    return await retry_on_conflict(once)
 
 
 def _check(target: BackfillTarget, request: BackfillRequest) -> None:
