@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from traceplane.chain.rpc import RpcSettings
+from traceplane.chain.rules import CHAINS, Quirk
 from traceplane.chain.simulated.faults import KINDS
 from traceplane.chain.simulated.server import METHODS
 from traceplane.chain.tables import SCHEMAS
@@ -27,6 +28,14 @@ def test_every_setting_fault_and_method_is_documented() -> None:
         assert f"`{name}`" in PAGE
     for method in METHODS:
         assert f"`{method}" in PAGE
+
+
+def test_the_rules_of_every_chain_are_documented() -> None:
+    for quirk in Quirk:
+        assert f"\n| `{quirk}` | " in PAGE
+    for name, rules in CHAINS.items():
+        quirks = ", ".join(f"`{quirk}`" for quirk in sorted(rules.allowed)) or "none"
+        assert f"\n| `{name}` | {rules.chain_id} | {quirks} | {rules.reason}".rstrip() in PAGE
 
 
 def test_error_codes_in_the_page_and_in_the_source_are_the_same() -> None:

@@ -470,6 +470,8 @@ def refused() -> Iterator[tuple[str, str]]:
     yield FOLLOWER + one + "  config: {endpoints: []}\n", "a list of at least 1"
     yield FOLLOWER + one + "  config: {endpoints: [ftp://x]}\n", "an http or https URL"
     yield FOLLOWER + one + NODE + ", start: -1}\n", "start"
+    yield FOLLOWER + one + NODE + ", chain: dogechain}\n", "chain must be one of arbitrum, base"
+    yield FOLLOWER + one + NODE + ", chain: ethereum, chain_id: 5}\n", "chain_id of ethereum must be 1"
     yield FOLLOWER + one + NODE + ", begin: 1}\n", "no field 'begin'"
     yield FOLLOWER + one + NODE + ", batch_size: many}\n", "batch_size"
     yield (

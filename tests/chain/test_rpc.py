@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.chain.conftest import patient
-from traceplane.chain.answers import FullBlock, Receipt, doubt_block
+from traceplane.chain.answers import FullBlock, Receipt
+from traceplane.chain.doubts import doubt_block
 from traceplane.chain.errors import (
     EndpointsDisagree,
     RateLimited,
@@ -21,6 +22,7 @@ from traceplane.chain.errors import (
     WrongChain,
 )
 from traceplane.chain.rpc import RpcCall, RpcClient, RpcSettings
+from traceplane.chain.rules import LENIENT
 from traceplane.chain.simulated.faults import Fault
 from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.errors import InvalidInput, PlatformError
@@ -30,7 +32,7 @@ DEAD = "http://user:hunter2@127.0.0.1:9/v3/secretkey?token=topsecret"
 
 def block_calls(*numbers: int) -> list[RpcCall[Any]]:
     return [
-        RpcCall("eth_getBlockByNumber", (hex(number), True), partial(doubt_block, number))
+        RpcCall("eth_getBlockByNumber", (hex(number), True), partial(doubt_block, LENIENT, number))
         for number in numbers
     ]
 

@@ -10,16 +10,10 @@ import pyarrow as pa
 import pytest
 
 from traceplane.chain import tables
-from traceplane.chain.answers import (
-    FullBlock,
-    Log,
-    Receipt,
-    doubt_block,
-    doubt_links,
-    doubt_logs,
-    doubt_receipts,
-)
+from traceplane.chain.answers import FullBlock, Log, Receipt
+from traceplane.chain.doubts import doubt_block, doubt_links, doubt_logs, doubt_receipts
 from traceplane.chain.errors import RpcInvalid
+from traceplane.chain.rules import CHAINS, LENIENT
 
 HASH, PARENT, SENT = "0x" + "11" * 32, "0x" + "22" * 32, "0x" + "33" * 32
 ALICE, BOB, TOKEN = "0x" + "aa" * 20, "0x" + "bb" * 20, "0x" + "cc" * 20
@@ -235,8 +229,8 @@ def test_impossible_numbers_are_the_nodes_error(changes: dict[str, str]) -> None
 
 def test_believable_answers_raise_no_doubt() -> None:
     full = block(transaction())
-    assert doubt_block(100, full) is None
-    assert doubt_receipts(full, [receipt(log("0x1"))]) is None
+    assert doubt_block(CHAINS["ethereum"], 100, full) is None
+    assert doubt_receipts(CHAINS["ethereum"], full, [receipt(log("0x1"))]) is None
     assert doubt_links([full], PARENT) is None
 
 
@@ -251,7 +245,7 @@ def test_believable_answers_raise_no_doubt() -> None:
     ],
 )
 def test_doubts_about_blocks(answer: FullBlock, reason: str) -> None:
-    doubt = doubt_block(100, answer)
+    doubt = doubt_block(CHAINS["ethereum"], 100, answer)
     assert doubt is not None
     assert reason in doubt.reason
 
@@ -259,7 +253,7 @@ def test_doubts_about_blocks(answer: FullBlock, reason: str) -> None:
 @pytest.mark.parametrize(
     ("receipts", "reason"),
     [
-        ([], "different number of receipts"),
+        ([], "has no receipt"),
         ([receipt(), receipt()], "different number of receipts"),
         ([receipt(blockHash=PARENT)], "to another block"),
         ([receipt(transactionHash=PARENT)], "expected the receipt"),
@@ -270,7 +264,7 @@ def test_doubts_about_blocks(answer: FullBlock, reason: str) -> None:
     ],
 )
 def test_doubts_about_receipts(receipts: list[Receipt], reason: str) -> None:
-    doubt = doubt_receipts(block(transaction()), receipts)
+    doubt = doubt_receipts(CHAINS["ethereum"], block(transaction()), receipts)
     assert doubt is not None
     assert reason in doubt.reason
 
@@ -279,4 +273,4 @@ def test_a_block_that_does_not_follow_is_doubted() -> None:
     doubt = doubt_links([block(), block(parentHash=PARENT)], None)
     assert doubt is not None
     assert doubt.value == PARENT
-    assert doubt_logs(block(), []) is None
+    assert doubt_logs(LENIENT, block(), []) is None

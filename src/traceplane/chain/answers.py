@@ -1,19 +1,18 @@
-"""Typed answers of a node, with only the fields that are used, and the checks that make one unbelievable. Pure.
+"""Typed answers of a node, with only the fields that are used. Pure.
 
 The structs are decoded directly from the response's bytes. Numbers stay hexadecimal text: the tables convert them
 a column at a time, and the follower needs only three of them.
 
-A doubt is a reason to retry, not an error: if retries do not help, the client turns it into an error with endpoint and
-method.
+Fields that some chains leave out are None then; `doubts` decides whether that is believed. A transaction of a type that
+the book does not have is also kept as the node sent it, since nobody knows which of its fields matter.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import msgspec
+
+STANDARD_TYPES = frozenset({None, "0x0", "0x1", "0x2", "0x3", "0x4"})
+"""Of transactions; the oldest nodes send none."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -29,16 +28,29 @@ class ChainTransaction(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     block_hash: str
     block_number: str
     transaction_index: str
-    nonce: str
     from_: str = msgspec.field(name="from")
-    value: str
-    gas: str
-    input: str
+    nonce: str | None = None
+    value: str | None = None
+    gas: str | None = None
+    input: str | None = None
     to: str | None = None
     gas_price: str | None = None
     max_fee_per_gas: str | None = None
     max_priority_fee_per_gas: str | None = None
     type: str | None = None
+    raw: str | None = msgspec.field(default=None, name="(as sent)")
+    """The whole object as JSON, for types that are not standard. Not sent by a node: see `keep_raw`."""
+
+    @property
+    def has_standard_type(self) -> bool:
+        return self.type in STANDARD_TYPES
+
+
+class Withdrawal(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    index: str
+    validator_index: str
+    address: str
+    amount: str
 
 
 class BlockFields(msgspec.Struct, frozen=True, gc=False, rename="camel", kw_only=True):
@@ -46,14 +58,14 @@ class BlockFields(msgspec.Struct, frozen=True, gc=False, rename="camel", kw_only
     hash: str
     parent_hash: str
     timestamp: str
-    miner: str
-    gas_limit: str
-    gas_used: str
-    state_root: str
-    transactions_root: str
-    receipts_root: str
-    sha3_uncles: str = msgspec.field(name="sha3Uncles")
-    extra_data: str
+    miner: str | None = None
+    gas_limit: str | None = None
+    gas_used: str | None = None
+    state_root: str | None = None
+    transactions_root: str | None = None
+    receipts_root: str | None = None
+    sha3_uncles: str | None = msgspec.field(default=None, name="sha3Uncles")
+    extra_data: str | None = None
     size: str | None = None
     nonce: str | None = None
     difficulty: str | None = None
@@ -61,6 +73,7 @@ class BlockFields(msgspec.Struct, frozen=True, gc=False, rename="camel", kw_only
     base_fee_per_gas: str | None = None
     logs_bloom: str | None = None
     withdrawals_root: str | None = None
+    withdrawals: list[Withdrawal] | None = None
     blob_gas_used: str | None = None
     excess_blob_gas: str | None = None
 
@@ -75,6 +88,12 @@ class SlimBlock(BlockFields, frozen=True, gc=False, rename="camel", kw_only=True
     """A block with only the hashes of its transactions: enough to check receipts and logs against."""
 
     transactions: list[str]
+
+
+class RawBlock(msgspec.Struct, frozen=True, gc=False):
+    """The transactions of a block as they were sent."""
+
+    transactions: list[msgspec.Raw]
 
 
 class Log(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -105,104 +124,18 @@ class Receipt(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 AnyBlock = FullBlock | SlimBlock
 
 
-class Doubt(NamedTuple):
-    """Why an answer is not believed, and the offending value."""
-
-    reason: str
-    value: object
-
-
 def transaction_hashes(block: AnyBlock) -> list[str]:
     return block.transactions if isinstance(block, SlimBlock) else [one.hash for one in block.transactions]
 
 
-def doubt_header(number: int, block: Header | AnyBlock) -> Doubt | None:
-    try:
-        answered = int(block.number, 16)
-    except ValueError:
-        return Doubt("the block's number is not hexadecimal", block.number)
-    if answered != number:
-        return Doubt(f"asked for block {number}, got another", answered)
-    if len(block.hash) != 66 or len(block.parent_hash) != 66:
-        return Doubt("a block hash is not 32 bytes long", block.hash)
-    return None
+def needs_raw(block: FullBlock) -> bool:
+    return not STANDARD_TYPES.issuperset([one.type for one in block.transactions])
 
 
-def doubt_block(number: int, block: AnyBlock) -> Doubt | None:
-    if (doubt := doubt_header(number, block)) is not None:
-        return doubt
-    if isinstance(block, SlimBlock):
-        return None
-    positions = _positions(len(block.transactions))
-    if (
-        {one.block_hash for one in block.transactions} <= {block.hash}
-        and {one.block_number for one in block.transactions} <= {block.number}
-        and tuple([one.transaction_index for one in block.transactions]) == positions
-    ):
-        return None
-    for one, position in zip(block.transactions, positions, strict=True):  # to name it in the message
-        if one.block_hash != block.hash or one.block_number != block.number:
-            return Doubt(f"transaction {one.hash} of block {number} claims another block", one.block_hash)
-        if one.transaction_index != position:
-            return Doubt(f"the transactions of block {number} are not in order", one.transaction_index)
-    return None
-
-
-@functools.lru_cache(maxsize=512)
-def _positions(count: int) -> tuple[str, ...]:
-    """0x0, 0x1, …: the indexes of the first `count` transactions or logs of a block."""
-    return tuple(map(hex, range(count)))
-
-
-def doubt_receipts(block: AnyBlock, receipts: Sequence[Receipt]) -> Doubt | None:
-    """Receipts must match the block's transactions, in order, with logs numbered without a gap."""
-    number = int(block.number, 16)
-    hashes = transaction_hashes(block)
-    if len(receipts) != len(hashes):
-        return Doubt(
-            f"block {number} has {len(hashes)} transactionsbut a different number of receipts", len(receipts)
-        )
-    block_hash = block.hash
-    for one, expected in zip(receipts, hashes, strict=True):
-        if one.block_hash != block_hash:
-            return Doubt(
-                f"a receipt of block {number} ({block_hash}) belongs to another block", one.block_hash
-            )
-        if one.transaction_hash != expected:
-            return Doubt(f"expected the receipt of transaction {expected}", one.transaction_hash)
-        for log in one.logs:
-            if log.transaction_hash != expected:
-                return Doubt(f"a log of transaction {expected} belongs to another", log.transaction_hash)
-    return doubt_logs(block, [log for one in receipts for log in one.logs])
-
-
-def doubt_logs(block: AnyBlock, logs: Sequence[Log]) -> Doubt | None:
-    block_hash = block.hash
-    if not logs and block.logs_bloom is not None and block.logs_bloom.strip("0x"):
-        # Not the other way round: some chains always have empty blooms.
-        return Doubt(f"block {block.hash} has logs, but none were returned", block.logs_bloom)
-    positions = _positions(len(logs))
-    if (
-        {log.block_hash for log in logs} <= {block_hash}
-        and tuple([log.log_index for log in logs]) == positions
-        and max([len(log.topics) for log in logs], default=0) <= 4
-    ):
-        return None
-    for log, position in zip(logs, positions, strict=True):  # to name it in the message
-        if log.block_hash != block_hash:
-            return Doubt(f"a log of block {block.hash} belongs to another block", log.block_hash)
-        if log.log_index != position:
-            return Doubt(f"the logs of block {block.hash} are not numbered without a gap", log.log_index)
-        if len(log.topics) > 4:
-            return Doubt("a log has more than four topics", len(log.topics))
-    return None
-
-
-def doubt_links(blocks: Sequence[AnyBlock], parent_hash: str | None) -> Doubt | None:
-    """Each block must name its predecessor as its parent; otherwise the chain moved between two answers."""
-    expected = parent_hash
-    for block in blocks:
-        if expected is not None and block.parent_hash != expected:
-            return Doubt(f"block {int(block.number, 16)} does not follow {expected}", block.parent_hash)
-        expected = block.hash
-    return None
+def keep_raw(block: FullBlock, sent: RawBlock) -> FullBlock:
+    """The block with the raw JSON of its transactions of other types."""
+    transactions = [
+        one if one.has_standard_type else msgspec.structs.replace(one, raw=bytes(raw).decode())
+        for one, raw in zip(block.transactions, sent.transactions, strict=True)
+    ]
+    return msgspec.structs.replace(block, transactions=transactions)

@@ -6,6 +6,7 @@ PlatformError
     ├── RateLimited          chain.rate_limited        rate limited for longer than the client waits
     ├── RpcInvalid           chain.rpc_invalid         the answer cannot be read: JSON, ids, types, numbers
     ├── RpcInconsistent      chain.rpc_inconsistent    readable, but contradicts itself or the request
+    │   └── QuirkRefused     chain.quirk_refused       departs from the rules of the chain that the settings name
     ├── EndpointsDisagree    chain.endpoints_disagree  two endpoints name different hashes for one height
     └── BeyondHead           chain.beyond_head         the block does not exist yet
 UserError
@@ -65,6 +66,22 @@ class RpcInvalid(RpcError):
 
 class RpcInconsistent(RpcError):
     stable_code = "chain.rpc_inconsistent"
+
+
+class QuirkRefused(RpcInconsistent):
+    stable_code = "chain.quirk_refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        endpoint: str | None = None,
+        method: str | None = None,
+        value: object = None,
+        next_step: str | None = None,
+    ) -> None:
+        step = next_step or "use another endpoint, or leave out `chain` to accept and record it"
+        super().__init__(message, endpoint=endpoint, method=method, value=value, next_step=step)
 
 
 class EndpointsDisagree(RpcError):

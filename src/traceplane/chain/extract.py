@@ -15,29 +15,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from traceplane.chain import tables as build
-from traceplane.chain.answers import (
-    AnyBlock,
+from traceplane.chain.answers import AnyBlock, FullBlock, Log, Receipt, SlimBlock, transaction_hashes
+from traceplane.chain.doubts import (
     Doubt,
-    FullBlock,
-    Log,
-    Receipt,
-    SlimBlock,
+    Oddity,
     doubt_block,
     doubt_links,
     doubt_logs,
+    doubt_missing_receipts,
     doubt_receipts,
-    transaction_hashes,
+    missing_receipts,
+    odd_block,
+    odd_logs,
+    odd_receipts,
 )
 from traceplane.chain.errors import BeyondHead, RpcInconsistent, RpcRefused
 from traceplane.chain.rpc import RpcCall, RpcClient, RpcSettings
+from traceplane.chain.rules import Quirk
 from traceplane.errors import InvalidInput
 
 ALL_TABLES = tuple(build.SCHEMAS)
 CHUNK_BLOCKS = 200
 _TRIES = 3
+_FROM_LOGS = frozenset({"logs", "token_transfers", "erc1155_transfers"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,20 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
+    """Checked answers: of each block its receipts and its logs, if they were requested."""
+
     blocks: list[AnyBlock]
-    receipts: list[Receipt]
-    logs: list[Log]
+    receipts: list[list[Receipt]]
+    logs: list[list[Log]]
+
+    def oddities(self) -> dict[str, list[Oddity]]:
+        """By block hash, of those blocks that have any."""
+        found = {block.hash: [*odd_block(block)] for block in self.blocks}
+        for block, receipts in zip(self.blocks, self.receipts, strict=False):
+            found[block.hash] += odd_receipts(block, receipts)
+        for block, logs in zip(self.blocks, self.logs, strict=False):
+            found[block.hash] += odd_logs(logs)
+        return {block_hash: oddities for block_hash, oddities in found.items() if oddities}
 
 
 async def fetch_range(
@@ -168,20 +183,32 @@ def stream_range_sync(
 def convert(raw: _Raw, tables: Collection[str]) -> dict[str, pa.Table]:
     """The requested tables of checked answers."""
     logs = (
-        pa.Table.from_batches([build.logs_batch(raw.logs)])
-        if {"logs", "token_transfers"} & set(tables)
+        pa.Table.from_batches([build.logs_batch([one for logs in raw.logs for one in logs])])
+        if _FROM_LOGS & set(tables)
         else None
     )
     makers: dict[str, Callable[[], pa.Table]] = {
-        "blocks": lambda: pa.Table.from_batches([build.blocks_batch(raw.blocks)]),
+        "blocks": lambda: pa.Table.from_batches([build.blocks_batch(raw.blocks, _recorded(raw))]),
         "transactions": lambda: pa.Table.from_batches(
             [build.transactions_batch([one for one in raw.blocks if isinstance(one, FullBlock)])]
         ),
-        "receipts": lambda: pa.Table.from_batches([build.receipts_batch(raw.receipts)]),
+        "receipts": lambda: pa.Table.from_batches(
+            [build.receipts_batch([one for group in raw.receipts for one in group])]
+        ),
         "logs": lambda: logs,
         "token_transfers": lambda: build.token_transfers(logs),
+        "erc1155_transfers": lambda: build.erc1155_transfers(logs),
+        "withdrawals": lambda: pa.Table.from_batches([build.withdrawals_batch(raw.blocks)]),
     }
     return {name: makers[name]() for name in tables}
+
+
+def _recorded(raw: _Raw) -> dict[str, str]:
+    """The quirks of each block that has some, as a JSON object of quirks and offending values."""
+    return {
+        block_hash: msgspec.json.encode({one.quirk: one.value for one in oddities}).decode()
+        for block_hash, oddities in raw.oddities().items()
+    }
 
 
 class _Reader:
@@ -191,72 +218,121 @@ class _Reader:
         self._client = client
         self._full = "transactions" in tables
         self._wants_receipts = "receipts" in tables
-        self._wants_logs = bool(tables & {"logs", "token_transfers"})
+        self._wants_logs = bool(tables & _FROM_LOGS)
         self._receipts_by_block = True
+        self._rules = client.settings.rules
 
     async def read(self, first: int, last: int) -> _Raw:
+        before: dict[str, list[Oddity]] = {}
         for remaining in reversed(range(_TRIES)):
             try:
-                return await self._read_once(first, last)
+                raw = await self._read_once(first, last)
             except RpcInconsistent:
                 if not remaining:
                     raise
-        raise AssertionError("unreachable")
+                continue
+            suspects = self._suspects(raw)
+            if suspects == before or not suspects:
+                return raw
+            before = suspects
+        [oddity, *_] = next(iter(before.values()))
+        raise RpcInconsistent(f"{oddity.reason}, but not in every answer", value=oddity.value)
+
+    def _suspects(self, raw: _Raw) -> dict[str, list[Oddity]]:
+        """What is believed only if the next answer has it too."""
+        if not self._rules.repeated or not (raw.receipts or raw.logs):
+            return {}
+        return {
+            block_hash: suspects
+            for block_hash, oddities in raw.oddities().items()
+            if (suspects := [one for one in oddities if one.quirk in self._rules.repeated])
+        }
 
     async def _read_once(self, first: int, last: int) -> _Raw:
         kind = FullBlock if self._full else SlimBlock
         calls: list[RpcCall[AnyBlock]] = [
-            RpcCall("eth_getBlockByNumber", (hex(number), self._full), partial(doubt_block, number))
+            RpcCall(
+                "eth_getBlockByNumber", (hex(number), self._full), partial(doubt_block, self._rules, number)
+            )
             for number in range(first, last + 1)
         ]
         blocks: list[AnyBlock] = await self._client.batch(calls, kind)
         _require(doubt_links(blocks, None))
         if not self._wants_receipts:  # they include the logs, but take more than twice the bytes
             return _Raw(blocks, [], await self._logs(blocks) if self._wants_logs else [])
+        receipts = await self._receipts(blocks)
+        return _Raw(blocks, receipts, await self._logs_with(blocks, receipts))
+
+    async def _receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
         if self._receipts_by_block:
             try:
-                return _with_receipts(blocks, await self._block_receipts(blocks))
+                return await self._block_receipts(blocks)
             except RpcRefused as refused:
                 if not refused.method_missing:
                     raise
                 self._receipts_by_block = False
-        return _with_receipts(blocks, await self._transaction_receipts(blocks))
+        return await self._transaction_receipts(blocks)
+
+    async def _logs_with(
+        self, blocks: Sequence[AnyBlock], receipts: Sequence[Sequence[Receipt]]
+    ) -> list[list[Log]]:
+        """The logs of the receipts; where receipts are missing, those that the node knows of the block."""
+        logs = [[log for one in group for log in one.logs] for group in receipts]
+        incomplete = [i for i, block in enumerate(blocks) if missing_receipts(block, receipts[i])]
+        if not incomplete:
+            return logs
+        odd = [blocks[i] for i in incomplete]
+        for block, at in zip(await self._with_transactions(odd), incomplete, strict=True):
+            _require(doubt_missing_receipts(block, receipts[at]))
+        if self._wants_logs:
+            for at, known in zip(incomplete, await self._logs(odd), strict=True):
+                logs[at] = known
+        return logs
+
+    async def _with_transactions(self, blocks: Sequence[AnyBlock]) -> list[FullBlock]:
+        calls: list[RpcCall[FullBlock]] = [
+            RpcCall(
+                "eth_getBlockByHash", (one.hash, True), partial(doubt_block, self._rules, int(one.number, 16))
+            )
+            for one in blocks
+            if isinstance(one, SlimBlock)
+        ]
+        fetched = iter(await self._client.batch(calls, FullBlock))
+        return [next(fetched) if isinstance(one, SlimBlock) else one for one in blocks]
 
     async def _block_receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
         calls: list[RpcCall[list[Receipt]]] = [
-            RpcCall("eth_getBlockReceipts", (block.number,), partial(doubt_receipts, block))
+            RpcCall("eth_getBlockReceipts", (block.number,), partial(doubt_receipts, self._rules, block))
             for block in blocks
         ]
         return await self._client.batch(calls, list[Receipt])
 
     async def _transaction_receipts(self, blocks: Sequence[AnyBlock]) -> list[list[Receipt]]:
         hashes = [transaction_hashes(block) for block in blocks]
+        may_be_null = Quirk.RECEIPTS_MISSING in self._rules.allowed
         calls: list[RpcCall[Receipt]] = [
-            RpcCall("eth_getTransactionReceipt", (one,)) for block_hashes in hashes for one in block_hashes
+            RpcCall("eth_getTransactionReceipt", (one,), may_be_null=may_be_null)
+            for block_hashes in hashes
+            for one in block_hashes
         ]
-        every = iter(await self._client.batch(calls, Receipt))
-        grouped = [[next(every) for _ in block_hashes] for block_hashes in hashes]
+        every: Iterator[Receipt | None] = iter(await self._client.batch(calls, Receipt))
+        grouped = [[one for _ in block_hashes if (one := next(every)) is not None] for block_hashes in hashes]
         for block, receipts in zip(blocks, grouped, strict=True):
-            _require(doubt_receipts(block, receipts), "eth_getTransactionReceipt")
+            _require(doubt_receipts(self._rules, block, receipts), "eth_getTransactionReceipt")
         return grouped
 
-    async def _logs(self, blocks: Sequence[AnyBlock]) -> list[Log]:
+    async def _logs(self, blocks: Sequence[AnyBlock]) -> list[list[Log]]:
         """By block hash rather than by number, so that a reorg causes an error and not other logs."""
         calls: list[RpcCall[list[Log]]] = [
-            RpcCall("eth_getLogs", ({"blockHash": block.hash},), partial(doubt_logs, block))
+            RpcCall("eth_getLogs", ({"blockHash": block.hash},), partial(doubt_logs, self._rules, block))
             for block in blocks
         ]
-        return [log for logs in await self._client.batch(calls, list[Log]) for log in logs]
-
-
-def _with_receipts(blocks: list[AnyBlock], grouped: Sequence[Sequence[Receipt]]) -> _Raw:
-    receipts = [one for group in grouped for one in group]
-    return _Raw(blocks, receipts, [log for one in receipts for log in one.logs])
+        return await self._client.batch(calls, list[Log])
 
 
 def _require(doubt: Doubt | None, method: str | None = None) -> None:
     if doubt is not None:
-        raise RpcInconsistent(doubt.reason, method=method, value=doubt.value)
+        raise doubt.as_error(method=method)
 
 
 def _check_request(first: int, last: int, tables: Collection[str], chunk_blocks: int) -> None:

@@ -24,17 +24,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from traceplane.chain.answers import Doubt, Header, doubt_header
+from traceplane.chain.answers import FullBlock, Header, RawBlock, keep_raw, needs_raw
+from traceplane.chain.doubts import Doubt, doubt_header
 from traceplane.chain.errors import (
     EndpointsDisagree,
     RateLimited,
     RpcError,
-    RpcInconsistent,
     RpcInvalid,
     RpcRefused,
     RpcUnavailable,
     WrongChain,
 )
+from traceplane.chain.rules import CHAINS, ChainRules, rules_of
 from traceplane.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class RpcSettings:
     """`calls_per_second` counts every call of a batch, as providers do. Endpoints are tried in this order."""
 
     endpoints: tuple[str, ...]
+    chain: str | None = None
+    """A name of `rules.CHAINS`, which implies the chain's id. None: the lenient rules."""
     chain_id: int | None = None
     """If set, an endpoint of another chain is refused."""
     batch_size: int = 50
@@ -75,6 +78,20 @@ class RpcSettings:
                     "an endpoint must be an http or https URL",
                     value=url.partition(":")[0],
                 )
+        if self.chain is not None and self.chain not in CHAINS:
+            raise InvalidInput(
+                "chain.settings_invalid",
+                f"chain must be one of {', '.join(CHAINS)}, or left out for any other chain",
+                value=self.chain,
+                next_step="for another chain, leave out `chain` and set `chain_id`",
+            )
+        if self.chain_id is not None and self.rules.chain_id not in (None, self.chain_id):
+            raise InvalidInput(
+                "chain.settings_invalid",
+                f"chain_id of {self.chain} must be {self.rules.chain_id}, or left out",
+                value=self.chain_id,
+                next_step="for a test network, leave out `chain`",
+            )
         for name in ("batch_size", "concurrency", "attempts", "timeout_seconds", "largest_answer_bytes"):
             if getattr(self, name) <= 0:
                 raise InvalidInput(
@@ -84,6 +101,14 @@ class RpcSettings:
             raise InvalidInput(
                 "chain.settings_invalid", "calls_per_second must be positive", value=self.calls_per_second
             )
+
+    @property
+    def rules(self) -> ChainRules:
+        return rules_of(self.chain)
+
+    @property
+    def expected_chain_id(self) -> int | None:
+        return self.rules.chain_id if self.chain_id is None else self.chain_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +132,33 @@ class _Answer(msgspec.Struct, Generic[T], gc=False):
     error: _ErrorBody | None = None
 
 
+class _Decoder:
+    """Reads answers of one kind. Blocks with transactions that are not standard are read a second time."""
+
+    def __init__(self, kind: Any) -> None:
+        self._typed: msgspec.json.Decoder[list[_Answer[Any]] | _Answer[Any]] = msgspec.json.Decoder(
+            list[_Answer[kind]] | _Answer[kind]
+        )
+        self._raw = _decoder(RawBlock) if kind is FullBlock else None
+
+    def decode(self, body: bytes) -> list[_Answer[Any]] | _Answer[Any]:
+        decoded = self._typed.decode(body)
+        if self._raw is not None:
+            answers = _as_list(decoded)
+            if any(answer.result is not None and needs_raw(answer.result) for answer in answers):
+                for answer, sent in zip(answers, _as_list(self._raw.decode(body)), strict=True):
+                    if answer.result is not None and sent.result is not None:
+                        answer.result = keep_raw(answer.result, sent.result)
+        return decoded
+
+
 @functools.cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(list[_Answer[kind]] | _Answer[kind])
+def _decoder(kind: Any) -> _Decoder:
+    return _Decoder(kind)
+
+
+def _as_list(decoded: list[_Answer[Any]] | _Answer[Any]) -> list[_Answer[Any]]:
+    return decoded if isinstance(decoded, list) else [decoded]
 
 
 class _BatchRefused(Exception):
@@ -215,7 +264,7 @@ class RpcClient:
         return [result for group in answered for result in group]
 
     async def _settle(
-        self, calls: Sequence[RpcCall[Any]], decoder: msgspec.json.Decoder[Any], only: _Endpoint | None = None
+        self, calls: Sequence[RpcCall[Any]], decoder: _Decoder, only: _Endpoint | None = None
     ) -> list[Any]:
         """Retries until every call has a believable answer, or `attempts` rounds made no progress."""
         results: dict[int, Any] = {}
@@ -244,7 +293,8 @@ class RpcClient:
 
     async def _check_chain(self, endpoint: _Endpoint) -> None:
         """Once for each endpoint, before its first answer is believed."""
-        if self.settings.chain_id is None or endpoint.has_right_chain:
+        expected = self.settings.expected_chain_id
+        if expected is None or endpoint.has_right_chain:
             return
         try:
             answers, failure = await self._ask(endpoint, [_CHAIN_ID], _decoder(str))
@@ -252,8 +302,8 @@ class RpcClient:
             raise refused.failure from None
         if failure is not None:
             raise failure
-        if (chain_id := int(answers[0], 16)) != self.settings.chain_id:
-            message = f"the node is of chain {chain_id}, not {self.settings.chain_id}"
+        if (chain_id := int(answers[0], 16)) != expected:
+            message = f"the node is of chain {chain_id}, not {expected}"
             raise WrongChain(message, endpoint=endpoint.label)
         endpoint.has_right_chain = True
 
@@ -276,7 +326,7 @@ class RpcClient:
         await asyncio.sleep((asked_to_wait or 0) + ceiling * random.uniform(0.5, 1))  # noqa: S311 -- jitter
 
     async def _ask(
-        self, endpoint: _Endpoint, calls: Sequence[RpcCall[Any]], decoder: msgspec.json.Decoder[Any]
+        self, endpoint: _Endpoint, calls: Sequence[RpcCall[Any]], decoder: _Decoder
     ) -> tuple[dict[int, Any], RpcError | None]:
         """One HTTP exchange: the believable results by position, and the first failure among the others."""
         body = await self._post(endpoint, calls)
@@ -408,7 +458,7 @@ def _problem(endpoint: _Endpoint, call: RpcCall[Any], answer: _Answer[Any]) -> R
         doubt = call.doubt(answer.result) if call.doubt else None
     if doubt is None:
         return None
-    return RpcInconsistent(doubt.reason, endpoint=endpoint.label, method=call.method, value=doubt.value)
+    return doubt.as_error(endpoint=endpoint.label, method=call.method)
 
 
 def _refusal(endpoint: _Endpoint, method: str, error: _ErrorBody) -> RpcError | RpcRefused:

@@ -7,12 +7,14 @@ text column, which is always exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from traceplane.chain import erc1155
 from traceplane.chain.answers import AnyBlock, FullBlock, Log, Receipt
 from traceplane.chain.errors import RpcInvalid
 
@@ -32,16 +34,17 @@ def _schema(*columns: str) -> pa.Schema:
 
 
 BLOCKS = _schema(
-    *("block_number:int", "block_hash", "parent_hash", "timestamp:int", "miner"),
-    *("gas_limit:int", "gas_used:int", "base_fee_per_gas:int?", "transaction_count:int", "size:int?"),
+    *("block_number:int", "block_hash", "parent_hash", "timestamp:int", "miner?"),
+    *("gas_limit:int?", "gas_used:int?", "base_fee_per_gas:int?", "transaction_count:int", "size:int?"),
     *("difficulty:wide?", "difficulty_text?", "total_difficulty:wide?", "total_difficulty_text?"),
-    *("nonce?", "sha3_uncles", "state_root", "transactions_root", "receipts_root", "withdrawals_root?"),
-    *("logs_bloom?", "extra_data", "blob_gas_used:int?", "excess_blob_gas:int?"),
+    *("nonce?", "sha3_uncles?", "state_root?", "transactions_root?", "receipts_root?", "withdrawals_root?"),
+    *("logs_bloom?", "extra_data?", "blob_gas_used:int?", "excess_blob_gas:int?", "quirks?"),
 )
 TRANSACTIONS = _schema(
     *("block_number:int", "block_hash", "block_timestamp:int", "transaction_hash", "transaction_index:int"),
-    *("nonce:int", "from_address", "to_address?", "value:wide?", "value_text", "gas:int", "gas_price:int?"),
-    *("max_fee_per_gas:int?", "max_priority_fee_per_gas:int?", "transaction_type:int?", "input"),
+    *("nonce:int?", "from_address", "to_address?", "value:wide?", "value_text?", "gas:int?"),
+    *("gas_price:int?", "max_fee_per_gas:int?", "max_priority_fee_per_gas:int?", "transaction_type:int?"),
+    *("input?", "raw?"),
 )
 RECEIPTS = _schema(
     *("block_number:int", "block_hash", "transaction_hash", "transaction_index:int", "gas_used:int"),
@@ -56,16 +59,30 @@ TOKEN_TRANSFERS = _schema(
     *("token_address", "token_type", "from_address", "to_address", "value:wide?", "value_text"),
     *("token_id:wide?", "token_id_text?"),
 )
+ERC1155_TRANSFERS = _schema(
+    *("block_number:int", "block_hash", "transaction_hash", "transaction_index:int", "log_index:int"),
+    *("batch_index:int", "token_address", "operator_address", "from_address", "to_address"),
+    *("value:wide?", "value_text", "token_id:wide?", "token_id_text"),
+)
+WITHDRAWALS = _schema(
+    *("block_number:int", "block_hash", "block_timestamp:int", "withdrawal_index:int"),
+    *("validator_index:int", "address", "amount:int"),
+)
 SCHEMAS: dict[str, pa.Schema] = {
     "blocks": BLOCKS,
     "transactions": TRANSACTIONS,
     "receipts": RECEIPTS,
     "logs": LOGS,
     "token_transfers": TOKEN_TRANSFERS,
+    "erc1155_transfers": ERC1155_TRANSFERS,
+    "withdrawals": WITHDRAWALS,
 }
 
 
-def blocks_batch(blocks: Sequence[AnyBlock]) -> pa.RecordBatch:
+def blocks_batch(
+    blocks: Sequence[AnyBlock], quirks: Mapping[str, str] = MappingProxyType({})
+) -> pa.RecordBatch:
+    """`quirks`: by block hash, as JSON."""
     difficulties = _numbers("difficulty", [one.difficulty for one in blocks])
     totals = _numbers("totalDifficulty", [one.total_difficulty for one in blocks])
     return _batch(
@@ -74,7 +91,7 @@ def blocks_batch(blocks: Sequence[AnyBlock]) -> pa.RecordBatch:
         [one.hash for one in blocks],
         [one.parent_hash for one in blocks],
         _int("timestamp", [one.timestamp for one in blocks]),
-        [one.miner.lower() for one in blocks],
+        _lower([one.miner for one in blocks]),
         _int("gasLimit", [one.gas_limit for one in blocks]),
         _int("gasUsed", [one.gas_used for one in blocks]),
         _int("baseFeePerGas", [one.base_fee_per_gas for one in blocks]),
@@ -92,6 +109,7 @@ def blocks_batch(blocks: Sequence[AnyBlock]) -> pa.RecordBatch:
         [one.extra_data for one in blocks],
         _int("blobGasUsed", [one.blob_gas_used for one in blocks]),
         _int("excessBlobGas", [one.excess_blob_gas for one in blocks]),
+        [quirks.get(one.hash) for one in blocks],
     )
 
 
@@ -116,6 +134,7 @@ def transactions_batch(blocks: Sequence[FullBlock]) -> pa.RecordBatch:
         _int("maxPriorityFeePerGas", [one.max_priority_fee_per_gas for one in every]),
         _few("type", [one.type for one in every]),
         [one.input for one in every],
+        [one.raw for one in every],
     )
 
 
@@ -171,10 +190,7 @@ def token_transfers(logs: pa.Table) -> pa.Table:
     )
     batch = _batch(
         TOKEN_TRANSFERS,
-        *(
-            rows[name].combine_chunks()
-            for name in ("block_number", "block_hash", "transaction_hash", "transaction_index", "log_index")
-        ),
+        *(rows[name].combine_chunks() for name in LOGS.names[:5]),
         rows["address"].combine_chunks(),
         ["erc20" if one is None else "erc721" for one in identities],
         _address(rows["topic1"]),
@@ -183,6 +199,46 @@ def token_transfers(logs: pa.Table) -> pa.Table:
         *(_wide(ids), _decimal_text(ids)),
     )
     return pa.Table.from_batches([batch])
+
+
+def erc1155_transfers(logs: pa.Table) -> pa.Table:
+    """One row per token that a `TransferSingle` or `TransferBatch` moves."""
+    events = pa.array([erc1155.TRANSFER_SINGLE, erc1155.TRANSFER_BATCH])
+    rows = logs.filter(pc.and_(pc.is_in(logs["topic0"], value_set=events), pc.is_valid(logs["topic3"])))
+    moved = [
+        (row, position, pair)
+        for row, (event, data) in enumerate(
+            zip(rows["topic0"].to_pylist(), rows["data"].to_pylist(), strict=True)
+        )
+        for position, pair in enumerate(erc1155.moved(event, data) or ())
+    ]
+    rows = rows.take(pa.array([row for row, _, _ in moved], pa.int64()))
+    ids, amounts = [token for _, _, (token, _) in moved], [amount for _, _, (_, amount) in moved]
+    batch = _batch(
+        ERC1155_TRANSFERS,
+        *(rows[name].combine_chunks() for name in LOGS.names[:5]),
+        [position for _, position, _ in moved],
+        rows["address"].combine_chunks(),
+        *(_address(rows[name]) for name in ("topic1", "topic2", "topic3")),
+        *(_wide(amounts), _decimal_text(amounts)),
+        *(_wide(ids), _decimal_text(ids)),
+    )
+    return pa.Table.from_batches([batch])
+
+
+def withdrawals_batch(blocks: Sequence[AnyBlock]) -> pa.RecordBatch:
+    counts = [len(block.withdrawals or ()) for block in blocks]
+    every = [one for block in blocks for one in block.withdrawals or ()]
+    return _batch(
+        WITHDRAWALS,
+        _repeated(_int("number", [block.number for block in blocks]), counts),
+        _repeated(pa.array([block.hash for block in blocks], pa.string()), counts),
+        _repeated(_int("timestamp", [block.timestamp for block in blocks]), counts),
+        _int("index", [one.index for one in every]),
+        _int("validatorIndex", [one.validator_index for one in every]),
+        _lower([one.address for one in every]),
+        _int("amount", [one.amount for one in every]),
+    )
 
 
 def empty(name: str) -> pa.Table:

@@ -225,10 +225,10 @@ def _flaw(spec: OperatorSpec, listed: Listed) -> str | None:
         spec.query_field,
         spec.history_field,
         spec.deletion_field,
-        spec.identity_field,
         spec.range_size_field,
         *spec.execution_fields,
         *spec.source_fields,
+        *spec.identity_fields,
     }
     if missing := sorted(of_config - {None} - fields.keys()):  # type: ignore[type-var]
         return f"its config has no field {missing[0]!r}"

@@ -60,9 +60,10 @@ def fields(spec: OperatorSpec) -> list[Field]:
 def _note(name: str, spec: OperatorSpec) -> str:
     if name in spec.execution_fields:
         return "Changing it rebuilds nothing."
-    if name in spec.source_fields and spec.identity_field is not None:
-        return f"Changing it rebuilds nothing while `{spec.identity_field}` is set and stays the same."
-    if name == spec.identity_field:
+    if name in spec.source_fields and spec.identity_fields:
+        identity = " or ".join(f"`{field}`" for field in spec.identity_fields)
+        return f"Changing it rebuilds nothing while {identity} is set and stays the same."
+    if name in spec.identity_fields:
         return "Adding it alone rebuilds nothing."
     return ""
 

@@ -83,9 +83,9 @@ class OperatorSpec:
     """Config fields that affect how data is made, but not the data itself: changing them rebuilds nothing."""
     source_fields: frozenset[str] = frozenset()
     """Config fields that name the location of external data, such as addresses."""
-    identity_field: str | None = None
-    """The config field that identifies the data there, which the operator checks. As long as it is set and unchanged,
-    changing `source_fields` rebuilds nothing."""
+    identity_fields: tuple[str, ...] = ()
+    """The config fields that identify the data there, which the operator checks. As long as one of them is set and
+    none changes, changing `source_fields` rebuilds nothing."""
     code_field: str | None = None
     """The config field that names the user's own code."""
     query_field: str | None = None
@@ -127,13 +127,14 @@ class OperatorSpec:
         self, before: Mapping[str, object], after: Mapping[str, object]
     ) -> frozenset[str]:
         """The fields whose values may differ between these configs of a job that keeps its data."""
-        identity, fields = self.identity_field, self.execution_fields
-        if identity is None:
+        identity, fields = self.identity_fields, self.execution_fields
+        if not identity:
             return fields
-        if before.get(identity) is not None and before.get(identity) == after.get(identity):
+        is_set = any(before.get(name) is not None for name in identity)
+        if is_set and all(before.get(name) == after.get(name) for name in identity):
             fields |= self.source_fields
         if all(before.get(name) == after.get(name) for name in self.source_fields):
-            fields |= {identity}
+            fields |= {*identity}
         return fields
 
     def remedy(self, code: str) -> Remedy | None:

@@ -10,12 +10,16 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from traceplane.chain.rpc import RpcSettings
+from traceplane.chain.rules import CHAINS
 from traceplane.errors import InvalidInput, TraceplaneError
 from traceplane.operators import config as operator_config
 from traceplane.operators.spec import Config
 from traceplane.sdk import OperatorError
 
-TABLES = ("blocks", "transactions", "receipts", "logs", "token_transfers")
+TABLES = (
+    *("blocks", "transactions", "receipts", "logs", "token_transfers"),
+    *("erc1155_transfers", "withdrawals"),
+)
 
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, Meta(ge=1, le=100_000)]
@@ -33,6 +37,9 @@ class ClientConfig(Config, frozen=True, kw_only=True):
 
     endpoints: Annotated[tuple[str, ...], Meta(
         min_length=1, description="JSON-RPC URLs, tried in this order; a failed one rests.")]
+    chain: Annotated[str | None, Meta(
+        description=f"One of {', '.join(f'`{name}`' for name in CHAINS)}. It implies the `chain_id`, and quirks of "
+        "nodes that are not normal on that chain are refused. By default, all are accepted and recorded.")] = None
     chain_id: Annotated[_Number | None, Meta(
         description="The chain's id, such as 1 for Ethereum. An endpoint of another chain is refused.")] = None
     batch_size: Annotated[_Count, Meta(

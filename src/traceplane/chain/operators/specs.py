@@ -9,9 +9,9 @@ from traceplane.chain.rpc import RpcSettings
 from traceplane.model.advice import Cause, Remedy
 from traceplane.operators.spec import ErrorCode, OperatorSpec, Ports
 
-_ENDPOINTS, _CHAIN_ID = frozenset({"endpoints"}), "chain_id"
+_ENDPOINTS, _IDENTITY = frozenset({"endpoints"}), ("chain", "chain_id")
 """Which chain is read: the endpoints alone may decide it."""
-_CLIENT_FIELDS = frozenset(field.name for field in fields(RpcSettings)) - _ENDPOINTS - {_CHAIN_ID}
+_CLIENT_FIELDS = frozenset(field.name for field in fields(RpcSettings)) - _ENDPOINTS - {*_IDENTITY}
 """How nodes are queried."""
 
 
@@ -32,6 +32,8 @@ _ERRORS = (
     _transient("chain.rpc_invalid", "an answer cannot be read",
                "retry the call; if the error persists, use another endpoint"),
     _transient("chain.rpc_inconsistent", "an answer contradicts itself or the request", "retry the call"),
+    _configured("chain.quirk_refused", "an answer departs from the rules of `chain`",
+                "use another endpoint, or leave out `chain` to accept and record it"),
     _transient("chain.beyond_head", "the range ends above the node's head", "wait, or request fewer blocks"),
     ErrorCode("chain.endpoints_disagree", "endpoints name different hashes for one height",
               remedy=Remedy(Cause.SURROUNDINGS, "find out which one is right; one may be on another fork")),
@@ -39,8 +41,8 @@ _ERRORS = (
     _configured("chain.table_unknown", "there is no such table", "use one of those named"),
     _configured("chain.rpc_refused", "the node rejects the method, parameters or credentials", "see its message",
                 retried=False),
-    _configured("chain.wrong_chain", "an endpoint is of another chain than `chain_id`",
-                "correct `endpoints` or `chain_id`", retried=False),
+    _configured("chain.wrong_chain", "an endpoint is of another chain than `chain` or `chain_id`",
+                "correct `endpoints`, `chain` or `chain_id`", retried=False),
     _configured("chain.range_invalid", "the scope is not a range of blocks", "correct the range", retried=False),
 )
 # fmt: on
@@ -53,7 +55,7 @@ BLOCK_FOLLOWER = OperatorSpec(
     config=FollowerConfig,
     execution_fields=_CLIENT_FIELDS | {"interval_seconds"},
     source_fields=_ENDPOINTS,
-    identity_field=_CHAIN_ID,
+    identity_fields=_IDENTITY,
     outputs=Ports(least=1, most=1),
     always_on=True,
     errors=_ERRORS,
@@ -68,7 +70,7 @@ RANGE_INGEST = OperatorSpec(
     config=IngestConfig,
     execution_fields=_CLIENT_FIELDS | {"chunk_blocks", "cross_check", "patience_seconds"},
     source_fields=_ENDPOINTS,
-    identity_field=_CHAIN_ID,
+    identity_fields=_IDENTITY,
     outputs=Ports(least=1, names=TABLES),
     errors=_ERRORS,
     network=True,
@@ -84,7 +86,7 @@ INTEGRITY_CHECK = OperatorSpec(
     config=CheckConfig,
     execution_fields=_CLIENT_FIELDS | {"chunk_blocks"},
     source_fields=_ENDPOINTS,
-    identity_field=_CHAIN_ID,
+    identity_fields=_IDENTITY,
     inputs=Ports(least=1, names=TABLES),
     outputs=Ports(least=1, most=1),
     errors=_ERRORS,

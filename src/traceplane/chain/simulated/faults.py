@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from traceplane.chain.simulated import dialects
 from traceplane.errors import InvalidInput
 
 KINDS = {
@@ -45,6 +46,7 @@ KINDS = {
     "foreign_log": "a log whose block hash differs from its receipt's",
     "missing_log": "logs without one in the middle",
     "stale_head": "a head `blocks` (5) below the actual one",
+    **dialects.KINDS,
 }
 
 
@@ -117,6 +119,8 @@ def lie(fault: Fault, result: bytes) -> bytes:
     value = msgspec.json.decode(result)
     if value in (None, []):
         return result
+    if fault.kind in dialects.KINDS:
+        return msgspec.json.encode(dialects.speak(fault.kind, value))
     return msgspec.json.encode(_LIES[fault.kind](value, fault))
 
 
