@@ -83,13 +83,16 @@ async def test_how_a_node_is_asked_is_changed_in_place_and_which_one_is_not(plan
     ]
 
 
-async def test_an_endpoint_is_changed_in_place_while_the_chain_is_named(plane: ControlPlane) -> None:
+@pytest.mark.parametrize("named", ["chain_id: 1", "chain: ethereum", "chain: ethereum, chain_id: 1"])
+async def test_an_endpoint_is_changed_in_place_while_the_chain_is_named(
+    plane: ControlPlane, named: str
+) -> None:
     """The operator checks the name, so a new address has the same data."""
     here, elsewhere, twice = "node.example", "other.example", "third.example"
     await plane.deploy(chain("chunk_blocks: 100"))
     before = await jobs(plane)
     for place in (here, elsewhere, twice):  # naming the chain changes no data, nor do the addresses then
-        done = await plane.deploy(chain("chain_id: 1").replace(here, place))
+        done = await plane.deploy(chain(named).replace(here, place))
         assert (done.changed, done.building) == (True, False)
     assert {name: job_id for name, (job_id, _) in (await jobs(plane)).items()} == {
         name: job_id for name, (job_id, _) in before.items()

@@ -97,15 +97,18 @@ def odd_block(block: AnyBlock) -> Iterator[Oddity]:
 
 
 def _odd_transactions(block: FullBlock) -> Iterator[Oddity]:
-    for one in block.transactions:
-        if None not in (one.value, one.nonce, one.gas, one.input) or not one.has_standard_type:
-            continue  # which fields a type has that is not standard is not known
+    incomplete = [
+        one
+        for one in block.transactions
+        if (one.value is None or one.nonce is None or one.gas is None or one.input is None)
+        and one.has_standard_type  # which fields other types have is not known
+    ]
+    for one in incomplete[:1]:
         fields = {"value": one.value, "nonce": one.nonce, "gas": one.gas, "input": one.input}
         missing = ", ".join([name for name, value in fields.items() if value is None])
         yield Oddity(
             Quirk.TRANSACTION_FIELDS_MISSING, "a transaction lacks fields", f"{missing} of {one.hash}"
         )
-        return
 
 
 def doubt_receipts(rules: ChainRules, block: AnyBlock, receipts: Sequence[Receipt]) -> Doubt | None:

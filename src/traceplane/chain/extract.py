@@ -65,12 +65,20 @@ class _Raw:
 
     def oddities(self) -> dict[str, list[Oddity]]:
         """By block hash, of those blocks that have any."""
-        found = {block.hash: [*odd_block(block)] for block in self.blocks}
+        of_parts = self.oddities_of_parts()
+        every = {block.hash: [*odd_block(block), *of_parts.get(block.hash, ())] for block in self.blocks}
+        return {block_hash: oddities for block_hash, oddities in every.items() if oddities}
+
+    def oddities_of_parts(self) -> dict[str, list[Oddity]]:
+        """Those of receipts and logs."""
+        found: dict[str, list[Oddity]] = {}
         for block, receipts in zip(self.blocks, self.receipts, strict=False):
-            found[block.hash] += odd_receipts(block, receipts)
+            for oddity in odd_receipts(block, receipts):
+                found.setdefault(block.hash, []).append(oddity)
         for block, logs in zip(self.blocks, self.logs, strict=False):
-            found[block.hash] += odd_logs(logs)
-        return {block_hash: oddities for block_hash, oddities in found.items() if oddities}
+            for oddity in odd_logs(logs):
+                found.setdefault(block.hash, []).append(oddity)
+        return found
 
 
 async def fetch_range(
@@ -240,11 +248,9 @@ class _Reader:
 
     def _suspects(self, raw: _Raw) -> dict[str, list[Oddity]]:
         """What is believed only if the next answer has it too."""
-        if not self._rules.repeated or not (raw.receipts or raw.logs):
-            return {}
         return {
             block_hash: suspects
-            for block_hash, oddities in raw.oddities().items()
+            for block_hash, oddities in raw.oddities_of_parts().items()
             if (suspects := [one for one in oddities if one.quirk in self._rules.repeated])
         }
 
