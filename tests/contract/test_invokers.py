@@ -18,6 +18,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 import pytest
+import uvloop
 from aiobotocore.session import AioSession
 from aiohttp import web
 
@@ -192,6 +193,24 @@ async def test_process_that_is_killed_reports_the_signal(process: ProcessInvoker
 
 async def test_process_that_never_reads_may_still_answer(process: ProcessInvoker) -> None:
     assert await process.invoke(python("print('{}')"), b" " * LIMIT, 20) == b"{}\n"
+
+
+def test_process_that_ends_without_reading_is_judged_by_its_exit_code(process: ProcessInvoker) -> None:
+    """On uvloop, which services use: there, writing to a closed pipe is a RuntimeError."""
+
+    async def invoke_on_a_busy_loop(target: str) -> bytes:
+        call = asyncio.create_task(process.invoke(target, b" " * LIMIT, 20))
+        while not call.done():
+            time.sleep(0.02)  # noqa: ASYNC251 - so that the process has ended before it is written to
+            await asyncio.sleep(0)
+        return await call
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for _ in range(10):
+            assert runner.run(invoke_on_a_busy_loop("true")) == b""
+            with pytest.raises(InvocationFailed) as raised:
+                runner.run(invoke_on_a_busy_loop("false"))
+            assert raised.value.code == "invoke.function_error"
 
 
 async def test_process_that_writes_without_end_is_stopped(process: ProcessInvoker) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from traceplane.errors import SpecInvalid, SpecProblem
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
+from traceplane.operators.grouping import rows_of
 from traceplane.registry import code_project, job_checks
 from traceplane.registry.spec import dag_file
 from traceplane.sql import job_query
@@ -258,3 +260,25 @@ def test_an_operator_that_its_runtime_lacks_is_reported_at_its_location(
         operator,
         suggestion,
     )
+
+
+def test_the_time_to_check_a_plan_does_not_grow_with_the_square_of_its_jobs() -> None:
+    """The gateway answers nobody else meanwhile."""
+    count = 2000
+    jobs = [
+        f"- {{name: j{n}, runtime: dispatcher, operator: aggregator, config: {{size: 1}}, "
+        f"inputs: [{{from: {{dataset: {f'd{n - 1}' if n else 'shop.orders'}}}}}], outputs: [{{dataset: d{n}}}]}}\n"
+        for n in range(count)
+    ]
+    readers = [
+        f"- {{name: r{n}, operator: sql, config: {{query: select 1}}, "
+        f"inputs: [{{name: i, from: {{dataset: shop.orders}}}}], outputs: [{{dataset: r{n}}}]}}\n"
+        for n in range(count)
+    ]
+    known_runtimes = frozenset(DEFAULT_RUNTIMES)
+    chain = dag_file.parse(HEAD + "".join(jobs), "dag.yaml", known_runtimes=known_runtimes)
+    fan = dag_file.parse(HEAD + "".join(readers), "dag.yaml", known_runtimes=known_runtimes)
+    start = time.process_time()
+    assert {rows_of(dataset.dataset_id, chain) for dataset in chain.datasets} == {"shop.orders"}
+    assert [f for job in fan.jobs for f in job_checks.query_faults(job, fan, DEFAULT_RUNTIMES)] == []
+    assert time.process_time() - start < 5

@@ -241,6 +241,8 @@ async def _read_end(stream: _Readable) -> bytes:
 
 
 async def _feed(stdin: asyncio.StreamWriter, payload: bytes) -> None:
+    if stdin.is_closing():  # it has already ended, and uvloop refuses to write
+        return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer without reading
         stdin.write(payload)
         await stdin.drain()

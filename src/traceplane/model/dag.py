@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from traceplane.model.json_object import JsonObject
 
@@ -143,7 +144,7 @@ class Job:
     """The job that a `Bulk` expansion created this one for; shown in the plan and in the graph."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, which leave no room for what is cached
 class Dag:
     name: str
     jobs: tuple[Job, ...]
@@ -154,6 +155,15 @@ class Dag:
     external_datasets: tuple[str, ...] = ()
     """Datasets read but not produced here; deploy checks that another DAG owns them."""
     description: str = ""
+
+    @cached_property
+    def rows_of(self) -> dict[str, str]:
+        """A cache of `operators.grouping`, which knows the jobs that group: whose rows each dataset stands for."""
+        return {}
+
+    @cached_property
+    def datasets_by_id(self) -> dict[str, Dataset]:
+        return {dataset.dataset_id: dataset for dataset in self.datasets}
 
     @property
     def virtual(self) -> dict[str, str]:

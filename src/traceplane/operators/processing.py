@@ -36,7 +36,7 @@ class CompactConfig(Config, frozen=True, kw_only=True):
 
 
 def _compact_misfits(job: Job, dag: Dag) -> Iterator[JobMisfit]:
-    datasets = {dataset.dataset_id: dataset for dataset in dag.datasets}
+    datasets = dag.datasets_by_id
     for output in job.outputs:
         if datasets[output.dataset_id].storage is not Storage.PARQUET:
             yield JobMisfit(("outputs",), "its output must have storage: parquet")

@@ -105,9 +105,10 @@ def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
 
 def _unique_key_refusal(job: Job, dag: Dag) -> UserError | None:
     """A hot table drops the duplicates of an `append` job by an index, which needs the columns."""
-    written = {output.dataset_id for output in job.outputs}
-    for dataset in dag.datasets:
-        if dataset.dataset_id in written and dataset.storage is Storage.POSTGRES:
+    for dataset in sorted(
+        (dag.datasets_by_id[o.dataset_id] for o in job.outputs), key=lambda d: d.dataset_id
+    ):
+        if dataset.storage is Storage.POSTGRES:
             missing = sorted(set(job.unique_key) - {column.name for column in dataset.columns})
             if missing:
                 return InvalidInput(

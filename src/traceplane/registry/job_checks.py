@@ -166,5 +166,6 @@ def _columns(
 ) -> Columns:
     """Columns of an input's rows: those that it selects, or else those that its dataset declares."""
     rows = rows_of(dataset_id, dag)
-    declared = {d.dataset_id: [c.name for c in d.columns] for d in dag.datasets if not d.sql}
-    return read or declared.get(rows) or elsewhere.get(rows) or None
+    dataset = dag.datasets_by_id.get(rows)
+    declared = [column.name for column in dataset.columns] if dataset is not None and not dataset.sql else ()
+    return read or declared or elsewhere.get(rows) or None
