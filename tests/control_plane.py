@@ -55,6 +55,7 @@ from traceplane.wire.deploys import (
     DeployRequest,
     DeployResponse,
     MovedResponse,
+    PlanResponse,
     RollbackRequest,
     VersionQuery,
     VersionView,
@@ -227,6 +228,9 @@ class ControlPlane:
 
     async def deploy(self, yaml: str, **fields: Any) -> DeployResponse:
         return await self.api.deploys.deploy(self._call(DeployRequest(yaml, **fields)))
+
+    async def plan(self, yaml: str, **fields: Any) -> PlanResponse:
+        return await self.api.deploys.plan(self._call(DeployRequest(yaml, **fields)))
 
     async def rollback(self, dag: str, to: int | None = None) -> MovedResponse:
         return await self.api.deploys.rollback(self._call(RollbackRequest(dag, to)))

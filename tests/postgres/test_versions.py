@@ -209,6 +209,29 @@ async def test_only_one_version_is_built_at_a_time_and_an_outdated_deploy_is_ref
     assert (await plane.deploy(chain(2))).changed is False
 
 
+async def test_deploying_what_serves_aborts_the_version_being_built(plane: ControlPlane) -> None:
+    before = await filled(plane)
+    await plane.deploy(chain(2))
+    plan = await plane.plan(chain(1))
+    assert (plan.noop, plan.gives_up, plan.blocked) == (False, 2, None)
+    assert "A deploy aborts version 2, which is being built." in plan.text
+    assert [v.state for v in await plane.versions("main")] == ["building", "active"]
+    other = await plane.plan(chain(3))
+    assert (other.gives_up, other.blocked_code) == (None, "deploy.building")
+    assert "version 2 of main is being built" in (other.blocked or "")
+    with pytest.raises(Conflict, match=r"version_moved"):  # a refused deploy aborts nothing
+        await plane.deploy(chain(1), expect_version=2)
+    answer = await plane.deploy(chain(1))
+    assert (answer.version, answer.changed, answer.building, answer.given_up) == (1, False, False, 2)
+    assert "Version 2, which was being built, was aborted." in answer.text
+    await build(plane)
+    assert [v.state for v in await plane.versions("main")] == ["aborted", "active"]
+    assert await pointers(plane) == before
+    again = await plane.deploy(chain(1))
+    assert (again.given_up, "version 2" in again.text) == (None, False)
+    assert (await plane.plan(chain(1))).noop
+
+
 async def test_a_version_may_wait_to_be_let_serve(plane: ControlPlane) -> None:
     await filled(plane)
     await plane.deploy(chain(2), manual_cutover=True)

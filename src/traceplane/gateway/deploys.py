@@ -82,14 +82,19 @@ class DeployApi:
                 no_rematerialize=call.body.no_rematerialize,
             )
         refusal = await _placed(prepared.refusal, call.body) if prepared.refusal else None
+        text, gives_up = prepared.text, None
+        if prepared.gives_up is not None and refusal is None:
+            gives_up = prepared.gives_up.number
+            text += f"A deploy aborts version {gives_up}, which is being built.\n"
         return PlanResponse(
             dag=dag.name,
-            noop=prepared.plan.is_noop,
-            text=prepared.text,
+            noop=prepared.plan.is_noop and gives_up is None,
+            text=text,
             deployed_version=prepared.deployed_version,
             blocked=str(refusal) if refusal else None,
             blocked_code=refusal.code if refusal else None,
             steps=plan_steps(prepared.plan, prepared.consequences),
+            gives_up=gives_up,
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
@@ -110,7 +115,9 @@ class DeployApi:
         except UserError as error:
             raise await _placed(error, call.body) from None
         telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
-        return DeployResponse(dag.name, done.version, done.changed, done.building, done.text)
+        if done.given_up is not None:
+            telemetry.emit("dag.build_aborted", dag=dag.name, version=done.given_up)
+        return DeployResponse(dag.name, done.version, done.changed, done.building, done.text, done.given_up)
 
     async def versions(self, call: Call[None]) -> VersionsResponse:
         query: VersionQuery = call.query

@@ -27,6 +27,12 @@ class Versions:
     building_id: UUID | None
     building: int | None
 
+    @property
+    def being_built(self) -> Version | None:
+        if self.building_id is None or self.building is None:
+            return None
+        return Version(self.building_id, self.building, "building")
+
 
 @dataclass(frozen=True, slots=True)
 class Version:

@@ -1,6 +1,7 @@
 """Deploy: a DAG becomes rows, in one transaction.
 
-`preparation` reads what is deployed and decides; `deploy` writes. Deploying the same file twice changes nothing. A
+`preparation` reads what is deployed and decides; `deploy` writes. Deploying the same file twice changes nothing, and
+deploying the file of the serving version while another is being built aborts that one. A
 change that produces other data (a `-/+` in the plan) gives the job and everything downstream of it new generations and
 new jobs. These receive events from now on, and the dispatcher creates their tasks for the past, while the old ones
 keep serving. Once nothing is missing from the new ones, `cutover` makes them serve. Without such a change it does so at
@@ -41,6 +42,8 @@ class DeployOutcome:
     building: bool
     """Whether the version has to be built before it serves."""
     text: str
+    given_up: int | None = None
+    """The version that was being built and was aborted, since the file is what serves."""
 
 
 async def deploy(
@@ -65,7 +68,15 @@ async def deploy(
             _raise_if_refused(prepared, expect_version, drop_missing=drop_missing)
             if prepared.plan.is_noop:
                 assert prepared.deployed_version is not None
-                return DeployOutcome(prepared.deployed_version, False, False, prepared.text)
+                unchanged = DeployOutcome(prepared.deployed_version, False, False, prepared.text)
+                if prepared.gives_up is None:
+                    return unchanged
+                # The file is what shall be served, so the version being built must not replace it.
+                await cutover.give_up(tx, prepared.gives_up.dag_version_id)
+                await notify_dispatchers(tx)
+                given_up = prepared.gives_up.number
+                text = f"{prepared.text}Version {given_up}, which was being built, was aborted.\n"
+                return replace(unchanged, text=text, given_up=given_up)
             new = _NewVersion(
                 tx, org, org_id, dag_id, prepared, window, manual_cutover, drop_missing, code, runtimes
             )

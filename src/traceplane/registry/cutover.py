@@ -98,7 +98,7 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -
                     next_step="choose one that was active before; see `traceplane versions`",
                 )
             if locked.building_id is not None:
-                await _give_up(tx, locked.building_id)
+                await give_up(tx, locked.building_id)
             missing = await coverage.lacking(tx, target.dag_version_id)
             await coverage.add_catch_ups(tx, target.dag_version_id)
             await move(tx, locked.dag_id, target.dag_version_id)
@@ -114,7 +114,7 @@ async def abort(database: Database, org: str, dag: str) -> int:
         async with database.transaction("cutover") as tx:
             locked = await _locked(tx, org, dag)
             version_id, number = _building(locked, dag)
-            await _give_up(tx, version_id)
+            await give_up(tx, version_id)
             await notify_dispatchers(tx)
             return number
 
@@ -123,17 +123,18 @@ async def abort(database: Database, org: str, dag: str) -> int:
 
 def _building(locked: Versions, dag: str) -> tuple[UUID, int]:
     """Id and number of the version that is being built."""
-    if locked.building_id is None or locked.building is None:
+    if (building := locked.being_built) is None:
         raise Conflict(
             "deploy.not_building",
             "no version of the DAG is being built",
             value=dag,
             next_step="deploy a change first",
         )
-    return locked.building_id, locked.building
+    return building.dag_version_id, building.number
 
 
-async def _give_up(tx: Transaction, version_id: UUID) -> None:
+async def give_up(tx: Transaction, version_id: UUID) -> None:
+    """Aborts a version that is being built, in the caller's transaction."""
     retired_jobs = await versions.abort(tx, version_id)
     await registry.clear_pressure(tx, retired_jobs)
     await versions.forget_replays(tx, retired_jobs)

@@ -9,9 +9,10 @@ from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy, 
 from traceplane.model.near_names import nearest
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators.grouping import rows_of
-from traceplane.postgres import registry, versions
+from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
+from traceplane.postgres.versions import Version
 from traceplane.registry import job_checks, operator_facts
 from traceplane.registry.plan import Plan, changed_fields
 from traceplane.registry.spec.job_faults import JobFault
@@ -152,14 +153,11 @@ def refused_rebuild(steps: Plan) -> UserError | None:
     )
 
 
-async def refused_while_building(tx: Transaction, org: str, dag: str) -> UserError | None:
-    locked = await versions.lock(tx, org, dag)
-    if locked is None or locked.building is None:
-        return None
+def refused_while_building(dag: str, building: Version) -> UserError:
     return Conflict(
         "deploy.building",
-        f"version {locked.building} of {dag} is being built",
-        value=locked.building,
+        f"version {building.number} of {dag} is being built",
+        value=building.number,
         next_step=f"wait for it (`traceplane versions {dag}`), or give it up (`traceplane abort {dag}`)",
     )
 

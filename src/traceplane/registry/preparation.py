@@ -11,9 +11,10 @@ from traceplane.errors import UserError
 from traceplane.model.dag import Dag, Job
 from traceplane.model.runtimes import Runtime
 from traceplane.operators import catalog
-from traceplane.postgres import registry
+from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import ActiveVersion
+from traceplane.postgres.versions import Version
 from traceplane.registry import deploy_checks, fingerprint, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.consequences import Consequences, consequences_of
@@ -42,6 +43,8 @@ class PreparedDeploy:
     definition_fingerprints: dict[str, str]
     refusal: UserError | None
     """Why the plan cannot be applied."""
+    gives_up: Version | None
+    """The version being built that a deploy aborts, since the file is what serves."""
     texts: dict[str, str]
     """The SQL of all virtual datasets that the DAG declares or reads, directly or through others."""
     kept_virtual: frozenset[str]
@@ -83,11 +86,17 @@ async def prepare(
     steps = plan(deployed, dag, fingerprints=compared.jobs, definition_fingerprints=compared.definitions)
     produced = {dataset.dataset_id for dataset in dag.datasets}
     texts, rows = await virtual_inputs.load(tx, org, dag.external_datasets, dag.virtual, produced)
+    locked = await versions.lock(tx, org, dag.name)
+    building = locked.being_built if locked is not None else None
     refusal = (
         await deploy_checks.refusal(tx, org, dag, runtimes, steps)
         or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
         or (deploy_checks.refused_rebuild(steps) if no_rematerialize else None)
-        or (None if steps.is_noop else await deploy_checks.refused_while_building(tx, org, dag.name))
+        or (
+            deploy_checks.refused_while_building(dag.name, building)
+            if building and not steps.is_noop
+            else None
+        )
     )
     before = deployed.dag if deployed is not None else None
     consequences = await consequences_of(tx, org, steps, before, dag, carried_on.keys())
@@ -101,6 +110,7 @@ async def prepare(
         fingerprints=own.jobs,
         definition_fingerprints=own.definitions,
         refusal=refusal,
+        gives_up=building if steps.is_noop else None,
         texts=texts,
         kept_virtual=_kept_virtual(dag, deployed, compared),
         carried_on=frozenset(carried_on),

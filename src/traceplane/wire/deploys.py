@@ -102,6 +102,8 @@ class PlanResponse(Wire, frozen=True):
     blocked_code: str | None = None
     """The error code of that."""
     steps: PlanSteps | None = None
+    gives_up: int | None = None
+    """The version being built that a deploy would abort, since the file is what serves."""
 
 
 class DeployResponse(Wire, frozen=True):
@@ -111,6 +113,8 @@ class DeployResponse(Wire, frozen=True):
     building: bool
     """Whether it has to be built before it serves."""
     text: str
+    given_up: int | None = None
+    """The version that was being built and was aborted, since the file is what serves."""
 
 
 class DagName(Wire, frozen=True):
