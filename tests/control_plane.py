@@ -244,14 +244,16 @@ class ControlPlane:
         )
         return (await self.api.deploys.versions(call)).versions
 
-    async def backfill(self, dataset: str, start: int, end: int, **fields: Any) -> BackfillResponse:
+    async def backfill(
+        self, dataset: str, start: int | str, end: int | str, **fields: Any
+    ) -> BackfillResponse:
         return await self.api.backfill(self._call(BackfillRequest(dataset, start, end, **fields)))
 
     async def status(self) -> StatusResponse:
         return await self.api.status(self._call(None))
 
-    async def explain_scope(self, dataset: str, first: int, last: int) -> ScopeExplanation:
-        query, admin = ScopeQuery(first, last), _Admin(self.settings.org)
+    async def explain_scope(self, dataset: str, first: int | str, last: int | str) -> ScopeExplanation:
+        query, admin = ScopeQuery(str(first), str(last)), _Admin(self.settings.org)
         call: Call[Any] = Call(None, {"dataset_id": dataset}, query, admin, {}, receive=_nothing_more)
         return await self.api.explain_scope(call)
 

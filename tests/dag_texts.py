@@ -54,6 +54,7 @@ jobs:
   config: {address: 0xdAC17F958D2ee523a2206206994597C13D831ec7, since: 2024-01-01, depth: 12, on: [a, ~, 1.5]}
   outputs: [{name: logs, dataset: chain.logs}]
 - name: transfers
+  when: any
   inputs: [{from: {job: ingest, output: logs}}, {from: {dataset: market.prices}}]
   operator: pyspark
   outputs: [{dataset: chain.transfers}]

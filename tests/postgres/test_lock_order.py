@@ -29,7 +29,7 @@ DAG = dag(
     source("right", name="right"),
     job("one", "left", "one.out", "lease: 30s", *OFTEN),
     job("two", "right", "two.out", *OFTEN),
-    job("both", ("one.out", "two.out"), "end"),
+    job("both", ("one.out", "two.out"), "end", "when: any"),
 )
 TASKS = 40
 ROUNDS = 8

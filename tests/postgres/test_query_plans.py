@@ -409,8 +409,10 @@ def test_the_relay_reads_the_oldest_of_the_outbox(filled: Filled) -> None:
 
 
 def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    numbers = "'{" + ",".join(str(n) for n in range(20)) + "}'"
     plan = filled.run(
-        "commits", "for_tasks", filled.ids("metered", "running", 20), "array_fill(0::bigint, '{20}')"
+        "commits", "for_tasks", f"array_fill('{generation}'::uuid, array[20])", numbers, numbers
     )
     no_sequential_scan(plan)
     conditions = plan.conditions("dataset_commits_live")
@@ -508,6 +510,11 @@ def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Fi
         "'missing'",
         "true",
         "false",
+        "'{}'",
+        "'{}'",
+        "'{}'",
+        "'{}'",
+        "'{}'",
     )
     no_sequential_scan(plan)
     assert {"tasks_waiting", "tasks_in_flight", "tasks_dead", "dataset_commits_live"} <= plan.indexes

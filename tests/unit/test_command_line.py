@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from traceplane.cli import deploys, output
 from traceplane.cli.failures import explained
 from traceplane.cli.output import ChangingLine, progress_bar
+from traceplane.cli.scopes import NamedPartitions, parse_scopes
+from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
 from traceplane.wire.control import ExplainResponse
 from traceplane.wire.deploys import (
@@ -21,6 +23,7 @@ from traceplane.wire.deploys import (
     VersionsResponse,
     VersionView,
 )
+from traceplane.wire.scalars import Scope
 
 
 def refused(*words: str) -> str:
@@ -51,17 +54,27 @@ def test_a_usage_error_is_one_line_with_a_code(words: list[str], message: str, h
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("text", "scopes"),
     [
-        ["emit", "shop.days", "2026-11-16"],
-        ["emit", "shop.days", "2026-11"],
-        ["emit", "shop.days", "2026-11-01..2026-11-16"],
-        ["explain", "shop.days", "2026-11-16"],
-        ["backfill", "shop.days", "--range", "2026-11-01:2026-11-16"],
+        ("7", range(7, 8)),
+        ("-9..-5", range(-9, -4)),
+        ("3-9", [Scope(partition_key="3-9", start=3, end=9)]),
+        ("2026-11-16", NamedPartitions("2026-11-16", "2026-11-16")),
+        ("2026-11", NamedPartitions("2026-11", "2026-11")),
+        ("2026-W47", NamedPartitions("2026-W47", "2026-W47")),
+        ("2026-11-01..2026-11-16", NamedPartitions("2026-11-01", "2026-11-16")),
+        ("2026-10-25T02+01:00", NamedPartitions("2026-10-25T02+01:00", "2026-10-25T02+01:00")),
+        ("eu", NamedPartitions("eu", "eu")),
     ],
 )
-def test_a_date_for_a_scope_leads_to_the_guide(words: list[str]) -> None:
-    assert "docs/guides/scopes_and_dates.md" in refused(*words)
+def test_a_scope_is_a_number_a_range_or_a_name(text: str, scopes: object) -> None:
+    assert parse_scopes(text) == scopes
+
+
+@pytest.mark.parametrize("text", ["", "..", "3..", "..3", "a b"])
+def test_what_is_no_scope_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"cli\.bad_scope"):
+        parse_scopes(text)
 
 
 def test_a_scope_may_be_negative() -> None:

@@ -23,6 +23,7 @@ jobs:
   runtime: python
   operator: f
   config: {x: {y: 1}, z: 2}
+  when: any
   inputs: [{from: {job: source}, where: {chain: 1}}, {from: {dataset: external}}]
   outputs: [{name: out, dataset: b}]
   unique_key: [k]

@@ -145,6 +145,7 @@ def test_bulk_with_several_inputs_has_one_aggregator_for_each_dataset() -> None:
         "  operator: sql\n"
         "  execution_strategy: Bulk\n"
         "  batch: {size: 5}\n"
+        "  when: any\n"
         "  inputs:\n"
         "  - {from: {dataset: a.b}, where: {k: 1}}\n"
         "  - {name: right, from: {dataset: c}}\n"
@@ -182,7 +183,7 @@ def test_anchors_aliases_and_merge_keys_are_followed() -> None:
 def test_a_merge_key_counts_in_from_as_anywhere() -> None:
     text = HEAD + (
         "- {name: a, activation: source, source: {kind: manual}, outputs: [{dataset: x}, {dataset: y}]}\n"
-        "- {name: b, operator: f, inputs: [{from: &f {job: a, output: x}}, {from: {<<: *f, output: y}}]}\n"
+        "- {name: b, operator: f, when: any, inputs: [{from: &f {job: a, output: x}}, {from: {<<: *f, output: y}}]}\n"
     )
     assert job(parse(text), "b").inputs == (Input("x", "x"), Input("y", "y"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +14,6 @@ from traceplane.cli.output import as_json, progress_bar, say, say_json
 from traceplane.cli.scopes import parse_range
 from traceplane.cli.whereabouts import call
 from traceplane.model.counted import counted
-from traceplane.model.positions import written
 from traceplane.settings import Settings
 from traceplane.wire.control import BackfillRequest, BackfillResponse
 
@@ -22,7 +22,9 @@ _POLL_SECONDS = 1.0
 
 @click.command()
 @click.argument("dataset")
-@click.option("--range", "range_", metavar="A:B", required=True, help="Positions from A to B, inclusive.")
+@click.option(
+    "--range", "range_", metavar="A..B", required=True, help="Positions or partitions from A to B, inclusive."
+)
 @click.option(
     "--only-missing",
     "only",
@@ -73,12 +75,17 @@ def backfill(
 def _say_left_out(answer: BackfillResponse) -> None:
     if not answer.left_out:
         return
-    gaps = ", ".join(f"{g.dataset} {written((g.first, g.last))}" for g in answer.gaps[:5])
+    gaps = ", ".join(f"{g.dataset} {g.scope}" for g in answer.gaps[:5])
     say(f"{counted(answer.left_out, 'scope')} skipped because of gaps in inputs. Missing: {gaps}")
     first = answer.gaps[0]
     say(
-        f"Run `traceplane backfill {first.dataset} --range {first.first}:{first.last}` first, or use --allow-gaps."
+        f"Run `traceplane backfill {first.dataset} --range {_range(first.scope)}` first, or use --allow-gaps."
     )
+
+
+def _range(scope: str) -> str:
+    """A scope as the option --range takes it."""
+    return scope if ".." in scope else re.sub(r"^(-?[0-9]+)-(-?[0-9]+)$", r"\1..\2", scope)
 
 
 def _wait(

@@ -26,11 +26,14 @@ def contents(d: DatasetView | CatalogEntry) -> str:
 
 def describe(held: CoverageView) -> str:
     """The end of a sentence about a dataset."""
-    text = (
-        "" if held.first is None or held.last is None else f", positions {written((held.first, held.last))}"
-    )
+    text = ""
+    if held.first_name is not None and held.last_name is not None:
+        text = f", partitions {_named(held.first_name, held.last_name)}"
+    elif held.first is not None and held.last is not None:
+        text = f", positions {written((held.first, held.last))}"
     if held.gap_count:
-        shown = [written((a, b)) for a, b in held.gaps[:_GAPS_SHOWN]]
+        shown = [_named(a, b) for a, b in held.gap_names] or [written((a, b)) for a, b in held.gaps]
+        shown = shown[:_GAPS_SHOWN]
         more = held.gap_count - len(shown)
         text += f" except {', '.join(shown)}" + (f" and {counted(more, 'more gap')}" if more else "")
     if held.dead:
@@ -38,9 +41,13 @@ def describe(held: CoverageView) -> str:
     return text
 
 
+def _named(first: str, last: str) -> str:
+    return first if first == last else f"{first}..{last}"
+
+
 def say_why(answer: ScopeExplanation) -> None:
-    missing = ", ".join(written((a, b)) for a, b in answer.missing)
-    scope = f"{answer.dataset} {written((answer.first, answer.last))}"
+    missing = ", ".join(answer.missing_scopes)
+    scope = f"{answer.dataset} {answer.scope}"
     outdated = any(reason.code in ("outdated", "updating") for reason in answer.reasons)
     nothing = "nothing is missing, but not all rows are up to date." if outdated else "nothing is missing."
     say(f"{scope}: " + (f"{missing} missing." if missing else nothing))

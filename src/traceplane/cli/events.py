@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from traceplane.cli.output import as_json, ask, say, say_json
-from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_scopes, without_options
+from traceplane.cli.scopes import MAY_BE_NEGATIVE, NamedPartitions, parse_scopes, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.http_service.client import Caller
@@ -43,12 +44,12 @@ def emit(
 ) -> None:
     """Emit events of a source DATASET.
 
-    SCOPE is a cursor (1207), a range of cursors (1200..1299, one event each), or a partition (1200-1299, one
-    event for the whole range).
+    SCOPE is a cursor (1207), a range of cursors (1200..1299, one event each), a partition (1200-1299, one event for
+    the whole range), or the name of one (2026-11-16, eu) or of several (2026-11-01..2026-11-16, one event each).
     """
     ranges = [parse_scopes(text) for text in scopes]
-    _ask_before_many(sum(map(len, ranges)), dataset, yes=yes)
-    events = (ManualEvent(dataset, scope, kind, emission) for some in ranges for scope in map(_scope, some))
+    _ask_before_many(sum(len(r) for r in ranges if isinstance(r, Sequence)), dataset, yes=yes)
+    events = (event for some in ranges for event in _events(dataset, some, kind, emission))
 
     async def send(caller: Caller) -> EmitResponse:
         accepted = duplicates = 0
@@ -79,8 +80,16 @@ def _ask_before_many(count: int, dataset: str, *, yes: bool) -> None:
         )
 
 
-def _scope(scope: int | Scope) -> Scope:
-    return scope if isinstance(scope, Scope) else Scope(cursor=scope)
+def _events(
+    dataset: str, scopes: Sequence[int] | Sequence[Scope] | NamedPartitions, kind: Any, emission: str
+) -> Iterator[ManualEvent]:
+    if isinstance(scopes, NamedPartitions):
+        through = scopes.last if scopes.last != scopes.first else None
+        yield ManualEvent(dataset, None, kind, emission, partition=scopes.first, through=through)
+        return
+    for scope in scopes:
+        one = scope if isinstance(scope, Scope) else Scope(cursor=scope)
+        yield ManualEvent(dataset, one, kind, emission)
 
 
 COMMANDS: tuple[Any, ...] = (emit,)

@@ -14,7 +14,7 @@ from traceplane.cli.coverage import contents, describe, say_why
 from traceplane.cli.failures import explained as failure_lines
 from traceplane.cli.failures import forgivable, logged, problems, shortened
 from traceplane.cli.output import as_json, say, say_json, say_lines
-from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_positions, parse_range, without_options
+from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, parse_positions, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.http_service.client import Caller
@@ -80,9 +80,9 @@ def _task_line(t: TaskView) -> str:
 def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_json: bool) -> None:
     """Explain why TASK waits or failed, or why SCOPE of DATASET (a position or a range A-B) is missing."""
     if scope is not None:
-        first, last = parse_positions(scope)
+        first, last = parse_ends(scope)
         path = f"/api/v1/datasets/{quote(subject, safe='')}/explain"
-        positions = {"first": str(first), "last": str(last)}
+        positions = {"first": first, "last": last}
         why = call(settings, lambda c: c.call("GET", path, ScopeExplanation, query=positions))
         say_json(why) if as_json else say_why(why)
         return
@@ -128,7 +128,7 @@ def _selection(
             "select tasks by their ids, or by --dag with optional --job and --range",
             next_step="for example --dag shop --job totals --range 0:9",
         )
-    start, end = parse_range(range_) if range_ is not None else (None, None)
+    start, end = parse_positions(range_) if range_ is not None else (None, None)
     return TaskSelection(list(task_ids), dag, job, start, end, **more)
 
 
@@ -231,7 +231,7 @@ def dead(
             "ids need --ack; the list takes --dag, --job and --range",
             next_step="add --ack, or see one task with `traceplane explain`",
         )
-    start, end = parse_range(range_) if range_ is not None else (None, None)
+    start, end = parse_positions(range_) if range_ is not None else (None, None)
     standing = None if all_ else "open"
     filters = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
     query = {k: str(v) for k, v in filters.items() if v is not None} | {"state": "dead", "limit": str(limit)}

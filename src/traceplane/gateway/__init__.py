@@ -1,17 +1,18 @@
 """The gateway: the public HTTP API. It accepts events and deploys even while no dispatcher runs, since both
 are transactions on the same tables; a dispatcher picks the work up when it is back.
 
-    api            routes of the public API
-    backfill       tasks for the scopes of a range that need one and have none under way
-    coverage       why some positions of a dataset are missing, followed upstream
-    datasets       the catalog as people see it
-    deploys        deploys and versions of DAGs
-    emits          events by hand, committed in groups
-    hidden_values  what operators wrote, as far as the caller may see what they were handed
-    main           the gateway process, wired by hand
-    pipelines      pipelines, lists of tickers and executions, as people and Celery workers reach them
-    plan_steps     a plan as data, for programs
-    query_tasks    a query that is too large for an answer: a task on Spark, whose result is a dataset
-    refused_names  what a call answers about a name that it cannot take
-    tasks          tasks, as people look at them and look after them
+    api              routes of the public API
+    backfill         tasks for the scopes of a range that need one and have none under way
+    coverage         why some positions of a dataset are missing, followed upstream
+    datasets         the catalog as people see it
+    deploys          deploys and versions of DAGs
+    emits            events by hand, committed in groups
+    hidden_values    what operators wrote, as far as the caller may see what they were handed
+    main             the gateway process, wired by hand
+    partition_names  names of partitions, as people write them
+    pipelines        pipelines, lists of tickers and executions, as people and Celery workers reach them
+    plan_steps       a plan as data, for programs
+    query_tasks      a query that is too large for an answer: a task on Spark, whose result is a dataset
+    refused_names    what a call answers about a name that it cannot take
+    tasks            tasks, as people look at them and look after them
 """

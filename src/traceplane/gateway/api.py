@@ -17,7 +17,7 @@ from traceplane.auth.access import bearer, may_see_pii, require_role
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.errors import InvalidInput, TraceplaneError
+from traceplane.errors import TraceplaneError
 from traceplane.gateway import coverage, datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
@@ -189,13 +189,9 @@ class PublicApi:
 
     async def explain_scope(self, call: Call[None]) -> ScopeExplanation:
         query: ScopeQuery = call.query
-        if query.first > query.last:
-            raise InvalidInput(
-                "scope.bad_range", "a range ends after it begins", value=f"{query.first}-{query.last}"
-            )
         async with self._database.snapshot() as tx:
             return await coverage.explain(
-                tx, call.principal.org, call.path_params["dataset_id"], (query.first, query.last)
+                tx, call.principal.org, call.path_params["dataset_id"], query.first, query.last
             )
 
     # Tasks -----------------------------------------------------------------------------------------

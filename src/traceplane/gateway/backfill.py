@@ -7,17 +7,24 @@ turns. Repeating one that broke off continues it: what is done, or under way, is
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
+from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.errors import InvalidInput
+from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model import backfill as model
+from traceplane.model.dag import InputRole
+from traceplane.model.edges import What
+from traceplane.model.partitions import Partitions
+from traceplane.model.positions import Range
 from traceplane.model.scope import Scope
 from traceplane.postgres import events, registry, tasks
 from traceplane.postgres.database import Database, retry_on_conflict
-from traceplane.postgres.registry import BackfillTarget
-from traceplane.postgres.tasks import BackfillCounts, InputGap
+from traceplane.postgres.registry import BackfillTarget, JobRow
+from traceplane.postgres.tasks import BackfillCounts, InputGap, Need
 from traceplane.wire.control import BackfillRequest, BackfillResponse
 from traceplane.wire.deploys import LackingView
 
@@ -32,17 +39,20 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
             raise await virtual_dataset(
                 tx, org, request.dataset, "backfill what it reads:"
             ) or await unknown_dataset(tx, org, request.dataset)
-    _check(target, request)
-    scopes = _scopes(target, request)
+        _check(target, request)
+        partitions = await names.with_names(tx, org, target.partitions)
+        (row,) = await registry.job_payloads(tx, [target.job_id])
+    scopes = _scopes(target, request, partitions)
+    reads = _Reads(row)
     counts: Counter[str] = Counter()
     for position in range(0, len(scopes), _SCOPES_AT_ONCE):
         chunk = scopes[position : position + _SCOPES_AT_ONCE]
-        counts.update(asdict(await _backfill_some(database, target, request, chunk)))
+        counts.update(asdict(await _backfill_some(database, target, request, chunk, reads)))
     gaps: list[InputGap] = []
     if counts["left_out"]:
         async with database.transaction() as tx:
             everything = scopes[0].start, scopes[-1].end
-            gaps = await tasks.backfill_gaps(tx, target.job_id, everything, _GAPS_TOLD)
+            gaps = await tasks.backfill_gaps(tx, reads.ranges(everything), _GAPS_TOLD)
     if not request.dry_run:
         telemetry.emit(
             "backfill.started", dataset=request.dataset, scopes=len(scopes), tasks=counts["created"]
@@ -56,12 +66,40 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
         missing=counts["missing"],
         failed=counts["failed"],
         left_out=counts["left_out"],
-        gaps=tuple(LackingView(g.dataset_id, g.first, g.last) for g in gaps),
+        gaps=tuple(LackingView(g.dataset_id, g.first, g.last, reads.written(g)) for g in gaps),
     )
 
 
+class _Reads:
+    """What the scopes of a job read of its inputs."""
+
+    def __init__(self, row: JobRow) -> None:
+        edges = [edge for i, edge in row.edges() if i.role is not InputRole.TRIGGERS]
+        datasets = [i["dataset_id"] for i in row.inputs]
+        self._inputs = [
+            (generation_id, edge, dataset_id)
+            for generation_id, edge, dataset_id in zip(row.row_generations, edges, datasets, strict=True)
+            if edge.read.what is What.SCOPE
+        ]
+
+    def needs(self, scopes: Sequence[Scope]) -> list[Need]:
+        return [
+            Need(number, generation_id, first, edge.own((scope.start, scope.end))[0], last)
+            for number, scope in enumerate(scopes)
+            for generation_id, edge, _ in self._inputs
+            for first, last in [edge.reads((scope.start, scope.end))]
+        ]
+
+    def ranges(self, positions: Range) -> list[tuple[UUID, Range]]:
+        return [(generation_id, edge.own(positions)) for generation_id, edge, _ in self._inputs]
+
+    def written(self, gap: InputGap) -> str:
+        partitions = {dataset_id: edge.input for _, edge, dataset_id in self._inputs}
+        return partitions.get(gap.dataset_id, Partitions()).written((gap.first, gap.last))
+
+
 async def _backfill_some(
-    database: Database, target: BackfillTarget, request: BackfillRequest, scopes: list[Scope]
+    database: Database, target: BackfillTarget, request: BackfillRequest, scopes: list[Scope], reads: _Reads
 ) -> BackfillCounts:
     async def once() -> BackfillCounts:
         async with database.transaction() as tx:
@@ -75,6 +113,7 @@ async def _backfill_some(
                 wanted=request.only,
                 allow_gaps=request.allow_gaps,
                 create=not request.dry_run,
+                needs=[] if request.allow_gaps else reads.needs(scopes),
             )
             if not request.dry_run and outcomes.created:
                 await events.notify_dispatchers(tx)
@@ -107,13 +146,15 @@ def _check(target: BackfillTarget, request: BackfillRequest) -> None:
         )
 
 
-def _scopes(target: BackfillTarget, request: BackfillRequest) -> list[Scope]:
+def _scopes(target: BackfillTarget, request: BackfillRequest, partitions: Partitions) -> list[Scope]:
+    start, end = names.position(partitions, request.start), names.position(partitions, request.end)
     try:
         return model.scopes(
-            request.start,
-            request.end,
+            start,
+            end,
             partition_size=request.partition_size,
             range_size=target.range_size,
+            partitions=partitions,
         )
     except ValueError as error:
         raise InvalidInput(

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
+from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.counted import counted
-from traceplane.model.positions import Range, written
-from traceplane.postgres import coverage
+from traceplane.model.edges import Edge, What
+from traceplane.model.partitions import By
+from traceplane.model.positions import Range
+from traceplane.postgres import coverage, registry
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
 from traceplane.postgres.database import Transaction
 from traceplane.wire.control import CoverageView, ReasonView, ScopeExplanation
@@ -18,10 +25,29 @@ _DEEPEST = 20
 def view(held: coverage.Coverage | None) -> CoverageView | None:
     if held is None or (held.first is None and not held.dead):
         return None
-    return CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead)
+    if held.partitions.by is By.NAME:  # between names there is nothing
+        return CoverageView(dead=held.dead)
+    view = CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead)
+    if not held.partitions.is_named or held.first is None or held.last is None:
+        return view
+    name = held.partitions.name
+    return msgspec.structs.replace(
+        view,
+        first_name=name(held.first),
+        last_name=name(held.last),
+        gap_names=tuple((name(a), name(b)) for a, b in held.gaps),
+    )
 
 
-async def explain(tx: Transaction, org: str, dataset_id: str, positions: Range) -> ScopeExplanation:
+async def explain(
+    tx: Transaction, org: str, dataset_id: str, first: str | int, last: str | int
+) -> ScopeExplanation:
+    """`first` and `last`: positions, or names of partitions."""
+    target = (await registry.datasets_by_id(tx, org, [dataset_id])).get(dataset_id)
+    if target is None:
+        raise await unknown_dataset(tx, org, dataset_id)
+    partitions = await names.with_names(tx, org, target.partitions)
+    positions = names.positions(partitions, first, last)
     dataset = await coverage.missing_positions(tx, org, dataset_id, positions)
     if dataset is None:
         raise await unknown_dataset(tx, org, dataset_id)
@@ -32,7 +58,14 @@ async def explain(tx: Transaction, org: str, dataset_id: str, positions: Range) 
     why = _Why(tx, org)
     reasons = await why.of(dataset) if dataset.missing else await why.outdated(dataset, positions)
     reasons = reasons or [ReasonView("held", f"{dataset_id} holds all of it.")]
-    return ScopeExplanation(dataset_id, *positions, missing=dataset.missing, reasons=reasons)
+    return ScopeExplanation(
+        dataset_id,
+        *positions,
+        missing=dataset.missing,
+        reasons=reasons,
+        scope=partitions.written(positions),
+        missing_scopes=tuple(map(partitions.written, dataset.missing)),
+    )
 
 
 class _Why:
@@ -46,7 +79,7 @@ class _Why:
         for positions in missing[:_RANGES_FOLLOWED]:
             if (name, positions) not in self._seen and depth < _DEEPEST:
                 self._seen.add((name, positions))
-                reasons += await self._one(name, dataset.producer, positions, depth)
+                reasons += await self._one(dataset, positions, depth)
         if len(missing) > _RANGES_FOLLOWED:
             reasons.append(
                 ReasonView("more", f"{name} lacks {counted(len(missing) - _RANGES_FOLLOWED, 'more range')}.")
@@ -65,20 +98,27 @@ class _Why:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
         tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_TOLD)
         reasons = [_of_correction(name, task) for task in tasks]
-        for used in producer.inputs:
-            read = await coverage.missing_positions(self._tx, self._org, used, positions)
+        for used, edge in await self._inputs_of(producer):
+            read_positions = edge.reads(positions)
+            read = await coverage.missing_positions(self._tx, self._org, used, read_positions)
             if read is not None:
-                reasons += await self.outdated(read, positions, depth + 1)
+                reasons += await self.outdated(read, read_positions, depth + 1)
         return reasons
 
-    async def _one(
-        self, dataset: str, producer: Producer | None, positions: Range, depth: int
-    ) -> list[ReasonView]:
+    async def _inputs_of(self, producer: Producer) -> list[tuple[str, Edge]]:
+        """The datasets that a job reads by scope, and how."""
+        (row,) = await registry.job_payloads(self._tx, [producer.job_id])
+        edges = {i.input_index: edge for i, edge in row.edges()}
+        inputs = [(used["dataset_id"], edges[used["input_index"]]) for used in row.inputs]
+        return [(dataset_id, edge) for dataset_id, edge in inputs if edge.read.what is What.SCOPE]
+
+    async def _one(self, read: MissingPositions, positions: Range, depth: int) -> list[ReasonView]:
+        dataset, producer, written = read.dataset_id, read.producer, read.partitions.written
         where = written(positions)
         if producer is None:
             return [ReasonView("no_job", f"{dataset} lacks {where}, and no deployed job makes it.")]
         if producer.activation == "source":
-            return [_of_source(dataset, producer, positions)]
+            return [_of_source(read, producer, positions)]
         if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
             where = f"the whole of {written(positions)}"
@@ -93,12 +133,12 @@ class _Why:
             return [ReasonView("passes_on", f"{dataset} lacks {where}: {job} has had no event about it.")]
         if tasks := await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_TOLD):
             return [_of_task(dataset, task) for task in tasks]
-        first, last = positions
+        first, last = map(read.partitions.name, positions)
         return [
             ReasonView(
                 "never_asked",
                 f"{dataset} lacks {where}: no event has asked {job} for it. "
-                f"`traceplane backfill {dataset} --range {first}:{last}` computes it.",
+                f"`traceplane backfill {dataset} --range {first}..{last}` computes it.",
             )
         ]
 
@@ -106,24 +146,35 @@ class _Why:
         self, dataset: str, producer: Producer, positions: Range, where: str, depth: int
     ) -> list[ReasonView]:
         reasons: list[ReasonView] = []
-        for name in producer.inputs:
-            read = await coverage.missing_positions(self._tx, self._org, name, positions)
-            if read is None or not read.missing:
+        for name, edge in await self._inputs_of(producer):
+            read = await coverage.missing_positions(self._tx, self._org, name, edge.reads(positions))
+            missing = _waited_for(read, edge, positions) if read is not None else ()
+            if read is None or not missing:
                 continue
-            ranges = ", ".join(written(r) for r in read.missing[:_RANGES_FOLLOWED])
+            ranges = ", ".join(read.partitions.written(r) for r in missing[:_RANGES_FOLLOWED])
             reasons.append(
                 ReasonView("input", f"{dataset} waits for {where} of {name}, which lacks {ranges}.")
             )
-            reasons += await self.of(read, depth + 1)
+            reasons += await self.of(replace(read, missing=missing), depth + 1)
         return reasons
 
 
-def _of_source(dataset: str, source: Producer, positions: Range) -> ReasonView:
-    job = f"{source.dag}/{source.job}"
-    sentence = f"{dataset} lacks {written(positions)}: its source {job} has never emitted an event for it."
+def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[Range, ...]:
+    """What of an input is missing for a scope; a window that reaches back beyond its first position needs nothing
+    there."""
+    begins, own = read.begins, edge.own(positions)
+    first = own[0] if begins is None else min(begins, own[0])
+    clipped = [(max(a, first), b) for a, b in read.missing]
+    return tuple((a, b) for a, b in clipped if a <= b)
+
+
+def _of_source(read: MissingPositions, source: Producer, positions: Range) -> ReasonView:
+    dataset, job = read.dataset_id, f"{source.dag}/{source.job}"
+    where = read.partitions.written(positions)
+    sentence = f"{dataset} lacks {where}: its source {job} has never emitted an event for it."
     if source.source_kind in ("manual", "webhook", "cron"):
-        first, last = positions
-        scope = str(first) if first == last else f"{first}..{last}"
+        first, last = map(read.partitions.name, positions)
+        scope = first if first == last else f"{first}..{last}"
         sentence += f" If the data is there: `traceplane emit {dataset} {scope}`."
     return ReasonView("source", sentence)
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.errors import InvalidInput
+from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
-from traceplane.postgres import events, registry
+from traceplane.model.partitions import EXAMPLES, By, Partitions, is_name
+from traceplane.postgres import events, partition_names, registry
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.registry import ManualTarget
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.control import EmitResponse, ManualEvent
+from traceplane.wire.scalars import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +39,29 @@ class Emits:
         return (await self._calls.submit([_Emit(org, tuple(events))]))[0]
 
     async def _commit(self, emits: Sequence[_Emit]) -> Sequence[EmitResponse]:
-        async def once() -> events.AcceptedEvents:
+        async def once() -> tuple[events.AcceptedEvents, list[int]]:
             named = list(dict.fromkeys((emit.org, e.dataset) for emit in emits for e in emit.events))
             async with self._database.autocommit() as tx:
                 targets = await _targets(tx, named)
+            if any(target.partitions.by is By.NAME for target in targets.values()):
+                targets = await self._with_names(targets, emits)
             drafts = [
-                _manual_event(event, targets[emit.org, event.dataset])
+                [
+                    draft
+                    for event in emit.events
+                    for draft in _manual_events(event, targets[emit.org, event.dataset])
+                ]
                 for emit in emits
-                for event in emit.events
             ]
             async with self._database.statement("emit") as tx:
-                return await events.accept(tx, drafts, notify_dispatchers=True)
+                accepted = await events.accept(tx, list(chain(*drafts)), notify_dispatchers=True)
+            return accepted, list(map(len, drafts))
 
-        accepted = await retry_on_conflict(once)
+        accepted, counts = await retry_on_conflict(once)
         answers, position = [], 0
-        for emit in emits:
-            ids = accepted.event_ids[position : position + len(emit.events)]
-            position += len(emit.events)
+        for count in counts:
+            ids = accepted.event_ids[position : position + count]
+            position += count
             new = sum(1 for i in ids if i is not None)
             answers.append(EmitResponse(new, len(ids) - new))
         telemetry.count("events_accepted_total", sum(a.accepted for a in answers))
@@ -59,11 +69,30 @@ class Emits:
         telemetry.count("tasks_created_total", accepted.tasks_created)
         return answers
 
+    async def _with_names(
+        self, targets: Mapping[tuple[str, str], _Target], emits: Sequence[_Emit]
+    ) -> dict[tuple[str, str], _Target]:
+        """The targets, with the names of their partitions; new names are registered first."""
+        found = dict(targets)
+        async with self._database.transaction("emit") as tx:
+            for key, target in sorted(targets.items()):
+                if target.partitions.by is not By.NAME:
+                    continue
+                asked = [e.partition for m in emits for e in m.events if (m.org, e.dataset) == key]
+                names = [name for name in asked if name is not None and is_name(name)]
+                allowed = target.partitions.names
+                new = [name for name in names if not allowed or name in allowed]
+                await partition_names.register(tx, key[0], new)
+                registered = await partition_names.load(tx, key[0])
+                found[key] = replace(target, partitions=target.partitions.with_names(registered))
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     voice: UUID
     generation_id: UUID
+    partitions: Partitions
 
 
 async def _targets(tx: Transaction, named: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
@@ -78,7 +107,7 @@ async def _targets(tx: Transaction, named: Sequence[tuple[str, str]]) -> dict[tu
             raise await virtual_dataset(
                 tx, org, dataset_id, "emit events of the sources of"
             ) or _not_a_source(target)
-        targets[org, dataset_id] = _Target(target.voice, target.generation_id)
+        targets[org, dataset_id] = _Target(target.voice, target.generation_id, target.partitions)
     return targets
 
 
@@ -92,15 +121,53 @@ def _not_a_source(target: ManualTarget) -> InvalidInput:
     )
 
 
-def _manual_event(event: ManualEvent, target: _Target) -> NewEvent:
+def _manual_events(event: ManualEvent, target: _Target) -> list[NewEvent]:
     now = time.time_ns()
-    return NewEvent(
-        producer_id=target.voice,
-        generation_id=target.generation_id,
-        kind=event.kind,
-        partition_key=event.scope.partition_key,
-        start=event.scope.first,
-        end=event.scope.last,
-        emission=event.emission,
-        traceparent=telemetry.record_span("event", None, now, now, dataset=event.dataset),
-    )
+    traceparent = telemetry.record_span("event", None, now, now, dataset=event.dataset)
+    return [
+        NewEvent(
+            producer_id=target.voice,
+            generation_id=target.generation_id,
+            kind=event.kind,
+            partition_key=partition_key,
+            start=start,
+            end=end,
+            emission=event.emission,
+            traceparent=traceparent,
+        )
+        for partition_key, start, end in _scopes(event, target.partitions)
+    ]
+
+
+def _scopes(event: ManualEvent, partitions: Partitions) -> list[tuple[str | None, int, int]]:
+    """(partition, first, last position) of each event."""
+    if event.partition is not None:
+        if not partitions.is_named:
+            first = last = names.position(partitions, event.partition)
+            if event.through is not None:
+                first, last = names.positions(partitions, event.partition, event.through)
+            return [(None, p, p) for p in range(first, last + 1)]
+        through = event.through or event.partition
+        return [(p.name, p.start, p.end) for p in names.one_each(partitions, event.partition, through)]
+    assert event.scope is not None
+    if partitions.is_named:
+        _check_named(event.dataset, event.scope, partitions)
+    return [(event.scope.partition_key, event.scope.first, event.scope.last)]
+
+
+def _check_named(dataset: str, scope: Scope, partitions: Partitions) -> None:
+    """A program may send the position along with the name."""
+    if scope.partition_key is None or scope.first != scope.last:
+        raise InvalidInput(
+            "scope.needs_name",
+            f"{dataset} is partitioned by {partitions.by}, and this is not the name of one",
+            value=scope.partition_key or scope.cursor,
+            next_step=f"write the {partitions.by}, for example {EXAMPLES[partitions.by]}",
+        )
+    if names.position(partitions, scope.partition_key) != scope.first:
+        raise InvalidInput(
+            "scope.wrong_position",
+            f"the position of {scope.partition_key} is {names.position(partitions, scope.partition_key)}",
+            value=scope.first,
+            next_step="send the name alone, as partition",
+        )

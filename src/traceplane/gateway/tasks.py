@@ -24,7 +24,7 @@ from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
 from traceplane.postgres import events, task_logs, task_views, tasks
 from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask
+from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask, SeenDataset
 from traceplane.postgres.tasks import TaskFilter
 from traceplane.wire.control import (
     AttemptLog,
@@ -40,6 +40,7 @@ from traceplane.wire.control import (
     TaskSelection,
     TasksResponse,
     TaskView,
+    WholeReadView,
 )
 
 READER, WRITER = "reader", "writer"
@@ -97,6 +98,7 @@ class TaskApi:
             rows = await task_views.listing(tx, call.principal.org, task_id=task_id, limit=1)
             rows = await as_seen_by(tx, call.principal, rows)
             lineage = await task_views.lineage(tx, call.principal.org, task_id)
+            seen = await task_views.whole_reads(tx, call.principal.org, task_id)
         if not rows:
             raise _no_task(task_id)
         views: dict[str, list[LineageView]] = {"input": [], "output": []}
@@ -110,7 +112,13 @@ class TaskApi:
                     row.producer_id,
                 )
             )
-        return TaskDetail(_task_view(rows[0]), views["input"], views["output"])
+        reads = [
+            WholeReadView(
+                r.dataset_id, r.commit_id, r.committed_at.isoformat() if r.committed_at else None, r.newer
+            )
+            for r in seen
+        ]
+        return TaskDetail(_task_view(rows[0]), views["input"], views["output"], reads)
 
     async def explain(self, call: Call[None]) -> ExplainResponse:
         task_id, org = _task_id(call), call.principal.org
@@ -120,12 +128,13 @@ class TaskApi:
                 raise _no_task(task_id)
             (facts,) = await as_seen_by(tx, call.principal, [facts])
             written = await self._logs(tx, call.principal, task_id, attempts=1)
+            seen = await task_views.whole_reads(tx, org, task_id)
         advised = _advice(facts)
         return ExplainResponse(
             task_id,
             facts.state,
             facts.job,
-            [ReasonView(r.code, r.sentence) for r in explain(facts)],
+            [ReasonView(r.code, r.sentence) for r in explain(facts)] + [_of_read(r) for r in seen],
             dag=facts.dag,
             scope=_scope_text(facts),
             error=facts.error,
@@ -341,6 +350,15 @@ def _scope_text(row: ListedTask | DeadTasks | ExplainFacts | LineageEvent) -> st
 
 def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
+
+
+def _of_read(seen: SeenDataset) -> ReasonView:
+    if seen.commit_id is None:
+        return ReasonView("read", f"It read {seen.dataset_id}, which had no rows then.")
+    since = ""
+    if seen.newer:
+        since = f"; {seen.newer} newer {'commit is' if seen.newer == 1 else 'commits are'} there since"
+    return ReasonView("read", f"It read {seen.dataset_id} as of commit {seen.commit_id}{since}.")
 
 
 def _task_view(row: ListedTask) -> TaskView:

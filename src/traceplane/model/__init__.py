@@ -9,6 +9,7 @@ committed_file  a file of a commit, as the database stores it
 counted         a number with its noun
 dag             what a DAG is: jobs, the datasets they read and write, and how their work is metered
 dataset_schema  which schemas may follow each other in one generation of a dataset
+edges           what a task reads of an input, and which scopes a change of it makes stale
 explain         why a task is waiting, in sentences
 hidden_values   removes values that an operator was passed from the text that it wrote
 hot_table       hot datasets: the column types of their tables, and where the rows of a range are
@@ -16,6 +17,7 @@ invalid_values  what is wrong with a value, in words: the field and what it must
 job_definition  the definition of a deployed job, as stored
 json_object     JSON whose keys users choose
 near_names      the name that somebody probably meant
+partitions      how a dataset is partitioned, and the names of its partitions
 pipeline_rules  further conditions before a matching signal launches a pipeline
 positions       which positions of a commit a reader gets
 printable       text that is safe to print to a terminal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceplane.model.partitions import Partitions
 from traceplane.model.scope import Cursor, Partition, Scope
 
 MAX_SCOPES = 100_000
@@ -10,14 +11,24 @@ MAX_SCOPES = 100_000
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
-def scopes(start: int, end: int, *, partition_size: int | None, range_size: int | None) -> list[Scope]:
-    """The scopes of `start` to `end`, both included: the aligned ranges of `range_size` that feed the job;
-    otherwise partitions of `partition_size`, counted from `start`; otherwise one per cursor.
+def scopes(
+    start: int,
+    end: int,
+    *,
+    partition_size: int | None,
+    range_size: int | None,
+    partitions: Partitions = Partitions(),
+) -> list[Scope]:
+    """The scopes of `start` to `end`, both included: one per partition, if these have names; otherwise the aligned
+    ranges of `range_size` that feed the job; otherwise partitions of `partition_size`, counted from `start`; otherwise
+    one per cursor.
 
     Raises ValueError if the range is invalid, or has more scopes than one command may create.
     """
     if end < start:
         raise ValueError("the range ends before it starts")
+    if partitions.is_named:
+        partition_size = range_size = None
     size = range_size or partition_size or 1
     first = start // size * size if range_size else start
     if (end - first) // size + 1 > MAX_SCOPES:
@@ -29,4 +40,6 @@ def scopes(start: int, end: int, *, partition_size: int | None, range_size: int 
         return [Partition.of_range(s, s + size - 1) for s in starts]
     if partition_size:
         return [Partition.of_range(s, min(end, s + size - 1)) for s in starts]
+    if partitions.is_named:
+        return [Partition(partitions.name(s), s, s) for s in starts]
     return [Cursor(s) for s in starts]

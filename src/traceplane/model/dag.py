@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from traceplane.model.edges import Read
 from traceplane.model.json_object import JsonObject
+from traceplane.model.partitions import Partitions
 
 
 class Activation(StrEnum):
@@ -33,6 +35,24 @@ class ExecutionStrategy(StrEnum):
     PER_UPDATE = "PerUpdate"
     PER_PARTITION = "PerPartition"
     BULK = "Bulk"
+
+
+class When(StrEnum):
+    """When a job with several inputs runs for a scope."""
+
+    ALL = "all"
+    """When each input has what the scope reads, and again when one of them changes it."""
+    ANY = "any"
+    """Whenever one of them has it."""
+
+
+class InputRole(StrEnum):
+    FEEDS = "feeds"
+    """Its events create the tasks of the job, which read its rows."""
+    TRIGGERS = "triggers"
+    """Its events create the tasks of the job; it has no rows."""
+    READS = "reads"
+    """Only its rows are read: another input says which tasks there are."""
 
 
 class UpdateStrategy(StrEnum):
@@ -80,19 +100,22 @@ class Dataset:
     description: str = ""
     position: str | None = None
     """The column that holds a row's position (a cursor, or a position of a partition)."""
+    partitions: Partitions = Partitions()
     sql: str | None = None
     """Of a virtual dataset: its SQL, in the dialect of queries. No job produces it, and it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One edge into a job: the dataset it reads, and equality filters on its rows."""
+    """One edge into a job: the dataset it reads, what of it, and equality filters on its rows."""
 
     name: str
     dataset_id: str
     where: JsonObject = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     """The columns that the job reads; empty: all."""
+    read: Read = Read()
+    role: InputRole = InputRole.FEEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +164,14 @@ class Job:
     execution: ExecutionSettings = ExecutionSettings()
     description: str = ""
     generated_for: str | None = None
-    """The job that a `Bulk` expansion created this one for; shown in the plan and in the graph."""
+    """The job that this one was added for, to batch its inputs or to find its scopes; shown in the plan and in the
+    graph."""
+
+    @property
+    def inputs_read(self) -> tuple[Input, ...]:
+        """Those that its operator gets. One that the dispatcher runs for its events gets all of them."""
+        reads = tuple(used for used in self.inputs if used.role is not InputRole.TRIGGERS)
+        return reads or self.inputs
 
 
 @dataclass(frozen=True)  # without slots, which leave no room for what is cached

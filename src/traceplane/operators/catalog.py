@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "python": "traceplane.operators.processing:PYTHON",
     "query": "traceplane.operators.processing:QUERY",
     "range_ingest": "traceplane.chain.operators.specs:RANGE_INGEST",
+    "scopes": "traceplane.operators.dispatching:SCOPES",
     "signal_generate": "traceplane.operators.market:SIGNAL_GENERATE",
     "signal_publish": "traceplane.operators.market:SIGNAL_PUBLISH",
     "source": "traceplane.operators.dispatching:SOURCE",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -40,6 +40,23 @@ AGGREGATOR = OperatorSpec(
     outputs=Ports(least=1),
     groups=True,
     range_size_field="size",
+)
+
+
+class ScopesConfig(Config, frozen=True, kw_only=True):
+    when: Annotated[
+        Literal["all", "any"],
+        Meta(description="Whether a scope waits for all inputs of the job, or for any of them."),
+    ] = "all"
+
+
+SCOPES = OperatorSpec(
+    name="scopes",
+    summary="Decides which scopes of a job are ready, and which a change of an input makes stale.",
+    runtimes=_DISPATCHER,
+    config=ScopesConfig,
+    inputs=Ports(least=1),
+    outputs=Ports(least=1),
 )
 
 SPLITTER = OperatorSpec(

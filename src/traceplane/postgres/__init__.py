@@ -14,9 +14,11 @@ generation_schemas  merged schemas of generations
 hot_tables          the tables of hot generations: created at deploy, written with a commit, read by range
 migrate             plain SQL files, applied in order, each in one transaction, once
 outbox              side effects waiting to leave the database
+partition_names     the names of partitions, each with its position
 pinned              what a query reads, in one snapshot
 pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
+scopes              what a `scopes` job knows: told positions, and the scopes that its job has
 table_statistics    fresh statistics for the planner
 task_logs           the output of operators, stored in the transaction of the report that carried it
 task_views          what people see of tasks: lists, counts, failures, lineage, why one waits

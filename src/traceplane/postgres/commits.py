@@ -79,23 +79,52 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
+    commit_id: int
     files: list[CommittedFile]
     positions: Range
     hidden: list[Range]
     """Positions that newer commits have replaced."""
 
 
-async def input_commits(
-    tx: Transaction, task_ids: Sequence[UUID], history: Sequence[int] | None = None
-) -> dict[tuple[UUID, int], list[LiveCommit]]:
-    """Per task and input, the live commits that overlap the task's scope, extended by `history` positions before it."""
-    live: dict[tuple[UUID, int], list[LiveCommit]] = {}
-    for row in await tx.rows(_SQL["for_tasks"], task_ids, history or [0] * len(task_ids)):
-        commit = LiveCommit(
-            row["files"], (row["range_start"], row["range_end"]), [(a, b) for a, b in row["hidden"] or ()]
-        )
-        live.setdefault((row["task_id"], row["input_index"]), []).append(commit)
+async def read_by_tasks(
+    tx: Transaction, ranges: Sequence[tuple[UUID, Range | None]]
+) -> list[list[LiveCommit]]:
+    """For each range of a generation, the live commits that overlap it; without a range, those of the newest
+    position."""
+    live: list[list[LiveCommit]] = [[] for _ in ranges]
+    rows = await tx.rows(
+        _SQL["for_tasks"],
+        [generation_id for generation_id, _ in ranges],
+        [None if positions is None else positions[0] for _, positions in ranges],
+        [None if positions is None else positions[1] for _, positions in ranges],
+    )
+    for row in rows:
+        hidden = [(a, b) for a, b in row["hidden"] or ()]
+        positions = (row["range_start"], row["range_end"])
+        commit = LiveCommit(row["commit_id"], row["files"], positions, hidden)
+        live[row["ord"] - 1].append(commit)
     return live
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRead:
+    """What a task saw of an input that it reads as a whole."""
+
+    task_id: UUID
+    input_index: int
+    generation_id: UUID
+    commit_id: int | None
+    """The newest; None: there was none."""
+
+
+async def record_reads(tx: Transaction, reads: Sequence[WholeRead]) -> None:
+    await tx.rows(
+        _SQL["record_reads"],
+        [r.task_id for r in reads],
+        [r.input_index for r in reads],
+        [r.generation_id for r in reads],
+        [r.commit_id for r in reads],
+    )
 
 
 async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[OutputCommit]:

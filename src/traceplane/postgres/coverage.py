@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from traceplane.model.json_object import JsonObject
+from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
 from traceplane.operators import catalog
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("coverage")
 _RANGES_TOLD = 20
@@ -90,6 +92,7 @@ class Coverage:
     """The first of them."""
     dead: int
     """Scopes whose task is dead and that nothing else covers."""
+    partitions: Partitions
 
 
 async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) -> dict[str, Coverage]:
@@ -101,6 +104,7 @@ async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) 
             r["gap_count"],
             tuple((a, b) for a, b in r["gaps"]),
             r["dead"],
+            partitions_of(r["partitions"]),
         )
         for r in rows
     }
@@ -119,7 +123,6 @@ class Producer:
     operator: str | None
     range_size: int | None
     """Of an operator that writes ranges of one size."""
-    inputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,9 @@ class MissingPositions:
     dataset_id: str
     missing: tuple[Range, ...]
     producer: Producer | None
+    begins: int | None
+    """The first position that it has."""
+    partitions: Partitions
 
 
 async def missing_positions(
@@ -147,9 +153,14 @@ async def missing_positions(
             row["runtime"],
             row["operator"],
             _range_size(row["operator"], row["config"]),
-            tuple(row["inputs"]),
         )
-    return MissingPositions(dataset_id, tuple((a, b) for a, b in row["missing"] or ()), producer)
+    return MissingPositions(
+        dataset_id,
+        tuple((a, b) for a, b in row["missing"] or ()),
+        producer,
+        row["begins"],
+        partitions_of(row["partitions"]),
+    )
 
 
 def _range_size(operator: str, config: JsonObject) -> int | None:

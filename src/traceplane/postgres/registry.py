@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
-from traceplane.model.dag import ExecutionSettings, Job, Priority, ScalingMode
+from traceplane.model.dag import ExecutionSettings, Input, InputRole, Job, Priority, ScalingMode
+from traceplane.model.edges import Edge, Read
 from traceplane.model.job_definition import JobDefinition, OperatorFacts, VirtualInputs
 from traceplane.model.json_object import JsonObject
 from traceplane.model.near_names import MOST_NAMES
+from traceplane.model.partitions import Partitions
 from traceplane.postgres.database import Row, Transaction, statements
 
 _SQL = statements("registry")
@@ -67,6 +70,10 @@ class StoredDataset:
     definition: JsonObject
     free: bool
     """Its DAG was deleted, and another may own it."""
+
+    @property
+    def partitions(self) -> Partitions:
+        return partitions_of(self.definition.get("partitions"))
 
     @property
     def sql(self) -> str | None:
@@ -180,14 +187,21 @@ async def add_job_input(
     tx: Transaction,
     job_id: UUID,
     index: int,
-    name: str,
     dataset_uuid: UUID,
     generation_id: UUID,
-    where: JsonObject,
-    columns: Sequence[str],
+    used: Input,
 ) -> None:
     await tx.rows(
-        _SQL["add_job_input"], job_id, index, name, dataset_uuid, generation_id, where, list(columns)
+        _SQL["add_job_input"],
+        job_id,
+        index,
+        used.name,
+        dataset_uuid,
+        generation_id,
+        used.where,
+        list(used.columns),
+        {} if used.read.is_plain else asdict(used.read),
+        str(used.role),
     )
 
 
@@ -277,6 +291,17 @@ async def map_job(
 
 
 @dataclass(frozen=True, slots=True)
+class JobInput:
+    """How a job reads a generation."""
+
+    input_index: int
+    generation_id: UUID
+    role: InputRole
+    read: Read
+    partitions: Partitions
+
+
+@dataclass(frozen=True, slots=True)
 class JobRow:
     """What workers need to know of a job; static under one revision."""
 
@@ -303,14 +328,34 @@ class JobRow:
     reads_files: bool
     outputs: list[JsonObject]
     """As `wire.tasks.OutputRef`."""
+    job_inputs: list[JobInput]
+    """All of its inputs, also those that it has no rows of."""
+    partitions: Partitions
+    """Those of what it writes."""
+
+    def edges(self) -> list[tuple[JobInput, Edge]]:
+        return [(i, Edge(i.read, i.partitions, self.partitions)) for i in self.job_inputs]
 
 
 async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobRow]:
     rows = await tx.rows(_SQL["job_payloads"], list(job_ids))
-    return [_with_definition(JobRow, row) for row in rows]
+    return [_with_definition(JobRow, _with_inputs(row)) for row in rows]
 
 
-def _with_definition(kind: Callable[..., Row], row: asyncpg.Record) -> Row:
+def _with_inputs(row: asyncpg.Record) -> dict[str, Any]:
+    return {**_with_partitions(row), "job_inputs": msgspec.convert(row["job_inputs"], list[JobInput])}
+
+
+def _with_partitions(row: asyncpg.Record) -> dict[str, Any]:
+    return {**row, "partitions": partitions_of(row["partitions"])}
+
+
+def partitions_of(stored: JsonObject | None) -> Partitions:
+    """As the definition of a dataset stores them; those of older platforms have none."""
+    return msgspec.convert(stored or {}, Partitions)
+
+
+def _with_definition(kind: Callable[..., Row], row: Mapping[str, Any]) -> Row:
     return kind(**{**row, "definition": msgspec.convert(row["definition"], JobDefinition)})
 
 
@@ -326,6 +371,7 @@ class ManualTarget:
     source_kind: str | None
     voice: UUID | None
     """The first source of the generation, in whose name its events are emitted."""
+    partitions: Partitions
 
 
 async def manual_targets(
@@ -333,7 +379,8 @@ async def manual_targets(
 ) -> dict[tuple[str, str], ManualTarget]:
     """By organization and dataset, since calls of several organizations are committed together."""
     orgs, names = [org for org, _ in datasets], [name for _, name in datasets]
-    targets = await tx.rows_as(ManualTarget, _SQL["manual_target"], orgs, names)
+    rows = await tx.rows(_SQL["manual_target"], orgs, names)
+    targets = [ManualTarget(**_with_partitions(row)) for row in rows]
     return {(target.org, target.dataset_id): target for target in targets}
 
 
@@ -348,11 +395,13 @@ class BackfillTarget:
     runtime: str
     range_size: int | None
     """The size of the ranges that feed the job."""
+    partitions: Partitions
 
 
 async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> BackfillTarget | None:
     """None if no job produces such a dataset."""
-    return await tx.row_as(BackfillTarget, _SQL["backfill_target"], org, dataset_id)
+    row = await tx.row(_SQL["backfill_target"], org, dataset_id)
+    return None if row is None else BackfillTarget(**_with_partitions(row))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,5 +137,17 @@ async def handed_values(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> 
     return await tx.rows_as(HandedValues, _SQL["handed_values"], list(task_ids), org)
 
 
+@dataclass(frozen=True, slots=True)
+class SeenDataset:
+    dataset_id: str
+    commit_id: int | None
+    committed_at: datetime | None
+    newer: int
+
+
+async def whole_reads(tx: Transaction, org: str, task_id: UUID) -> list[SeenDataset]:
+    return await tx.rows_as(SeenDataset, _SQL["whole_reads"], task_id, org)
+
+
 async def lineage(tx: Transaction, org: str, task_id: UUID) -> list[LineageEvent]:
     return await tx.rows_as(LineageEvent, _SQL["lineage"], task_id, org)

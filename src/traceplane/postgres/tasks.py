@@ -328,6 +328,19 @@ async def lock_routed_job(tx: Transaction, job_id: UUID) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Positions of a generation that a scope reads."""
+
+    scope: int
+    """Its number among those of the call."""
+    generation_id: UUID
+    first: int
+    own: int
+    """Where the scope itself begins, without a window before it."""
+    last: int
+
+
 async def backfill(
     tx: Transaction,
     job_id: UUID,
@@ -337,7 +350,9 @@ async def backfill(
     wanted: str,
     create: bool,
     allow_gaps: bool,
+    needs: Sequence[Need],
 ) -> BackfillCounts:
+    """`needs`: what each scope reads of the job's inputs."""
     counts = await tx.row_as(
         BackfillCounts,
         _SQL["backfill"],
@@ -349,14 +364,26 @@ async def backfill(
         wanted,
         create,
         allow_gaps,
+        [n.scope + 1 for n in needs],
+        [n.generation_id for n in needs],
+        [n.first for n in needs],
+        [n.own for n in needs],
+        [n.last for n in needs],
     )
     assert counts is not None
     return counts
 
 
-async def backfill_gaps(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[InputGap]:
-    """The positions that inputs lack, by dataset."""
-    return await tx.rows_as(InputGap, _SQL["backfill_gaps"], job_id, *positions, limit)
+async def backfill_gaps(tx: Transaction, ranges: Sequence[tuple[UUID, Range]], limit: int) -> list[InputGap]:
+    """The positions that generations lack of ranges, by dataset."""
+    return await tx.rows_as(
+        InputGap,
+        _SQL["backfill_gaps"],
+        [generation_id for generation_id, _ in ranges],
+        [positions[0] for _, positions in ranges],
+        [positions[1] for _, positions in ranges],
+        limit,
+    )
 
 
 async def create_for_everything(tx: Transaction, job_id: UUID) -> UUID:

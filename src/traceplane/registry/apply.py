@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from uuid import UUID
 
 from traceplane.errors import Conflict
-from traceplane.model.dag import Dag, Dataset, Job, Priority, Storage, UpdateStrategy
+from traceplane.model.dag import Dag, Dataset, InputRole, Job, Priority, Storage, UpdateStrategy
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotColumn, HotTable
 from traceplane.model.runtimes import Runtime
@@ -260,7 +260,7 @@ class _NewVersion:
         )
         self.replays += [
             (job_id, generation.generation_id)
-            for _, generation in reads
-            if generation.generation_id not in self.new
+            for used, generation in reads
+            if generation.generation_id not in self.new and used.role is not InputRole.READS
         ]
         return job_id

@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from traceplane.model.dag import Dag, Dataset, Input, Job, Output, SourceKind
+from traceplane.model.dag import Dag, Dataset, Input, InputRole, Job, Output, SourceKind
+from traceplane.model.partitions import Partitions
 from traceplane.sql import virtual
 
 CodeHash = Callable[[Job], str]
@@ -117,19 +119,28 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
 def _input(used: Input) -> dict[str, Any]:
     # Newer fields are left out where they are not used, so that deployed jobs keep their fingerprints.
     columns = {"columns": list(used.columns)} if used.columns else {}
-    return {"name": used.name, "dataset": used.dataset_id, "where": used.where, **columns}
+    read = {} if used.read.is_plain else {"read": asdict(used.read)}
+    role = {} if used.role is InputRole.FEEDS else {"role": used.role}
+    return {"name": used.name, "dataset": used.dataset_id, "where": used.where, **columns, **read, **role}
 
 
 def _output(output: Output, dataset: Dataset) -> dict[str, Any]:
     columns = [{"name": c.name, "type": c.type, "nullable": c.nullable} for c in dataset.columns]
     position = {"position": dataset.position} if dataset.position else {}
+    partitions = {} if dataset.partitions == Partitions() else {"partitions": _partitions(dataset.partitions)}
     return {
         "name": output.name,
         "dataset": output.dataset_id,
         "storage": dataset.storage,
         "columns": columns,
         **position,
+        **partitions,
     }
+
+
+def _partitions(partitions: Partitions) -> dict[str, Any]:
+    """Without names that may be added later: what there is keeps its position."""
+    return {"by": partitions.by, "time_zone": partitions.time_zone, "start": partitions.start}
 
 
 def _hash(value: Any) -> str:

@@ -87,7 +87,7 @@ def _near_operator(name: str, family: str) -> str | None:
 
 def _misfits(job: Job, dag: Dag, spec: OperatorSpec) -> Iterator[JobMisfit]:
     yield from config.misfits(job.config, spec)
-    yield from _port_misfits("inputs", [used.name for used in job.inputs], spec.inputs)
+    yield from _port_misfits("inputs", [used.name for used in job.inputs_read], spec.inputs)
     yield from _port_misfits("outputs", [output.name for output in job.outputs], spec.outputs)
     if spec.always_on and (job.source is None or job.source.kind is not SourceKind.ALWAYS_ON):
         yield JobMisfit(("source",), "it is a source that always runs", "write source: { kind: always_on }")
@@ -138,7 +138,7 @@ def query_faults(
             message = f"there is a query for {str(output)[:100]!r}, which is not an output of the job"
             yield JobFault("sql.unknown_output", (*at, str(output)), message, near(str(output), outputs))
     inputs = {
-        used.name: _columns(used.dataset_id, used.columns, dag, columns_elsewhere) for used in job.inputs
+        used.name: _columns(used.dataset_id, used.columns, dag, columns_elsewhere) for used in job.inputs_read
     }
     queries = query if isinstance(query, Mapping) else {"": query}
     for output, text in queries.items():

@@ -53,4 +53,4 @@ async def add_job(
 
 async def add_inputs(tx: Transaction, job_id: UUID, reads: Sequence[tuple[Input, Generation]]) -> None:
     for index, (used, generation) in enumerate(reads):
-        await registry.add_job_input(tx, job_id, index, used.name, *generation, used.where, used.columns)
+        await registry.add_job_input(tx, job_id, index, *generation, used)

@@ -47,7 +47,8 @@ def resolve(
         dataset_id: f"#{number}" for number, dataset_id in enumerate(below)
     }  # the name of an input never contains #
     stored = [used for used in inputs if used.name not in relations]
-    stored += [Input(name, dataset_id) for dataset_id, name in names.items()]
+    role = next(used.role for used in inputs if used.name in relations)
+    stored += [Input(name, dataset_id, role=role) for dataset_id, name in names.items()]
     used_texts = sorted({view.relation.dataset_id for view in expanded.views})
     return stored, VirtualInputs(
         inputs=tuple(inputs),
@@ -121,6 +122,8 @@ async def refused(
 def _refused_job(job: Job, runtimes: Mapping[str, Runtime], texts: Mapping[str, str]) -> UserError | None:
     operator = catalog.find(job.operator)
     if operator is not None and operator.virtual_inputs and SPARK in runtimes[job.runtime].capabilities:
+        return None
+    if job.operator == "scopes":  # it only needs to know which datasets are read
         return None
     bulk = f" (generated for the Bulk job {job.generated_for})" if job.generated_for else ""
     return InvalidInput(

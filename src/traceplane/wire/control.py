@@ -16,10 +16,20 @@ class ManualEvent(Wire, frozen=True):
     """An event of a source dataset, by its name."""
 
     dataset: Text
-    scope: Scope
+    scope: Scope | None = None
     kind: Literal["data", "invalidation"] = "data"
     emission: Annotated[str, msgspec.Meta(max_length=256)] = ""
     """Another value makes another event of the same scope and kind; with the same value it is a repetition."""
+    partition: Text | None = None
+    """Instead of a scope: a partition by its name, such as 2026-11-16."""
+    through: Text | None = None
+    """The last of several partitions, which are one event each."""
+
+    def __post_init__(self) -> None:
+        if (self.scope is None) == (self.partition is None):
+            raise ValueError("an event has either a scope or a partition")
+        if self.through is not None and self.partition is None:
+            raise ValueError("through is the end of a range that begins with partition")
 
 
 class EmitRequest(Wire, frozen=True):
@@ -33,8 +43,9 @@ class EmitResponse(Wire, frozen=True):
 
 class BackfillRequest(Wire, frozen=True):
     dataset: Text
-    start: Position
-    end: Position
+    start: Position | Text
+    """A position, or the name of a partition, such as 2026-11-16."""
+    end: Position | Text
     """Belongs to the range."""
     only: Literal["missing", "failed", "all"] = "missing"
     """Scopes without a live commit; those whose last task is dead; or all of them."""
@@ -110,10 +121,22 @@ class LineageView(Wire, frozen=True):
     producer_id: UUID
 
 
+class WholeReadView(Wire, frozen=True):
+    """What the last attempt of a task saw of a dataset that it reads as a whole."""
+
+    dataset: str
+    commit_id: int | None = None
+    """The newest commit of the dataset then; none: it was empty."""
+    committed_at: str | None = None
+    newer: int = 0
+    """Commits that the dataset has had since."""
+
+
 class TaskDetail(Wire, frozen=True):
     task: TaskView
     inputs: list[LineageView]
     outputs: list[LineageView]
+    reads: list[WholeReadView] = msgspec.field(default_factory=list)
 
 
 class ReasonView(Wire, frozen=True):
@@ -196,11 +219,16 @@ class CoverageView(Wire, frozen=True):
     """First and last position of the first of them."""
     dead: int = 0
     """Scopes whose task died, and that nothing else covers."""
+    first_name: str | None = None
+    """Of a dataset whose partitions have names: what first, last and gaps are called."""
+    last_name: str | None = None
+    gap_names: tuple[tuple[str, str], ...] = ()
 
 
 class ScopeQuery(Wire, frozen=True):
-    first: Position
-    last: Position
+    first: Text
+    """A position, or the name of a partition."""
+    last: Text
 
 
 class ScopeExplanation(Wire, frozen=True):
@@ -210,6 +238,9 @@ class ScopeExplanation(Wire, frozen=True):
     missing: tuple[tuple[int, int], ...]
     """What of it is not there, as first and last positions."""
     reasons: list[ReasonView]
+    scope: str = ""
+    """What was asked for, as people write it; and what of it is missing."""
+    missing_scopes: tuple[str, ...] = ()
 
 
 class DatasetView(Wire, frozen=True):

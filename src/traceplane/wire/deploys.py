@@ -137,6 +137,8 @@ class LackingView(Wire, frozen=True):
     dataset: str
     first: int
     last: int
+    scope: str = ""
+    """From the first to the last, as people write it."""
 
 
 class MovedResponse(Wire, frozen=True):

@@ -3,6 +3,7 @@
     aggregator  positions fill ranges of a fixed size; each full range becomes one partition event
     jobs        takes queued tasks, runs their operator, accepts its events and ends the tasks
     operator    what an operator receives, and what it returns
+    scopes      which scopes of a job are ready, and which a change of an input makes stale
     splitter    a partition becomes one cursor event for each of its positions
 
 Taking the tasks, doing the work, emitting its events and finishing the tasks commit together, so there is

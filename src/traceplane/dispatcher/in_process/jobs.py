@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from traceplane import telemetry
-from traceplane.dispatcher.in_process import aggregator, splitter
-from traceplane.dispatcher.in_process.operator import InProcessJob, Work
+from traceplane.dispatcher.in_process import aggregator, scopes, splitter
+from traceplane.dispatcher.in_process.operator import InProcessInput, InProcessJob, Work
 from traceplane.model.task import state_after_failure
 from traceplane.operators import catalog
 from traceplane.postgres import events, registry, tasks
@@ -70,6 +70,8 @@ async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[Queue
             job.job_id,
             row.definition.config,
             [UUID(output["dataset_version"]) for output in row.outputs],
+            [InProcessInput(i.input_index, i.generation_id, edge) for i, edge in row.edges()],
+            row.partitions,
         )
         work = await _OPERATORS[job.operator](tx, definition, batch)
     except (KeyError, ValueError, TypeError) as error:
@@ -127,4 +129,9 @@ async def _pass_on(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTas
     return Work(drafts, batch)
 
 
-_OPERATORS = {"aggregator": aggregator.run, "pass": _pass_on, "splitter": splitter.run}
+_OPERATORS = {
+    "aggregator": aggregator.run,
+    "pass": _pass_on,
+    "scopes": scopes.run,
+    "splitter": splitter.run,
+}

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from traceplane.model.edges import Edge
+from traceplane.model.partitions import Partitions
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.tasks import QueuedTask
 from traceplane.wire.tasks import TaskError
@@ -16,11 +18,21 @@ MAX_POSITIONS_PER_EVENT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
+class InProcessInput:
+    input_index: int
+    generation_id: UUID
+    edge: Edge
+
+
+@dataclass(frozen=True, slots=True)
 class InProcessJob:
     job_id: UUID
     config: Mapping[str, Any]
     outputs: Sequence[UUID]
     """The generations that it writes."""
+    inputs: Sequence[InProcessInput] = ()
+    partitions: Partitions = Partitions()
+    """Those of what it writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from traceplane.dispatcher.leases import hot_reads
 from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
 from traceplane.model.committed_file import CommittedFile
 from traceplane.model.dataset_schema import as_read
-from traceplane.model.positions import kept
+from traceplane.model.edges import EVERYTHING, What
+from traceplane.model.positions import Range, kept
 from traceplane.model.pruning import may_hold
 from traceplane.postgres import commits, events, executions, generation_schemas
-from traceplane.postgres.commits import LiveCommit
+from traceplane.postgres.commits import LiveCommit, WholeRead
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
 from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
@@ -75,8 +76,31 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
 async def _inputs(
     tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
 ) -> None:
-    history = [jobs[c.job_id].history for c in reading]
-    input_commits = await commits.input_commits(tx, [c.task_id for c in reading], history)
+    scoped = [
+        (c, number, jobs[c.job_id].reads(number, (c.range_start, c.range_end)))
+        for c in reading
+        if c.range_start is not None and c.range_end is not None
+        for number in range(len(jobs[c.job_id].edges))
+    ]
+    live = await commits.read_by_tasks(
+        tx, [(jobs[c.job_id].row_generations[number], positions) for c, number, positions in scoped]
+    )
+    whole = [
+        WholeRead(
+            c.task_id,
+            jobs[c.job_id].payload.inputs[number].input_index,
+            jobs[c.job_id].row_generations[number],
+            max((commit.commit_id for commit in found), default=None),
+        )
+        for (c, number, _), found in zip(scoped, live, strict=True)
+        if jobs[c.job_id].edges[number].read.what is not What.SCOPE
+    ]
+    if whole:
+        await commits.record_reads(tx, whole)
+    input_commits = {
+        (c.task_id, number): [(commit, positions) for commit in found]
+        for (c, number, positions), found in zip(scoped, live, strict=True)
+    }
     generations = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     stored_schemas = await generation_schemas.load(tx, sorted(generations))
     schemas = {
@@ -92,19 +116,19 @@ async def _inputs(
         data.input_files[c.task_id] = [
             [
                 _handed(f)
-                for commit in input_commits.get((c.task_id, i.input_index), [])
-                for f in _of_scope(commit, c, i.position, entry.history)
+                for commit, positions in input_commits.get((c.task_id, number), [])
+                for f in _of_range(commit, positions, i.position)
                 if not i.where or may_hold(f, i.where, types.get(generation, {}))
             ]
-            for i, generation in sides
+            for number, (i, generation) in enumerate(sides)
         ]
 
 
-def _of_scope(commit: LiveCommit, task: Claimed, position: str | None, history: int) -> list[CommittedFile]:
+def _of_range(commit: LiveCommit, positions: Range | None, position: str | None) -> list[CommittedFile]:
     """The commit's files, with the position ranges to read of them if they are not read in full."""
-    if position is None or task.range_start is None or task.range_end is None:
+    if position is None:
         return commit.files
-    ranges = kept(commit.positions, (task.range_start - history, task.range_end), commit.hidden)
+    ranges = kept(commit.positions, positions or commit.positions, commit.hidden)
     if ranges is None:
         return commit.files
     return [{**f, "kept": ranges} for f in commit.files] if ranges else []
@@ -121,7 +145,10 @@ async def _hot_inputs(
         )
         if i.hot
     ]
-    ranges = [(generation, c.range_start or 0, c.range_end or 0) for c, _, generation in sides]
+    ranges = [
+        (generation, *(jobs[c.job_id].reads(number, (c.range_start or 0, c.range_end or 0)) or EVERYTHING))
+        for c, number, generation in sides
+    ]
     for (c, number, _), hot_input in zip(sides, await hot_reads.places(tx, ranges), strict=True):
         every = data.hot_inputs.setdefault(c.task_id, [None] * len(jobs[c.job_id].payload.inputs))
         every[number] = hot_input

@@ -13,7 +13,9 @@ from uuid import UUID
 from traceplane.auth.capability import JobGrants
 from traceplane.dispatcher.leases.job_entry import JobEntry
 from traceplane.errors import Conflict, Forbidden, InvalidInput
+from traceplane.model.edges import EVERYTHING
 from traceplane.model.hot_table import HeldCommit, HotTable, moved_rows, parts, state_of
+from traceplane.model.positions import Range
 from traceplane.postgres import hot_tables
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
@@ -51,14 +53,13 @@ async def send(
 ) -> None:
     """Raises Conflict `hot.changed` if the range has changed since the task's claim."""
     generation = _granted(task, job, request, grants)
-    assert task.range_start is not None
-    assert task.range_end is not None
-    [state] = await hot_tables.states(tx, [(generation, task.range_start, task.range_end)])
+    first, last = _readable(task, job, request.input_index)
+    [state] = await hot_tables.states(tx, [(generation, first, last)])
     if state != request.state:
         raise Conflict(
             "hot.changed",
             "the range was written since the task was claimed or fetched",
-            value=f"{task.range_start} to {task.range_end}",
+            value=f"{first} to {last}",
             next_step="fetch the task again, and reread the input",
         )
     table = (await hot_tables.load(tx, [generation]))[generation]
@@ -89,12 +90,22 @@ def columns_read(
     return [c.name for c in table.columns if not selected or c.name in selected or c.name in where]
 
 
+def _readable(task: Claimed, job: JobEntry, input_index: int) -> Range:
+    assert task.range_start is not None
+    assert task.range_end is not None
+    return job.reads(input_index, (task.range_start, task.range_end)) or EVERYTHING
+
+
 def _granted(task: Claimed, job: JobEntry, request: RowsRequest, grants: JobGrants) -> UUID:
     """The generation to read, as the capability grants it."""
-    inputs, scope = job.payload.inputs, (task.range_start, task.range_end)
-    if request.input_index < min(len(inputs), len(grants.reads)) and inputs[request.input_index].hot:
-        first, last = scope
-        if first is not None and last is not None and first <= request.start <= request.end <= last:
+    inputs = job.payload.inputs
+    if (
+        task.range_start is not None
+        and request.input_index < min(len(inputs), len(grants.reads))
+        and inputs[request.input_index].hot
+    ):
+        first, last = _readable(task, job, request.input_index)
+        if first <= request.start <= request.end <= last:
             return UUID(grants.reads[request.input_index].storage.strip("/").rpartition("/")[2])
     raise Forbidden(
         "task.input_not_granted",

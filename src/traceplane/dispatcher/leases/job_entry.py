@@ -10,7 +10,10 @@ from uuid import UUID
 import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
+from traceplane.model.dag import InputRole
 from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow
+from traceplane.model.edges import EVERYTHING, Edge, What
+from traceplane.model.positions import Range
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import JobRow
@@ -26,12 +29,22 @@ class JobEntry:
     """Per input, the generation whose files are read: an aggregator's ranges are read from what it aggregates."""
     declared: tuple[list[ColumnSchema] | None, ...]
     """Per input, the columns that its dataset declares."""
+    edges: tuple[Edge, ...]
+    """Per input, what tasks read of it."""
     history: int
     """Positions before their scope that tasks read too."""
     needs_emission: bool
     """Whether tasks get the emission of the event that they are for."""
     deletes_inputs: bool
     """Whether the rows of its hot inputs are deleted when a task commits."""
+
+    def reads(self, number: int, scope: Range) -> Range | None:
+        """What a task of this scope reads of an input; None: its newest position."""
+        edge = self.edges[number]
+        if edge.read.what is What.LATEST:
+            return None
+        first, last = edge.reads(scope)
+        return max(first - self.history, EVERYTHING[0]), last
 
     @property
     def reads_hot(self) -> bool:
@@ -50,6 +63,7 @@ def job_entry(row: JobRow) -> JobEntry:
         row.reads_files,
         tuple(row.row_generations),
         tuple(_declared(columns) for columns in row.input_columns),
+        tuple(edge for i, edge in row.edges() if i.role is not InputRole.TRIGGERS),
         history=row.definition.history,
         needs_emission=row.definition.needs_emission,
         deletes_inputs=row.definition.deletes_inputs,
@@ -86,7 +100,9 @@ def _payload(row: JobRow) -> JobPayload:
             for view in (virtual.views if virtual is not None else definition.views)
         ],
         given=[
-            GivenInput(i.name, virtual.given.get(i.name), i.where, list(i.columns)) for i in virtual.inputs
+            GivenInput(i.name, virtual.given.get(i.name), i.where, list(i.columns))
+            for i in virtual.inputs
+            if i.role is not InputRole.TRIGGERS
         ]
         if virtual is not None and virtual.views
         else [],

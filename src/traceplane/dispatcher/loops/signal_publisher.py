@@ -25,7 +25,7 @@ from traceplane.decoding.decoder_pool import Budget, Decoders
 from traceplane.decoding.messages import FileTooLarge, InvalidContents, SignalLine, SignalsWork, Unreadable
 from traceplane.dispatcher.in_process.jobs import fail
 from traceplane.model.positions import kept
-from traceplane.postgres import commits, tasks
+from traceplane.postgres import commits, registry, tasks
 from traceplane.postgres.commits import LiveCommit
 from traceplane.postgres.database import Database
 from traceplane.postgres.tasks import QueuedTask
@@ -98,8 +98,10 @@ class SignalJobs:
                 **{j: t for j, t in self._served.items() if j in jobs and j != job},
             }
             batch = await tasks.take_in_process(tx, job, _BATCH)
-            input_commits = await commits.input_commits(tx, [t.task_id for t in batch])
-            live = [(t, input_commits.get((t.task_id, 0), [])) for t in batch]
+            (row,) = await registry.job_payloads(tx, [job])
+            generation = row.row_generations[0]
+            ranges = [(generation, (t.range_start, t.range_end)) for t in batch]
+            live = list(zip(batch, await commits.read_by_tasks(tx, ranges), strict=True))
             fresh = [(t, c) for t, c in live if not t.backfill]
             signals = await self._signals(fresh)
             if signals.messages:

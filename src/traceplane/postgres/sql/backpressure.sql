@@ -22,7 +22,7 @@ where j.routed and not j.building and (j.max_queue_depth is not null or j.max_qu
 -- name: edges
 -- Which job feeds which: producer -> consumer.
 select distinct o.job_id as producer, i.job_id as consumer
-from job_outputs o join job_inputs i using (generation_id)
+from job_outputs o join job_inputs i on i.generation_id = o.generation_id and i.role <> 'reads'
 join jobs pj on pj.job_id = o.job_id and pj.routed
 join jobs cj on cj.job_id = i.job_id and cj.routed
 

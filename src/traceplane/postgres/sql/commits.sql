@@ -77,21 +77,26 @@ where exists (
 )
 
 -- name: for_tasks
--- The live files of each task's inputs for the task's scope, and for a number of positions before it.
-select t.task_id, i.input_index, c.files, c.range_start, c.range_end,
+-- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position.
+select n.ord::int as ord, c.commit_id, c.files, c.range_start, c.range_end,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
-from unnest($1::uuid[], $2::bigint[]) as w (task_id, history)
-join tasks t using (task_id) join job_inputs i using (job_id) join generations g using (generation_id)
-join generation_cursors k on k.generation_id = coalesce(g.data_generation_id, g.generation_id)
+from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
+join generation_cursors k using (generation_id)
 cross join lateral (
   select c.commit_id, c.files, c.range_start, c.range_end, c.hidden from dataset_commits c
   where c.generation_id = k.generation_id and c.superseded_by is null
-    and c.range_start >= greatest(t.range_start::numeric - w.history - k.widest, -9223372036854775808)::bigint
-    and c.range_start <= t.range_end
-    and c.range_end >= greatest(t.range_start::numeric - w.history, -9223372036854775808)::bigint
-  offset 0  -- a probe by index for each task
+    and c.range_start >= greatest(coalesce(n.first, k.position)::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= coalesce(n.last, k.position)
+    and c.range_end >= coalesce(n.first, k.position)
+  offset 0  -- a probe by index for each range
 ) c
-order by t.task_id, i.input_index, c.commit_id
+order by n.ord, c.commit_id
+
+-- name: record_reads
+-- The newest commit that the attempt of a task read of an input that it reads as a whole; null: there was none.
+insert into task_reads (task_id, input_index, generation_id, commit_id)
+select * from unnest($1::uuid[], $2::int[], $3::uuid[], $4::bigint[])
+on conflict (task_id, input_index) do update set generation_id = excluded.generation_id, commit_id = excluded.commit_id
 
 -- name: own_files
 -- The live files of each task's scope that its own job committed earlier.

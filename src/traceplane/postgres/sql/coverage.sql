@@ -80,7 +80,11 @@ with own as materialized (
   join job_outputs o on o.generation_id = rows.generation_id
   join catch_ups c on c.job_id = o.job_id
   join generations other on other.generation_id = c.generation_id and other.dataset_uuid = rows.dataset_uuid
-  cross join lateral unnest(coverage_of(other.generation_id) - coverage_of(rows.generation_id)) r
+  cross join lateral (
+    -- An input that is not read at exactly the task's scope may bring something for any of them.
+    select case when i.role = 'reads' then '(,)'::int8range else l end as r
+    from unnest(coverage_of(other.generation_id) - coverage_of(rows.generation_id)) l
+  ) lacking
   where i.job_id = $1
 ), size as materialized (  -- a job that is fed with ranges gets only such ranges
   select range_size_of($1) as positions
@@ -115,7 +119,7 @@ delete from catch_ups where job_id = $1 and generation_id = $2
 -- name: of_datasets
 -- What readers of an organization's datasets have: first and last position, the gaps between, and scopes whose task is
 -- dead and that nothing else covers. Executions of pipelines have their own positions, so there are no gaps between them.
-select d.dataset_id, lower(h.held) as first, coalesce(upper(h.held) - 1, 9223372036854775807) as last,
+select d.dataset_id, d.definition->'partitions' as partitions, lower(h.held) as first, coalesce(upper(h.held) - 1, 9223372036854775807) as last,
   (select count(*) from unnest(h.gaps)) as gap_count,
   coalesce((select jsonb_agg(jsonb_build_array(lower(r), upper(r) - 1) order by r)
     from (select r from unnest(h.gaps) r limit $3) f), '[]') as gaps,
@@ -134,15 +138,19 @@ where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
 -- Which of these positions a dataset lacks, and the job that produces it. Sources that only receive events, and jobs of
 -- the dispatcher, have no commits: the positions of their events count.
 select g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
-  j.definition->'config' as config,
+  j.definition->'config' as config, d.definition->'partitions' as partitions,
+  case when j.source_kind in ('manual', 'webhook', 'cron') or j.runtime = 'dispatcher' then least(
+    (select range_start from events where generation_id = d.current_generation_id and partition_key is null
+     order by range_start limit 1),
+    (select range_start from events where generation_id = d.current_generation_id and partition_key is not null
+     order by range_start limit 1))
+  else lower(coverage_of(d.current_generation_id)) end as begins,
   (select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
    from unnest(int8multirange(coverage_range($3, $4)) - case
      when j.source_kind in ('manual', 'webhook', 'cron') or j.runtime = 'dispatcher' then coalesce(
        (select range_agg(coverage_range(e.range_start, e.range_end)) from events e
         where e.generation_id = d.current_generation_id and e.range_start <= $4 and e.range_end >= $3), '{}')
-     else coverage_of(d.current_generation_id) end) r) as missing,
-  coalesce((select array_agg(distinct i.dataset_id) from job_inputs ji join datasets i using (dataset_uuid)
-            where ji.job_id = j.job_id), '{}') as inputs
+     else coverage_of(d.current_generation_id) end) r) as missing
 from datasets d join orgs o using (org_id) join dags g using (dag_id)
 left join lateral (
   select j.* from job_outputs x join jobs j using (job_id)

@@ -25,14 +25,14 @@ with incoming as materialized (
   returning event_id, generation_id, kind, partition_key, range_start, range_end, scope_key, backfill, traceparent
 ), consumers as materialized (
   select j.job_id, ji.generation_id, j.runtime, j.priority,
-         case when j.runtime = 'dispatcher' or j.max_concurrency is not null or h.level is not null
+         case when j.runtime = 'dispatcher' or j.building or j.max_concurrency is not null or h.level is not null
                 or exists (select 1 from tasks q where q.job_id = j.job_id and q.stage = 0 offset 0)
               then 0
               else j.dispatch_window
                    - (select count(*) from (select 1 from tasks f where f.job_id = j.job_id
                         and f.stage = 1 limit j.dispatch_window) in_flight)
          end as free
-  from (select distinct job_id, generation_id from job_inputs where generation_id = any($2::uuid[])) ji
+  from (select distinct job_id, generation_id from job_inputs where generation_id = any($2::uuid[]) and role <> 'reads') ji
   join lateral (select * from jobs j where j.job_id = ji.job_id offset 0) j
     on j.routed and j.activation = 'reactive' and j.operator <> all($11::text[])  -- which run once
   left join job_holds h on h.job_id = j.job_id

@@ -81,8 +81,8 @@ delete from job_pressure where job_id = any($1::uuid[])
 
 -- name: add_job_input
 -- An edge into a job.
-insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id, filter, columns)
-values ($1, $2, $3, $4, $5, $6, $7)
+insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id, filter, columns, read, role)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 
 -- name: add_job_output
 -- An edge out of a job.
@@ -155,12 +155,14 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       'hot', exists (select 1 from hot_tables h where h.generation_id = rows.generation_id)) order by i.input_index)
     from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
-    where i.job_id = j.job_id), '[]') as inputs,
+    where i.job_id = j.job_id and i.role <> 'triggers'), '[]') as inputs,
   coalesce((select array_agg(coalesce(g.data_generation_id, g.generation_id) order by i.input_index)
-    from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id), '{}') as row_generations,
+    from job_inputs i join generations g using (generation_id)
+    where i.job_id = j.job_id and i.role <> 'triggers'), '{}') as row_generations,
   coalesce((select jsonb_agg(coalesce((select v.definition -> 'columns' from dag_version_datasets v
       where v.generation_id = coalesce(g.data_generation_id, g.generation_id) limit 1), '[]') order by i.input_index)
-    from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id), '[]') as input_columns,
+    from job_inputs i join generations g using (generation_id)
+    where i.job_id = j.job_id and i.role <> 'triggers'), '[]') as input_columns,
   exists (select 1 from job_inputs i join generations g using (generation_id)
     join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
     join jobs pj on pj.job_id = x.job_id
@@ -170,7 +172,13 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       'columns', coalesce((select v.definition -> 'columns' from dag_version_datasets v
         where v.generation_id = x.generation_id limit 1), '[]'))
       order by x.output_index)
-    from job_outputs x join datasets ds using (dataset_uuid) where x.job_id = j.job_id), '[]') as outputs
+    from job_outputs x join datasets ds using (dataset_uuid) where x.job_id = j.job_id), '[]') as outputs,
+  coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'generation_id', i.generation_id,
+      'role', i.role, 'read', i.read, 'partitions', coalesce((select v.definition -> 'partitions'
+        from dag_version_datasets v where v.generation_id = i.generation_id limit 1), '{}')) order by i.input_index)
+    from job_inputs i where i.job_id = j.job_id), '[]') as job_inputs,
+  (select v.definition -> 'partitions' from job_outputs x join dag_version_datasets v using (generation_id)
+   where x.job_id = j.job_id order by x.output_index limit 1) as partitions
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
 where j.job_id = any($1::uuid[])
 
@@ -178,6 +186,7 @@ where j.job_id = any($1::uuid[])
 -- The source jobs and current generations behind datasets, each of an organization, that people may emit events for.
 -- `voice` is the first source of the generation: later ones emit in its name, so that duplicates are recognized.
 select o.slug as org, ds.dataset_id, ds.current_generation_id as generation_id, j.name as job, j.source_kind,
+  ds.definition->'partitions' as partitions,
   (select f.job_id from job_outputs f where f.generation_id = ds.current_generation_id order by f.job_id limit 1) as voice
 from unnest($1::text[], $2::text[]) as w (org, dataset_id)
 join orgs o on o.slug = w.org join datasets ds on ds.org_id = o.org_id and ds.dataset_id = w.dataset_id
@@ -188,7 +197,7 @@ left join lateral (
 -- name: backfill_target
 -- The job that produces a dataset, and the size of the ranges that feed it, if any.
 select ds.current_generation_id as generation_id, j.job_id, j.name as job, j.activation, j.runtime,
-       range_size_of(j.job_id) as range_size
+       range_size_of(j.job_id) as range_size, ds.definition->'partitions' as partitions
 from datasets ds join orgs o using (org_id)
 join job_outputs x on x.generation_id = ds.current_generation_id
 join jobs j on j.job_id = x.job_id and j.routed and not j.building

@@ -87,6 +87,15 @@ left join executions e on e.execution_id = t.task_id left join pipelines p using
 where t.task_id = any($1::uuid[]) and o.slug = $2
 group by j.job_id, p.pipeline_id
 
+-- name: whole_reads
+-- What the last attempt of a task saw of the datasets that it reads as a whole.
+select d.dataset_id, r.commit_id, c.committed_at,
+  (select count(*) from dataset_commits n where n.generation_id = r.generation_id and n.superseded_by is null
+     and n.commit_id > coalesce(r.commit_id, 0)) as newer
+from task_reads r join generations g using (generation_id) join datasets d using (dataset_uuid) join orgs o using (org_id)
+left join dataset_commits c on c.commit_id = r.commit_id
+where r.task_id = $1 and o.slug = $2 order by r.input_index
+
 -- name: lineage
 -- What fed a task, and what it produced.
 select 'input' as side, e.event_id, d.dataset_id, e.kind, e.partition_key, e.range_start, e.range_end, e.producer_id

@@ -165,6 +165,7 @@ with recursive waiting as (
 select j.job_id, j.runtime, j.operator
 from waiting w join jobs j using (job_id) left join job_holds h using (job_id)
 where coalesce(h.level, 0) < 2 and (j.runtime = 'dispatcher') = $1
+  and not (j.building and reads_unfinished(j.job_id))
 order by j.job_id
 for no key update of j skip locked
 
@@ -263,13 +264,17 @@ select job_id from jobs where job_id = $1 and routed for no key update
 -- Tasks for those of a job's scopes that need a backfill, and the state that each scope was in. A scope with an
 -- unfinished task gets no second one. A dead task counts as failed until something is committed for its scope. If a
 -- computed input lacks positions of a scope, the scope is skipped: its result would look complete but not be.
-with whole as materialized (
-  select range_intersect_agg(coverage_of(rows.generation_id)) as positions
-  from job_inputs i join generations g using (generation_id)
-  join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
-  where i.job_id = $1 and not $8::boolean and exists (
+with computed as materialized (
+  select n.generation_id, coverage_of(n.generation_id) as held
+  from (select distinct generation_id from unnest($10::uuid[]) as n (generation_id)) n
+  where not $8::boolean and exists (
     select 1 from job_outputs x join jobs p using (job_id)
-    where x.generation_id = rows.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
+    where x.generation_id = n.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
+), short as materialized (  -- a window that reaches back beyond the first position reads nothing there
+  select distinct n.ord from unnest($9::int[], $10::uuid[], $11::bigint[], $12::bigint[], $13::bigint[])
+    as n (ord, generation_id, first, own, last)
+  join computed c using (generation_id)
+  where not c.held @> coverage_range(least(n.own, greatest(n.first, coalesce(lower(c.held), n.own))), n.last)
 ), asked as materialized (
   select a.*, coalesce('p:' || a.partition_key, 'c:' || a.range_start::text) as scope_key
   from unnest($3::text[], $4::bigint[], $5::bigint[]) with ordinality as a (partition_key, range_start, range_end, ord)
@@ -282,8 +287,9 @@ with whole as materialized (
          w.scope_key is not null or exists (select 1 from tasks f where f.job_id = $1 and f.scope_key = a.scope_key
                                               and f.stage = 1 offset 0) as unfinished,
          d.scope_key is not null and coalesce(c.committed_at < d.finished_at, true) as died,
-         coalesce(i.positions @> coverage_range(a.range_start, a.range_end), true) as whole
-  from asked a cross join whole i left join waiting w using (scope_key) left join dead d using (scope_key)
+         s.ord is null as whole
+  from asked a left join short s on s.ord = a.ord left join waiting w using (scope_key)
+  left join dead d using (scope_key)
   left join lateral (
     select range_agg(numrange(c.range_start, c.range_end::numeric + 1))
              @> numrange(a.range_start, a.range_end::numeric + 1) as covered,
@@ -310,15 +316,14 @@ select (select count(*) from chosen) as created, count(*) filter (where unfinish
 from standing
 
 -- name: backfill_gaps
--- Positions of a range that computed inputs of a job lack, by dataset.
+-- Positions of ranges that computed generations lack, by dataset.
 select d.dataset_id, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
-from job_inputs i join generations g using (generation_id)
-join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
-join datasets d on d.dataset_uuid = rows.dataset_uuid
-cross join lateral unnest(int8multirange(coverage_range($2, $3)) - coverage_of(rows.generation_id)) r
-where i.job_id = $1 and exists (
+from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as n (generation_id, first, last)
+join generations g using (generation_id) join datasets d using (dataset_uuid)
+cross join lateral unnest(int8multirange(coverage_range(n.first, n.last)) - coverage_of(g.generation_id)) r
+where exists (
   select 1 from job_outputs x join jobs p using (job_id)
-  where x.generation_id = rows.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
+  where x.generation_id = g.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
 order by d.dataset_id, r limit $4
 
 -- name: create_for_everything

@@ -168,16 +168,19 @@ select job_id from serving where not routed
 -- name: replay_inputs
 -- Replays of what jobs read, from the beginning, without the events they received before.
 insert into replays (job_id, generation_id, everything)
-select distinct job_id, generation_id, false from job_inputs where job_id = any($1::uuid[])
+select distinct job_id, generation_id, false from job_inputs where job_id = any($1::uuid[]) and role <> 'reads'
 on conflict (job_id, generation_id) do update set told_through = null
 
 -- name: follow_external
 -- Jobs of a version read what other DAGs serve now, which may have moved while the version was retired.
-update job_inputs i set generation_id = d.current_generation_id
-from dag_version_jobs v, datasets d
-where v.dag_version_id = $2 and i.job_id = v.job_id and d.dataset_uuid = i.dataset_uuid and d.dag_id <> $1
-  and d.current_generation_id is not null and i.generation_id <> d.current_generation_id
-returning i.job_id, i.generation_id
+with moved as (
+  update job_inputs i set generation_id = d.current_generation_id
+  from dag_version_jobs v, datasets d
+  where v.dag_version_id = $2 and i.job_id = v.job_id and d.dataset_uuid = i.dataset_uuid and d.dag_id <> $1
+    and d.current_generation_id is not null and i.generation_id <> d.current_generation_id
+  returning i.job_id, i.generation_id, i.role
+)
+select job_id, generation_id from moved where role <> 'reads'
 
 -- name: follow
 -- Jobs of other DAGs that read datasets about to move read the new generations from now on, including their past.
@@ -186,7 +189,7 @@ with moved as materialized (
   from datasets d join dag_version_datasets v using (dataset_uuid)
   where v.dag_version_id = $2 and d.current_generation_id <> v.generation_id
 ), followers as materialized (
-  select i.job_id, i.input_index, m.old, m.new from moved m join job_inputs i on i.generation_id = m.old
+  select i.job_id, i.input_index, i.role, m.old, m.new from moved m join job_inputs i on i.generation_id = m.old
   join jobs j using (job_id) where j.routed and j.dag_id <> $1 and j.operator <> all($3::text[])  -- which run once, on what they read
 ), inputs as (
   update job_inputs i set generation_id = f.new from followers f where i.job_id = f.job_id and i.input_index = f.input_index
@@ -198,7 +201,7 @@ with moved as materialized (
   update jobs set revision = revision + 1
   where job_id in (select job_id from followers union select i.job_id from job_inputs i join grouped using (generation_id))
 )
-select distinct job_id, new as generation_id from followers
+select distinct job_id, new as generation_id from followers where role <> 'reads'
 
 -- name: abort
 -- A version that will never serve.

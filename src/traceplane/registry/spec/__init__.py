@@ -11,5 +11,6 @@ fields       the fields of a file: where each may stand, and what it may hold
 job_faults   faults found only after the file is read, located in its text
 jobs         what each job reads and writes, and the rules between its fields
 normalized   the deployed form of a DAG: plain JSON values
+scoping      how datasets are partitioned, and which scopes jobs have
 yaml_reader  YAML read by tables of fields; values keep their positions
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
-from traceplane.registry.spec import datasets, fields, jobs
+from traceplane.registry.spec import datasets, fields, jobs, scoping
 from traceplane.registry.spec.jobs import Draft
 from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
@@ -27,9 +27,18 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     datasets.check(problems, top, drafts, producers)
     below = datasets.read_by_virtual(problems, top)
     ordered = _order(problems, drafts, producers, below)
+    scoping.check_reads(problems, drafts)
+    partitions = scoping.known_partitions(problems, top, ordered)
+    scoping.check_partitions(problems, drafts, partitions)
     if problems:
         raise problems.invalid()
-    built = tuple(job for draft in ordered for job in jobs.build(draft, top, known_runtimes))
+    built = tuple(
+        job
+        for draft in ordered
+        for job in scoping.with_scopes(
+            top.get("dag"), draft, jobs.build(draft, top, known_runtimes), partitions
+        )
+    )
     declared = top.get("datasets") or {}
     produced: dict[str, Job | None] = {output.dataset_id: job for job in built for output in job.outputs}
     produced |= dict.fromkeys(below)
@@ -38,7 +47,7 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
         name=top.get("dag"),
         jobs=built,
         datasets=tuple(
-            datasets.build(dataset_id, declared.get(dataset_id), producer)
+            datasets.build(dataset_id, declared.get(dataset_id), producer, partitions)
             for dataset_id, producer in sorted(produced.items())
         ),
         external_datasets=tuple(sorted(read.difference(produced))),

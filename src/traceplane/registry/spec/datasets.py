@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import yaml
@@ -10,6 +11,7 @@ from traceplane.model import column_types, hot_table
 from traceplane.model import dag as model
 from traceplane.model.dag import Job
 from traceplane.model.near_names import near
+from traceplane.model.partitions import Partitions
 from traceplane.operators import catalog
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
 from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries
@@ -199,11 +201,14 @@ def _check_equality(problems: Problems, value: object, node: yaml.Node, column: 
         problems.add("spec.wrong_type", node, message, suggestion)
 
 
-def build(dataset_id: str, declared: YamlMap | None, producer: Job | None) -> model.Dataset:
+def build(
+    dataset_id: str, declared: YamlMap | None, producer: Job | None, partitions: Mapping[str, Partitions]
+) -> model.Dataset:
     operator = catalog.find(producer.operator) if producer is not None else None
     position = operator.position if operator is not None else None
+    own = partitions.get(dataset_id, Partitions())
     if declared is None:
-        return model.Dataset(dataset_id, position=position)
+        return model.Dataset(dataset_id, position=position, partitions=own)
     storage = declared.get("storage") or model.Storage.PARQUET
     default_mode = model.WriteMode.BUFFERED if storage == model.Storage.POSTGRES else None
     return model.Dataset(
@@ -212,6 +217,7 @@ def build(dataset_id: str, declared: YamlMap | None, producer: Job | None) -> mo
         write_mode=declared.get("write_mode") or default_mode,
         columns=tuple(model.Column(**column.values) for column in declared.get("columns") or ()),
         position=declared.get("position") or position,
+        partitions=own,
         description=declared.get("description") or "",
         sql=declared.get("sql"),
     )

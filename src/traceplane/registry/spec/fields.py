@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zoneinfo
+
 import yaml
 
 from traceplane.errors import TraceplaneError
-from traceplane.model import column_types
+from traceplane.model import column_types, edges, partitions
 from traceplane.model import dag as model
 from traceplane.model.near_names import near
 from traceplane.registry.spec import yaml_reader as read
@@ -66,12 +68,53 @@ def _select(problems: Problems, node: yaml.Node) -> str:
     return text
 
 
+def _zone(problems: Problems, node: yaml.Node) -> str:
+    value: str = read.text(problems, node)
+    try:
+        partitions.zone(value)
+    except partitions.UnknownZone:
+        message = f"there is no time zone {value[:100]!r}"
+        raise BadValue(
+            "spec.unknown_time_zone", node, message, near(value, zoneinfo.available_timezones())
+        ) from None
+    return value
+
+
+def _start(problems: Problems, node: yaml.Node) -> str:
+    """The name of a partition; it is read once it is known what the partitions are."""
+    return str(read.scalar(problems, node))
+
+
+def _extent(problems: Problems, node: yaml.Node) -> int:
+    if not 0 <= (value := int(read.whole(problems, node))) <= _MOST_AROUND:
+        raise BadValue("spec.out_of_range", node, f"must be from 0 to {_MOST_AROUND}")
+    return value
+
+
+def _what_is_read(problems: Problems, node: yaml.Node) -> edges.What | read.YamlMap:
+    """A word, or a window around the scope."""
+    if isinstance(node, yaml.MappingNode):
+        window: read.YamlMap = read.record(_WINDOW)(problems, node)
+        return window
+    what: edges.What = read.choice(edges.What)(problems, node)
+    return what
+
+
+_MOST_AROUND = 1_000_000
+_WINDOW: Fields = {"before": _extent, "after": _extent}
+_PARTITIONS: Fields = {
+    "by": read.choice(partitions.By),
+    "time_zone": _zone,
+    "start": _start,
+    "names": read.list_of(_label),
+}
 _COLUMN: Fields = {"name": _label, "type": _type, "nullable": read.boolean, "pii": read.boolean}
 _DATASET: Fields = {
     "storage": read.choice(model.Storage),
     "write_mode": read.choice(model.WriteMode),
     "description": read.text,
     "position": _label,
+    "partitions": read.record(_PARTITIONS, "by"),
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
     "sql": _select,
 }
@@ -82,6 +125,9 @@ _INPUT: Fields = {
     "from": read.record(_FROM),
     "where": read.map_of(_equality),
     "columns": read.list_of(_label),
+    "read": _what_is_read,
+    "wait_for": read.choice(edges.WaitFor),
+    "on_change": read.choice(edges.OnChange),
 }
 _OUTPUT: Fields = {"name": _label, "dataset": _label}
 _SCALING: Fields = {"mode": read.choice(model.ScalingMode), "max_concurrency": read.count}
@@ -107,6 +153,7 @@ _JOB: Fields = {
     "operator": _label,
     "config": read.map_of(read.free),
     "inputs": read.list_of(read.record(_INPUT, "from")),
+    "when": read.choice(model.When),
     "outputs": read.list_of(read.record(_OUTPUT, "dataset")),
     "execution_strategy": read.choice(model.ExecutionStrategy),
     "update_strategy": read.choice(model.UpdateStrategy),
@@ -125,10 +172,12 @@ _FILE: Fields = {
 FIELDS: dict[str, Fields] = {
     "file": _FILE,
     "dataset": _DATASET,
+    "partitions": _PARTITIONS,
     "column": _COLUMN,
     "job": _JOB,
     "source": _SOURCE,
     "input": _INPUT,
+    "read": _WINDOW,
     "from": _FROM,
     "output": _OUTPUT,
     "scaling": _SCALING,

@@ -14,6 +14,7 @@ import yaml
 
 from traceplane.model import dag as model
 from traceplane.model.dag import Input, Job, Output
+from traceplane.model.edges import OnChange, Read, WaitFor, What
 from traceplane.model.near_names import near
 from traceplane.registry.spec.fields import MAX_NAME
 from traceplane.registry.spec.yaml_reader import BadValue, Problems, YamlMap
@@ -122,6 +123,21 @@ class Draft:
         return self.record.lacks("outputs") or len(self.record.at("outputs").value) == len(self.outputs)
 
 
+def read_of(item: YamlMap) -> Read:
+    """What an input says of how it is read, with the defaults of that way of reading."""
+    said = item.get("read")
+    what = said if isinstance(said, What) else What.SCOPE
+    window: dict[str, int] = said.values if isinstance(said, YamlMap) else {}
+    whole = what is not What.SCOPE
+    return Read(
+        what,
+        window.get("before") or 0,
+        window.get("after") or 0,
+        wait_for=item.get("wait_for") or (WaitFor.NOTHING if whole else WaitFor.ALL),
+        on_change=item.get("on_change") or (OnChange.IGNORE if whole else OnChange.RECOMPUTE),
+    )
+
+
 def drafts_of(problems: Problems, top: YamlMap) -> list[Draft]:
     """Every job with its outputs, and its inputs resolved to datasets."""
     drafts = [Draft(job, job.get("name") or "") for job in top.get("jobs") or ()]
@@ -143,6 +159,7 @@ def drafts_of(problems: Problems, top: YamlMap) -> list[Draft]:
                     output.dataset_id,
                     item.get("where") or {},
                     tuple(item.get("columns") or ()),
+                    read_of(item),
                 )
                 draft.inputs.append((used, item))
     return drafts

@@ -1,0 +1,178 @@
+"""How the datasets of a file are partitioned, and which scopes its jobs have.
+
+A job whose input is read at exactly the scope of each event needs nothing more: its tasks are created from those
+events. Any other job, one that joins inputs, reads a window or has other partitions than its inputs, gets a job
+`NAME__scopes` in front of it. The dispatcher runs that one; it decides which scopes are ready and which a change makes
+stale, and its events create the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from traceplane.model import dag as model
+from traceplane.model.dag import Input, InputRole, Job, Output
+from traceplane.model.edges import OnChange, Read, WaitFor, What, can_map
+from traceplane.model.partitions import BadPartition, By, Partitions, zone
+from traceplane.registry.spec.jobs import Draft
+from traceplane.registry.spec.yaml_reader import Problems, YamlMap
+
+SUFFIX = "__scopes"
+
+
+# Partitions ------------------------------------------------------------------------------------------
+
+
+def partitions_of(problems: Problems, dataset: YamlMap | None) -> Partitions | None:
+    """The partitions that a dataset declares; None if it declares none, or wrong ones."""
+    declared: YamlMap | None = dataset.get("partitions") if dataset is not None else None
+    if declared is None or (by := declared.get("by")) is None:
+        return None
+    found = Partitions(by, declared.get("time_zone") or "UTC", names=tuple(declared.get("names") or ()))
+    _check(problems, declared, found)
+    if (start := declared.get("start")) is None:
+        return found
+    try:
+        return replace(found, start=found.position(start))
+    except BadPartition as error:
+        problems.add("spec.bad_partition", declared.at("start"), str(error), f"write the first {by}")
+        return None
+
+
+def known_partitions(problems: Problems, top: YamlMap, ordered: list[Draft]) -> dict[str, Partitions]:
+    """Those that datasets declare; what a job writes has those of what it reads, if it declares none.
+
+    `ordered`: upstream first.
+    """
+    known = {
+        dataset_id: found
+        for dataset_id, dataset in (top.get("datasets") or {}).items()
+        if (found := partitions_of(problems, dataset)) is not None
+    }
+    for draft in ordered:
+        scoped = [used.dataset_id for used, _ in draft.inputs if used.read.what is What.SCOPE]
+        inherited = known.get(scoped[0]) if scoped else None
+        for output, _ in draft.outputs:
+            if inherited is not None:
+                known.setdefault(output.dataset_id, inherited)
+    return known
+
+
+def _check(problems: Problems, declared: YamlMap, found: Partitions) -> None:
+    if not found.is_time and not declared.lacks("time_zone"):
+        message = f"partitions by {found.by} have no time zone"
+        problems.add("spec.no_time", declared.at("time_zone"), message, "remove it, or write by: day")
+    if found.by is By.NAME and not declared.lacks("start"):
+        message = "names have no order, so none is the first"
+        problems.add("spec.no_time", declared.at("start"), message, "remove it")
+    if found.by is not By.NAME and not declared.lacks("names"):
+        message = f"partitions by {found.by} have the names of their periods"
+        problems.add("spec.names_of_time", declared.at("names"), message, "remove it, or write by: name")
+    if found.by is By.HOUR and not _whole_hours(found.time_zone):
+        message = f"hours in {found.time_zone} do not begin when those of UTC do"
+        problems.add("spec.half_hours", declared.at("time_zone"), message, "remove it: hours are then in UTC")
+
+
+def _whole_hours(time_zone: str) -> bool:
+    """Whether local hours begin on those of UTC, today and half a year from then."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    moments = [now, now + timedelta(days=182)]
+    offsets = [moment.astimezone(zone(time_zone)).utcoffset() for moment in moments]
+    return all(offset is not None and offset % timedelta(hours=1) == timedelta(0) for offset in offsets)
+
+
+# Reads -----------------------------------------------------------------------------------------------
+
+
+def check_reads(problems: Problems, drafts: list[Draft]) -> None:
+    for draft in drafts:
+        reads = [(used.read, item) for used, item in draft.inputs]
+        if reads and not any(_creates_tasks(read) for read, _ in reads):
+            _, item = reads[0]
+            message = "no input of the job says which scopes it has"
+            suggestion = "let one of its inputs be read by scope, or as a window"
+            problems.add("spec.no_scopes", item.at("read"), message, suggestion)
+        for read, item in reads:
+            if read.what is not What.SCOPE and read.wait_for is not WaitFor.NOTHING:
+                message = f"an input that is read as {read.what} is never waited for"
+                problems.add("spec.never_waits", item.at("wait_for"), message, "remove wait_for")
+
+
+def _creates_tasks(read: Read) -> bool:
+    return read.what is What.SCOPE
+
+
+# The job in front ------------------------------------------------------------------------------------
+
+
+def scopes_dataset(dag: str, job: str) -> str:
+    return f"{dag}.{job}#scopes"
+
+
+def with_scopes(dag: str, draft: Draft, jobs: list[Job], known: dict[str, Partitions]) -> list[Job]:
+    """The jobs of a draft, with one in front of the last that finds its scopes, where that is needed.
+
+    `known`: the partitions of the datasets of this file; the dataset of the scopes is added to it.
+    """
+    *before, job = jobs
+    own = known.get(job.outputs[0].dataset_id) if job.outputs else None
+    if not _needs_scopes(draft, job, own, known):
+        return jobs
+    dataset = scopes_dataset(dag, job.name)
+    if own is not None:
+        known[dataset] = own
+    # Waiting for an input must not hold that input back.
+    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
+    finder = Job(
+        name=f"{job.name}{SUFFIX}",
+        activation=model.Activation.REACTIVE,
+        runtime="dispatcher",
+        operator="scopes",
+        config={"when": str(draft.record.get("when") or model.When.ALL)},
+        inputs=tuple(
+            Input(used.name, used.dataset_id, read=used.read, role=InputRole.TRIGGERS)
+            for used in job.inputs
+            if _creates_tasks(used.read) or used.read.on_change is OnChange.RECOMPUTE
+        ),
+        outputs=(Output("scopes", dataset),),
+        execution_strategy=model.ExecutionStrategy.PER_UPDATE,
+        update_strategy=model.UpdateStrategy.REPLACE,
+        execution=unmetered,
+        generated_for=job.name,
+    )
+    inputs = (
+        *(replace(used, role=InputRole.READS) for used in job.inputs),
+        Input("scopes", dataset, role=InputRole.TRIGGERS),
+    )
+    return [*before, finder, replace(job, inputs=inputs)]
+
+
+def _needs_scopes(draft: Draft, job: Job, own: Partitions | None, known: Mapping[str, Partitions]) -> bool:
+    if any(not used.read.is_plain for used in job.inputs):
+        return True
+    several = len({used.dataset_id for used in job.inputs}) > 1
+    if several and draft.record.get("when") is not model.When.ANY and job.runtime != "dispatcher":
+        return True
+    if own is None or job.runtime == "dispatcher":
+        return False
+    return any(known.get(used.dataset_id, own) != own for used in job.inputs)
+
+
+def check_partitions(problems: Problems, drafts: list[Draft], known: Mapping[str, Partitions]) -> None:
+    """Positions of an input must say which of the job's scopes they belong to."""
+    for draft in drafts:
+        outputs = [(known[o.dataset_id], item) for o, item in draft.outputs if o.dataset_id in known]
+        for other, item in outputs[1:]:
+            if other.by is not outputs[0][0].by or other.time_zone != outputs[0][0].time_zone:
+                message = "the outputs of a job have the same partitions, which are those of its tasks"
+                problems.add("spec.partitions_differ", item.at("dataset"), message, "split the job")
+        for used, item in draft.inputs:
+            theirs = known.get(used.dataset_id)
+            if not outputs or theirs is None or used.read.what is not What.SCOPE:
+                continue
+            if not can_map(theirs, outputs[0][0]):
+                message = f"no {theirs.by} of {used.dataset_id[:100]!r} belongs to one {outputs[0][0].by} of the job"
+                suggestion = "read it with read: all or read: latest, or give both the same partitions"
+                problems.add("spec.partitions_differ", item.at("from"), message, suggestion)

@@ -1,0 +1,346 @@
+"""A job's scopes: when they are ready, and which of them a change makes stale."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from traceplane.errors import InvalidInput, SpecInvalid
+from traceplane.model.partitions import By, Partitions
+from traceplane.wire.control import ManualEvent
+from traceplane.wire.scalars import Scope
+
+DAYS = Partitions(By.DAY)
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+def dag(jobs: str, datasets: str = "{}", sources: tuple[str, ...] = ("a", "b")) -> str:
+    lines = [
+        f"  - {{name: {name}, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}}}]}}\n"
+        for name in sources
+    ]
+    return f"version: 1\ndag: scopes\ndatasets: {datasets}\njobs:\n" + "".join(lines) + jobs
+
+
+def job(name: str, *inputs: str, more: str = "") -> str:
+    return (
+        f"  - name: {name}\n    runtime: python\n    operator: python\n    config: {{entrypoint: 'm:f'}}\n"
+        f"    inputs: [{', '.join(inputs)}]\n    outputs: [{{dataset: {name}.out}}]\n    {more}\n"
+    )
+
+
+async def scopes(plane: ControlPlane, job: str = "j") -> list[str]:
+    """The scopes of a job's tasks, in the order of their creation; `!` marks an invalidation."""
+    rows = await plane.sql(
+        "select coalesce(partition_key, range_start::text) as scope, kind::text from tasks join jobs using (job_id)"
+        " where name = $1 order by task_id",
+        job,
+    )
+    return [row["scope"] + ("!" if row["kind"] == "invalidation" else "") for row in rows]
+
+
+async def new_scopes(plane: ControlPlane, dataset: str, *events: int | Scope, **fields: str) -> list[str]:
+    before = len(await scopes(plane))
+    await plane.emit(dataset, events, **fields)
+    await plane.meter()
+    await plane.run_all()
+    return (await scopes(plane))[before:]
+
+
+def day(name: str) -> Scope:
+    position = DAYS.position(name)
+    return Scope(partition_key=name, start=position, end=position)
+
+
+async def test_a_job_with_two_inputs_runs_when_both_have_the_scope_and_again_when_one_changes(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", "{from: {dataset: b}}")))
+    assert await new_scopes(plane, "a", 1, 2, 3) == []
+    assert await new_scopes(plane, "b", 2) == ["2"]
+    assert await new_scopes(plane, "b", 1, 4) == ["1"]
+    assert await new_scopes(plane, "a", 2, emission="again") == ["2!"]
+    assert await new_scopes(plane, "a", 4) == ["4"]
+
+
+async def test_with_when_any_each_event_is_a_task(plane: ControlPlane) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", "{from: {dataset: b}}", more="when: any")))
+    assert await new_scopes(plane, "a", 1) == ["1"]
+    assert await new_scopes(plane, "b", 1) == ["1"]
+
+
+async def test_a_window_waits_for_what_it_reads_and_a_change_recomputes_exactly_what_reads_it(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}, read: {before: 3}}")))
+    assert await new_scopes(plane, "a", *range(5)) == ["0", "1", "2", "3", "4"]
+    assert await new_scopes(plane, "a", 6) == []
+    assert await new_scopes(plane, "a", 5) == ["5", "6"]
+    await new_scopes(plane, "a", *range(7, 20))
+    assert await new_scopes(plane, "a", 10, kind="invalidation") == ["10!", "11!", "12!", "13!"]
+
+
+async def test_a_window_that_looks_ahead_waits_for_it(plane: ControlPlane) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}, read: {before: 1, after: 1}}")))
+    assert await new_scopes(plane, "a", 0, 1, 2) == ["0", "1"]
+    assert await new_scopes(plane, "a", 3) == ["2"]
+    assert await new_scopes(plane, "a", 2, emission="again") == ["1!", "2!"]
+
+
+async def test_a_month_waits_for_its_days_and_a_day_recomputes_its_month(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day, start: 2026-02-01}}, j.out: {partitions: {by: month}}}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}"), datasets))
+    february = [day(f"2026-02-{n:02}") for n in range(1, 29)]
+    assert await new_scopes(plane, "a", *february[:-1]) == []
+    assert await new_scopes(plane, "a", february[-1]) == ["2026-02"]
+    assert await new_scopes(plane, "a", day("2026-03-01")) == []
+    assert await new_scopes(plane, "a", day("2026-02-14"), emission="again") == ["2026-02!"]
+
+
+async def test_a_month_of_trading_days_is_ready_when_a_later_day_has_come(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day}}, j.out: {partitions: {by: month}}}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}, wait_for: end}"), datasets))
+    assert await new_scopes(plane, "a", day("2026-10-29"), day("2026-10-30")) == []
+    assert await new_scopes(plane, "a", day("2026-11-02")) == ["2026-10"]
+    assert await new_scopes(plane, "a", day("2026-11-03")) == []
+    assert await new_scopes(plane, "a", day("2026-10-30"), emission="again") == ["2026-10!"]
+
+
+async def test_a_reference_table_is_ignored_or_recomputes_everything(plane: ControlPlane) -> None:
+    reference = "{from: {dataset: b}, read: all, on_change: recompute}"
+    jobs = job("i", "{from: {dataset: a}}", "{from: {dataset: b}, read: all}")
+    jobs += job("j", "{from: {dataset: a}}", reference)
+    await plane.deploy(dag(jobs))
+    assert await new_scopes(plane, "a", 1, 2) == ["1", "2"]
+    assert await scopes(plane, "i") == ["1", "2"]
+    assert await new_scopes(plane, "b", 7) == ["1!", "2!"]
+    assert await scopes(plane, "i") == ["1", "2"]
+
+
+def named(dataset: str, partition: str, through: str | None = None, emission: str = "") -> ManualEvent:
+    return ManualEvent(dataset, partition=partition, through=through, emission=emission)
+
+
+async def test_partitions_are_written_and_read_by_name(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day, time_zone: Europe/Berlin}}, j.out: {partitions: {by: month}}}"
+    datasets = datasets.replace("by: month", "by: month, time_zone: Europe/Berlin")
+    await plane.deploy(dag(job("i", "{from: {dataset: a}}") + job("j", "{from: {dataset: a}}"), datasets))
+    answer = await plane.emit_events([named("a", "2026-02-01", "2026-02-27")])
+    assert (answer.accepted, answer.duplicates) == (27, 0)
+    answer = await plane.emit_events([named("a", "2026-02-26", "2026-02-28")])
+    assert (answer.accepted, answer.duplicates) == (1, 2)
+    await plane.run_all()
+    assert len(await scopes(plane, "i")) == 28
+    assert (await scopes(plane, "i"))[0] == "2026-02-01"
+    assert await scopes(plane, "j") == ["2026-02"]
+    (held,) = [d.coverage for d in (await plane.status()).datasets if d.dataset == "j.out"]
+    assert held is not None
+    assert (held.first_name, held.last_name) == ("2026-02", "2026-02")
+    await plane.emit_events([named("a", "2026-03-02")])
+    await plane.run_all()
+    (held,) = [d.coverage for d in (await plane.status()).datasets if d.dataset == "i.out"]
+    assert held is not None
+    assert held.gap_names == (("2026-03-01", "2026-03-01"),)
+
+
+async def test_a_missing_partition_is_explained_by_name(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day, start: 2026-02-01}}, j.out: {partitions: {by: month}}}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}"), datasets))
+    await plane.emit_events([named("a", "2026-02-01", "2026-02-10"), named("a", "2026-02-12", "2026-02-28")])
+    await plane.run_all()
+    why = await plane.explain_scope("j.out", "2026-02", "2026-02")
+    assert why.missing_scopes == ("2026-02",)
+    sentences = [reason.sentence for reason in why.reasons]
+    assert sentences[0] == "j.out waits for 2026-02 of a, which lacks 2026-02-11."
+    assert "`traceplane emit a 2026-02-11`" in sentences[1]
+
+
+async def test_a_window_at_the_beginning_of_history_lacks_nothing(plane: ControlPlane) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}, read: {before: 5}}")))
+    await plane.emit("a", [0, 2])
+    await plane.run_all()
+    why = await plane.explain_scope("j.out", 2, 2)
+    assert next(r.sentence for r in why.reasons) == "j.out waits for 2 of a, which lacks 1."
+
+
+async def test_names_that_are_no_partitions_are_refused_and_nothing_is_emitted(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day, start: 2026-01-01}}}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}"), datasets))
+    for event, code in (
+        (named("a", "2026-02-30"), "scope.bad_partition"),
+        (named("a", "2025-12-31"), "scope.bad_partition"),
+        (named("a", "2026-02"), "scope.bad_partition"),
+        (named("a", "2026-02-02", "2026-02-01"), "scope.bad_range"),
+        (named("a", "2026-02-02", "9999-02-01"), "scope.range_too_wide"),
+        (ManualEvent("a", Scope(cursor=7)), "scope.needs_name"),
+        (ManualEvent("a", Scope(partition_key="2026-02-01", start=7, end=7)), "scope.wrong_position"),
+        (named("b", "2026-02-01"), "scope.bad_partition"),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            await plane.emit_events([named("a", "2026-01-01"), event])
+        assert refused.value.code == code
+        assert refused.value.next_step
+    assert await plane.value("select count(*) from events") == 0
+
+
+async def test_partitions_by_name_grow_unless_they_are_listed(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: name}}, b: {partitions: {by: name, names: [eu, us]}}}"
+    await plane.deploy(dag(job("i", "{from: {dataset: a}}") + job("j", "{from: {dataset: b}}"), datasets))
+    await plane.emit_events([named("a", "tokyo"), named("a", "paris"), named("b", "us")])
+    await plane.run_all()
+    assert await scopes(plane, "i") == ["tokyo", "paris"]
+    with pytest.raises(InvalidInput, match="mars"):
+        await plane.emit_events([named("b", "mars")])
+    await plane.emit_events([named("a", "paris", emission="again"), named("b", "eu")])
+    await plane.run_all()
+    assert await scopes(plane, "i") == ["tokyo", "paris", "paris"]
+    assert await scopes(plane, "j") == ["us", "eu"]
+    assert (await plane.explain_scope("i.out", "tokyo", "tokyo")).missing == ()
+    rows = await plane.sql(
+        "select range_start from tasks join jobs using (job_id) where name = 'i' order by task_id"
+    )
+    assert [row["range_start"] for row in rows] == [0, 1, 1]
+
+
+async def test_datasets_by_name_are_joined_by_name(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: name}}, b: {partitions: {by: name}}}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", "{from: {dataset: b}}"), datasets))
+    await plane.emit_events([named("a", "eu"), named("a", "us"), named("b", "us")])
+    await plane.run_all()
+    assert await scopes(plane) == ["us"]
+
+
+async def test_a_backfill_takes_names_and_needs_what_the_scopes_read(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day}}}"
+    jobs = job("i", "{from: {dataset: a}}") + job("j", "{from: {dataset: i.out}, read: {before: 2}}")
+    await plane.deploy(dag(jobs, datasets))
+    await plane.emit_events([named("a", "2026-02-01", "2026-02-04"), named("a", "2026-02-06", "2026-02-09")])
+    await plane.run_all()
+    assert await scopes(plane) == [f"2026-02-0{n}" for n in (1, 2, 3, 4, 8, 9)]
+    answer = await plane.backfill("j.out", "2026-02-01", "2026-02-09")
+    assert (answer.scopes, answer.created, answer.left_out) == (9, 0, 3)
+    assert [(gap.dataset, gap.scope) for gap in answer.gaps] == [("i.out", "2026-02-05")]
+    forced = await plane.backfill("j.out", "2026-02-08", "2026-02-09", only="all")
+    assert forced.created == 2
+    await plane.run_all()
+    assert (await scopes(plane))[-2:] == ["2026-02-08", "2026-02-09"]
+
+
+async def test_a_task_says_which_commit_of_a_reference_table_it_read(plane: ControlPlane) -> None:
+    reference = job("table", "{from: {dataset: b}}")
+    joined = job("j", "{from: {dataset: a}}", "{name: table, from: {dataset: table.out}, read: all}")
+    await plane.deploy(dag(reference + joined))
+    await plane.emit("a", [1])
+    await plane.run_all()
+    (first,) = await plane.tasks("j")
+    assert "It read table.out, which had no rows then." in await reasons(plane, first)
+    await plane.emit("b", [7, 8])
+    await plane.run_all()
+    await plane.emit("a", [2])
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    assert [len(files) for files in held.task.input_files] == [0, 2]
+    await plane.complete(held)
+    newest = await plane.value("select max(commit_id) from dataset_commits where range_start in (7, 8)")
+    assert f"It read table.out as of commit {newest}." in await reasons(plane, held.task_id)
+    await plane.emit("b", [9])
+    await plane.run_all()
+    said = await reasons(plane, held.task_id)
+    assert f"It read table.out as of commit {newest}; 1 newer commit is there since." in said
+
+
+async def reasons(plane: ControlPlane, task_id: UUID) -> list[str]:
+    return [reason.sentence for reason in (await plane.explain(task_id)).reasons]
+
+
+async def test_a_rebuild_computes_a_join_when_its_reference_table_has_been_built(plane: ControlPlane) -> None:
+    reference = job("table", "{from: {dataset: b}}")
+    joined = job("j", "{from: {dataset: a}}", "{name: table, from: {dataset: table.out}, read: all}")
+    await plane.deploy(dag(reference + joined))
+    await plane.emit("b", range(5))
+    await plane.run_all()
+    await plane.emit("a", [1, 2])
+    await plane.run_all()
+    await plane.deploy(dag(reference.replace("'m:f'", "'m:g'") + joined))
+    for _ in range(30):
+        await plane.builds.run_once()
+        await plane.meter()
+        for held in (await plane.claim(await plane.send()))[:1]:  # the others expire
+            if held.job.name == "j":
+                assert [len(files) for files in held.task.input_files] == [0, 5]
+            await plane.complete(held)
+        await plane.pass_time(60)
+        await plane.reaper.run_once()
+    (version, *_) = await plane.versions("scopes")
+    assert (version.version, version.state) == (2, "active")
+    assert await scopes(plane) == ["1", "2", "1", "2"]
+
+
+async def test_windows_and_roll_ups_are_rebuilt_as_they_were(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day, start: 2026-02-01}}, j.out: {partitions: {by: month}}}"
+    jobs = job("i", "{from: {dataset: a}, read: {before: 3}}") + job("j", "{from: {dataset: i.out}}")
+    await plane.deploy(dag(jobs, datasets))
+    await plane.emit_events([named("a", "2026-02-01", "2026-03-10")])
+    await plane.run_all()
+    assert len(await scopes(plane, "i")) == 38
+    assert await scopes(plane) == ["2026-02"]
+    await plane.deploy(dag(jobs.replace("before: 3", "before: 2"), datasets))
+    for _ in range(30):
+        await plane.builds.run_once()
+        await plane.run_all()
+    (version, *_) = await plane.versions("scopes")
+    assert (version.version, version.state) == (2, "active")
+    assert len(await scopes(plane, "i")) == 2 * 38
+    assert await scopes(plane) == ["2026-02", "2026-02"]
+    await plane.emit_events([named("a", "2026-02-10", emission="again")])
+    await plane.run_all()
+    assert (await scopes(plane, "i"))[-3:] == ["2026-02-10!", "2026-02-11!", "2026-02-12!"]
+    assert set((await scopes(plane))[2:]) == {"2026-02!"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ("{a: {partitions: {by: day, start: 2026-02-30}}}", "spec.bad_partition"),
+        ("{a: {partitions: {by: day, time_zone: Europe/Berlim}}}", "spec.unknown_time_zone"),
+        ("{a: {partitions: {by: hour, time_zone: Asia/Kolkata}}}", "spec.half_hours"),
+        ("{a: {partitions: {by: name, start: eu}}}", "spec.no_time"),
+        ("{a: {partitions: {by: position, time_zone: UTC}}}", "spec.no_time"),
+        ("{a: {partitions: {by: day, names: [eu]}}}", "spec.names_of_time"),
+        ("{a: {partitions: {by: day}}, j.out: {partitions: {by: name}}}", "spec.partitions_differ"),
+        ("{a: {partitions: {by: fortnight}}}", "spec.unknown_value"),
+    ],
+)
+async def test_partitions_that_cannot_be_are_refused_at_deploy(
+    plane: ControlPlane, changed: str, code: str
+) -> None:
+    with pytest.raises(SpecInvalid) as refused:
+        await plane.deploy(dag(job("j", "{from: {dataset: a}}"), changed))
+    problem = next(p for p in refused.value.problems if p.code == code)
+    assert problem.line > 0
+    assert problem.suggestion
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code"),
+    [
+        (("{from: {dataset: a}, read: all}",), "spec.no_scopes"),
+        (("{from: {dataset: a}}", "{from: {dataset: b}, read: all, wait_for: end}"), "spec.never_waits"),
+        (("{from: {dataset: a}, read: {before: -1}}",), "spec.out_of_range"),
+        (("{from: {dataset: a}, read: some}",), "spec.unknown_value"),
+    ],
+)
+async def test_inputs_that_cannot_be_read_so_are_refused_at_deploy(
+    plane: ControlPlane, inputs: tuple[str, ...], code: str
+) -> None:
+    with pytest.raises(SpecInvalid) as refused:
+        await plane.deploy(dag(job("j", *inputs)))
+    assert code in [problem.code for problem in refused.value.problems]
