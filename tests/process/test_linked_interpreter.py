@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import venv
 from pathlib import Path
 
 import pytest
@@ -61,26 +62,31 @@ def test_every_link_on_the_way_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="operators are isolated on Linux only")
-def test_an_operator_finds_a_python_that_is_a_link_to_a_link() -> None:
-    folder = Path(
-        tempfile.mkdtemp(prefix="traceplane-test-linked-", dir="/var/tmp")
-    )  # /tmp is another one inside
+@pytest.mark.parametrize(
+    ("environment_in", "link_in"),
+    [("/var/tmp", "/var/tmp"), ("/var/tmp", "/tmp"), ("/tmp", "/tmp")],  # an operator has a /tmp of its own
+)
+def test_an_operator_finds_a_python_that_is_a_link_to_a_link(environment_in: str, link_in: str) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="traceplane-test-linked-", dir=environment_in))
+    elsewhere = Path(tempfile.mkdtemp(prefix="traceplane-test-elsewhere-", dir=link_in))
     try:
-        folder.chmod(0o755)
-        for name in ("elsewhere", "venv/bin", "code"):
-            (folder / name).mkdir(parents=True)
-        (folder / "elsewhere/python3").symlink_to(os.path.realpath(sys.executable))
-        (folder / "venv/bin/python").symlink_to(folder / "elsewhere/python3")
+        for path in (folder, elsewhere):
+            path.chmod(0o755)
+        (elsewhere / "bin").mkdir()
+        (elsewhere / "bin/python3").symlink_to(os.path.realpath(sys.executable))
+        (folder / "code").mkdir()
+        venv.create(folder / "venv", symlinks=True)
+        python = folder / "venv/bin/python"
+        python.unlink()
+        python.symlink_to(elsewhere / "bin/python3")
+        (folder / "venv/pyvenv.cfg").write_text(f"home = {elsewhere}/bin\n")
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        (folder / "venv/pyvenv.cfg").write_text(f"home = {folder}/elsewhere\nversion = {version}\n")
-        packages = folder / f"venv/lib/python{version}/site-packages"
-        packages.mkdir(parents=True)
-        (packages / "all.pth").write_text(
+        (folder / f"venv/lib/python{version}/site-packages/all.pth").write_text(
             "\n".join(p for p in sys.path if p.endswith(("site-packages", "src")))
         )
         (folder / "code/linked.py").write_text(OPERATOR)
         done = subprocess.run(
-            [str(folder / "venv/bin/python"), "-c", SCRIPT, str(folder / "code")],
+            [str(python), "-c", SCRIPT, str(folder / "code")],
             capture_output=True,
             text=True,
             check=False,
@@ -90,4 +96,5 @@ def test_an_operator_finds_a_python_that_is_a_link_to_a_link() -> None:
         error, log = json.loads(done.stdout.splitlines()[-1])
         assert (error, "42" in log) == ("None", True), log
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in (folder, elsewhere):
+            shutil.rmtree(path, ignore_errors=True)

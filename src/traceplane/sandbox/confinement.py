@@ -265,10 +265,22 @@ def _try_uid(configure: Configure, namespaces: bool) -> None:
         root.enter(readable=(), writable=(), temp=configure.folder)
     take_uid(configure.uids[0])
     for path in (os.__file__, __file__, sys.executable):
-        with open(path, "rb"):
-            pass
+        _check_readable(path)
     if not namespaces:
         os.stat(os.path.join(configure.folder, "."))
+
+
+def _check_readable(path: str) -> None:
+    """Names the file that the path leads to: of a chain of links, the one whose end is not visible here."""
+    end = [path, *private_root.links_on_the_way(path)][-1]
+    try:
+        with open(path, "rb"):
+            pass
+    except FileNotFoundError as error:
+        if os.path.islink(end):
+            reason = f"{path} leads to {os.readlink(end)}, which operators cannot see"
+            raise FileNotFoundError(error.errno, reason) from error
+        raise
 
 
 def _why_fails(attempt: Callable[[], object]) -> str | None:

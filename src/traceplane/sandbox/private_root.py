@@ -21,7 +21,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from traceplane.linux import kernel, plain_files
@@ -115,9 +115,10 @@ class Template:
         self._make_etc(uids)
         folders = _uncovered(interpreter_folders(), SYSTEM_FOLDERS)
         self._bind_system([path for path in folders if not is_within(path, TEMP)])
-        links = _uncovered(links_on_the_way(sys.executable), (*SYSTEM_FOLDERS, *folders, TEMP))
-        self._links += links
+        links = _uncovered(links_on_the_way(sys.executable), (*SYSTEM_FOLDERS, *folders))
+        self._links += [path for path in links if not is_within(path, TEMP)]
         self._folders_below_temp = [path for path in folders if is_within(path, TEMP) and path != TEMP]
+        self._links_below_temp = {path: os.readlink(path) for path in links if is_within(path, TEMP)}
         kernel.make_mount_read_only(self._folder)
 
     def _bind_system(self, folders: Iterable[str]) -> None:
@@ -153,7 +154,7 @@ class Template:
     def raise_root(self) -> PrivateRoot:
         """Build the common part of the roots of one slot's tasks, in its own mount namespace."""
         kernel.unshare(kernel.CLONE_NEWNS)
-        root = PrivateRoot(self._root, self._folders_below_temp)
+        root = PrivateRoot(self._root, self._folders_below_temp, self._links_below_temp)
         for path in self._links:
             os.makedirs(os.path.dirname(root.at(path)), exist_ok=True)
             os.symlink(os.readlink(path), root.at(path))
@@ -168,9 +169,15 @@ class Template:
 class PrivateRoot:
     """A slot's root; in a child, that of its task."""
 
-    def __init__(self, path: str, folders_below_temp: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        path: str,
+        folders_below_temp: Iterable[str] = (),
+        links_below_temp: Mapping[str, str] | None = None,
+    ) -> None:
         self._path = path
         self._folders_below_temp = list(folders_below_temp)
+        self._links_below_temp = dict(links_below_temp or {})
         self._shown: list[str] = []
         self._permanent: set[str] = set()
         kernel.mount("tmpfs", path, "tmpfs", _FLAGS, "size=16m,mode=755")
@@ -258,6 +265,7 @@ class PrivateRoot:
         paths = [*self._folders_below_temp, *readable, *untrusted]
         for path in _uncovered(paths, shown):
             self._show_to_read(path, links=path not in untrusted)
+        self._link_below_temp()
         masks = [path for path in hidden if self._mask(path)]
         for path in outermost(p for p in paths if any(is_within(p, mask) for mask in masks)):
             self._show_to_read(path, links=path not in untrusted)
@@ -269,6 +277,14 @@ class PrivateRoot:
         # process without capabilities, descriptors or the chroot call cannot leave.
         os.chroot(self._path)
         os.chdir("/")
+
+    def _link_below_temp(self) -> None:
+        """The links to Python that the task's own /tmp hides. Folders that are shown come first: no path to them may
+        lead through a link of the host."""
+        for path, target in self._links_below_temp.items():
+            if not os.path.lexists(self.at(path)):
+                os.makedirs(os.path.dirname(self.at(path)), exist_ok=True)
+                os.symlink(target, self.at(path))
 
     def _show_to_read(self, path: str, *, links: bool) -> None:
         if links:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> 
         mark = secrets.token_hex(8)
         child.areas = {name: folder.with_name(f"{folder.name}-{mark}") for name, folder in outputs.items()}
         below_temp = [*assignment.code_paths, *child.areas.values(), *private_root.interpreter_folders()]
+        below_temp += private_root.links_on_the_way(sys.executable)
         if assignment.reuse is not None:
             below_temp += assignment.reuse.readable
         parts = [str(path).split("/") for path in below_temp]
