@@ -73,7 +73,7 @@ class Client:
     ) -> None:
         self._home = Path(home) if home is not None else None
         self._url = urlsplit(url or self._settings.gateway_address)
-        self._token = token or user_token(self._settings)
+        self._token = token or user_token(self._settings, url_chosen=url is not None)
         self._timeout = timeout_seconds
 
     @cached_property

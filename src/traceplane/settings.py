@@ -7,8 +7,11 @@ refused, so that a misspelt setting is never silently ignored.
 from __future__ import annotations
 
 import difflib
+import ipaddress
+import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -27,6 +30,9 @@ PREFIX = "TRACEPLANE_"
 _S3 = "s3://"
 _DEFAULT_CODE_PATHS = (Path("code"),)
 _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
+_HTTP_URL = re.compile(
+    r"https?://(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[a-zA-Z0-9.-]+))(?::[0-9]+)?(?:/[^\\@]*)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +281,8 @@ def load(
     values: dict[str, Any] = {}
     path = file or Path(environment.get(f"{PREFIX}CONFIG", "traceplane.toml"))
     if path.exists():
+        if file is None and f"{PREFIX}CONFIG" not in environment:
+            _check_owner(path)
         values |= _from_toml(path) | {"config": path.resolve()}
     elif file is not None:
         raise InvalidInput("settings.no_file", "the settings file does not exist", value=str(file))
@@ -319,10 +327,31 @@ def _token(file: Path) -> str | None:
         ) from error
 
 
-def user_token(settings: Settings) -> str:
-    """The token for calls to the gateway."""
+def running_file(settings: Settings) -> Path:
+    """Locked by `up` while it runs; holds its process id and its address."""
+    return settings.home / "running"
+
+
+def user_token(
+    settings: Settings, environment: Mapping[str, str] | None = None, *, url_chosen: bool = False
+) -> str:
+    """The token for calls to the gateway; `url_chosen`: the caller has named the address itself.
+
+    A settings file may come with a cloned repository, so it cannot send a token that it does not contain elsewhere.
+    """
+    environment = os.environ if environment is None else environment
     if (token := with_tokens(settings).user_token) is not None:
-        return token
+        url_chosen |= f"{PREFIX}{'HOST' if settings.gateway_url is None else 'GATEWAY_URL'}" in environment
+        if url_chosen or settings.user_token is not None or _is_own_address(settings):
+            return token
+        raise InvalidInput(
+            "cli.token_withheld",
+            f"{settings.config or 'the settings file'} names an address that is not the one of the platform in"
+            f" {settings.home.absolute()}, so it does not get the user token of that folder",
+            value=settings.gateway_address,
+            next_step="if you trust that address, set TRACEPLANE_GATEWAY_URL to it, or set TRACEPLANE_USER_TOKEN"
+            " to a token of its platform; otherwise correct the settings file",
+        )
     raise InvalidInput(
         "cli.no_token",
         "this folder has no user token, so no platform was started here",
@@ -330,6 +359,28 @@ def user_token(settings: Settings) -> str:
         next_step="go to the folder where `traceplane up` runs, or run it here,"
         " or set TRACEPLANE_USER_TOKEN and TRACEPLANE_GATEWAY_URL",
     )
+
+
+def _is_own_address(settings: Settings) -> bool:
+    """Whether the gateway is on this machine, or where the platform of the home folder last ran."""
+    url = settings.gateway_address
+    if (parts := _HTTP_URL.fullmatch(url)) is None:
+        return False
+    try:
+        address = ipaddress.ip_address(parts["v6"] or parts["host"])
+        local = address.is_loopback or address.is_unspecified
+    except ValueError:
+        local = parts["host"] == "localhost"
+    if local:
+        return True
+    token = token_file(settings, "user")
+    if token.resolve() != settings.home.resolve() / "tokens" / "user":
+        return False  # a link to the token of another platform
+    try:
+        recorded = json.loads(running_file(settings).read_text())["url"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(recorded.rstrip("/") == url.rstrip("/"))
 
 
 def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = None) -> Settings:
@@ -399,6 +450,25 @@ def _as_path(kind: type, value: Any) -> Any:
     if kind is Path:
         return Path(value).expanduser()
     raise NotImplementedError(kind)
+
+
+def _check_owner(path: Path) -> None:
+    """Refuses a file that lies in the current folder but that another user can write: it names programs to run and
+    addresses to call."""
+    link, file = path.lstat(), path.stat()
+    if not {link.st_uid, file.st_uid} <= {0, os.geteuid()}:
+        reason = "it belongs to another user"
+    elif file.st_mode & stat.S_IWOTH or (file.st_mode & stat.S_IWGRP and file.st_gid != os.getegid()):
+        reason = "others can write to it"
+    else:
+        return
+    raise InvalidInput(
+        "settings.untrusted_file",
+        f"the settings file of this folder is not used, because {reason}",
+        value=path.absolute(),
+        next_step=f"go to a folder of your own; if you trust the file, own it and run `chmod go-w {path}`,"
+        f" or name it: --config {path}",
+    )
 
 
 def _from_toml(path: Path) -> dict[str, Any]:

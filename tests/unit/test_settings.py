@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.unit.test_docs import page, rows, sections
 from traceplane.errors import InvalidInput
-from traceplane.settings import CELERY_BROKER, UNPREFIXED, Settings, load, with_celery_broker, with_unprefixed
+from traceplane.settings import (
+    CELERY_BROKER,
+    UNPREFIXED,
+    Settings,
+    load,
+    user_token,
+    with_celery_broker,
+    with_unprefixed,
+)
 
 GUIDE = {
     "SERVICE_NAME": "trigger-dispatcher",
@@ -88,3 +97,91 @@ def test_a_setting_of_older_versions_is_ignored(tmp_path: Path) -> None:
     file.write_text('data_url = "postgresql://data"\norg = "ours"\n')
     settings = load(file, environment={"TRACEPLANE_DATA_URL": "postgresql://data"})
     assert settings == Settings(config=file, org="ours")
+
+
+def test_settings_that_others_may_write_are_refused_unless_chosen_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "traceplane.toml"
+    file.write_text('org = "ours"\n')
+    file.chmod(0o646)
+    with pytest.raises(InvalidInput, match="others can write") as refused:
+        load(environment={})
+    assert (refused.value.code, refused.value.value) == ("settings.untrusted_file", file)
+    for chosen in (load(file, environment={}), load(environment={"TRACEPLANE_CONFIG": str(file)})):
+        assert chosen.org == "ours"
+    file.chmod(0o664)  # as umask 002 leaves it, for users with a group of their own
+    os.chown(file, -1, os.getegid())
+    assert load(environment={}).org == "ours"
+
+
+EVIL = "http://collector.example:80"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    (home / "tokens").mkdir(parents=True)
+    (home / "tokens/user").write_text("secret\n")
+    (home / "running").write_text('{"pid": 1, "url": "https://ours.example"}')
+    return home
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "",
+        'host = "0.0.0.0"',
+        'gateway_url = "http://localhost:8461"',
+        'gateway_url = "http://[::1]:8461"',
+        'gateway_url = "https://ours.example"',
+        'gateway_url = "https://ours.example/"',
+        f'gateway_url = "{EVIL}"\nuser_token = "secret"',
+    ],
+)
+def test_a_token_is_sent_to_this_machine_and_to_the_platform_that_issued_it(
+    tmp_path: Path, home: Path, toml: str
+) -> None:
+    (tmp_path / "traceplane.toml").write_text(toml)
+    settings = load(tmp_path / "traceplane.toml", environment={}, home=home)
+    assert user_token(settings, environment={}) == "secret"
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        f'gateway_url = "{EVIL}"',
+        'host = "collector.example"',
+        'gateway_url = "http://localhost@collector.example"',
+        'gateway_url = "http://127.0.0.1.collector.example"',
+        'gateway_url = "http://collector.example\\\\@localhost"',
+        'gateway_url = "http://ours.example"',
+    ],
+)
+def test_a_settings_file_cannot_send_a_token_of_the_home_elsewhere(
+    tmp_path: Path, home: Path, toml: str
+) -> None:
+    (tmp_path / "traceplane.toml").write_text(toml)
+    settings = load(tmp_path / "traceplane.toml", environment={}, home=home)
+    with pytest.raises(InvalidInput, match="user token") as refused:
+        user_token(settings, environment={})
+    assert refused.value.code == "cli.token_withheld"
+    assert "TRACEPLANE_GATEWAY_URL" in str(refused.value.next_step)
+
+
+def test_an_address_of_the_environment_gets_the_token(home: Path) -> None:
+    for environment in ({"TRACEPLANE_GATEWAY_URL": EVIL}, {"TRACEPLANE_HOST": "10.1.2.3"}):
+        assert user_token(load(environment=environment, home=home), environment=environment) == "secret"
+
+
+def test_a_home_cannot_pass_the_token_of_another_one_to_its_own_address(tmp_path: Path, home: Path) -> None:
+    """A cloned repository may bring a `.traceplane` with links."""
+    planted = tmp_path / ".traceplane"
+    planted.mkdir()
+    (planted / "tokens").symlink_to(home / "tokens")
+    (planted / "running").write_text(f'{{"pid": 1, "url": "{EVIL}"}}')
+    (tmp_path / "traceplane.toml").write_text(f'gateway_url = "{EVIL}"')
+    settings = load(tmp_path / "traceplane.toml", environment={}, home=planted)
+    with pytest.raises(InvalidInput, match="user token"):
+        user_token(settings, environment={})

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,10 +19,9 @@ from traceplane import telemetry
 from traceplane.auth.opaque import Principal, Role
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError
 from traceplane.postgres.embedded.server import EmbeddedPostgres
-from traceplane.runtime.locked_folder import closed_folder
-from traceplane.settings import Settings, token_file, with_tokens
+from traceplane.runtime.locked_folder import check_owner, closed_folder, own_folder
+from traceplane.settings import Settings, running_file, token_file, with_tokens
 
-_LOCK = "running"
 _POLL_SECONDS = 0.5
 _TOKENS = {"worker": (Principal.WORKER, None), "user": (Principal.USER, Role.ADMIN)}
 
@@ -54,7 +54,7 @@ def existing_postgres(settings: Settings) -> Settings:
 def the_only_one(settings: Settings) -> Iterator[None]:
     """Held by `up` while it runs: a second one in the same folder is refused before it changes anything."""
     close_home(settings)
-    with (settings.home / _LOCK).open("a+") as file:
+    with _opened_without_links(running_file(settings)) as file:
         if not _lock(file):
             other = running_here(settings)
             raise Conflict(
@@ -82,12 +82,20 @@ class Running:
 def running_here(settings: Settings) -> Running | None:
     """The `up` of this folder, if one is running."""
     try:
-        with (settings.home / _LOCK).open() as file:
+        with running_file(settings).open() as file:
             if _lock(file, patience=0.0):
                 return None
             return Running(**json.load(file))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _opened_without_links(path: Path) -> IO[str]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return os.fdopen(descriptor, "a+")
 
 
 def _lock(file: IO[str], *, patience: float = 0.3) -> bool:
@@ -118,24 +126,32 @@ async def keep_postgres(server: EmbeddedPostgres, settings: Settings) -> None:
 
 
 def close_home(settings: Settings) -> None:
-    """Makes the home folder unreadable for other users of this machine."""
+    """Makes the home folder unreadable for other users of this machine, and refuses what they have put there."""
     home = settings.home
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        own_folder(home)
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise InvalidInput(
-            "home.unusable",
-            f"the folder of the platform cannot be created or written: {error.strerror}",
-            value=home.absolute(),
-            next_step="choose another one with --home or TRACEPLANE_HOME",
-        ) from error
-    if home.stat().st_uid == os.geteuid():
+        for path in home.iterdir():
+            check_owner(path)
+        for name in ("tokens", "postgres"):
+            if (home / name).exists():
+                own_folder(home / name)
         # With root, Postgres and operators run as other users, which must pass.
         home.chmod(0o711 if os.geteuid() == 0 else 0o700)
-    if settings.object_store is None:
-        closed_folder(settings.object_store_root)
+        if settings.object_store is None:
+            closed_folder(settings.object_store_root)
+    except OSError as error:
+        raise _unusable(home, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(
+        "home.unusable",
+        f"the folder of the platform cannot be created or written: {error.strerror}",
+        value=path.absolute(),
+        next_step="choose another one with --home or TRACEPLANE_HOME",
+    )
 
 
 async def prepare(settings: Settings) -> Settings:
@@ -164,9 +180,8 @@ async def prepare(settings: Settings) -> Settings:
 
 def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    own_folder(path.parent)
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # a new file, mode 0600
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")
-    draft.replace(path)
+    Path(draft).replace(path)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from traceplane.errors import InvalidInput
 from traceplane.linux import operator_ids
 
 
@@ -27,13 +28,42 @@ def remove_tree(path: Path) -> None:
         subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
 
+def own_folder(path: Path) -> Path:
+    """A folder of this user that nobody else can write to, created if it is missing.
+
+    A folder of another user is refused, for root too: its owner could replace what is in it at any time.
+    """
+    if not path.is_symlink():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(path)
+    path.chmod(path.stat().st_mode & 0o755)
+    return path
+
+
+def check_owner(path: Path) -> None:
+    """Refuses what another user has put in the place of a file or folder of ours; a link of our own may lead to it."""
+    try:
+        owners = {path.lstat().st_uid}
+    except FileNotFoundError:  # another process has just removed it
+        return
+    with contextlib.suppress(FileNotFoundError):
+        owners.add(path.stat().st_uid)
+    if owners != {os.geteuid()}:
+        raise InvalidInput(
+            "home.untrusted",
+            "a file or folder where the platform keeps its own belongs to another user",
+            value=path.absolute(),
+            next_step="remove it if you do not know it, run as its owner,"
+            " or choose another folder with --home or TRACEPLANE_HOME",
+        )
+
+
 def closed_folder(path: Path) -> Path:
     """A folder that other users of this machine cannot enter; operators of root's workers can pass through it."""
-    path.mkdir(parents=True, exist_ok=True)
-    if path.stat().st_uid == os.geteuid():
-        if os.geteuid() == 0:
-            os.chown(path, -1, operator_ids.GROUP)
-        path.chmod(0o710 if os.geteuid() == 0 else 0o700)
+    own_folder(path)
+    if os.geteuid() == 0:
+        os.chown(path, -1, operator_ids.GROUP)
+    path.chmod(0o710 if os.geteuid() == 0 else 0o700)
     return path
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from traceplane.postgres.embedded.problems import problem
 from traceplane.postgres.embedded.processes import ServerUser, run_as
+from traceplane.runtime.locked_folder import check_owner
 
 Role = Literal["postgres", "traceplane_state"]
 ROLES: tuple[Role, ...] = ("postgres", "traceplane_state")
@@ -71,7 +72,7 @@ def passwords_in(folder: Path, *, create: bool) -> dict[str, str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -87,6 +88,7 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         if not folder.is_dir():
             raise
+        check_owner(folder)
 
 
 def make_public_folder(folder: Path) -> None:
@@ -111,12 +113,13 @@ def make_private_folder(folder: Path, user: ServerUser | None) -> None:
 
 def write(path: Path, text: str, mode: int) -> None:
     draft = path.with_name(f"{path.name}.new")
-    draft.touch(0o600)
-    with draft.open("w") as file:
-        draft.chmod(mode)
+    draft.unlink(missing_ok=True)  # of a process that was killed
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, mode)
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(descriptor)
     draft.replace(path)
 
 

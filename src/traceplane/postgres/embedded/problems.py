@@ -105,7 +105,7 @@ def folder_problem(folder: Path, error: OSError) -> Exception:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return problem("disk_full", folder)
-        case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTDIR | errno.EEXIST:
+        case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTDIR | errno.EEXIST | errno.ELOOP:
             return problem("folder_unwritable", f"{error.filename or folder}: {error.strerror}")
         case _:
             return error

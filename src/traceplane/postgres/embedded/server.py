@@ -215,7 +215,7 @@ class EmbeddedPostgres:
 
     def _try_start(self) -> str | None:
         """Nothing once the server accepts connections, else what it logged."""
-        log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             begin = os.fstat(log).st_size
             # No -D: pg_ctl would put it through a shell unquoted.
@@ -287,7 +287,7 @@ def _own(folder: Path) -> None:
     held = _owned.get(folder)
     if held is not None and path.exists() and os.path.samestat(os.fstat(held), path.stat()):
         return
-    owners = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    owners = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     fcntl.flock(owners, fcntl.LOCK_SH)  # waits while a watchdog takes the server down
     if held is not None:
         os.close(held)
@@ -296,6 +296,6 @@ def _own(folder: Path) -> None:
 
 def _truncate_log(log: Path) -> None:
     """The server appends to the file it was given, so it is emptied in place rather than renamed."""
-    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+    if not log.is_symlink() and log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         shutil.copy2(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)
