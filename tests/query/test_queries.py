@@ -15,6 +15,7 @@ import pytest
 from tests.query.asked import ADMIN, READER, Asked
 from tests.query.published import DAG, SECRET, Shop, items, orders, queries
 from traceplane.errors import Conflict, NotFound, TraceplaneError
+from traceplane.gateway.datasets import detail
 from traceplane.postgres import commits
 from traceplane.query.datasets import AsOf
 
@@ -163,6 +164,55 @@ async def test_newer_commits_hide_exactly_their_positions_and_new_columns_are_nu
     # A dataset of ranges has no rows of its own: it is read from what it groups.
     assert await asked.rows("select count(*) from shop.ranges") == [[60]]
     assert await asked.rows("select * from shop.ranges limit 0") == []
+
+
+async def test_a_declared_column_that_no_file_has_yet_is_null(shop: Shop, asked: Asked) -> None:
+    more = """
+    - {name: venue, type: string}
+    - {name: fee, type: "decimal(10, 2)"}
+    - {name: legs, type: "map<string, bigint>"}
+    - {name: phone, type: string, pii: true}"""
+    marked = "{name: email, type: string, pii: true}"
+    virtual = '  shop.venues: {storage: virtual, sql: "select venue, count(*) as n from shop.orders group by venue"}'
+    changed = DAG.replace(marked, marked + more).replace("  shop.items:", f"{virtual}\n  shop.items:", 1)
+    await shop.plane.deploy(changed.replace("dag: shop", "dag: new").replace("shop.", "new."))
+    for first in (1, 21):
+        await shop.publish("new.orders", orders(first, first + 19), first, first + 19)
+    await shop.publish("new.orders", orders(11, 30), 11, 30)  # hides some positions of both
+    assert await asked.rows("select count(*), count(venue), sum(fee), count(legs) from new.orders") == [
+        [40, 0, None, 0]
+    ]
+    assert await asked.rows("select count(*) from new.orders where venue is null and fee is null") == [[40]]
+    assert await asked.rows("select * from new.orders where venue = 'x'") == []
+    assert await asked.rows("select * from new.venues") == [[None, 40]]
+    assert await asked.rows("select typeof(venue), typeof(fee) from new.orders limit 1") == [
+        ["VARCHAR", "DECIMAL(10,2)"]
+    ]
+    names = [c["name"] for c in (await asked.answer("select * from new.orders limit 1"))["columns"]]
+    assert names == ["id", "customer", "amount", "day", "venue", "fee", "legs"]
+    with pytest.raises(TraceplaneError, match="phone"):
+        await asked.rows("select phone from new.orders")
+    assert await asked.rows("select count(phone) from new.orders", ADMIN) == [[0]]
+    seen = await detail(shop.plane.database, asked.service, READER, "new.orders")
+    assert [(c.name, c.type) for c in seen.columns][-3:-1] == [
+        ("venue", "string"),
+        ("fee", "decimal128(10, 2)"),
+    ]
+    await shop.publish(
+        "new.orders",
+        orders(41, 60).append_column("Venue", pa.array(["here"] * 20)),
+        41,
+        60,
+    )
+    assert await asked.rows("select count(*), count(venue) from new.orders") == [[60, 20]]
+
+
+async def test_the_declared_columns_of_a_dataset_without_files_have_their_types(
+    shop: Shop, asked: Asked
+) -> None:
+    await shop.plane.deploy(DAG.replace("dag: shop", "dag: new").replace("shop.", "new."))
+    assert await asked.rows("select sum(id), max(day), sum(amount) from new.orders") == [[None, None, None]]
+    assert await asked.rows("select typeof(sum(amount)) from new.orders") == [["DOUBLE"]]
 
 
 async def test_a_query_is_as_of_a_version_or_a_time(shop: Shop, asked: Asked) -> None:

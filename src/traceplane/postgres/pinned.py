@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.column_types import arrow_type
 from traceplane.model.committed_file import StoredBounds
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.json_object import JsonObject
@@ -31,7 +32,7 @@ class PinnedDataset:
     storage: str
     description: str
     columns: tuple[SchemaColumn, ...]
-    """The merged schema of the files, or the declared columns if there are no files yet."""
+    """The merged schema of the files, and the declared columns that they lack."""
     pii: frozenset[str]
     """Columns that any definition of these rows marks as personal data, in lower case."""
     position: str | None
@@ -43,6 +44,8 @@ class PinnedDataset:
     """Of a virtual dataset, in the version that is read."""
     source: str | None = None
     """The source whose events it consists of; None if it has rows."""
+    absent: frozenset[str] = frozenset()
+    """The columns that are declared, but that no file has yet: they are null."""
 
 
 class CommitFiles(msgspec.Struct, frozen=True, gc=False):
@@ -127,10 +130,9 @@ def _dataset(row: Any) -> PinnedDataset:
     ]
     declared = [column for d in definitions for column in d["columns"]]
     shown = row["versioned_definition"] or row["definition"]
-    known = row["columns"] or [
-        {"name": c["name"], "type": c["type"], "nullable": c.get("nullable", True)}
-        for c in row["definition"]["columns"]
-    ]
+    of_files = [SchemaColumn(**column) for column in row["columns"] or ()]
+    # A hot table has all declared columns from the beginning.
+    lacking = [] if of_files and shown["storage"] == "postgres" else _declared(row, shown, of_files)
     return PinnedDataset(
         dataset_id=row["dataset_id"],
         dag=row["dag"],
@@ -139,7 +141,7 @@ def _dataset(row: Any) -> PinnedDataset:
         row_generation_id=row["row_generation_id"],
         storage=shown["storage"],
         description=shown["description"],
-        columns=tuple(SchemaColumn(**column) for column in known),
+        columns=(*of_files, *lacking),
         pii=frozenset(column["name"].lower() for column in declared if column.get("pii")),
         position=row["position_column"],
         cursor=row["cursor"],
@@ -147,7 +149,20 @@ def _dataset(row: Any) -> PinnedDataset:
         forgotten_until=row["forgotten_until"],
         sql=shown.get("sql"),
         source=row["source"],
+        absent=frozenset(column.name for column in lacking) if of_files else frozenset(),
     )
+
+
+def _declared(row: Any, definition: JsonObject, of_files: Sequence[SchemaColumn]) -> list[SchemaColumn]:
+    """The declared columns that files lack; of an aggregator's ranges, those of the dataset it aggregates."""
+    owner = row["owner_definition"] if row["row_generation_id"] != row["generation_id"] else None
+    declared = (owner or definition)["columns"] or definition["columns"]
+    names = {column.name.lower() for column in of_files}  # SQL ignores case
+    return [
+        SchemaColumn(c["name"], arrow_type(c["type"]) or c["type"], bool(of_files) or c.get("nullable", True))
+        for c in declared
+        if c["name"].lower() not in names
+    ]
 
 
 async def commits(

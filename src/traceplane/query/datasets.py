@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from traceplane.errors import Conflict, InvalidInput, NotFound
@@ -60,8 +60,9 @@ def pin_text(pin: Pin) -> str:
 class QueryDatasets:
     """Including virtual datasets and those below them."""
 
-    def __init__(self, tx: Transaction, org: str, as_of: AsOf) -> None:
-        self._tx, self._org, self._as_of = tx, org, as_of
+    def __init__(self, tx: Transaction, org: str, as_of: AsOf, *, only_stored: bool = False) -> None:
+        """`only_stored`: without the declared columns that no file has, for a reader that takes columns from files."""
+        self._tx, self._org, self._as_of, self._only_stored = tx, org, as_of, only_stored
         self._by_pin: dict[Pin, PinnedDataset] = {}
 
     @property
@@ -121,7 +122,8 @@ class QueryDatasets:
             version = numbers.get(dataset.dag)
             if version is not None and dataset.version is None:
                 raise await self._no_version(dataset, version)
-            self._by_pin[name, moment] = _checked(dataset, at, version)
+            dataset = _checked(dataset, at, version)
+            self._by_pin[name, moment] = _without_absent(dataset) if self._only_stored else dataset
 
     async def _unknown(self, name: str) -> NotFound:
         return NotFound(
@@ -159,6 +161,11 @@ class QueryDatasets:
             columns[name] = [*visible, *hidden[name]]
             views.append(NamedSql(name, sql))
         return views
+
+
+def _without_absent(dataset: PinnedDataset) -> PinnedDataset:
+    stored = tuple(column for column in dataset.columns if column.name not in dataset.absent)
+    return replace(dataset, columns=stored, absent=frozenset())
 
 
 def visible_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaColumn]:

@@ -43,7 +43,7 @@ async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mappi
         raise InvalidInput("query.malformed", "a query must not contain a NUL character")
     anybody = replace(caller, sees_pii=False)
     gated = await asyncio.to_thread(gate.admit, sql)
-    datasets = QueryDatasets(tx, caller.org, AsOf(versions))
+    datasets = QueryDatasets(tx, caller.org, AsOf(versions), only_stored=True)
     await datasets.read(gated.relations)
     expanded = await asyncio.to_thread(virtual.expand, gated.relations, datasets.sql_of)
     names = {pin: f"#{number}" for number, pin in enumerate(dict.fromkeys(map(pin_of, expanded.stored)))}

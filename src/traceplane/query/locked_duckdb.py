@@ -9,7 +9,7 @@ import duckdb
 import msgspec
 
 from traceplane.query.failures import QueryRefused
-from traceplane.query.wire import EngineRelation, EngineRequest, FileGroup
+from traceplane.query.wire import EngineColumn, EngineRelation, EngineRequest, FileGroup
 from traceplane.sql.functions import OPERATORS, SCALARS_AND_AGGREGATES, TABLE_FUNCTIONS
 
 
@@ -60,10 +60,9 @@ def open_locked(
 
 
 def _rows_of(relation: EngineRelation) -> str:
-    names = ", ".join(_quoted(column.name) for column in relation.columns)
     if not relation.groups:
-        empty = ", ".join(f"null::{c.type or 'varchar'} as {_quoted(c.name)}" for c in relation.columns)
-        return f"select {empty} where false"
+        return f"select {', '.join(map(_null, relation.columns))} where false"
+    names = ", ".join(_null(c) if c.absent else _quoted(c.name) for c in relation.columns)
     return " union all ".join(
         f"select {names} from read_parquet({_list(group.paths)}, hive_partitioning = false, {_schema(relation)})"
         f"{_kept(relation, group)}"
@@ -71,12 +70,16 @@ def _rows_of(relation: EngineRelation) -> str:
     )
 
 
+def _null(column: EngineColumn) -> str:
+    return f"null::{column.type or 'varchar'} as {_quoted(column.name)}"
+
+
 def _schema(relation: EngineRelation) -> str:
     """The generation's schema, so that no file must be opened for it, and a column that a file lacks is null."""
-    columns = [*relation.columns]
+    columns = [column for column in relation.columns if not column.absent]
     if relation.position is not None and relation.position not in columns:
         columns.append(relation.position)
-    if any(column.type is None for column in columns):
+    if not columns or any(column.type is None for column in columns):
         return "union_by_name = true"
     fields = (
         f"{_text(c.name)}: {{name: {_text(c.name)}, type: {_text(str(c.type))}, default_value: null}}"

@@ -203,17 +203,18 @@ def _stored_relation(
     groups = [FileGroup([f"{root}/{path}" for path in group.paths], group.kept) for group in files.groups]
     if hot is not None:
         groups.append(FileGroup([str(hot)]))
-    position = next((c for c in dataset.columns if c.name == dataset.position), None)
+    stored = (c for c in dataset.columns if c.name not in dataset.absent)
+    position = next((c for c in stored if c.name == dataset.position), None)
     return EngineRelation(
         name,
-        [_engine_column(c) for c in some_columns(dataset, caller)],
+        [_engine_column(c, absent=c.name in dataset.absent) for c in some_columns(dataset, caller)],
         groups,
         None if position is None else _engine_column(position),
     )
 
 
-def _engine_column(column: SchemaColumn) -> EngineColumn:
-    return EngineColumn(column.name, type_of(column.type))
+def _engine_column(column: SchemaColumn, *, absent: bool = False) -> EngineColumn:
+    return EngineColumn(column.name, type_of(column.type), absent)
 
 
 def _generation_folders(chosen: Iterable[ChosenFiles]) -> list[str]:

@@ -36,6 +36,8 @@ class EngineColumn(msgspec.Struct, frozen=True):
     name: str
     type: str | None
     """DuckDB's spelling; None if only the files know."""
+    absent: bool = False
+    """No file has it: it is null."""
 
 
 class EngineRelation(msgspec.Struct, frozen=True):
