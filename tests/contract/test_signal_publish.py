@@ -22,7 +22,7 @@ from traceplane.adapters.object_store_s3 import S3ObjectStore
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.signal_tail import signal_tail
 from traceplane.dispatcher.loops import signal_publisher as signal_jobs
-from traceplane.dispatcher.loops.signal_publisher import SignalJobs
+from traceplane.dispatcher.loops.signal_publisher import Published, SignalJobs
 from traceplane.settings import Settings
 
 DAG = """
@@ -111,10 +111,24 @@ async def market(
         await market.store.close()
 
 
+async def publish_all(market: Market) -> Published:
+    """On a busy machine a pass leaves some to the next."""
+    done = Published(more=True)
+    while done.more:
+        one = await market.jobs.run_once()
+        done = Published(
+            done.tasks + one.tasks,
+            done.published + one.published,
+            done.suppressed + one.suppressed,
+            more=one.more,
+        )
+    return done
+
+
 async def test_committed_signals_are_published_from_either_store(market: Market) -> None:
     plane = market.plane
     await market.make(1, 2, 3)
-    done = await market.jobs.run_once()
+    done = await publish_all(market)
     assert (done.tasks, done.published, done.suppressed) == (3, 3, 0)
     assert await plane.states("publish") == {"completed": 3}
     published = market.published()
@@ -132,7 +146,7 @@ async def test_committed_signals_are_published_from_either_store(market: Market)
 async def test_history_that_a_deploy_recomputes_is_not_published(market: Market) -> None:
     plane = market.plane
     await market.make(1, 2)
-    await market.jobs.run_once()
+    await publish_all(market)
     await plane.deploy(DAG.replace("version: 1}", "version: 2}"))
     await plane.builds.run_once()
     await market.make()
@@ -162,7 +176,7 @@ async def test_an_invalid_file_fails_only_its_own_tasks(
     wrong, right = await plane.claim(await plane.send())
     await market.work(wrong, written)
     await market.work(right, [signal_row(2)])
-    assert (await market.jobs.run_once()).published == 1
+    assert (await publish_all(market)).published == 1
     assert await plane.states("publish") == {"completed": 1, "queued": 1}
     assert [signal["signal_id"] for signal in market.published()] == ["test-rsi-AAPL-2"]
 
@@ -186,11 +200,11 @@ async def test_invalid_signals_fail_only_their_own_tasks(market: Market) -> None
     wrong, right = await plane.claim(await plane.send())
     await market.work(wrong, [{"position": 1, "price": 2.0}])
     await market.work(right, [signal_row(2)])
-    assert (await market.jobs.run_once()).published == 1
+    assert (await publish_all(market)).published == 1
     assert await plane.states("publish") == {"completed": 1, "queued": 1}  # retried later
     for _ in range(4):
         await plane.pass_time(600)
-        assert (await market.jobs.run_once()).published == 0
+        assert (await publish_all(market)).published == 0
     (task,) = await plane.tasks("publish", "dead")
     error = await plane.value("select error from tasks where task_id = $1", task)
     assert error["code"] == "operator.misconfigured"

@@ -71,6 +71,7 @@ jobs:
   runtime: python
   operator: python
   inputs: [{{from: {{dataset: mid}}}}, {{from: {{dataset: side}}}}]
+  when: any
   outputs: [{{dataset: end}}]
   config: {{entrypoint: "basic:copy"}}
   max_attempts: {MAX_ATTEMPTS["last"]}
