@@ -46,6 +46,7 @@ Announcement = tuple[Scope | int, str, str]
 
 _READ_BACK: dict[pa.Schema, pa.Schema] = {}
 """The schema that a table has when it is read back from a Parquet file."""
+_LONGEST_COLUMN_NAME = 512
 
 
 class OperatorError(Exception):
@@ -161,7 +162,8 @@ class OperatorTask:
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
 
     def write(self, name: str, rows: Any) -> None:
-        """Add a Parquet file to an output. All writes to one output must have the same columns.
+        """Add a Parquet file to an output. All writes to one output must have the same columns; one without rows and
+        columns, such as an empty list, adds nothing.
 
         Values are cast to the types that the dataset declares; a value that the cast would change is refused.
         """
@@ -170,6 +172,8 @@ class OperatorTask:
         output = self._output(name)
         with _fitting(name):
             table = as_table(rows, output.columns)
+            if not table.num_columns:
+                return
             table = arrow_types.cast(table, arrow_types.as_declared(table.schema, output.columns))
         if self.unique_key:
             table = self._without_duplicates(name, table)
@@ -231,8 +235,8 @@ class OperatorTask:
         from traceplane.columnar import arrow_types
 
         output = self._output(name)
-        written = self.written.setdefault(name, Written())
-        path = output.folder / f"part-{len(written.files):05d}.parquet"
+        files = self.written[name].files if name in self.written else ()
+        path = output.folder / f"part-{len(files):05d}.parquet"
         declared = arrow_types.as_declared(schema, output.columns)
         rows = 0
 
@@ -256,11 +260,21 @@ class OperatorTask:
 
         self._output(name)
         parquet_file = parquet.ParquetFile(path)
+        if not parquet_file.schema_arrow.names:
+            path.unlink()  # no engine can open a file without columns
+            return
         facts = parquet_facts.statistics(parquet_file.metadata)
         file = WrittenFile(path.name, parquet_file.metadata.num_rows, os.stat(path).st_size, facts)
         self._count_in(name, parquet_file.schema_arrow, file)
 
     def _count_in(self, name: str, schema: pa.Schema, file: WrittenFile) -> None:
+        for column in schema.names:
+            if not 0 < len(column) <= _LONGEST_COLUMN_NAME or "\0" in column:
+                raise OperatorError(
+                    "operator.result_invalid",
+                    f"output {name!r}: the column name {column[:40]!r} must have 1 to {_LONGEST_COLUMN_NAME} "
+                    "characters, and no NUL",
+                )
         written = self.written.setdefault(name, Written())
         hashed = schema_hash(schema)
         if written.schema_hash not in (None, hashed):

@@ -438,6 +438,20 @@ async def test_files_that_cannot_hold_what_an_input_asks_for_are_left_out(plane:
     assert all(set(msgspec.to_builtins(f)) == {"path", "rows", "bytes"} for f in handed)
 
 
+async def test_no_task_is_handed_a_file_without_rows(plane: ControlPlane) -> None:
+    await plane.deploy(APPEND)
+    (held,) = await held_for(plane, 1)
+    prefix = held.task.write_prefixes[0]
+    files = [StagedFile(f"{prefix}{rows}.parquet", rows, 10) for rows in (0, 3)]
+    (output,) = held.outputs()
+    output = msgspec.structs.replace(output, files=files)
+    assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
+    (reader,) = await plane.claim(await plane.send())
+    (again,) = await held_for(plane, 1, emission="again")
+    expected = [InputFile(f"{prefix}3.parquet", 3, 10)]
+    assert (reader.task.input_files, again.task.output_files) == ([expected], [expected])
+
+
 async def test_an_append_is_handed_what_its_output_holds_of_its_scope(plane: ControlPlane) -> None:
     await plane.deploy(APPEND)
     (first,) = await held_for(plane, 5)

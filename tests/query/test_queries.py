@@ -215,6 +215,22 @@ async def test_the_declared_columns_of_a_dataset_without_files_have_their_types(
     assert await asked.rows("select typeof(sum(amount)) from new.orders") == [["DOUBLE"]]
 
 
+async def test_a_file_without_columns_keeps_nobody_from_reading_the_others(shop: Shop, asked: Asked) -> None:
+    none, (_, generation) = pa.table({}), await shop.generation("shop.orders")
+    await shop.publish("shop.orders", none, 61, 80)
+    assert await asked.rows("select count(*), max(id) from shop.orders") == [[60, 60]]
+    # One file of several, and a later list that is made from an earlier one.
+    await shop.publish("shop.orders", none, 81, 100)
+    await shop.publish("shop.orders", orders(101, 120), 101, 120)
+    await shop.plane.sql(
+        "update dataset_commits set files = files || (select files from dataset_commits where range_start = 81)"
+        " where range_start = 101 and generation_id = $1",
+        generation,
+    )
+    assert await asked.rows("select count(*), max(id) from shop.orders where id > 50") == [[30, 120]]
+    assert await asked.files("select * from shop.orders where id > 50") == [2]
+
+
 async def test_a_query_is_as_of_a_version_or_a_time(shop: Shop, asked: Asked) -> None:
     async def at_once() -> datetime:
         return await shop.plane.value("select clock_timestamp()")

@@ -160,6 +160,12 @@ def test_whole_numbers_beyond_64_bits_fit_into_a_declared_decimal(tmp_path: Path
         ({"day": 1}, [], "operator.result_invalid", "column 'day' is int, not a list of values"),
         ({"day": [1], "n": [1, 2]}, [], "operator.result_invalid", "expected length 1 but got length 2"),
         (7, [], "operator.result_invalid", "int cannot be written as rows"),
+        ([{}], [], "operator.result_invalid", "row 0 has no columns"),
+        ([{}, {"n": 1}], [], "operator.result_invalid", "row 0 has no columns"),
+        ([{"": 3}], [], "operator.result_invalid", "the column name '' must have 1 to 512"),
+        ({"": [3]}, [], "operator.result_invalid", "the column name '' must have 1 to 512"),
+        ([{5: 1}], [], "operator.result_invalid", "the column name 5 is int, not text"),
+        ({5: [1]}, [], "operator.result_invalid", "the column name 5 is int, not text"),
     ],
 )
 def test_an_invalid_row_is_named_with_its_column_and_row(

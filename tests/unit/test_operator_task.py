@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
@@ -37,3 +40,38 @@ def test_two_test_tasks_in_one_folder_do_not_interfere(tmp_path: Path) -> None:
     for n, task in enumerate(tasks):
         task.write("output", [{"n": n}])
     assert [parquet.read_table(t.outputs["output"].folder)["n"].to_pylist() for t in tasks] == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        (),
+        {},
+        {"output": []},
+        pa.table({}),
+        importlib.import_module("pandas").DataFrame(),
+        pa.table({}).to_batches(),
+    ],
+)
+def test_rows_that_are_none_and_have_no_columns_leave_no_file(tmp_path: Path, rows: Any) -> None:
+    task = operator_task(tmp_path, scope=Cursor(1))
+    task.write_returned(rows)
+    assert task.written == {}
+    assert list(task.outputs["output"].folder.iterdir()) == []
+
+
+def test_a_file_without_rows_and_columns_is_removed(tmp_path: Path) -> None:
+    task = operator_task(tmp_path, scope=Cursor(1))
+    with task.open_writer("output", pa.schema([])):
+        pass
+    assert task.written == {}
+    assert list(task.outputs["output"].folder.iterdir()) == []
+
+
+def test_rows_may_follow_a_write_without_any(tmp_path: Path) -> None:
+    task = operator_task(tmp_path, scope=Cursor(1))
+    task.write("output", [])
+    task.write("output", [{"n": 1}])
+    task.write("output", [])
+    assert [file.rows for file in task.written["output"].files] == [1]

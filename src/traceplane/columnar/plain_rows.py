@@ -24,7 +24,9 @@ def table_of(rows: Mapping[str, Any] | Sequence[Any], declared: Iterable[TypedCo
     columns: Mapping[str, Any] | None = None
     try:
         if not isinstance(rows, Mapping):
-            return pa.Table.from_pylist(list(rows))
+            rows = list(rows)
+            _check_first(rows)
+            return pa.Table.from_pylist(rows)
         columns = _checked(rows)
         return pa.table(columns)
     except NotRows:
@@ -39,7 +41,22 @@ def table_of(rows: Mapping[str, Any] | Sequence[Any], declared: Iterable[TypedCo
         raise NotRows(str(error)) from None  # such as columns of different lengths
 
 
+def _check_first(rows: list[Any]) -> None:
+    """The first row names the columns."""
+    if rows and isinstance(rows[0], Mapping):
+        if not rows[0]:
+            raise NotRows("row 0 has no columns")
+        _check_names(rows[0])
+
+
+def _check_names(columns: Mapping[Any, Any]) -> None:
+    for name in columns:
+        if not isinstance(name, str):
+            raise NotRows(f"the column name {str(name)[:200]} is {type(name).__name__}, not text")
+
+
 def _checked(columns: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
+    _check_names(columns)
     for name, values in columns.items():
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise NotRows(f"column {name!r} is {type(values).__name__}, not a list of values")

@@ -101,7 +101,7 @@ async def read_by_tasks(
     for row in rows:
         hidden = [(a, b) for a, b in row["hidden"] or ()]
         positions = (row["range_start"], row["range_end"])
-        commit = LiveCommit(row["commit_id"], row["files"], positions, hidden)
+        commit = LiveCommit(row["commit_id"], _with_rows(row["files"]), positions, hidden)
         live[row["ord"] - 1].append(commit)
     return live
 
@@ -127,6 +127,11 @@ async def record_reads(tx: Transaction, reads: Sequence[WholeRead]) -> None:
     )
 
 
+def _with_rows(files: list[CommittedFile]) -> list[CommittedFile]:
+    """Without empty files, which may even lack columns: then no engine can open them."""
+    return [file for file in files if file["rows"]]
+
+
 async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[OutputCommit]:
     """The outputs whose scope partly overlaps that of committed rows."""
     rows = await tx.rows(
@@ -146,7 +151,7 @@ async def output_files(
     files: dict[tuple[UUID, int], list[CommittedFile]] = {}
     newest = dict.fromkeys(task_ids, 0)
     for row in await tx.rows(_SQL["own_files"], task_ids):
-        files.setdefault((row["task_id"], row["output_index"]), []).extend(row["files"])
+        files.setdefault((row["task_id"], row["output_index"]), []).extend(_with_rows(row["files"]))
         newest[row["task_id"]] = max(newest[row["task_id"]], row["commit_id"])
     return files, newest
 

@@ -76,22 +76,28 @@ from shown order by range_start, commit_id
 
 -- name: live
 -- The live commits of a generation, ordered by position, as one row: a client takes longer to read a hundred thousand
--- rows than Postgres to find them. Most commits have one file; for the others the path is null.
+-- rows than Postgres to find them. Most commits have one file with rows; for the others the path is null.
 select coalesce(array_agg(commit_id), '{}') as ids, coalesce(array_agg(range_start), '{}') as firsts,
        coalesce(array_agg(range_end), '{}') as lasts, coalesce(array_agg(path), '{}') as paths
-from (select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then files->0->>'path' end as path
+from (select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
+             then files->0->>'path' end as path
       from dataset_commits where generation_id = $1 and superseded_by is null order by range_start, commit_id) c
 
 -- name: live_paths
--- The files of a generation's live commits. Most commits have one, which is found without a subquery.
-select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then array[files->0->>'path']
-  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n) order by f.n) end as paths
+-- The files of a generation's live commits. Most commits have one, which is found without a subquery. Files without rows
+-- are left out: no query needs them, and one that has no columns either cannot be opened.
+select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
+    then array[files->0->>'path']
+  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n)
+             where f.file->'rows' <> '0' order by f.n) end as paths
 from dataset_commits where generation_id = $1 and superseded_by is null
 
 -- name: paths
 -- The same of single commits.
-select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 then array[files->0->>'path']
-  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n) order by f.n) end as paths
+select commit_id, range_start, range_end, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
+    then array[files->0->>'path']
+  else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n)
+             where f.file->'rows' <> '0' order by f.n) end as paths
 from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: file_sizes
@@ -100,19 +106,19 @@ select f.file->>'path' as path, (f.file->>'bytes')::bigint as bytes
 from dataset_commits, jsonb_array_elements(files) f (file) where task_id = any($1::uuid[])
 
 -- name: live_statistics
--- The row count of each file of a generation's live commits, and the statistics of one column in it.
-select commit_id, case when jsonb_array_length(files) = 1
+-- The row count of each file of a generation's live commits that has rows, and the statistics of one column in it.
+select commit_id, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
     then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
   else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
-        from jsonb_array_elements(files) with ordinality f (file, n)) end as known
+        from jsonb_array_elements(files) with ordinality f (file, n) where f.file->'rows' <> '0') end as known
 from dataset_commits where generation_id = $1 and superseded_by is null
 
 -- name: statistics
 -- The same of single commits.
-select commit_id, case when jsonb_array_length(files) = 1
+select commit_id, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
     then jsonb_build_array(jsonb_build_array(files->0->'rows', files->0->'statistics'->$2::text))
   else (select jsonb_agg(jsonb_build_array(f.file->'rows', f.file->'statistics'->$2::text) order by f.n)
-        from jsonb_array_elements(files) with ordinality f (file, n)) end as known
+        from jsonb_array_elements(files) with ordinality f (file, n) where f.file->'rows' <> '0') end as known
 from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: sizes
