@@ -232,8 +232,8 @@ class ControlPlane:
     async def plan(self, yaml: str, **fields: Any) -> PlanResponse:
         return await self.api.deploys.plan(self._call(DeployRequest(yaml, **fields)))
 
-    async def rollback(self, dag: str, to: int | None = None) -> MovedResponse:
-        return await self.api.deploys.rollback(self._call(RollbackRequest(dag, to)))
+    async def rollback(self, dag: str, to: int | None = None, *, drop_missing: bool = False) -> MovedResponse:
+        return await self.api.deploys.rollback(self._call(RollbackRequest(dag, to, drop_missing)))
 
     async def cutover(self, dag: str, *, drop_missing: bool = False) -> MovedResponse:
         return await self.api.deploys.cutover(self._call(CutoverRequest(dag, drop_missing)))

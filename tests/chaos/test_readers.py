@@ -82,7 +82,7 @@ async def moves(platform: Platform, count: int) -> None:
         await dispatcher.kill()
         await dispatcher.start(crash_at=next(boundaries))
         if move % 3 == 2:
-            with_earlier = RollbackRequest("many", draw.choice([None, max(1, newest - 1)]))
+            with_earlier = RollbackRequest("many", draw.choice([None, max(1, newest - 1)]), drop_missing=True)
             try:
                 await platform.api.call("POST", "/api/v1/rollback", MovedResponse, with_earlier)
             except UserError as error:

@@ -65,7 +65,7 @@ async def test_a_new_source_keeps_what_the_old_one_emitted(
     assert (again.accepted, again.duplicates) == (1, len(said))
     await build(plane)
     assert (await served(plane, "b"))[-1] == "c:77"
-    await plane.rollback("main")
+    await plane.rollback("main", drop_missing=True)
     assert (await plane.emit("in", [77, 78])).accepted == 1
     await build(plane)
     assert (await served(plane, "b"))[-2:] == ["c:77", "c:78"]
@@ -125,12 +125,37 @@ async def test_a_rollback_catches_up_with_history_too(plane: ControlPlane) -> No
     await build(plane)
     await plane.backfill("b", 10, 12, allow_gaps=True)
     await plane.run_all()
-    moved = await plane.rollback("main")
+    with pytest.raises(Conflict, match=r"rollback\.drops_data.*version 1.*b 10-12; c 10-12.*--drop-missing"):
+        await plane.rollback("main")
+    assert await active(plane) == 2
+    moved = await plane.rollback("main", drop_missing=True)
     assert {(p.dataset, p.first, p.last) for p in moved.lacking} == {("b", 10, 12), ("c", 10, 12)}
     await build(plane)
     assert await served(plane, "c") == [f"c:{n}" for n in (*range(5), *range(10, 13))]
     assert await made_by(plane, "b") == {"basic:copy_1"}
     assert await plane.sql("select * from catch_ups") == []
+
+
+async def test_a_rollback_to_a_version_without_a_dataset_drops_it_only_on_request(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(SOURCE + job("a", "in", "a"))
+    await plane.deploy(SOURCE + job("a", "in", "a") + job("b", "a", "b"))
+    await plane.rollback("main")  # nothing is in it yet, so nobody loses anything
+    await plane.rollback("main", to=2)
+    await plane.emit("in", range(3))
+    await build(plane)
+    changed = job("a", "in", "a").replace("basic:copy", "basic:copy_2") + job("b", "a", "b")
+    await plane.deploy(SOURCE + changed, manual_cutover=True)
+    with pytest.raises(Conflict, match=r"rollback\.drops_data.*b: 3 scopes"):
+        await plane.rollback("main", to=1)
+    states = [v.state for v in await plane.versions("main")]
+    assert states == ["building", "active", "retired"]  # a refused rollback aborts nothing
+    assert await served(plane, "b") == cursors(range(3))
+    assert (await plane.rollback("main", to=1, drop_missing=True)).given_up == 3
+    assert (await pointers(plane))["b"] is None
+    await plane.rollback("main", to=2)
+    assert await served(plane, "b") == cursors(range(3))
 
 
 async def test_a_rollback_makes_no_total_of_what_is_not_whole(plane: ControlPlane) -> None:
@@ -146,7 +171,7 @@ async def test_a_rollback_makes_no_total_of_what_is_not_whole(plane: ControlPlan
     await plane.deploy(WEEKS.replace(job("a", "in", "a"), mended))
     await build(plane)
     assert await served(plane, "weekly") == ["p:0-6"]
-    await plane.rollback("main")
+    await plane.rollback("main", drop_missing=True)
     await build(plane)
     assert await served(plane, "weekly") == []
     await plane.retry(held[3].task_id)

@@ -143,10 +143,13 @@ class History:
 
     async def rollback(self) -> None:
         before = await self.positions()
+        allowed = self.dice.random() < 0.7
         try:
-            await self.plane.rollback(self.world.name)
-        except NotFound:
+            await self.plane.rollback(self.world.name, drop_missing=allowed)
+        except (NotFound, Conflict):
             return
+        if not allowed:
+            self.check(before, await self.positions(), "a rollback that drops nothing")
         await self.settle()
         before.pop(self.world.dataset("w"), None)  # whoever goes back gets the older version's ranges
         self.check(before, await self.positions(), "a rollback")

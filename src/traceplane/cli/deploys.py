@@ -258,13 +258,26 @@ def cutover(settings: Settings, dag: str, drop_missing: bool, as_json: bool) -> 
 @click.option(
     "--to", type=click.IntRange(min=1), help="The version to return to (default: the previous one)."
 )
+@click.option(
+    "--drop-missing",
+    is_flag=True,
+    help="Do not ask if it lacks data that readers have; let it serve without.",
+)
 @as_json
 @click.pass_obj
-def rollback(settings: Settings, dag: str, to: int | None, as_json: bool) -> None:
+def rollback(settings: Settings, dag: str, to: int | None, drop_missing: bool, as_json: bool) -> None:
     """Let an earlier version of DAG serve again; all of its datasets switch together."""
-    request = RollbackRequest(dag, to)
-    answer = call(settings, lambda c: c.call("POST", "/api/v1/rollback", MovedResponse, request))
-    _print_moved(answer, as_json)
+    _print_moved(_roll_back(settings, RollbackRequest(dag, to, drop_missing)), as_json)
+
+
+def _roll_back(settings: Settings, request: RollbackRequest) -> MovedResponse:
+    """Asks for confirmation, if there is a terminal, before readers lose data."""
+    try:
+        return call(settings, lambda c: c.call("POST", "/api/v1/rollback", MovedResponse, request))
+    except Conflict as error:
+        if error.code != "rollback.drops_data" or not ask(f"{error.message}. Roll back anyway?"):
+            raise
+        return _roll_back(settings, msgspec.structs.replace(request, drop_missing=True))
 
 
 @click.command()

@@ -150,7 +150,9 @@ class DeployApi:
 
     async def rollback(self, call: Call[RollbackRequest]) -> MovedResponse:
         body = call.body
-        done = await cutover.roll_back(self._database, call.principal.org, body.dag, to=body.to)
+        done = await cutover.roll_back(
+            self._database, call.principal.org, body.dag, to=body.to, drop_missing=body.drop_missing
+        )
         telemetry.emit("dag.rolled_back", dag=done.dag, version=done.version, before=done.before)
         return MovedResponse(
             done.dag,

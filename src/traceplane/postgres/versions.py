@@ -272,6 +272,11 @@ async def weight(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[
     return await tx.rows_as(Weight, _SQL["weight"], org, list(dataset_ids))
 
 
+async def left_out(tx: Transaction, dag_id: UUID, version_id: UUID) -> list[str]:
+    """The served datasets of a DAG that a version does not have."""
+    return [r["dataset_id"] for r in await tx.rows(_SQL["left_out"], dag_id, version_id)]
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetReader:
     """A job of another DAG that reads a dataset."""

@@ -7,18 +7,22 @@ dispatcher. So the time of a move depends on the number of pointers, not on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
+from traceplane.model.positions import written
 from traceplane.postgres import coverage, registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.postgres.versions import Missing, Versions
+from traceplane.postgres.versions import Missing, Version, Versions
 from traceplane.registry import virtual_inputs
+from traceplane.registry.consequences import amount
 
 _CANCELED_AT_ONCE = 500
+_NAMED = 5
 _WHY_NOT = {"active": "version.active", "collected": "version.collected"}
 
 
@@ -76,8 +80,11 @@ async def cut_over(database: Database, org: str, dag: str, *, drop_missing: bool
     return await retry_on_conflict(once)
 
 
-async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -> Moved:
-    """Makes an earlier version serve again, and gives up one that is being built."""
+async def roll_back(
+    database: Database, org: str, dag: str, *, to: int | None, drop_missing: bool = False
+) -> Moved:
+    """Makes an earlier version serve again, and gives up one that is being built. Only with `drop_missing` may it hold
+    less data than the one it replaces."""
 
     async def once() -> Moved:
         async with database.transaction("cutover") as tx:
@@ -97,14 +104,36 @@ async def roll_back(database: Database, org: str, dag: str, *, to: int | None) -
                     value=target.number,
                     next_step="choose one that was active before; see `traceplane versions`",
                 )
+            if not drop_missing:
+                await coverage.lock_serving(tx, target.dag_version_id)
+            missing = await coverage.lacking(tx, target.dag_version_id)
+            if not drop_missing:
+                await _refuse_to_drop(tx, org, locked.dag_id, target, missing)
             if locked.building_id is not None:
                 await give_up(tx, locked.building_id)
-            missing = await coverage.lacking(tx, target.dag_version_id)
             await coverage.add_catch_ups(tx, target.dag_version_id)
             await move(tx, locked.dag_id, target.dag_version_id)
             return Moved(dag, target.number, locked.active, missing, locked.building)
 
     return await retry_on_conflict(once)
+
+
+async def _refuse_to_drop(
+    tx: Transaction, org: str, dag_id: UUID, target: Version, missing: Sequence[coverage.Lacking]
+) -> None:
+    """Raises Conflict if readers have data that the version lacks."""
+    lost = [f"{p.dataset_id} {written(p.positions)}" for p in missing]
+    left_out = await versions.left_out(tx, dag_id, target.dag_version_id)
+    weights = await versions.weight(tx, org, left_out) if left_out else []
+    lost += [amount(weight) for weight in weights if weight.scopes or weight.events]
+    if lost:
+        raise Conflict(
+            "rollback.drops_data",
+            f"version {target.number} lacks data that readers have: {'; '.join(lost[:_NAMED])}"
+            + ("; …" if len(lost) > _NAMED else ""),
+            value=target.number,
+            next_step="roll back with --drop-missing to serve without it; its jobs compute what they can of it",
+        )
 
 
 async def abort(database: Database, org: str, dag: str) -> int:

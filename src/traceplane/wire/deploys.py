@@ -131,6 +131,8 @@ class RollbackRequest(Wire, frozen=True):
     dag: Text
     to: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     """The version to go back to; unset: the one that served before."""
+    drop_missing: bool = False
+    """Also if it lacks data that readers have."""
 
 
 class LackingView(Wire, frozen=True):

@@ -314,6 +314,13 @@ cross join lateral (
 ) e
 where o.slug = $1 and d.dataset_id = any($2::text[]) order by d.dataset_id
 
+-- name: left_out
+-- Served datasets of a DAG that a version does not have.
+select d.dataset_id from datasets d
+where d.dag_id = $1 and d.current_generation_id is not null
+  and not exists (select 1 from dag_version_datasets v where v.dag_version_id = $2 and v.dataset_uuid = d.dataset_uuid)
+order by d.dataset_id
+
 -- name: readers_elsewhere
 -- Jobs of other DAGs that read these datasets; a query job reads them once, so only an unfinished one counts.
 select distinct d.dataset_id, g.name as dag, j.name as job
