@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -292,7 +293,12 @@ def test_a_decoder_killed_midway_loses_no_work(decoders: Decoders, good: Path, t
     assert sink.getvalue() == b"".join(b'1,"signal-%d"\n' % n for n in range(400_000))
 
 
-def test_a_compromised_decoder_reaches_neither_files_nor_the_network(good: Path) -> None:
+def _fork() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def test_a_compromised_decoder_reaches_neither_files_nor_processes_nor_the_network(good: Path) -> None:
     barriers = no_network()
     if barriers.landlock_abi == 0:
         pytest.skip("Landlock is not available here")
@@ -304,6 +310,9 @@ def test_a_compromised_decoder_reaches_neither_files_nor_the_network(good: Path)
         "network": lambda: socket.create_connection(listener.getsockname()),
         "signal": lambda: os.kill(os.getppid(), 0),
         "program": lambda: os.execv("/bin/true", ["true"]),
+        "process": _fork,
+        "limits": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE),
+        "priority": lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 1),
     }
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:

@@ -197,6 +197,8 @@ def test_the_process_of_a_query_has_no_files_and_no_network(canary: Canary) -> N
         "folder": "__import__('os').listdir('/')",
         "network": f"socket.create_connection(('127.0.0.1', {port}))",
         "program": "__import__('os').execv('/bin/true', ['true'])",
+        "process": "__import__('os').fork() or __import__('os')._exit(0)",
+        "limits": "__import__('resource').prlimit(__import__('os').getppid(), 0)",
     }
     ours, theirs = socket.socketpair()
     pid = os.fork()

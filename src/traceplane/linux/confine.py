@@ -23,6 +23,7 @@ from traceplane.linux import kernel, landlock, operator_ids, seccomp
 
 NOBODY_ELSE = 0o077
 """The umask of a confined process."""
+_OPEN_FILES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ def no_network() -> Barriers:
     abi = landlock.supported_abi()
     if not seccomp.supported():
         return Barriers(abi, None)
-    return Barriers(abi, seccomp.Filter(sockets=seccomp.Sockets.NONE, keep_attributes=True))
+    return Barriers(
+        abi, seccomp.Filter(sockets=seccomp.Sockets.NONE, keep_attributes=True, threads_only=True)
+    )
 
 
 def confine(allowed: Allowed, barriers: Barriers, rules: landlock.Ruleset | None = None) -> int | None:
@@ -81,7 +84,7 @@ def confine(allowed: Allowed, barriers: Barriers, rules: landlock.Ruleset | None
     Returns the descriptor for a supervisor of connections, if the filter has one.
     """
     for kind, value in allowed.limits.items():
-        _lower_limit(kind, value)
+        lower_limit(kind, value)
     os.umask(NOBODY_ELSE)
     if allowed.uid is not None:
         take_uid(allowed.uid)
@@ -106,6 +109,18 @@ def protect_this_process() -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
+def be_able_to_send_descriptors() -> None:
+    """Raises this process's soft limit on open files.
+
+    The kernel lets a process send a descriptor only while its user has fewer on their way than the process may open,
+    and operators can leave some on their way, up to their own limit.
+    """
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+
+
 def take_uid(uid: int) -> None:
     """Becomes an unprivileged user, in a group of the same number, and in the one that all operators share."""
     os.setgroups([operator_ids.GROUP])
@@ -123,7 +138,7 @@ def close_descriptors(kept: Iterable[int]) -> None:
     os.closerange(low, max(highest, 1 << 16))
 
 
-def _lower_limit(kind: int, value: int) -> None:
+def lower_limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)

@@ -3,13 +3,17 @@
 Rejected: tracing and reading other processes; namespaces and mounts; kernel keys; BPF; performance counters; io_uring,
 which would bypass this filter; memory that would bypass the memory limit, because it is shared without a file (System
 V, memfd, anonymous mappings) or counts as a stack; leases on files, because whoever opens such a file waits for the
-holder; sockets by family and type, and listening on them (`Sockets`). Unix sockets with a path are always rejected,
+holder; limits and priorities of other processes, since a slot's next tasks inherit them and a limit can end a process;
+sockets by family and type, and listening on them (`Sockets`). Unix sockets with a path are always rejected,
 since Landlock does not cover them and the database may listen on one; `socketpair` works. A rejected call returns EPERM
 or EACCES, or ENOSYS where libraries then fall back; a call for another architecture kills the process.
 
 Where neither a separate uid nor a mount protects the platform's files from a process (`keep_attributes`), changes of
 modes, owners, times and extended attributes are ignored: the call reports success and does nothing, since libraries
-change the modes of files that they have just written.
+change the modes of files that they have just written. The same holds for the processors of another thread, which
+libraries choose for their own ones.
+
+A process that needs no others (`threads_only`) can create threads, and neither processes nor run programs.
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ _LOAD_WORD, _JUMP_IF_EQUAL, _JUMP_IF_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x45, 
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE = 0, 4
 _OFFSET_ARGUMENTS = (16, 24, 32, 40)
 """The lower half of an argument: flags, families and types use no more."""
+_UPPER_HALF = 4
 _X32_BIT = 0x40000000
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}."""
+_CLONE_THREAD = 0x00010000
 _SOCKET_TYPE_MASK = 0xF
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -130,6 +136,17 @@ _CHANGES_ATTRIBUTES = {
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }
+_OF_A_PROCESS = {
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+}
+"""Their first argument is a process; 0 is the caller, which is what libraries use."""
+_SCHED_SETAFFINITY = (203, 122)
+_PRIORITIES = {"setpriority": ((141, 140), os.PRIO_PROCESS), "ioprio_set": ((251, 30), 1)}
+"""Their numbers, and the first argument with which the second one is a process."""
+_STARTS_PROCESSES = {"fork": (57, -1), "vfork": (58, -1), "execve": (59, 221), "execveat": (322, 281)}
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 _MMAP, _CONNECT, _FCNTL = (9, 222), (42, 203), (72, 25)
 _SERVES = {"listen": (50, 201), "accept": (43, 202), "accept4": (288, 242)}
@@ -240,6 +257,38 @@ def _unless_any_flag(position: int, flags: int) -> list[_Rule]:
     ]
 
 
+def _only_threads() -> list[_Rule]:
+    return [
+        _argument(0),
+        (_JUMP_IF_ANY_BIT, 0, 1, _NAMESPACE_FLAGS),
+        _refuse(errno.EPERM),
+        (_JUMP_IF_ANY_BIT, 1, 0, _CLONE_THREAD),
+        _refuse(errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _unless_of_itself(position: int, otherwise: _Rule) -> list[_Rule]:
+    """The argument is a process, and must be 0: a filter does not know the caller's number."""
+    return [
+        _argument(position),
+        (_JUMP_IF_EQUAL, 0, 3, 0),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS[position] + _UPPER_HALF),
+        (_JUMP_IF_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        otherwise,
+    ]
+
+
+def _own_priority_only(kind: int) -> list[_Rule]:
+    return [
+        _argument(0),
+        (_JUMP_IF_EQUAL, 1, 0, kind),
+        _refuse(errno.EPERM),
+        *_unless_of_itself(1, _refuse(errno.EPERM)),
+    ]
+
+
 def _no_memory_that_nothing_counts() -> list[_Rule]:
     return [
         _argument(3),
@@ -263,7 +312,9 @@ def _no_leases() -> list[_Rule]:
     ]
 
 
-def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) -> list[_Rule]:
+def program(
+    machine: str, *, sockets: Sockets, keep_attributes: bool = False, threads_only: bool = False
+) -> list[_Rule]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand)."""
     column = list(_ARCHITECTURES).index(machine)
     rules: list[_Rule] = [
@@ -282,7 +333,17 @@ def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) ->
             rules += _when_call(numbers[column], [_refuse(0)])
     # clone3 passes its flags in memory, where a filter cannot see them; libraries then use clone.
     rules += _when_call(_CLONE3[column], [_refuse(errno.ENOSYS)])
-    rules += _when_call(_CLONE[column], _unless_any_flag(0, _NAMESPACE_FLAGS))
+    rules += _when_call(
+        _CLONE[column], _only_threads() if threads_only else _unless_any_flag(0, _NAMESPACE_FLAGS)
+    )
+    for numbers in _STARTS_PROCESSES.values() if threads_only else ():
+        if numbers[column] >= 0:
+            rules += _when_call(numbers[column], [_refuse(errno.EPERM)])
+    for numbers in _OF_A_PROCESS.values():
+        rules += _when_call(numbers[column], _unless_of_itself(0, _refuse(errno.EPERM)))
+    for numbers, kind in _PRIORITIES.values():
+        rules += _when_call(numbers[column], _own_priority_only(kind))
+    rules += _when_call(_SCHED_SETAFFINITY[column], _unless_of_itself(0, _refuse(0)))
     rules += _when_call(_MMAP[column], _no_memory_that_nothing_counts())
     rules += _when_call(_FCNTL[column], _no_leases())
     rules += _when_call(_SOCKET[column], _sockets(sockets))
@@ -299,10 +360,12 @@ def program(machine: str, *, sockets: Sockets, keep_attributes: bool = False) ->
 class Filter:
     """The compiled filter; built once, enforced in every child."""
 
-    def __init__(self, *, sockets: Sockets, keep_attributes: bool = False) -> None:
+    def __init__(
+        self, *, sockets: Sockets, keep_attributes: bool = False, threads_only: bool = False
+    ) -> None:
         self.supervised = sockets is Sockets.SUPERVISED
         machine = os.uname().machine
-        rules = program(machine, sockets=sockets, keep_attributes=keep_attributes)
+        rules = program(machine, sockets=sockets, keep_attributes=keep_attributes, threads_only=threads_only)
         self._call = _SYS_SECCOMP[machine]
         self._instructions = (_Instruction * len(rules))(*(_Instruction(*rule) for rule in rules))
         self._program = _Program(len(rules), self._instructions)

@@ -31,7 +31,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from traceplane.linux import kernel, landlock, network_namespace, seccomp
-from traceplane.linux.confine import Allowed, Barriers, confine, protect_this_process, take_uid
+from traceplane.linux.confine import (
+    Allowed,
+    Barriers,
+    be_able_to_send_descriptors,
+    confine,
+    lower_limit,
+    protect_this_process,
+    take_uid,
+)
 from traceplane.linux.connect_supervisor import RESOLVER_ENVIRONMENT, ConnectSupervisor, Destinations
 from traceplane.sandbox import private_root
 from traceplane.sandbox.frames import (
@@ -374,9 +382,11 @@ class Cell:
             )
         temp = self.temp_inside(paths)
         isolation = self._isolation
+        resource_limits = _resource_limits(limits, processes=limits.processes + spare_processes)
+        open_files = resource_limits.pop(resource.RLIMIT_NOFILE)
         listener = confine(
             Allowed(
-                limits=_resource_limits(limits, processes=limits.processes + spare_processes),
+                limits=resource_limits,
                 readable=paths.readable if self._root is None else (),
                 hidden=self._hidden,
                 inputs=paths.inputs if self._root is None else (),
@@ -389,7 +399,9 @@ class Cell:
             self._rules,
         )
         if self._supervisor is not None and listener is not None:
+            be_able_to_send_descriptors()
             _hand_over_connections(listener, self._supervisor, paths.spark_port)
+        lower_limit(resource.RLIMIT_NOFILE, open_files)  # last: with it, no descriptor might be sent
         os.chdir(temp)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -13,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.sandbox.attacks import SECRET, WITHOUT, attack, run, whatever_the_layers
+from tests.process.sandbox.attacks import (
+    SECRET,
+    WITHOUT,
+    assignment,
+    attack,
+    eventually,
+    run,
+    whatever_the_layers,
+)
 from traceplane.errors import PlatformError
 from traceplane.sandbox.assignment import UsedSpark
 from traceplane.sandbox.confinement import SECCOMP, SUPERVISED_NETWORK
@@ -131,6 +140,22 @@ async def test_with_the_network_on_nobody_can_connect_to_an_operator_and_names_a
         for way in (told["listen"], told["accept"], *told["netlink"].values()):
             assert way.startswith("EACCES"), told
         assert told["resolved"] == "did: 80"
+
+
+async def test_descriptors_in_flight_do_not_keep_the_network_from_others() -> None:
+    """The kernel counts them by user, and operators of an ordinary user's worker are of one."""
+    lines: list[str] = []
+    async with online() as sandbox:
+        hostile = asyncio.create_task(
+            sandbox.run(assignment("keep_descriptors_in_flight"), on_log=lines.append)
+        )
+        try:
+            await eventually(lambda: lines)
+            assert "ETOOMANYREFS" in lines[0]
+            assert (await run(sandbox, "describe_limits")).code is None
+        finally:
+            hostile.cancel()
+            await asyncio.wait([hostile])
 
 
 async def test_mounts_cannot_be_inspected(sandbox: Sandbox) -> None:

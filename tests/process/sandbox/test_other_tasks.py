@@ -66,6 +66,23 @@ async def test_code_cannot_be_changed(sandbox: Sandbox) -> None:
     assert not (CODE / "planted.py").exists()
 
 
+async def test_limits_and_priorities_of_other_processes_stay_as_they_are(
+    sandbox: Sandbox, victim: subprocess.Popen[bytes]
+) -> None:
+    """A slot's next tasks inherit its own, and a limit on processor time ends a process."""
+    before = (await run(sandbox, "describe_limits")).told
+    changed = await attack(sandbox, "change_limits", config={"pids": [victim.pid]})
+    assert set(changed.told["outcomes"].values()) == {"EPERM"}
+    assert set(changed.told["affinities"]) == {"did: None"}, (
+        "ignored: libraries do this for their own threads"
+    )
+    assert all(outcome.startswith("did") for outcome in changed.told["own"].values()), changed.told["own"]
+    for after in await asyncio.gather(*(run(sandbox, "describe_limits") for _ in range(8))):
+        assert after.told == before
+    assert len(os.sched_getaffinity(victim.pid)) == len(os.sched_getaffinity(0))
+    assert victim.poll() is None
+
+
 async def test_files_of_the_platform_keep_their_modes_owners_and_times(
     sandbox: Sandbox, secret_file: Path
 ) -> None:
