@@ -13,6 +13,7 @@ import contextlib
 import http.client
 import itertools
 import operator
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,14 @@ from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 from uuid import UUID
 
 import msgspec
 
 from traceplane.errors import Conflict, InvalidInput, PlatformError
 from traceplane.http_service.client import as_error
+from traceplane.model.invalid_values import in_words
 from traceplane.model.scope import Cursor, Partition
 from traceplane.runtime.retrying import pauses
 from traceplane.settings import Settings, load, user_token
@@ -71,8 +73,8 @@ class Client:
         home: str | Path | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
-        self._home = Path(home) if home is not None else None
-        self._url = urlsplit(url or self._settings.gateway_address)
+        self._home = home
+        self._url = _address(url or self._settings.gateway_address)
         self._token = token or user_token(self._settings, url_chosen=url is not None)
         self._timeout = timeout_seconds
 
@@ -150,11 +152,11 @@ class Client:
 
     def explain(self, task_id: UUID | str) -> ExplainResponse:
         """Why a task is waiting or failed, with its error, its output and the next step."""
-        return self._ask("GET", f"/api/v1/tasks/{task_id}/explain", ExplainResponse)
+        return self._ask("GET", f"/api/v1/tasks/{_task_id(task_id)}/explain", ExplainResponse)
 
     def logs(self, task_id: UUID | str) -> TaskLogs:
         """What the attempts of a task wrote, the newest first."""
-        return self._ask("GET", f"/api/v1/tasks/{task_id}/logs", TaskLogs)
+        return self._ask("GET", f"/api/v1/tasks/{_task_id(task_id)}/logs", TaskLogs)
 
     def query(
         self,
@@ -184,7 +186,8 @@ class Client:
         max_rows: int | None = None,
     ) -> Iterator[bytes]:
         """The result as it arrives, in any format."""
-        request = QueryRequest(sql, format, dict(as_of_version or {}), as_of_time, max_rows)
+        versions = dict(as_of_version) if isinstance(as_of_version, Mapping) else as_of_version or {}
+        request = QueryRequest(sql, format, versions, as_of_time, max_rows)
         return self._call("POST", "/api/v1/query", request)
 
     @contextlib.contextmanager
@@ -230,13 +233,14 @@ class Client:
         return msgspec.json.decode(b"".join(self._call(method, target, body)), type=kind)
 
     def _call(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[bytes]:
+        content = _encoded(body) if body is not None else None
         make = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = make(self._url.netloc, timeout=self._timeout)
         try:
             connection.request(
                 method,
                 self._url.path.rstrip("/") + path,
-                msgspec.json.encode(body) if body is not None else None,
+                content,
                 {"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             )
             answer = connection.getresponse()
@@ -282,6 +286,51 @@ def deploy_request(
         dag, settings.runtimes, folders, is_installed=_is_installed, all_are_there=not code_on_workers
     )
     return DeployRequest(text, str(file), code=modules or None)
+
+
+def _encoded(body: msgspec.Struct) -> bytes:
+    """The body as it is sent, checked here: the arguments of a call become its fields, and Python checks no types."""
+    try:
+        content = msgspec.json.encode(body)
+        msgspec.json.decode(content, type=type(body))
+    except msgspec.ValidationError as error:
+        text = in_words(error)
+        place = re.match(r"`(\w+)", text)
+        value = getattr(body, place[1], None) if place is not None else None
+        raise _bad_argument(text, value) from None
+    except (TypeError, ValueError) as error:  # a value that JSON cannot hold
+        raise _bad_argument(f"an argument cannot be sent: {error}", body) from None
+    return content
+
+
+def _bad_argument(message: str, value: object) -> InvalidInput:
+    return InvalidInput(
+        "client.bad_argument", message, value=repr(value), next_step="see docs/reference/client.md"
+    )
+
+
+def _task_id(text: UUID | str) -> UUID:
+    try:
+        return UUID(str(text))
+    except ValueError:
+        raise InvalidInput(
+            "client.bad_argument",
+            "`task_id` must be a UUID",
+            value=text,
+            next_step="use an id from `tasks()` or `traceplane tasks`",
+        ) from None
+
+
+def _address(url: str) -> SplitResult:
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.netloc:
+        raise InvalidInput(
+            "client.bad_argument",
+            "the address of a gateway must start with http:// or https://, and name a host",
+            value=url,
+            next_step="for example http://127.0.0.1:7461",
+        )
+    return address
 
 
 def _is_installed(package: str) -> bool:

@@ -244,6 +244,9 @@ _NAMES = frozenset(f.name for f in fields(Settings))
 _REMOVED = frozenset({"data_url"})
 """Settings of older versions, ignored because deployments may still set them."""
 
+_SECRET_WORDS = ("token", "password", "url")
+"""Parts of the names of settings whose values may hold a secret, so that errors do not repeat them."""
+
 LISTS = {"worker_code_paths": os.pathsep, "operator_network_allow": ",", "operator_network_deny": ","}
 """Settings that are lists, with their separator in the environment."""
 
@@ -279,7 +282,15 @@ def load(
     """Reads the settings; `overrides` (from the command line) win over everything else."""
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
-    path = file or Path(environment.get(f"{PREFIX}CONFIG", "traceplane.toml"))
+    named = environment.get(f"{PREFIX}CONFIG", "traceplane.toml")
+    if file is None and not named:
+        raise InvalidInput(
+            "settings.invalid",
+            "a path cannot be empty: config",
+            value="",
+            next_step=f"set {PREFIX}CONFIG to a file, or unset it",
+        )
+    path = file or Path(named)
     if path.exists():
         if file is None and f"{PREFIX}CONFIG" not in environment:
             _check_owner(path)
@@ -295,7 +306,7 @@ def load(
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_as_path)
     except msgspec.ValidationError as error:
-        raise InvalidInput("settings.invalid", f"a setting is invalid: {in_words(error)}") from error
+        raise _invalid(error, values) from error
     _check(settings)
     return settings
 
@@ -402,7 +413,7 @@ def with_unprefixed(settings: Settings, environment: Mapping[str, str] | None = 
         prefixed = {name: getattr(settings, name) for name in _NAMES}
         merged = msgspec.convert({**prefixed, **values}, Settings, strict=False, dec_hook=_as_path)
     except msgspec.ValidationError as error:
-        raise InvalidInput("settings.invalid", f"a setting is invalid: {in_words(error)}") from error
+        raise _invalid(error, values) from error
     _check(merged)
     return with_celery_broker(merged, environment)
 
@@ -446,8 +457,21 @@ def checked_code_paths(settings: Settings) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any]) -> InvalidInput:
+    place = re.search(r" - at `\$\.(\w+)", str(error))
+    shown = place is not None and not any(word in place[1] for word in _SECRET_WORDS)
+    return InvalidInput(
+        "settings.invalid",
+        f"a setting is invalid: {in_words(error)}",
+        value=values.get(place[1]) if place is not None and shown else None,
+        next_step="see docs/reference/settings.md",
+    )
+
+
 def _as_path(kind: type, value: Any) -> Any:
     if kind is Path:
+        if value == "":
+            raise ValueError("a path cannot be empty")  # it would mean the current folder
         return Path(value).expanduser()
     raise NotImplementedError(kind)
 
@@ -475,7 +499,12 @@ def _from_toml(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("settings.bad_toml", f"{path} is not valid TOML: {error}") from error
+        raise InvalidInput(
+            "settings.bad_toml",
+            f"{path} is not valid TOML: {error}",
+            value=str(path),
+            next_step="correct the file at the place named",
+        ) from error
     values = {key: value for key, value in values.items() if key not in _REMOVED}
     for key in values:
         _checked_name(key, source=str(path))
@@ -527,6 +556,13 @@ def _check(settings: Settings) -> None:
                 value=getattr(settings, name),
             )
     store = settings.object_store
+    if store == "":
+        raise InvalidInput(
+            "settings.invalid",
+            "object_store cannot be empty",
+            value=store,
+            next_step="set it to a folder or an s3:// address, or unset it for a folder under home",
+        )
     if store is not None and "://" in store and not _S3_URL.fullmatch(store):
         raise InvalidInput(
             "settings.invalid",

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceplane.dataplane.java import Java, find_java
+from traceplane.errors import InvalidInput
 from traceplane.model.task_payload import DeclaredOutput, OperatorInput, TaskPayload
 from traceplane.sdk import Cursor, Execution, OperatorTask, Partition, Scope, as_table
 
@@ -63,6 +64,7 @@ def operator_task(
     in `task.outputs[name].folder`, and its events are in `task.emitted`."""
     import pyarrow.parquet as parquet
 
+    _check(folder, scope)
     own = Path(tempfile.mkdtemp(dir=folder))
     files: dict[str, tuple[str, ...]] = {}
     for number, (name, rows) in enumerate((inputs or {}).items()):
@@ -85,6 +87,25 @@ def operator_task(
         ),
         output_folders={name: str(path) for name, path in folders.items()},
         temp_dir=str(own / "temp"),
+    )
+
+
+def _check(folder: Path, scope: object) -> None:
+    if not Path(folder).is_dir():
+        raise InvalidInput(
+            "testing.bad_task",
+            "the folder of a test task does not exist",
+            value=str(folder),
+            next_step="use pytest's tmp_path, or create the folder",
+        )
+    match scope:
+        case None | Cursor(int()) | Partition(str(), int(), int()):
+            return
+    raise InvalidInput(
+        "testing.bad_task",
+        "the scope of a test task must be a cursor or a partition, with whole numbers",
+        value=repr(scope),
+        next_step="for example Cursor(3) or Partition.of_range(0, 6)",
     )
 
 

@@ -254,6 +254,21 @@ async def test_a_rotated_token_works_until_the_overlap_ends(database: Database) 
     assert successor.expires_at is None
 
 
+async def test_live_tokens_of_a_name_are_counted_and_an_unknown_name_has_a_next_step(
+    database: Database,
+) -> None:
+    await set_clock(database, START)
+    for seconds in (None, 20.0, 60.0):
+        await issue(database, lifetime_seconds=seconds)
+    await set_clock(database, START + 30)
+    async with database.transaction() as tx:
+        assert await store.live_tokens(tx, Principal.WORKER, org="default", name="spark") == 2
+        assert await store.live_tokens(tx, Principal.WORKER, org="default", name="other") == 0
+    with pytest.raises(errors.NotFound) as refused:
+        await rotate(database, 0.0, name="sparc")
+    assert refused.value.next_step == "did you mean 'spark'?"
+
+
 async def test_every_older_live_token_ends_with_the_overlap(database: Database) -> None:
     await set_clock(database, START)
     older = [await issue(database) for _ in range(2)]

@@ -411,3 +411,12 @@ async def test_denials_are_audited_without_the_text_of_the_query(shop: Shop, ask
     assert {(row["org"], row["principal"], row["role"]) for row in rows} == {("default", "rita", "reader")}
     assert not any(word in str([*map(dict, rows)]) for word in ("passwd", "salaries", "drop"))
     assert all(len(row["query_hash"]) == 64 for row in rows)
+
+
+async def test_a_constant_may_be_infinite_and_a_slip_has_a_next_step(asked: Asked) -> None:
+    sql = "select 1e400 as a, id < 1e400 as b, 'nan'::double as c from shop.orders where id = 1"
+    assert await asked.rows(sql) == [[None, True, None]], "JSON has no number for them"
+    with pytest.raises(TraceplaneError) as slip:
+        await asked.rows("select nothing from shop.orders")
+    assert slip.value.code == "query.invalid"
+    assert slip.value.next_step is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,3 +83,36 @@ def test_an_invalid_scope_is_refused_and_nothing_is_sent(
     assert refused.value.value
     assert refused.value.next_step
     assert requests == []
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda c: c.query("select 1", as_of_version="x"), "as_of_version"),
+        (lambda c: c.query("select 1", as_of_version={"shop": "x"}), "as_of_version"),
+        (lambda c: c.query("select 1", as_of_time="yesterday"), "as_of_time"),
+        (lambda c: c.query("select 1", max_rows="many"), "max_rows"),
+        (lambda c: c.query(3), "sql"),
+        (lambda c: c.query(object()), "object"),
+        (lambda c: c.emit(3, 1), "dataset"),
+        (lambda c: c.explain("the first"), "task_id"),
+        (lambda c: c.logs("a/../b"), "task_id"),
+    ],
+)
+def test_an_argument_of_the_wrong_shape_is_refused_before_anything_is_sent(
+    call: Callable[[Client], object], named: str
+) -> None:
+    client = Client("http://127.0.0.1:9", "tpu_x")
+    with pytest.raises(InvalidInput) as refused:
+        call(client)
+    assert refused.value.code == "client.bad_argument"
+    assert named in refused.value.message
+    assert refused.value.value is not None
+    assert refused.value.next_step is not None
+
+
+@pytest.mark.parametrize("url", ["localhost:7461", "ftp://x", "http://"])
+def test_an_address_must_be_of_http(url: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Client(url, "tpu_x")
+    assert (refused.value.code, refused.value.value) == ("client.bad_argument", url)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from traceplane.cli import deploys, output
-from traceplane.cli.failures import explained
+from traceplane.cli.failures import error_text, explained
 from traceplane.cli.output import ChangingLine, progress_bar
+from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
@@ -45,6 +47,10 @@ def refused(*words: str) -> str:
         (["tasks", "--limit", "few"], "invalid value for '--limit': 'few'", "traceplane tasks"),
         (["plan", "nowhere.yaml"], "invalid value for 'FILE': File 'nowhere.yaml'", "traceplane plan"),
         (["token", "issue", "user", "x"], "a user token needs --role", "traceplane token issue"),
+        (["up", "--workers", "0"], "invalid value for '--workers': 0", "traceplane up"),
+        (["up", "--workers", "-3"], "invalid value for '--workers': -3", "traceplane up"),
+        (["--home", "", "status"], "invalid value for '--home': the path is empty", "traceplane"),
+        (["datasets", ""], "invalid value for '[DATASET]': the name is empty", "traceplane datasets"),
     ],
 )
 def test_a_usage_error_is_one_line_with_a_code(words: list[str], message: str, help_of: str) -> None:
@@ -143,3 +149,29 @@ def test_waiting_for_a_build_ends_when_tasks_are_dead_even_if_a_source_is_behind
     assert done.exit_code == 1
     for words in ("7 dead tasks keep", "days has yet to emit shop.days 31", "cutover shop --drop-missing"):
         assert words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 101, "-x", "a\nb"])
+def test_a_token_needs_a_name_that_a_command_can_take(name: str) -> None:
+    line = refused("token", "issue", "--role", "reader", "--", "user", name)
+    assert line.startswith("token.bad_name")
+
+
+def test_a_table_shows_columns_of_the_same_name_and_intervals() -> None:
+    days = pa.array([1, 2])
+    spans = pa.array([pa.MonthDayNano([14, 3, 3_600_500_000_000]), None], pa.month_day_nano_interval())
+    table = pa.Table.from_arrays([days, days, spans], names=["day", "day", "span"])
+    assert list(table_lines(table)) == [
+        "day  day  span",
+        "---  ---  --------------------------",
+        "1    1    14 months 3 days 1:00:00.5",
+        "2    2",
+        "(2 rows)",
+    ]
+
+
+def test_a_list_of_tasks_names_the_class_of_an_exception() -> None:
+    error = {"code": "operator.raised", "type": "RecursionError", "message": ""}
+    assert error_text(error) == "operator.raised: RecursionError"
+    assert error_text(error | {"message": "'x'"}) == "operator.raised: RecursionError: 'x'"
+    assert error_text({"code": "task.timed_out", "message": "it took 3 s"}) == "task.timed_out: it took 3 s"

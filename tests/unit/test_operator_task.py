@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from traceplane.errors import InvalidInput
 from traceplane.sdk import Cursor, Execution, OperatorError, Partition
 from traceplane.testing import operator_task
 
@@ -75,3 +76,15 @@ def test_rows_may_follow_a_write_without_any(tmp_path: Path) -> None:
     task.write("output", [{"n": 1}])
     task.write("output", [])
     assert [file.rows for file in task.written["output"].files] == [1]
+
+
+@pytest.mark.parametrize("scope", [3, "x", Cursor("x"), Partition("w", 0.5, 2)])  # type: ignore[arg-type]
+def test_a_test_task_refuses_what_is_not_a_scope(tmp_path: Path, scope: Any) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        operator_task(tmp_path, scope=scope)
+    assert refused.value.code == "testing.bad_task"
+
+
+def test_a_test_task_needs_an_existing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="folder"):
+        operator_task(tmp_path / "missing")

@@ -185,3 +185,29 @@ def test_a_home_cannot_pass_the_token_of_another_one_to_its_own_address(tmp_path
     settings = load(tmp_path / "traceplane.toml", environment={}, home=planted)
     with pytest.raises(InvalidInput, match="user token"):
         user_token(settings, environment={})
+
+
+@pytest.mark.parametrize("name", ["HOME", "OBJECT_CACHE", "MASTER_KEY_FILE", "OBJECT_STORE", "CONFIG"])
+def test_an_empty_path_is_not_the_current_folder(name: str) -> None:
+    with pytest.raises(InvalidInput, match="empty") as refused:
+        load(environment={f"TRACEPLANE_{name}": ""})
+    assert name.lower() in str(refused.value)
+    assert refused.value.next_step is not None
+    with pytest.raises(InvalidInput, match="empty"):
+        load(environment={}, home="")
+
+
+def test_an_invalid_setting_is_named_with_its_value(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        load(environment={"TRACEPLANE_GATEWAY_PORT": "high"})
+    assert (refused.value.value, refused.value.next_step) == ("high", "see docs/reference/settings.md")
+    file = tmp_path / "bad.toml"
+    file.write_text("kafka_sasl_password = 271828")
+    with pytest.raises(InvalidInput) as refused:
+        load(file, environment={})
+    assert "271828" not in str(refused.value), "it is a secret"
+    file.write_text("home = ")
+    with pytest.raises(InvalidInput) as refused:
+        load(file, environment={})
+    assert refused.value.value == str(file)
+    assert refused.value.next_step is not None

@@ -13,6 +13,7 @@ from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.errors import NotFound
+from traceplane.model.near_names import near
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tokens import StoredKey, StoredToken
@@ -118,7 +119,13 @@ async def rotate_token(
     now = await tokens.clock(tx)
     live = [r for r in await _unrevoked(tx, principal, org, name) if not r.expired(now)]
     if not live:
-        raise NotFound("token.not_found", f"there is no live {principal} token with this name", value=name)
+        raise NotFound(
+            "token.not_found",
+            f"there is no live {principal} token with this name",
+            value=name,
+            next_step=near(name, await token_names(tx, principal, org=org))
+            or f"issue one with `traceplane token issue {principal}`",
+        )
     newest = max(live, key=lambda r: (r.created_at, _end(r)))
     expires_at = None if newest.expires_at is None else now + newest.expires_at - newest.created_at
     rotation = opaque.rotate(newest, now, overlap_seconds, expires_at=expires_at)
@@ -136,6 +143,12 @@ async def revoke_tokens(tx: Transaction, principal: Principal, *, org: str, name
     for record in chosen:
         await _store_record(tx, opaque.revoke(record, now))
     return len(chosen)
+
+
+async def live_tokens(tx: Transaction, principal: Principal, *, org: str, name: str) -> int:
+    """How many tokens of this name are valid."""
+    now = await tokens.clock(tx)
+    return sum(not record.expired(now) for record in await _unrevoked(tx, principal, org, name))
 
 
 async def token_names(tx: Transaction, principal: Principal, *, org: str) -> list[str]:

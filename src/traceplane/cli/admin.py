@@ -57,6 +57,8 @@ def token() -> None:
     """Issue, rotate and revoke worker and user tokens."""
 
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
+
 _principal = click.argument("principal", type=click.Choice(["worker", "user"]))
 
 
@@ -74,15 +76,30 @@ def issue(settings: Settings, principal: str, name: str, role: str | None, pii: 
         raise click.UsageError("a user token needs --role; a worker token takes none")
     if pii and principal != "user":
         raise click.UsageError("only a user token takes --pii")
-    chosen = Role(role) if role else None
-    say(
-        _in_transaction(
-            settings,
-            lambda tx: store.issue_token(
-                tx, Principal(principal), org=settings.org, name=name, role=chosen, sees_pii=pii
-            ),
+    if _NAME.fullmatch(name) is None:
+        raise InvalidInput(
+            "token.bad_name",
+            f"the name of a {principal} has at most 100 letters, digits and _ . @ -, and starts with a letter or digit",
+            value=name,
+            next_step="for example ada, ci-deploys or ada@example.com",
         )
-    )
+    chosen = Role(role) if role else None
+
+    async def issue(tx: Transaction) -> tuple[str, int]:
+        live = await store.live_tokens(tx, Principal(principal), org=settings.org, name=name)
+        token = await store.issue_token(
+            tx, Principal(principal), org=settings.org, name=name, role=chosen, sees_pii=pii
+        )
+        return token, live
+
+    token, live = _in_transaction(settings, issue)
+    if live:
+        say(
+            f"{name} has {counted(live, 'older token')}, still valid: `traceplane token rotate` replaces tokens,"
+            " `traceplane token revoke` ends all of a name",
+            err=True,
+        )
+    say(token)
 
 
 @token.command("rotate")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from traceplane.model.printable import one_line
 from traceplane.wire.control import AttemptLog, ExplainResponse, FailureView, StatusResponse, TaskLogs
@@ -22,6 +22,12 @@ def shortened(text: str, length: int = _LONGEST_MESSAGE) -> str:
     """The start of a text, with an ellipsis if it is cut."""
     text = " ".join(text.split())
     return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def error_text(error: Mapping[str, object]) -> str:
+    """A task's error in one line. An exception's message says little without its class, and may be empty."""
+    parts = (error["code"], error.get("type"), shortened(str(error["message"])))
+    return ": ".join(str(part) for part in parts if part)
 
 
 def problems(status: StatusResponse) -> Iterator[str]:

@@ -27,14 +27,25 @@ from traceplane.errors import InvalidInput, SpecInvalid, TraceplaneError
 from traceplane.settings import load
 
 
+def _not_empty(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    if path == "":
+        raise click.BadParameter("the path is empty", ctx=context, param=parameter)
+    return path
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="traceplane")
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings file (TOML)."
 )
-@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Folder of the local profile.")
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False),  # a Path would make the current folder of an empty text
+    callback=_not_empty,
+    help="Folder of the local profile.",
+)
 @click.pass_context
-def cli(context: click.Context, config: Path | None, home: Path | None) -> None:
+def cli(context: click.Context, config: Path | None, home: str | None) -> None:
     """An event-driven data platform: dataset events become leased tasks, which become atomic commits."""
     context.obj = load(config, home=home)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -20,6 +20,9 @@ from traceplane.model.printable import one_line
 from traceplane.settings import Settings
 from traceplane.wire.control import TaskDetail
 from traceplane.wire.queries import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MAX_CELL_WIDTH = 40
 _SHOWN_ROWS = 1000
@@ -65,7 +68,7 @@ def query(
     wire: Any = "arrow" if format_ == "table" else format_
     pieces = _explained(settings, client.pieces(sql, format=wire, as_of_version=versions, as_of_time=at))
     if format_ == "table":
-        text = "\n".join(_lines(ipc.open_stream(b"".join(pieces)).read_all())) + "\n"
+        text = "\n".join(table_lines(ipc.open_stream(b"".join(pieces)).read_all())) + "\n"
         if output is None:
             say_lines(text)
             return
@@ -138,9 +141,11 @@ def _as_of(texts: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:
     return versions, at
 
 
-def _lines(table: Any) -> Iterator[str]:
+def table_lines(table: pa.Table) -> Iterator[str]:
+    """The first rows as text. Several columns may have the same name, as in a join."""
     names = [one_line(name) for name in table.column_names]
-    rows = [[_cell(v) for v in row.values()] for row in table.slice(0, _SHOWN_ROWS).to_pylist()]
+    columns = [map(_cell, column.to_pylist()) for column in table.slice(0, _SHOWN_ROWS).columns]
+    rows = list(zip(*columns, strict=True))
     widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(names)]
     yield "  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)).rstrip()
     yield "  ".join("-" * width for width in widths)
@@ -151,13 +156,44 @@ def _lines(table: Any) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else value.hex() if isinstance(value, bytes) else str(value)
-    text = one_line(text)
+    text = one_line(_as_text(value))
     return text if len(text) <= _MAX_CELL_WIDTH else text[: _MAX_CELL_WIDTH - 1] + "…"
 
 
+def _as_text(value: Any) -> str:
+    import pyarrow as pa
+
+    match value:
+        case None:
+            return ""
+        case bytes():
+            return value.hex()
+        case pa.MonthDayNano():
+            return _interval(value.months, value.days, value.nanoseconds)
+        case _:
+            return str(value)
+
+
+def _interval(months: int, days: int, nanoseconds: int) -> str:
+    """`14 months 3 days 1:00:00.5`"""
+    parts = [counted(number, unit) for number, unit in ((months, "month"), (days, "day")) if number]
+    if nanoseconds or not parts:
+        seconds, fraction = divmod(abs(nanoseconds), 10**9)
+        clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:09}".rstrip(
+            "0"
+        ).rstrip(".")
+        parts.append(f"-{clock}" if nanoseconds < 0 else clock)
+    return " ".join(parts)
+
+
+def _named(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    if name == "":
+        raise click.BadParameter("the name is empty", ctx=context, param=parameter)
+    return name
+
+
 @click.command()
-@click.argument("dataset", required=False)
+@click.argument("dataset", required=False, callback=_named)
 @as_json
 @click.pass_obj
 def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:

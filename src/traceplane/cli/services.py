@@ -34,7 +34,9 @@ def with_database(settings: Settings) -> Settings:
 
 
 @click.command()
-@click.option("--workers", default=1, show_default=True, help="Worker processes to run.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes to run."
+)
 @click.option("--spark/--no-spark", default=True, show_default=True, help="Run a Spark worker too.")
 @click.option("--trigger/--no-trigger", default=False, show_default=True, help="Run a trigger too.")
 @click.option("--code", "code", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from traceplane.cli.coverage import contents, describe, say_why
+from traceplane.cli.failures import error_text, forgivable, logged, problems
 from traceplane.cli.failures import explained as failure_lines
-from traceplane.cli.failures import forgivable, logged, problems, shortened
 from traceplane.cli.output import as_json, say, say_json, say_lines
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, parse_positions, without_options
 from traceplane.cli.whereabouts import call
@@ -63,7 +63,7 @@ def _list(settings: Settings, query: dict[str, str], as_json: bool, none: str | 
 
 def _task_line(t: TaskView) -> str:
     error = t.error if t.state in ("dead", "queued") else None
-    message = f"  {error['code']}: {shortened(error['message'])}" if error else ""
+    message = f"  {error_text(error)}" if error else ""
     standing = f" ({t.standing})" if t.standing not in (None, "open") else ""
     return (
         f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  "

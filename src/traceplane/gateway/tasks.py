@@ -279,7 +279,8 @@ def _failure(row: ListedTask | DeadTasks, state: Any, count: int, *, capped: boo
         state=state,
         tasks=count,
         code=str(error.get("code", "unknown")),
-        message=str(error.get("message", "")),
+        # An exception's message says little without its class, and may be empty.
+        message=": ".join(str(error[part]) for part in ("type", "message") if error.get(part)),
         newest=row.task_id,
         scope=_scope_text(row),
         and_more=capped,
