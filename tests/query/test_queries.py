@@ -18,6 +18,7 @@ from traceplane.errors import Conflict, NotFound, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.postgres import commits
 from traceplane.query.datasets import AsOf
+from traceplane.wire.deploys import DeleteRequest
 
 
 @pytest.fixture
@@ -205,6 +206,20 @@ async def test_a_declared_column_that_no_file_has_yet_is_null(shop: Shop, asked:
         60,
     )
     assert await asked.rows("select count(*), count(venue) from new.orders") == [[60, 20]]
+
+
+async def test_a_dataset_that_is_no_longer_served_says_why(shop: Shop, asked: Asked) -> None:
+    plane, kept = shop.plane, DAG[: DAG.index("- name: items")]
+    kept = kept[: kept.index("  shop.items:")] + kept[kept.index("jobs:") :]
+    await plane.deploy(kept, drop_missing=True)
+    with pytest.raises(NotFound, match=r"version 2 of DAG shop.*version 1.*rollback shop --to 1"):
+        await asked.rows("select * from shop.items")
+    await plane.deploy(kept.replace("name: numbers", "name: ticks"))
+    with pytest.raises(Conflict, match="events of source ticks"):
+        await asked.rows("select * from shop.in")
+    await plane.api.deploys.delete(plane._call(DeleteRequest("shop")))
+    with pytest.raises(NotFound, match=r"query\.nothing_then.*DAG shop was deleted"):
+        await asked.rows("select * from shop.orders")
 
 
 async def test_the_declared_columns_of_a_dataset_without_files_have_their_types(

@@ -317,3 +317,12 @@ def test_a_plan_is_a_noop_exactly_if_the_dags_are_equal_and_accounts_for_every_j
     assert sorted(names((*kept, *result.removed))) == sorted(names(parse(old).jobs))
     assert all(r.changes or r.downstream_of for r in result.rebuilt)
     assert render(result).endswith(".\n")
+
+
+def test_only_the_columns_that_differ_are_shown() -> None:
+    columns = (
+        "storage: postgres, position: k, columns: [{name: k, type: bigint}, {name: venue, type: string}]"
+    )
+    text = render(plan_of(TEXT, TEXT.replace(HOT, columns)))
+    assert "outputs[0].columns.venue: (unset) → {" in text
+    assert '"name": "k"' not in text

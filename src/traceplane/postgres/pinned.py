@@ -16,6 +16,7 @@ from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.json_object import JsonObject
 from traceplane.model.positions import Range
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.versions import Version
 
 _SQL = statements("pinned")
 
@@ -163,6 +164,10 @@ def _declared(row: Any, definition: JsonObject, of_files: Sequence[SchemaColumn]
         for c in declared
         if c["name"].lower() not in names
     ]
+
+
+async def last_version_with(tx: Transaction, org: str, dataset_id: str) -> Version | None:
+    return await tx.row_as(Version, _SQL["last_version_with"], org, dataset_id)
 
 
 async def commits(

@@ -122,6 +122,8 @@ class QueryDatasets:
             version = numbers.get(dataset.dag)
             if version is not None and dataset.version is None:
                 raise await self._no_version(dataset, version)
+            if dataset.generation_id is None and version is None and at is None:
+                raise await self._not_served(dataset)
             dataset = _checked(dataset, at, version)
             self._by_pin[name, moment] = _without_absent(dataset) if self._only_stored else dataset
 
@@ -133,6 +135,21 @@ class QueryDatasets:
             next_step=nearest(name, await registry.dataset_names(self._tx, self._org, like=name))
             or "see `traceplane datasets`; a name with special characters needs double quotes",
         )
+
+    async def _not_served(self, dataset: PinnedDataset) -> NotFound:
+        dag, name = dataset.dag, dataset.dataset_id
+        if dataset.version is None:
+            problem, step = f"DAG {dag} was deleted, and its datasets with it", "deploy its file again"
+        elif last := await pinned.last_version_with(self._tx, self._org, name):
+            problem = f"version {dataset.version} of DAG {dag}, which serves, no longer has the dataset"
+            problem += f"; version {last.number} had it"
+            step = "deploy its job again"
+            if last.state == "retired":
+                step += f", or return to that version: `traceplane rollback {dag} --to {last.number}`"
+        else:
+            problem = f"the serving version of DAG {dag} does not have the dataset"
+            step = f"deploy {dag}; if it is being built, `traceplane versions {dag}` shows the progress"
+        return NotFound("query.nothing_then", problem, value=name, next_step=step)
 
     async def _no_version(self, dataset: PinnedDataset, version: int) -> NotFound:
         newest = await versions.listing(self._tx, self._org, dataset.dag, _VERSIONS_TOLD)
@@ -215,9 +232,7 @@ def _nothing_then(name: str, dag: str, at: datetime | None, version: int | None)
     if version is not None:
         problem = f"version {version} of DAG {dag} has no such dataset"
         step = f"see `traceplane versions {dag}`"
-    elif at is not None:
-        problem, step = f"the dataset did not exist at {at.isoformat()}", "ask for a later time"
     else:
-        problem = f"the serving version of DAG {dag} does not have the dataset"
-        step = f"deploy {dag}; if it is being built, `traceplane versions {dag}` shows the progress"
+        assert at is not None, "what is not served now was refused before"
+        problem, step = f"the dataset did not exist at {at.isoformat()}", "ask for a later time"
     return NotFound("query.nothing_then", problem, value=name, next_step=step)

@@ -236,7 +236,7 @@ def _columns_by_name(dataset: Dataset) -> dict[str, Any]:
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[FieldChange]:
-    """Every leaf that differs. Lists of equal length are compared item by item, others as a whole."""
+    """Every leaf that differs. Lists of equal length are compared item by item, columns by name, others as a whole."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             name = f"{path}.{key}" if path else key
@@ -249,6 +249,8 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[FieldChange]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from _changes(before, after, f"{path}[{index}]")
+    elif path.endswith("].columns") and path.startswith("outputs[") and old and new:
+        yield from _changes({c["name"]: c for c in old}, {c["name"]: c for c in new}, path)
     elif _json(old) != _json(new):  # by their text, since 1 == True in Python
         yield FieldChange(path, _json(old), _json(new))
 

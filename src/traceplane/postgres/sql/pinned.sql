@@ -33,7 +33,8 @@ select p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versione
        s.columns, k.position as cursor, k.forgotten_until, k.xmin::text || k.ctid::text as row_version,
        t.created_at as generation_created_at,
        case when s.columns is null then (select j.name from job_outputs x join jobs j using (job_id)
-         where x.generation_id = r.generation_id and j.source_kind in ('manual', 'webhook', 'cron') limit 1) end as source
+         where x.generation_id = r.generation_id and j.source_kind in ('manual', 'webhook', 'cron')
+         order by j.routed desc limit 1) end as source
 from pinned p
 left join generations t on t.generation_id = p.generation_id
 left join generations r on r.generation_id = coalesce(t.data_generation_id, t.generation_id)
@@ -41,6 +42,14 @@ left join datasets owner on owner.dataset_uuid = r.dataset_uuid
 left join generation_schemas s on s.generation_id = r.generation_id
 left join generation_cursors k on k.generation_id = r.generation_id
 order by p.dataset_id
+
+-- name: last_version_with
+-- The last version that served a dataset.
+select v.dag_version_id, v.number, v.state
+from datasets d join orgs o using (org_id) join dag_version_datasets m using (dataset_uuid)
+join dag_versions v on v.dag_version_id = m.dag_version_id and v.dag_id = d.dag_id
+where o.slug = $1 and d.dataset_id = $2 and v.activated_at is not null
+order by v.activated_at desc limit 1
 
 -- name: live_ids
 -- The live commits of a generation, ordered by position. An index-only scan.
