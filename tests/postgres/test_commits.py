@@ -360,6 +360,54 @@ async def test_an_output_that_does_not_fit_is_refused_for_good_and_nothing_of_it
     assert await plane.report(with_schema(again, a="int64", b="string!")) == ["committed"]
 
 
+async def refusal(
+    plane: ControlPlane, held: Held, columns: dict[str, str], **statistics: ColumnStatistics
+) -> tuple[str, str] | None:
+    """Code and message if a commit with these columns and statistics is refused."""
+    _, completion = with_schema(held, **columns)
+    (output,) = completion.outputs
+    (file,) = output.files
+    output = msgspec.structs.replace(output, files=[msgspec.structs.replace(file, statistics=statistics)])
+    if await plane.report((held, completed(held, outputs=[output]))) == ["committed"]:
+        return None
+    (error,) = [
+        r["error"] for r in await plane.sql("select error from tasks where task_id = $1", held.task_id)
+    ]
+    return error["code"], error["message"]
+
+
+async def test_rows_outside_the_tasks_scope_are_refused(plane: ControlPlane) -> None:
+    await plane.deploy(COPY + "datasets:\n  mid: {position: at}\n")
+    columns = {"at": "int64"}
+    within, before, beyond, null = await held_for(plane, span(0, 9), span(10, 19), span(20, 29), 30)
+    assert await refusal(plane, within, columns, at=ColumnStatistics(0, 9, 0)) is None
+    expected = "commit.position_out_of_scope"
+    problem = await refusal(plane, before, columns, at=ColumnStatistics(9, 19, 0))
+    assert problem is not None
+    assert problem[0] == expected
+    assert "column at: a row has the position 9, which is not in the task's scope 10-19" in problem[1]
+    problem = await refusal(plane, beyond, columns, at=ColumnStatistics(20, 30, 0))
+    assert problem is not None
+    assert problem[0] == expected
+    assert "position 30" in problem[1]
+    problem = await refusal(plane, null, columns, at=ColumnStatistics(30, 30, 2))
+    assert problem is not None
+    assert problem[0] == expected
+    assert "position null, which is not in the task's scope 30" in problem[1]
+
+
+async def test_column_names_that_differ_only_in_case_are_refused(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    first, together, later = await held_for(plane, 1, 2, 3)
+    assert await refusal(plane, first, {"D": "int64"}) is None
+    for held, columns in ((together, {"E": "int64", "e": "int64"}), (later, {"d": "int64"})):
+        problem = await refusal(plane, held, columns)
+        assert problem is not None
+        assert problem[0] == "commit.duplicate_column"
+        assert "which SQL cannot tell apart" in problem[1]
+    assert await merged(plane) == {"D": "int64"}
+
+
 async def test_two_dispatchers_that_extend_a_schema_at_once_both_count(
     database_url: str, plane: ControlPlane
 ) -> None:

@@ -10,8 +10,8 @@ from traceplane.model.dataset_schema import (
     SchemaColumn,
     as_arrow,
     merge,
+    same_in_sql,
     undeclared,
-    written_twice,
 )
 
 
@@ -58,9 +58,12 @@ def test_an_incompatible_schema_is_reported_by_column(
     assert merge(known, new) == misfit
 
 
-def test_a_column_that_is_written_twice_is_named() -> None:
-    assert written_twice(schema(a="int64", b="string")) is None
-    assert written_twice((*schema(a="int64", b="string"), *schema(b="string"))) == "b"
+def test_columns_that_sql_cannot_tell_apart_are_named() -> None:
+    assert same_in_sql(None, schema(a="int64", b="string")) is None
+    assert same_in_sql(schema(a="int64"), schema(a="int64", b="string")) is None
+    assert same_in_sql(None, (*schema(a="int64", b="string"), *schema(b="string"))) == ("b", "b")
+    assert same_in_sql(None, schema(D="int64", d="int64")) == ("D", "d")
+    assert same_in_sql(schema(D="int64"), schema(a="int64", d="int64")) == ("D", "d")
 
 
 def test_a_compatible_schema_stays_compatible_after_others_extend_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,23 @@ def test_a_test_task_refuses_what_is_not_a_scope(tmp_path: Path, scope: Any) -> 
 def test_a_test_task_needs_an_existing_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="folder"):
         operator_task(tmp_path / "missing")
+
+
+def test_nulls_are_counted_in_every_plain_column(tmp_path: Path) -> None:
+    """Also if it has no bounds: a column of nulls alone, or of values that JSON does not have."""
+    task = operator_task(tmp_path, scope=Cursor(1))
+    schema = pa.schema([("none", pa.int64()), ("price", pa.decimal128(2, 1)), ("n", pa.int64())])
+    some = pa.table([[1], [Decimal("1.5")], [7]], schema=schema)
+    none = pa.table([[None], [None], [None]], schema=schema)
+    task.write("output", pa.concat_tables([none, some]).set_column(0, schema[0], pa.nulls(2, pa.int64())))
+    with task.open_writer("output", schema) as write:
+        for table in (none, schema.empty_table(), some):
+            write(table)
+    facts = [
+        {name: (f.min, f.max, f.null_count) for name, f in file.statistics.items()}
+        for file in task.written["output"].files
+    ]
+    assert facts == [
+        {"none": (None, None, 2), "price": (None, None, 1), "n": (7, 7, 1)},
+        {"none": (1, 1, 1), "price": (None, None, 1), "n": (7, 7, 1)},
+    ]

@@ -70,7 +70,7 @@ _SURROUNDINGS = {
     "worker.cache_failed": "check the folder `object_cache` and `object_cache_mb`; the task is retried",
 }
 _CODE = {
-    "commit.duplicate_column": "give each column its own name",
+    "commit.duplicate_column": "give each column its own name, or spell it as before",
     "commit.not_as_declared": "correct the operator and retry the task, or declare the column as it is",
     "commit.rows_unfit": "write the rows as the dataset declares them",
     "commit.schema_incompatible": "write the column as it was and retry the task, or deploy the job under another "
@@ -93,6 +93,7 @@ _CODE = {
     "task.output_not_granted": "write only what came with the claim",
 }
 _DEFINITION = {
+    "commit.position_out_of_scope": "write only rows of the task's scope",
     "commit.position_missing": "write it, or deploy the dataset without",
     "commit.scope_overlaps": "name the column as the dataset's `position`, or compute the wider scope again",
     "commit.too_large": "make the job work on smaller scopes, or make the dataset `storage: parquet`",

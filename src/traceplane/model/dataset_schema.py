@@ -41,13 +41,16 @@ class Incompatible:
     """If there is a better one than to write or declare the column differently."""
 
 
-def written_twice(columns: Sequence[SchemaColumn]) -> str | None:
-    """The first name that two columns of an output share."""
-    names: set[str] = set()
-    for column in columns:
-        if column.name in names:
-            return column.name
-        names.add(column.name)
+def same_in_sql(committed: Schema | None, new: Sequence[SchemaColumn]) -> tuple[str, str] | None:
+    """The first two names, of an output or of an output and the committed data, that mean the same column in SQL, which
+    ignores case."""
+    spelled = {column.name.lower(): column.name for column in committed or ()}
+    written: set[str] = set()
+    for name in (column.name for column in new):
+        lower = name.lower()
+        if lower in written or spelled.setdefault(lower, name) != name:
+            return spelled[lower], name
+        written.add(lower)
     return None
 
 

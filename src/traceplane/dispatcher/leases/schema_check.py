@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from traceplane.model.dataset_schema import Incompatible, Schema, merge, undeclared, written_twice
+from traceplane.model.dataset_schema import Incompatible, Schema, merge, same_in_sql, undeclared
 from traceplane.postgres import commits, generation_schemas
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction
@@ -28,13 +28,18 @@ async def refuse_misfits(
             if output.schema is None:
                 continue
             current = stored[output.generation_id]
-            if (column_name := written_twice(output.schema)) is not None:
-                errors[task_id] = _twice(current.dataset_id, column_name)
+            if (names := same_in_sql(trial[output.generation_id], output.schema)) is not None:
+                errors[task_id] = _twice(current.dataset_id, *names)
                 break
             if current.position is not None and current.position not in {
                 column.name for column in output.schema
             }:
                 errors[task_id] = _no_position(current.dataset_id, current.position)
+                break
+            if current.position is not None and (
+                problem := _outside_scope(current.dataset_id, current.position, output)
+            ):
+                errors[task_id] = problem
                 break
             if current.declared and (misfit := undeclared(current.declared, output.schema, _nulls(output))):
                 errors[task_id] = _undeclared_error(current.dataset_id, misfit)
@@ -115,14 +120,41 @@ def _overlap(dataset_id: str, output: OutputCommit) -> TaskError:
     )
 
 
-def _twice(dataset_id: str, column: str) -> TaskError:
+def _twice(dataset_id: str, one: str, other: str) -> TaskError:
+    same = f"two columns named {other}" if one == other else f"the columns {one} and {other}"
     return TaskError(
         "commit.duplicate_column",
-        f"dataset {dataset_id}: this output has two columns named {column}",
-        value=column,
-        next_step="give each column its own name, then deploy or retry the task",
+        f"dataset {dataset_id}: with this output it has {same}, which SQL cannot tell apart",
+        value=other,
+        next_step="give each column its own name, or spell it as before, then deploy or retry the task",
         retryable=False,
     )
+
+
+def _outside_scope(dataset_id: str, position: str, output: OutputCommit) -> TaskError | None:
+    """Readers look for rows of a position only in commits whose scope has it."""
+    for file in output.files:
+        statistics = (file.statistics or {}).get(position)
+        if statistics is None:
+            continue
+        outside = [
+            value
+            for value in (statistics.min, statistics.max)
+            if isinstance(value, int | float) and not output.start <= value <= output.end
+        ]
+        if outside or statistics.null_count:
+            value = str(outside[0]) if outside else "null"
+            scope = output.partition_key or str(output.start)
+            return TaskError(
+                "commit.position_out_of_scope",
+                f"dataset {dataset_id}, column {position}: a row has the position {value}, which is not in the task's "
+                f"scope {scope}"
+                + (f", positions {output.start} to {output.end}" if output.end > output.start else ""),
+                value=value,
+                next_step="write only rows of the task's scope, then deploy or retry the task",
+                retryable=False,
+            )
+    return None
 
 
 def _no_position(dataset_id: str, position: str) -> TaskError:
