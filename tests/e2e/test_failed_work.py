@@ -121,7 +121,7 @@ async def _found(shop: Shop) -> None:
     status = (await shop.out("status")).splitlines()
     assert status[:3] == [
         "failed:",
-        "  shop/sales: 1 task dead, operator.raised: division by zero",
+        "  shop/sales: 1 task dead, operator.raised: ZeroDivisionError: division by zero",
         f"    newest, scope 3: traceplane explain {dead}",
     ]
     explained = await shop.out("explain", dead)
@@ -184,7 +184,7 @@ def _by_the_client(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _put_away(shop: Shop) -> None:
-    assert "operator.raised: division by zero" in await shop.out("dead", "--dag", "shop")
+    assert "operator.raised: ZeroDivisionError: division by zero" in await shop.out("dead", "--dag", "shop")
     code, _, err = await shop.run("dead", "--ack")
     assert (code, err.split(":")[0]) == (2, "cli.which_tasks")
     assert await shop.out("dead", "--ack", "--dag", "shop", "--job", "sales") == "1 acknowledged\n"

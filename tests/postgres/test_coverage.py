@@ -339,6 +339,15 @@ async def test_a_scope_that_was_canceled_is_explained_by_its_task(plane: Control
     assert str(third) in why.reasons[0].sentence
 
 
+async def test_an_explanation_counts_the_tasks_that_it_does_not_list(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(7))
+    await plane.meter()
+    why = await plane.explain_scope("a", 0, 6)
+    assert [r.code for r in why.reasons][3:] == ["more"]
+    assert why.reasons[-1].sentence == "a: 4 more tasks like these."
+
+
 async def test_a_dead_scope_is_no_part_of_what_is_there(plane: ControlPlane) -> None:
     await plane.deploy(chain(1))
     await plane.emit("in", range(3))

@@ -344,6 +344,16 @@ async def test_a_query_is_decoded_into_its_type(client: aiohttp.ClientSession) -
     }
 
 
+async def test_a_refused_query_names_the_value_and_a_refused_body_does_not_repeat_it(
+    client: aiohttp.ClientSession,
+) -> None:
+    refused = (await (await client.get("/runs?limit=few")).json())["error"]
+    assert (refused["value"], refused["next_step"]) == ("few", "correct it; see docs/reference/api.md")
+    refused = (await (await post(client, b'{"tasks": "secret"}')).json())["error"]
+    assert refused["next_step"] == "correct it; see docs/reference/api.md"
+    assert "secret" not in str(refused)
+
+
 @pytest.mark.parametrize(
     "query",
     [

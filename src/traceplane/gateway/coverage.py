@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,6 +19,7 @@ from traceplane.postgres.database import Transaction
 from traceplane.wire.control import CoverageView, ReasonView, ScopeExplanation
 
 _TASKS_TOLD = 3
+_TASKS_COUNTED = 100
 _RANGES_FOLLOWED = 3
 _DEEPEST = 20
 
@@ -96,8 +98,8 @@ class _Why:
         self._seen.add((name, positions))
         if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
-        tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_TOLD)
-        reasons = [_of_correction(name, task) for task in tasks]
+        tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_COUNTED)
+        reasons = _of_tasks(name, tasks, _of_correction)
         for used, edge in await self._inputs_of(producer):
             read_positions = edge.reads(positions)
             read = await coverage.missing_positions(self._tx, self._org, used, read_positions)
@@ -122,17 +124,17 @@ class _Why:
         if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
             where = f"the whole of {written(positions)}"
-        tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_TOLD)
+        tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_COUNTED)
         if tasks:
-            return [_of_task(dataset, task) for task in tasks]
+            return _of_tasks(dataset, tasks, _of_task)
         reasons = await self._of_inputs(dataset, producer, positions, where, depth)
         if reasons:
             return reasons
         job = f"{producer.dag}/{producer.job}"
         if producer.runtime == "dispatcher":
             return [ReasonView("passes_on", f"{dataset} lacks {where}: {job} has had no event about it.")]
-        if tasks := await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_TOLD):
-            return [_of_task(dataset, task) for task in tasks]
+        if tasks := await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_COUNTED):
+            return _of_tasks(dataset, tasks, _of_task)
         first, last = map(read.partitions.name, positions)
         return [
             ReasonView(
@@ -177,6 +179,17 @@ def _of_source(read: MissingPositions, source: Producer, positions: Range) -> Re
         scope = first if first == last else f"{first}..{last}"
         sentence += f" If the data is there: `traceplane emit {dataset} {scope}`."
     return ReasonView("source", sentence)
+
+
+def _of_tasks(
+    dataset: str, tasks: Sequence[ScopeTask], reason: Callable[[str, ScopeTask], ReasonView]
+) -> list[ReasonView]:
+    """The first tasks, and how many others there are."""
+    reasons = [reason(dataset, task) for task in tasks[:_TASKS_TOLD]]
+    if (others := len(tasks) - _TASKS_TOLD) > 0:
+        least = "at least " if len(tasks) == _TASKS_COUNTED else ""
+        reasons.append(ReasonView("more", f"{dataset}: {least}{counted(others, 'more task')} like these."))
+    return reasons
 
 
 def _of_correction(dataset: str, task: ScopeTask) -> ReasonView:

@@ -240,6 +240,7 @@ class _PreparedRoute:
             raise InvalidInput(
                 "request.invalid",
                 f"the body is not valid: {in_words(error, partial(allowed_values, self.decoder.type))}",
+                next_step=_SEE_API,  # not the value: bodies hold configs and tokens
             ) from None
         except msgspec.DecodeError as error:
             raise InvalidInput("request.malformed_json", f"the body is not JSON: {error}") from None
@@ -252,22 +253,34 @@ class _PreparedRoute:
 
     def decode_query(self, raw: bytes) -> Any:
         assert self.query is not None
+        values: dict[str, str | list[str]] = {}
         try:
             given = parse_qs(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=200)
-            values: dict[str, str | list[str]] = {}
             for name, texts in given.items():
                 if name not in self.query_lists and len(texts) > 1:
-                    raise InvalidInput("request.invalid", f"the query parameter `{name}` is given twice")
+                    raise InvalidInput(
+                        "request.invalid",
+                        f"the query parameter `{name}` is given twice",
+                        value=", ".join(texts),
+                        next_step="give it once",
+                    )
                 values[name] = texts if name in self.query_lists else texts[0]
             query = msgspec.convert(values, self.query, strict=False)
             _refuse_unstorable(msgspec.to_builtins(query))
         except ValueError as error:  # msgspec's and UnicodeDecodeError are ValueErrors too
             problem = in_words(error, partial(allowed_values, self.query))
-            raise InvalidInput("request.invalid", f"the query is not valid: {problem}") from None
+            parameter = re.match(r"`(\w+)", problem)
+            raise InvalidInput(
+                "request.invalid",
+                f"the query is not valid: {problem}",
+                value=values.get(parameter[1]) if parameter is not None else None,
+                next_step=_SEE_API,
+            ) from None
         return query
 
 
 _encoder = msgspec.json.Encoder()
+_SEE_API = "correct it; see docs/reference/api.md"
 
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _NINETEEN_DIGITS = b"0" * 19  # the length from which an integer may pass 64 bits
