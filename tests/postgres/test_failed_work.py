@@ -73,7 +73,7 @@ async def test_failed_work_is_counted_by_job_and_error_with_an_example(plane: Co
     (failure,) = answer.failed
     newest = (await plane.tasks("copy", "dead"))[-1]
     assert (failure.dag, failure.job, failure.state, failure.tasks) == ("main", "copy", "dead", 3)
-    assert (failure.code, failure.message) == ("operator.raised", "division by zero")
+    assert (failure.code, failure.message) == ("operator.raised", "ZeroDivisionError: division by zero")
     assert (failure.newest, failure.scope) == (newest, "2")
     assert (answer.dead_superseded, answer.dead_retired) == (0, 0)
 
