@@ -47,7 +47,7 @@ from reached r full join generation_cursors c using (generation_id) where r.posi
 
 FORGOTTEN = """
 select e.event_id, j.name from events e join job_inputs i using (generation_id) join jobs j using (job_id)
-where j.routed and j.activation = 'reactive'
+where j.routed and j.activation = 'reactive' and i.role <> 'reads'
   and not exists (select 1 from task_inputs x where x.event_id = e.event_id and x.job_id = j.job_id)
 """
 """Accepted events that some dependent job has no task for."""

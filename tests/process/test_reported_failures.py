@@ -351,6 +351,7 @@ async def test_two_tasks_for_one_partition_a_millisecond_apart(world: TwoDispatc
     numbers, work = dag["jobs"]
     other = numbers | {"name": "others", "outputs": [{"dataset": "partition.other"}]}
     work["inputs"].append({"from": {"job": "others"}})
+    work["when"] = "any"
     await world.platform.deploy(json.dumps(dag | {"jobs": [numbers, other, work]}))
     both_out = (
         "select count(*)::int from (select 1 from tasks t join jobs j using (job_id) join dags d using (dag_id)"
