@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Format = Literal["json", "csv", "arrow", "parquet"]
-OneScope = int | tuple[int, int] | Cursor | Partition | Scope
+OneScope = int | str | tuple[int, int] | Cursor | Partition | Scope
 _PIECE_BYTES = 1 << 20
 _REPORT_PATIENCE_SECONDS = 600.0
 
@@ -114,9 +114,10 @@ class Client:
         kind: Literal["data", "invalidation"] = "data",
         emission: str = "",
     ) -> EmitResponse:
-        """Emits events of a source dataset, a thousand per request. A number is a cursor, and a pair of numbers the
-        partition from the first to the last; a list, a range or another iterable holds one scope per event."""
-        events = (ManualEvent(dataset, scope, kind, emission) for scope in _scopes(scopes))
+        """Emits events of a source dataset, a thousand per request. A number is a cursor, a pair of numbers the
+        partition from the first to the last, and text the name of a partition (`2026-11-16`) or a range of them
+        (`2026-11-01..2026-11-16`); a list, a range or another iterable holds several."""
+        events = (_event(dataset, scope, kind, emission) for scope in _scopes(scopes))
         accepted = duplicates = 0
         while batch := list(itertools.islice(events, MAX_BATCH)):
             answer = self._ask("POST", "/api/v1/events", EmitResponse, EmitRequest(batch))
@@ -339,7 +340,16 @@ def _is_installed(package: str) -> bool:
     return PathFinder.find_spec(package, elsewhere) is not None
 
 
-def _scopes(scopes: OneScope | Iterable[OneScope]) -> Iterator[Scope]:
+def _event(
+    dataset: str, scope: Scope | str, kind: Literal["data", "invalidation"], emission: str
+) -> ManualEvent:
+    if isinstance(scope, Scope):
+        return ManualEvent(dataset, scope, kind, emission)
+    first, _, last = scope.partition("..")
+    return ManualEvent(dataset, None, kind, emission, partition=first, through=last or None)
+
+
+def _scopes(scopes: OneScope | Iterable[OneScope]) -> Iterator[Scope | str]:
     if isinstance(scopes, int | str | bytes | Cursor | Partition | Scope) or _is_pair(scopes):
         return iter([_scope(scopes)])
     try:
@@ -353,10 +363,12 @@ def _is_pair(scopes: object) -> bool:
     return isinstance(scopes, tuple) and len(scopes) == 2 and all(hasattr(end, "__index__") for end in scopes)
 
 
-def _scope(scope: object) -> Scope:
+def _scope(scope: object) -> Scope | str:
     try:
         match scope:
             case Scope():
+                return scope
+            case str() if scope and not scope.lstrip("-").isdigit():
                 return scope
             case Cursor(position):
                 return _cursor(position)
@@ -369,9 +381,9 @@ def _scope(scope: object) -> Scope:
     except (TypeError, ValueError):
         raise InvalidInput(
             "client.bad_scope",
-            "a scope must be a 64-bit integer, or a pair (first, last) of them",
+            "a scope must be a 64-bit integer, a pair (first, last) of them, or the name of a partition",
             value=repr(scope),
-            next_step="for example 30, (40, 46), range(14) or [30, (40, 46)]",
+            next_step="for example 30, (40, 46), range(14), [30, (40, 46)] or '2026-11-16'",
         ) from None
 
 

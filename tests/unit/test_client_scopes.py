@@ -59,6 +59,24 @@ def test_one_scope_or_many_can_be_emitted(
 
 
 @pytest.mark.parametrize(
+    ("scopes", "partitions"),
+    [
+        ("2026-11-16", [("2026-11-16", None)]),
+        ("2026-11-01..2026-11-16", [("2026-11-01", "2026-11-16")]),
+        (["eu", "us"], [("eu", None), ("us", None)]),
+    ],
+)
+def test_partitions_are_emitted_by_name(
+    requests: list[EmitRequest], scopes: Any, partitions: list[tuple[str, str | None]]
+) -> None:
+    emit(scopes)
+    events = [event for request in requests for event in request.events]
+    assert [(event.scope, event.partition, event.through) for event in events] == [
+        (None, first, last) for first, last in partitions
+    ]
+
+
+@pytest.mark.parametrize(
     ("scopes", "code"),
     [
         ("3", "client.bad_scope"),

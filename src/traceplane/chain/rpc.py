@@ -132,7 +132,7 @@ class _Answer(msgspec.Struct, Generic[T], gc=False):
     error: _ErrorBody | None = None
 
 
-class _Decoder:
+class _AnswerDecoder:
     """Reads answers of one kind. Blocks with transactions that are not standard are read a second time."""
 
     def __init__(self, kind: Any) -> None:
@@ -153,8 +153,8 @@ class _Decoder:
 
 
 @functools.cache
-def _decoder(kind: Any) -> _Decoder:
-    return _Decoder(kind)
+def _decoder(kind: Any) -> _AnswerDecoder:
+    return _AnswerDecoder(kind)
 
 
 def _as_list(decoded: list[_Answer[Any]] | _Answer[Any]) -> list[_Answer[Any]]:
@@ -264,7 +264,7 @@ class RpcClient:
         return [result for group in answered for result in group]
 
     async def _settle(
-        self, calls: Sequence[RpcCall[Any]], decoder: _Decoder, only: _Endpoint | None = None
+        self, calls: Sequence[RpcCall[Any]], decoder: _AnswerDecoder, only: _Endpoint | None = None
     ) -> list[Any]:
         """Retries until every call has a believable answer, or `attempts` rounds made no progress."""
         results: dict[int, Any] = {}
@@ -326,7 +326,7 @@ class RpcClient:
         await asyncio.sleep((asked_to_wait or 0) + ceiling * random.uniform(0.5, 1))  # noqa: S311 -- jitter
 
     async def _ask(
-        self, endpoint: _Endpoint, calls: Sequence[RpcCall[Any]], decoder: _Decoder
+        self, endpoint: _Endpoint, calls: Sequence[RpcCall[Any]], decoder: _AnswerDecoder
     ) -> tuple[dict[int, Any], RpcError | None]:
         """One HTTP exchange: the believable results by position, and the first failure among the others."""
         body = await self._post(endpoint, calls)

@@ -291,7 +291,7 @@ async def map_job(
 
 
 @dataclass(frozen=True, slots=True)
-class JobInput:
+class InputEdge:
     """How a job reads a generation."""
 
     input_index: int
@@ -328,12 +328,12 @@ class JobRow:
     reads_files: bool
     outputs: list[JsonObject]
     """As `wire.tasks.OutputRef`."""
-    job_inputs: list[JobInput]
+    job_inputs: list[InputEdge]
     """All of its inputs, also those that it has no rows of."""
     partitions: Partitions
     """Those of what it writes."""
 
-    def edges(self) -> list[tuple[JobInput, Edge]]:
+    def edges(self) -> list[tuple[InputEdge, Edge]]:
         return [(i, Edge(i.read, i.partitions, self.partitions)) for i in self.job_inputs]
 
 
@@ -343,7 +343,7 @@ async def job_payloads(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobRow]
 
 
 def _with_inputs(row: asyncpg.Record) -> dict[str, Any]:
-    return {**_with_partitions(row), "job_inputs": msgspec.convert(row["job_inputs"], list[JobInput])}
+    return {**_with_partitions(row), "job_inputs": msgspec.convert(row["job_inputs"], list[InputEdge])}
 
 
 def _with_partitions(row: asyncpg.Record) -> dict[str, Any]:

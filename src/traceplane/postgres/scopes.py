@@ -38,7 +38,7 @@ class KnownScope:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ToldExtent:
     all_of_it: bool
     some_of_it: bool
 
@@ -65,12 +65,12 @@ async def extents(tx: Transaction, job_id: UUID) -> dict[int, Range]:
     return {r["input_index"]: (r["first"], r["last"]) for r in await tx.rows(_SQL["extents"], job_id)}
 
 
-async def held(tx: Transaction, job_id: UUID, asked: Sequence[tuple[int, Range]]) -> list[Held]:
+async def held(tx: Transaction, job_id: UUID, asked: Sequence[tuple[int, Range]]) -> list[ToldExtent]:
     """For each range of an input, how much of it has been told."""
     rows = await tx.rows(
         _SQL["held"], job_id, [i for i, _ in asked], [r[0] for _, r in asked], [r[1] for _, r in asked]
     )
-    return [Held(r["all_of_it"], r["some_of_it"]) for r in rows]
+    return [ToldExtent(r["all_of_it"], r["some_of_it"]) for r in rows]
 
 
 async def add_scopes(tx: Transaction, job_id: UUID, scopes: Sequence[NewScope]) -> None:
