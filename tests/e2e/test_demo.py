@@ -1,4 +1,4 @@
-"""`make demo` when something in it fails: one sentence that names what failed, exit code 1, no traceback."""
+"""`make demo` shows the product working; if something in it fails, it says so in one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ def failed(demo: subprocess.Popen[str]) -> str:
     assert logs is not None
     assert (Path(logs[1]) / "gateway.log").exists(), line
     return line.removeprefix("The demo failed: ").removesuffix(logs[0])
+
+
+def test_it_ends_with_every_check_ok_and_no_other_word(folder: Path) -> None:
+    demo = start(folder, "-m", "examples")
+    said, errors = demo.communicate(timeout=600)
+    assert (demo.returncode, errors) == (0, ""), said + errors
+    assert said.count("\n      ok ") == 15, said
+    assert said.rstrip().endswith("Nothing was lost, nothing was duplicated.")
 
 
 def test_a_worker_that_cannot_start_spark_ends_it_with_the_workers_error(folder: Path) -> None:

@@ -19,6 +19,7 @@ from tests.aws import CREDENTIALS, REGION, aws_server
 from tests.platform import Platform
 from tests.process.effects import settle, watched
 from traceplane.client import Client
+from traceplane.model.counted import counted
 
 BLOCKS = 3
 
@@ -188,7 +189,7 @@ async def test_jobs_run_on_s3_and_a_worker_killed_after_its_upload_leaves_nothin
         )
         told, _ = await gc.communicate()
         assert gc.returncode == 0
-        assert f"deleted {len(orphans)} files" in told.decode()
+        assert told.decode().startswith(f"deleted {counted(len(orphans), 'file')}, ")
         assert await bucket.keys() == await committed(platform)
 
         # Neither the worker that was killed nor those that end leave anything but whole files.

@@ -206,6 +206,11 @@ def reads_columns(task: OperatorTask) -> list[dict]:
     return [{"columns": ",".join(f"{column.name}:{column.type}" for column in schema)}]
 
 
+def nothing_for_even_cursors(task: OperatorTask) -> list[dict]:
+    position = task.scope.start
+    return [{"n": position}] if position % 2 else []
+
+
 def analyzed(numbers: DataFrame, spark, config) -> DataFrame:
     """What Spark says to each of `config.texts`; the functions that it knows; and the values of `config.literals`."""
     datasets = {name: spark.sql(sql) for name, sql in config["datasets"].items()}

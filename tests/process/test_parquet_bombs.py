@@ -182,6 +182,12 @@ def processes_of(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in processes_of(child))]
 
 
+def server_of(decoders: Decoders) -> int:
+    """Not every child of this process: tests before this one may have left a cluster or a JVM for later ones."""
+    assert decoders._server is not None
+    return decoders._server.pid
+
+
 def kill(*pids: int) -> None:
     """Returns when they are gone, or nothing but their exit code is left."""
     for pid in pids:
@@ -239,7 +245,7 @@ def test_the_kernel_ends_a_decoder_that_is_busy_in_arrow(decoders: Decoders, tmp
 
         def write(self, data: Any) -> int:
             if not self.limit:
-                (_, forked) = processes_of(os.getpid())
+                (forked,) = processes_of(server_of(decoders))
                 limits = Path(f"/proc/{forked}/limits").read_text().splitlines()
                 self.limit = next(line for line in limits if line.startswith("Max cpu time"))
                 time.sleep(2.0)  # as if it had read so long
@@ -266,7 +272,8 @@ def test_files_share_their_limits(decoders: Decoders, good: Path) -> None:
 def test_killed_decoders_lose_no_work(decoders: Decoders, good: Path) -> None:
     for ended in ("idle", "server", "both"):
         read(decoders, good)
-        server, *forked = processes_of(os.getpid())
+        server = server_of(decoders)
+        forked = processes_of(server)
         assert len(forked) == 1, ended
         kill(*{"idle": forked, "server": [server], "both": [*forked, server]}[ended])
         assert read(decoders, good) == b'1,"signal-1"\n'
@@ -282,7 +289,7 @@ def test_a_decoder_killed_midway_loses_no_work(decoders: Decoders, good: Path, t
 
         def write(self, data: Any) -> int:
             if self.tell() > 1_000_000 and not self.killed:
-                (_, forked) = processes_of(os.getpid())
+                (forked,) = processes_of(server_of(decoders))
                 os.kill(forked, SIGKILL)
                 self.killed = forked
             return super().write(data)
@@ -335,7 +342,7 @@ def test_a_compromised_decoder_reaches_neither_files_nor_processes_nor_the_netwo
 
 def test_a_decoder_keeps_neither_rights_nor_files(decoders: Decoders, good: Path) -> None:
     read(decoders, good)
-    (_, forked) = processes_of(os.getpid())
+    (forked,) = processes_of(server_of(decoders))
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{forked}/status").read_text().splitlines())
     assert status["NoNewPrivs"] == "1"
     assert status["CapEff"].strip("0") == ""

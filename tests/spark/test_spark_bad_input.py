@@ -175,6 +175,28 @@ jobs:
     assert await spark.attempts("bare-odd") == 1
 
 
+async def test_an_input_without_rows_leads_to_the_same_schema_as_one_with_rows(spark: SparkPlatform) -> None:
+    text = """
+version: 1
+dag: sparse
+datasets:
+  sparse.numbers: {columns: [{name: n, type: bigint, nullable: false}]}
+jobs:
+- {name: sparse-ticks, activation: source, source: {kind: manual}, outputs: [{dataset: sparse.in}]}
+- {name: sparse-numbers, runtime: python, operator: python, inputs: [{from: {dataset: sparse.in}}],
+   outputs: [{dataset: sparse.numbers}], config: {entrypoint: "spark_jobs:nothing_for_even_cursors"}}
+- {name: sparse-sql, operator: sql, inputs: [{name: numbers, from: {dataset: sparse.numbers}}],
+   outputs: [{dataset: sparse.copied}], config: {query: select n from numbers}}
+"""
+    await spark.platform.deploy(text)
+    for cursor in (0, 1, 2, 3):
+        await spark.platform.emit("sparse.in", [cursor])
+        await spark.platform.settled(seconds=240)
+    assert await spark.platform.states("sparse-numbers") == {"completed": 4}
+    assert await spark.platform.states("sparse-sql") == {"completed": 4}
+    assert sorted(row["n"] for row in await spark.rows("sparse.copied")) == [1, 3]
+
+
 async def test_a_job_that_returns_nothing_commits_only_its_scope(spark: SparkPlatform) -> None:
     outputs = "{name: one, dataset: none.one}, {name: two, dataset: none.two}"
     await deploy(spark, "none", "returns_nothing", outputs=outputs)

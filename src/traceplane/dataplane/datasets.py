@@ -73,7 +73,8 @@ def _schema(source: OperatorInput) -> StructType:
                 "declare them in the DAG file under datasets",
             )
         schema = pa.unify_schemas([parquet.read_schema(file) for file in source.files])
-    return from_arrow_schema(schema)
+    # As Spark reads files: an input without rows must not give the output another schema than one with rows.
+    return from_arrow_schema(schema).toNullable()
 
 
 def input_bytes(task: OperatorTask) -> int:
