@@ -42,7 +42,7 @@ def areas(child: Child, assignment: Assignment, outputs: Mapping[str, Path]) -> 
     its first task's folders and named after that attempt, so that garbage collection finds it if the worker was killed.
     No other child ever gets the same folder, not even one for the same attempt: this child could still reach what the
     other wrote there after it was moved into place."""
-    if child.job is None or not child.areas:
+    if child.job is None or child.areas is None:
         mark = secrets.token_hex(8)
         child.areas = {name: folder.with_name(f"{folder.name}-{mark}") for name, folder in outputs.items()}
         below_temp = [*assignment.code_paths, *child.areas.values(), *private_root.interpreter_folders()]

@@ -40,7 +40,7 @@ class Child:
         self.temp = temp
         self.job: Hashable = None
         """The job it is confined to, once it has run a task and may run others of the job."""
-        self.areas: dict[str, Path] = {}
+        self.areas: dict[str, Path] | None = None  # until it gets the first task that needs them
         """Where it writes its outputs, by name, if it has the wrapper's own uid."""
         self.standing: Inspected | None = None
         """The result of its last inspection."""
@@ -224,7 +224,7 @@ class Child:
         return reader
 
     def remove_areas(self) -> None:
-        for folder in self.areas.values():
+        for folder in (self.areas or {}).values():
             remove_tree(folder)
 
     def close(self) -> None:
