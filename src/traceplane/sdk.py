@@ -167,7 +167,7 @@ class OperatorTask:
 
         Values are cast to the types that the dataset declares; a value that the cast would change is refused.
         """
-        from traceplane.columnar import arrow_types
+        from traceplane.columnar import arrow_types, plain_rows
 
         output = self._output(name)
         with _fitting(name):
@@ -175,6 +175,7 @@ class OperatorTask:
             if not table.num_columns:
                 return
             table = arrow_types.cast(table, arrow_types.as_declared(table.schema, output.columns))
+            table = plain_rows.with_known_types(table)
         if self.unique_key:
             table = self._without_duplicates(name, table)
         self.write_table(name, table)

@@ -93,7 +93,7 @@ def test_a_column_of_another_kind_is_left_to_the_commit(rows: Any, type_: str) -
 
 
 def task(folder: Path, columns: list[dict[str, Any]], **fields: Any) -> OperatorTask:
-    (folder / "out").mkdir()
+    (folder / "out").mkdir(parents=True)
     return OperatorTask(
         task_id="t",
         attempt=1,
@@ -125,6 +125,23 @@ def test_whole_numbers_beyond_64_bits_fit_into_a_declared_decimal(tmp_path: Path
     assert operator.written["out"].columns[0].type == "decimal128(38, 0)"
     values = parquet.read_table(tmp_path / "out")["wei"].to_pylist()
     assert values == [Decimal(2**70), None, Decimal(1)]
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"a": 1}, {"b": 2}], [{"a": 1, "c": None}, {"b": 2}], [{"a": 1}, {"b": 2, "a": None}]]
+)
+def test_a_column_of_any_row_is_a_column_and_null_in_the_others(tmp_path: Path, rows: Any) -> None:
+    task(tmp_path, []).write("out", rows)
+    assert parquet.read_table(tmp_path / "out").to_pydict() == {"a": [1, None], "b": [None, 2]}
+
+
+def test_a_column_without_a_value_waits_for_the_type_of_its_first_one(tmp_path: Path) -> None:
+    operator = task(tmp_path, [])
+    operator.write("out", {"n": [1, 2], "note": [None, None]})
+    assert [column.name for column in operator.written["out"].columns] == ["n"]
+    declared = task(tmp_path / "declared", [{"name": "note", "type": "string"}])
+    declared.write("out", {"note": [None]})
+    assert declared.written["out"].columns[0].type == "string"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +177,7 @@ def test_whole_numbers_beyond_64_bits_fit_into_a_declared_decimal(tmp_path: Path
         ({"day": 1}, [], "operator.result_invalid", "column 'day' is int, not a list of values"),
         ({"day": [1], "n": [1, 2]}, [], "operator.result_invalid", "expected length 1 but got length 2"),
         (7, [], "operator.result_invalid", "int cannot be written as rows"),
+        ([{"n": None}], [], "operator.result_invalid", "it has only nulls, so no column has a type"),
         ([{}], [], "operator.result_invalid", "row 0 has no columns"),
         ([{}, {"n": 1}], [], "operator.result_invalid", "row 0 has no columns"),
         ([{"": 3}], [], "operator.result_invalid", "the column name '' must have 1 to 512"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -25,8 +26,9 @@ def table_of(rows: Mapping[str, Any] | Sequence[Any], declared: Iterable[TypedCo
     try:
         if not isinstance(rows, Mapping):
             rows = list(rows)
-            _check_first(rows)
-            return pa.Table.from_pylist(rows)
+            if _same_columns(rows):
+                return pa.Table.from_pylist(rows)
+            rows = _transposed(rows)
         columns = _checked(rows)
         return pa.table(columns)
     except NotRows:
@@ -41,15 +43,29 @@ def table_of(rows: Mapping[str, Any] | Sequence[Any], declared: Iterable[TypedCo
         raise NotRows(str(error)) from None  # such as columns of different lengths
 
 
-def _check_first(rows: list[Any]) -> None:
-    """The first row names the columns."""
-    if rows and isinstance(rows[0], Mapping):
-        if not rows[0]:
-            raise NotRows("row 0 has no columns")
-        _check_names(rows[0])
+def with_known_types(table: pa.Table) -> pa.Table:
+    """Without the columns that are undeclared and have only nulls: whichever type the file gave them, the first value
+    of a later commit could have another. They read as null where another commit has values.
+
+    Raises NotRows if there is no other column."""
+    known = [column.name for column in table.schema if not pa.types.is_null(column.type)]
+    if not known and table.num_rows:
+        raise NotRows("it has only nulls, so no column has a type; declare the columns of the dataset")
+    return table if len(known) == table.num_columns else table.select(known)
 
 
-def _check_names(columns: Mapping[Any, Any]) -> None:
+def _same_columns(rows: list[Any]) -> bool:
+    """Whether the first row has all columns; Arrow would leave out those that only later rows have."""
+    if not rows or not isinstance(rows[0], Mapping):
+        return True
+    if not rows[0]:
+        raise NotRows("row 0 has no columns")
+    names = dict.fromkeys(chain.from_iterable(rows))
+    _check_names(names)
+    return len(names) == len(rows[0])
+
+
+def _check_names(columns: Iterable[Any]) -> None:
     for name in columns:
         if not isinstance(name, str):
             raise NotRows(f"the column name {str(name)[:200]} is {type(name).__name__}, not text")
@@ -70,7 +86,7 @@ def _transposed(rows: Iterable[Any]) -> dict[str, list[Any]]:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise NotRows(f"row {number} is {type(row).__name__}, not a mapping from column to value")
-    return {name: [row.get(name) for row in rows] for name in rows[0]}
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
 
 
 def _array(name: str, values: Any, declared: pa.DataType | None) -> pa.Array:
