@@ -7,6 +7,8 @@ import pytest
 from traceplane.chain.rpc import RpcSettings
 from traceplane.chain.simulated.server import Simulator, serve
 
+QUICK = {"backoff_seconds": 0.001, "rest_seconds": 0.01, "attempts": 3}
+
 
 @pytest.fixture
 async def node() -> AsyncIterator[Simulator]:
@@ -16,5 +18,8 @@ async def node() -> AsyncIterator[Simulator]:
 
 def patient(*urls: str, **changes: object) -> RpcSettings:
     """Settings under which a test neither waits nor gives up early."""
-    quick: dict[str, object] = {"backoff_seconds": 0.001, "rest_seconds": 0.01, "attempts": 3, **changes}
-    return RpcSettings(endpoints=urls, **quick)  # type: ignore[arg-type]
+    return RpcSettings(endpoints=urls, **{**QUICK, **changes})  # type: ignore[arg-type]
+
+
+def hash_of(node: Simulator, number: int) -> str:
+    return "0x" + node.ledger.hash(number).hex()
