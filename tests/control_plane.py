@@ -26,6 +26,7 @@ from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases.calls import Claim, completion_call, emission_call, heartbeat_call
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.dispatcher.loops.builds import Builds
+from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
@@ -199,6 +200,7 @@ class ControlPlane:
         self.in_process = self.scheduler.in_process
         self.backpressure = self.scheduler.backpressure
         self.builds = Builds(database)
+        self.cron = CronTicks(database)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
         self.api = PublicApi(database=database, settings=settings)

@@ -24,6 +24,8 @@ datasets:
     description: Raw logs
     position: block_number
     columns: [{name: block_number, type: bigint, nullable: false, pii: true}]
+  chain.ticks:
+    partitions: {by: hour}
   chain.transfers:
     storage: postgres
   chain.daily:
@@ -75,6 +77,7 @@ jobs:
 """
 
 HEAD = "version: 1\ndag: d\njobs:\n"
+DAYS = "version: 1\ndag: d\ndatasets: {x: {partitions: {by: day}}}\njobs:\n"
 SOURCE = "- {name: a, activation: source, source: {kind: manual}, outputs: [{dataset: x}]}\n"
 
 

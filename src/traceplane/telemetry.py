@@ -117,6 +117,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("signals_published_total", "counter", "Signals of signal_publish jobs given to triggers."),
     Metric("signals_suppressed_total", "counter", "Signals from recomputed history, not published."),
     Metric("celery_messages_total", "counter", "Executions announced to Celery workers."),
+    Metric("cron_ticks_fired_total", "counter", "Ticks of cron sources that fired."),
+    Metric(
+        "cron_ticks_skipped_total", "counter", "Missed ticks that were skipped, as the source's policy says."
+    ),
     Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),
     Metric("query_seconds", "histogram", "Time until a query's result begins, by part.", ("part",)),

@@ -432,7 +432,7 @@ async def test_invalid_query_parameters_are_refused(world: AttackedPlatform, que
         ({"text": DAG, "code": {"basic.py": "def copied(task): ..."}}, (400, "spec.invalid")),
         (
             {"text": DAG.replace("kind: manual", "kind: cron, schedule: '* * * * *'")},
-            (400, "deploy.schedule_unserved"),
+            (400, "spec.invalid"),
         ),
         ({"text": DAG.replace("operator: python", "operator: cobol")}, (400, "spec.invalid")),
         ({"text": DAG.replace("operator: python", "operator: range_ingest")}, (400, "spec.invalid")),

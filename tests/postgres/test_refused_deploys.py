@@ -11,7 +11,6 @@ from tests.dags import SOURCE, job
 from traceplane.errors import InvalidInput
 from traceplane.wire.tasks import ColumnSchema
 
-CRON = SOURCE.replace("kind: manual", "kind: cron, schedule: '*/5 * * * *'")
 DECLARED = "datasets: {mid: {columns: [{name: amount, type: int}, {name: tags, type: array<string>}]}}\n"
 READER = """
 version: 1
@@ -30,18 +29,6 @@ jobs:
 async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
     async with ControlPlane.open(database_url) as opened:
         yield opened
-
-
-async def test_a_source_whose_schedule_nothing_serves_is_refused_with_a_way_that_works(
-    plane: ControlPlane,
-) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        await plane.deploy(CRON)
-    assert (refused.value.code, refused.value.value) == ("deploy.schedule_unserved", "*/5 * * * *")
-    assert "pipelines create --schedule '*/5 * * * *'" in str(refused.value.next_step)
-    await plane.deploy(SOURCE)
-    with pytest.raises(InvalidInput, match="would never run"):
-        await plane.deploy(CRON)
 
 
 async def test_a_plan_says_what_sets_off_a_webhook_source(plane: ControlPlane) -> None:

@@ -30,6 +30,7 @@ from traceplane.adapters import signal_source_folder
 from traceplane.errors import PlatformError
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
+from traceplane.wire.deploys import DeletedResponse, DeleteRequest
 from traceplane.wire.pipelines import PipelineConfig, PipelineRequest, PipelineView
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -86,6 +87,18 @@ def ticking(name: str) -> str:
   config: {{entrypoint: "recovery:few_ticks", ticks: {EVENTS}, output: {name}.in}}
 """
     return dag(name, source, job("copy_ticks", f"{name}.in", f"{name}.out"), defaults=DEFAULTS)
+
+
+def hourly(name: str) -> str:
+    """A cron source, and a job that copies its hours."""
+    source = f"""\
+- name: hours
+  activation: source
+  source: {{kind: cron, schedule: "0 * * * *", catch_up: all}}
+  outputs: [{{dataset: {name}.in}}]
+"""
+    text = dag(name, source, job("copy", f"{name}.in", f"{name}.out"), defaults=DEFAULTS)
+    return text.replace("jobs:\n", f"datasets: {{{name}.in: {{partitions: {{by: hour}}}}}}\njobs:\n", 1)
 
 
 FUNCTION = f"""
@@ -158,6 +171,7 @@ TRACES = {
     " join jobs j on j.dag_id = d.dag_id and j.name = 'copy' and j.routed and not j.building"
     " join job_outputs o using (job_id) join datasets s on s.current_generation_id = o.generation_id"
     " where d.name = $1 and v.number = 2",
+    "cron": "select count(*) from told",
     "launch": "select count(*) from executions where (signal ->> 'position')::bigint between $2 and $3",
 }
 """What each transaction leaves behind: nothing before its commit, something after."""
@@ -513,6 +527,30 @@ async def signals_come_in(crash: Crash) -> None:
     assert await platform.value("select count(*) from executions where status = 'FAILED'") == 0
 
 
+async def ticks_are_due(crash: Crash) -> None:
+    """Ticks that a cron source missed fire once, through a dispatcher that dies of it."""
+    crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
+    platform = crash.platform
+    await platform.deploy(hourly(crash.dag))
+    looked_at = "select next_tick is not null from cron_schedules join dags using (dag_id) where name = $1"
+    await until(lambda: platform.value(looked_at, crash.dag), what="the schedule is looked at")
+    crash.first = await platform.value("select extract(epoch from tp_now())::bigint / 3600") - EVENTS + 1
+    await crash.arm()
+    missed = (
+        "update cron_schedules set settled_through = tp_now() - interval '1 hour' * $2, due_at = tp_now()"
+        " where dag_id = (select dag_id from dags where name = $1)"
+    )
+    await platform.sql(missed, crash.dag, EVENTS)
+    await crash.strike()
+    await until(
+        lambda: platform.value(looked_at.replace("next_tick is not null", "due_at > tp_now()"), crash.dag)
+    )
+    await settle(platform)
+    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in crash.cursors]
+    assert await platform.value(MINE + TRACES["cron"], crash.dag, crash.first, crash.first + EVENTS) == EVENTS
+    await platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
+
+
 SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "emit": caller_emits,
     "deploy": caller_deploys,
@@ -526,6 +564,7 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "source_monitor": source_speaks,
     "backpressure": queue_fills_up,
     "launch": signals_come_in,
+    "cron": ticks_are_due,
 }
 
 

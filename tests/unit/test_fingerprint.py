@@ -15,7 +15,9 @@ version: 1
 dag: d
 description: before
 datasets:
-  a: {storage: postgres, position: k, columns: [{name: k, type: bigint}, {name: chain, type: int}], description: before}
+  a:
+    {storage: postgres, position: k, columns: [{name: k, type: bigint}, {name: chain, type: int}], description: before,
+     partitions: {by: hour}}
 jobs:
 - {name: source, activation: source, source: {kind: cron, schedule: '0 * * * *'}, outputs: [{dataset: a}]}
 - name: middle
@@ -76,7 +78,6 @@ def test_a_changed_definition_affects_only_downstream_jobs(old: str, new: str) -
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("0 * * * *", "5 * * * *"),
         ("{kind: cron, schedule: '0 * * * *'}", "{kind: manual}"),
         ("storage: postgres, position: k", "storage: parquet"),
         ("type: bigint", "type: int"),
@@ -94,6 +95,7 @@ def test_a_changed_source_or_its_dataset_affects_everything_downstream(old: str,
         ("timeout: 5m", "priority: backfill\n  scaling: {mode: backfill, max_concurrency: 3}"),
         ("timeout: 5m", "max_queue_depth: 5\n  max_queue_age: 1m"),
         ("description: before", "description: after"),
+        ("0 * * * *'", "5 * * * *', time_zone: Europe/Berlin, catch_up: all, jitter: 5s, period: previous"),
         ("storage: postgres", "storage: postgres, write_mode: direct"),
         ("type: bigint", "type: bigint, pii: true"),
         ("{x: {y: 1}, z: 2}", "{z: 2, x: {y: 1}}"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.dag_texts import FULL, HEAD, SOURCE, job, parse
+from tests.dag_texts import DAYS, FULL, HEAD, SOURCE, job, parse
 from traceplane.errors import SpecInvalid
 from traceplane.model.dag import (
     Activation,
+    CatchUp,
+    CatchUpPolicy,
     Column,
     Dataset,
     ExecutionSettings,
@@ -18,6 +21,7 @@ from traceplane.model.dag import (
     Input,
     Job,
     Output,
+    Period,
     Priority,
     ScalingMode,
     Source,
@@ -26,7 +30,8 @@ from traceplane.model.dag import (
     UpdateStrategy,
     WriteMode,
 )
-from traceplane.registry.spec import dag_file, fields
+from traceplane.model.partitions import By, Partitions
+from traceplane.registry.spec import dag_file, fields, normalized
 
 
 def test_jobs_are_ordered_upstream_first_then_in_file_order() -> None:
@@ -80,7 +85,7 @@ def test_datasets_are_declared_or_implied_and_those_of_others_are_external() -> 
             "Raw logs",
             "block_number",
         ),
-        Dataset("chain.ticks"),
+        Dataset("chain.ticks", partitions=Partitions(By.HOUR)),
         Dataset("chain.transfers", Storage.POSTGRES, WriteMode.BUFFERED),
         Dataset("chain.transfers#daily.batches"),
     )
@@ -199,8 +204,19 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("schedule", ["* * * * *", "0 0 1 1 0", "59 23 31 12 7", "*/15 1-5/2 1,2,3-9 * 1-5"])
 def test_valid_schedules_are_accepted(schedule: str) -> None:
-    dag = parse(HEAD + SOURCE.replace("kind: manual", f"kind: cron, schedule: '{schedule}'"))
+    dag = parse(DAYS + SOURCE.replace("kind: manual", f"kind: cron, schedule: '{schedule}'"))
     assert dag.jobs[0].source == Source(SourceKind.CRON, schedule)
+
+
+def test_a_cron_source_says_when_it_fires_and_what_of_the_missed_ticks() -> None:
+    fields = "kind: cron, schedule: '0 6 * * *', time_zone: Europe/Berlin, jitter: 2m, period: previous"
+    catch_up = {"all": CatchUp(CatchUpPolicy.ALL), "{policy: none, most: 3}": CatchUp(CatchUpPolicy.NONE, 3)}
+    for text, expected in catch_up.items():
+        dag = parse(DAYS + SOURCE.replace("kind: manual", f"{fields}, catch_up: {text}"))
+        assert dag.jobs[0].source == Source(
+            SourceKind.CRON, "0 6 * * *", "Europe/Berlin", expected, 120.0, Period.PREVIOUS
+        )
+        assert normalized.load(json.loads(json.dumps(normalized.dump(dag)))) == dag
 
 
 def test_queue_thresholds_are_allowed_on_an_aggregator() -> None:

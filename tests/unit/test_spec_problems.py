@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.dag_texts import HEAD, SOURCE, job, parse, problems_of
+from tests.dag_texts import DAYS, HEAD, SOURCE, job, parse, problems_of
 
 # » stands before the offending node.
 INPUTS = "- {name: j, operator: f, inputs: ["
@@ -246,7 +246,7 @@ BROKEN = {
     **{
         f"{kind} source with an operator": (
             "spec.source_runs_no_code",
-            HEAD
+            DAYS
             + SOURCE.replace("kind: manual", kind).replace(
                 "name: a,", "name: a, runtime: python, operator: »f,"
             ),
@@ -264,6 +264,43 @@ BROKEN = {
     "schedule without cron": (
         "spec.schedule_needs_cron",
         HEAD + SOURCE.replace("{kind: manual", "»{kind: manual, schedule: '* * * * *'"),
+    ),
+    **{
+        f"{field} without cron": (
+            "spec.schedule_needs_cron",
+            HEAD + SOURCE.replace("{kind: manual", f"»{{kind: manual, {field}"),
+        )
+        for field in ("time_zone: Europe/Berlin", "catch_up: all", "jitter: 5s", "period: this")
+    },
+    "cron in an unknown time zone": (
+        "spec.unknown_time_zone",
+        DAYS + SOURCE.replace("kind: manual", "kind: cron, schedule: '0 6 * * *', time_zone: »Europe/Berlyn"),
+    ),
+    "cron with an unknown policy": (
+        "spec.unknown_value",
+        DAYS + SOURCE.replace("kind: manual", "kind: cron, schedule: '0 6 * * *', catch_up: »some"),
+    ),
+    "cron that would catch up on too much": (
+        "spec.out_of_range",
+        DAYS
+        + SOURCE.replace(
+            "kind: manual", "kind: cron, schedule: '0 6 * * *', catch_up: {policy: all, most: »10001}"
+        ),
+    ),
+    "cron without periods": (
+        "spec.cron_needs_periods",
+        HEAD
+        + SOURCE.replace("kind: manual", "kind: cron, schedule: '0 6 * * *'").replace(
+            "dataset: x", "dataset: »x"
+        ),
+    ),
+    "cron with names": (
+        "spec.cron_needs_periods",
+        DATASETS
+        + "{x: {partitions: {by: name}}}\njobs:\n"
+        + SOURCE.replace("kind: manual", "kind: cron, schedule: '0 6 * * *'").replace(
+            "dataset: x", "dataset: »x"
+        ),
     ),
     **{
         f"schedule {bad!r}": (

@@ -4,6 +4,7 @@ the platform itself.
     admin        commands that set up a platform and rotate its secrets
     backfill     `traceplane backfill`
     coverage     what a dataset holds: its positions, its gaps and their reasons, as text
+    cron         when cron sources fire, as text
     deploys      commands that deploy DAGs and choose which version of them serves
     doctor       `traceplane trigger doctor`
     events       `traceplane emit`

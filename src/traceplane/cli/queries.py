@@ -12,6 +12,7 @@ from urllib.parse import quote
 import click
 
 from traceplane.cli.coverage import contents
+from traceplane.cli.cron import describe as describe_cron
 from traceplane.cli.output import as_json, hand_on, is_terminal, say, say_json, say_lines
 from traceplane.cli.whereabouts import call, explained, with_user_token
 from traceplane.errors import InvalidInput
@@ -219,6 +220,8 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
         say(f"  {column.name}  {column.type}{marks}{source}")
     if shown.sql is not None:
         say(f"virtual: {' '.join(shown.sql.split())}")
+    if shown.cron is not None:
+        say(describe_cron(shown.cron))
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
             say(f"{title} {', '.join(jobs)}")

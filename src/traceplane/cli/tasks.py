@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from traceplane.cli.coverage import contents, describe, say_why
+from traceplane.cli.cron import describe as describe_cron
 from traceplane.cli.failures import error_text, forgivable, logged, problems
 from traceplane.cli.failures import explained as failure_lines
 from traceplane.cli.output import as_json, say, say_json, say_lines
@@ -253,6 +254,8 @@ def status(settings: Settings, as_json: bool) -> None:
         say(f"{job}: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     if not answer.counts:
         say("no unfinished tasks")
+    for cron in answer.cron:
+        say(f"{cron.dag}/{cron.job}: {describe_cron(cron)}")
     for d in answer.datasets:
         held = describe(d.coverage) if d.coverage is not None else ""
         say(f"{d.dataset}: {contents(d)}{held}")

@@ -18,6 +18,7 @@ from traceplane.dispatcher.invocations import Invocations
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.celery_relay import CeleryRelay
+from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.dispatcher.loops.execution_status import ExecutionStatus
 from traceplane.dispatcher.loops.gauges import Gauges
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
@@ -154,6 +155,7 @@ def _loops(
         "celery": loop("celery", CeleryRelay(database, settings.celery_broker_url).run_once, interval=0.25),
         "signals": loop("signals", signal_jobs.run_once, interval=0.25),
         "periodic": loop("periodic", PeriodicPipelines(database).run_once, interval=1.0),
+        "cron": loop("cron", CronTicks(database).run_once, interval=0.5),
         "gauges": run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
         "statistics": loop("statistics", Statistics(database).run_once, interval=1.0),
     }

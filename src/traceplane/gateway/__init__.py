@@ -4,6 +4,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     api              routes of the public API
     backfill         tasks for the scopes of a range that need one and have none under way
     coverage         why some positions of a dataset are missing, followed upstream
+    cron_sources     cron sources: when each fires next, and when it last did
     datasets         the catalog as people see it
     deploys          deploys and versions of DAGs
     emits            events by hand, committed in groups

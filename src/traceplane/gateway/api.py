@@ -18,7 +18,7 @@ from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
 from traceplane.errors import TraceplaneError
-from traceplane.gateway import coverage, datasets, query_tasks
+from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
@@ -204,6 +204,7 @@ class PublicApi:
             tallies = await events.tally(tx, without_rows)
             held = await positions_held(tx, call.principal.org)
             lag = await outbox.lag_seconds_of(tx, call.principal.org)
+            cron = await cron_sources.views(tx, call.principal.org)
         views = [
             DatasetView(
                 *(d.dataset_id, d.commits, d.rows, d.bytes),
@@ -223,6 +224,7 @@ class PublicApi:
             stuck=work.stuck,
             dead_superseded=work.dead_elsewhere.get("superseded", 0),
             dead_retired=work.dead_elsewhere.get("retired", 0),
+            cron=cron,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from traceplane.gateway import cron_sources
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.counted import counted
@@ -120,7 +121,7 @@ class _Why:
         if producer is None:
             return [ReasonView("no_job", f"{dataset} lacks {where}, and no deployed job makes it.")]
         if producer.activation == "source":
-            return [_of_source(read, producer, positions)]
+            return [await self._of_source(read, producer, positions)]
         if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
             where = f"the whole of {written(positions)}"
@@ -143,6 +144,18 @@ class _Why:
                 f"`traceplane backfill {dataset} --range {first}..{last}` computes it.",
             )
         ]
+
+    async def _of_source(self, read: MissingPositions, source: Producer, positions: Range) -> ReasonView:
+        dataset, job = read.dataset_id, f"{source.dag}/{source.job}"
+        where = read.partitions.written(positions)
+        sentence = f"{dataset} lacks {where}: its source {job} has never emitted an event for it."
+        for cron in await cron_sources.views(self._tx, self._org, dataset):
+            sentence += f" Its last tick was {cron.last_tick or 'never'}, its next one is {cron.next_tick}."
+        if source.source_kind in ("manual", "webhook", "cron"):
+            first, last = map(read.partitions.name, positions)
+            scope = first if first == last else f"{first}..{last}"
+            sentence += f" If the data is there: `traceplane emit {dataset} {scope}`."
+        return ReasonView("source", sentence)
 
     async def _of_inputs(
         self, dataset: str, producer: Producer, positions: Range, where: str, depth: int
@@ -168,17 +181,6 @@ def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[R
     first = own[0] if begins is None else min(begins, own[0])
     clipped = [(max(a, first), b) for a, b in read.missing]
     return tuple((a, b) for a, b in clipped if a <= b)
-
-
-def _of_source(read: MissingPositions, source: Producer, positions: Range) -> ReasonView:
-    dataset, job = read.dataset_id, f"{source.dag}/{source.job}"
-    where = read.partitions.written(positions)
-    sentence = f"{dataset} lacks {where}: its source {job} has never emitted an event for it."
-    if source.source_kind in ("manual", "webhook", "cron"):
-        first, last = map(read.partitions.name, positions)
-        scope = first if first == last else f"{first}..{last}"
-        sentence += f" If the data is there: `traceplane emit {dataset} {scope}`."
-    return ReasonView("source", sentence)
 
 
 def _of_tasks(

@@ -6,6 +6,7 @@ import contextlib
 from uuid import UUID
 
 from traceplane.errors import UserError
+from traceplane.gateway import cron_sources
 from traceplane.gateway.coverage import view
 from traceplane.gateway.refused_names import unknown_dataset
 from traceplane.operators.catalog import find as find_operator
@@ -40,6 +41,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         if dataset is None:
             raise await unknown_dataset(tx, caller.org, dataset_id)
         held = await coverage.of_datasets(tx, caller.org, dataset_id)
+        cron = await cron_sources.views(tx, caller.org, dataset_id)
         if dataset.sql is not None and dataset.generation_id is not None:
             _, derived = await _virtual_lineage(tx, caller, dataset_id)
             neighbours, sizes, tallies = [], {}, {}
@@ -68,6 +70,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         produced_by=sorted({n.name for n in neighbours if n.writes}),
         read_by=sorted(set(readers)),
         sql=dataset.sql,
+        cron=cron[0] if cron else None,
     )
 
 

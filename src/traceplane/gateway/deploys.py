@@ -19,6 +19,7 @@ from traceplane.model.positions import written
 from traceplane.model.runtimes import Runtime
 from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.registry import DeployedJob
 from traceplane.postgres.versions import ListedVersion, Missing
 from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
 from traceplane.registry.code_identity import DeployedCode
@@ -184,8 +185,14 @@ class DeployApi:
         jobs: defaultdict[str, list[JobView]] = defaultdict(list)
         for row in rows:
             versions[row.dag] = row.version
-            jobs[row.dag].append(JobView(**{name: getattr(row, name) for name in JobView.__struct_fields__}))
+            jobs[row.dag].append(_job_view(row))
         return DagsResponse([DagView(name, versions[name], jobs[name]) for name in versions])
+
+
+def _job_view(row: DeployedJob) -> JobView:
+    fields = {name: getattr(row, name) for name in JobView.__struct_fields__}
+    ticks = {name: fields[name] and fields[name].isoformat() for name in ("next_tick", "last_tick")}
+    return JobView(**{**fields, **ticks})
 
 
 def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, DeployedCode | None]:

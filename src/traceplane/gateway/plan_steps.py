@@ -13,6 +13,7 @@ from traceplane.wire.deploys import (
     DatasetChangeView,
     FieldChangeView,
     JobChangeView,
+    NextTicksView,
     PlanSteps,
     WeightView,
 )
@@ -33,6 +34,10 @@ def plan_steps(plan: Plan, consequences: Consequences) -> PlanSteps:
         readers=[
             ConcernedView(r.dag, r.job, r.dataset_id, r.loses_it, list(r.broken_columns))
             for r in consequences.readers
+        ],
+        ticks=[
+            NextTicksView(n.job, n.time_zone, [tick.isoformat() for tick in n.ticks])
+            for n in consequences.ticks
         ],
     )
 

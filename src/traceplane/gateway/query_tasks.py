@@ -68,7 +68,7 @@ async def start(
                 writes=[Generation(dataset_uuid, generation_id)],
                 views=query.views,
             )
-            await registry.map_job(tx, version_id, job_id, job.execution, window)
+            await registry.map_job(tx, version_id, job_id, job, window)
             await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)

@@ -29,6 +29,23 @@ class SourceKind(StrEnum):
     """Each execution of a pipeline is one of its tasks."""
 
 
+class CatchUpPolicy(StrEnum):
+    """Which ticks of a cron source fire that were missed while no dispatcher ran or the source was paused."""
+
+    ALL = "all"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class Period(StrEnum):
+    """Which period the event of a tick names."""
+
+    THIS = "this"
+    """The one that contains the tick."""
+    PREVIOUS = "previous"
+    """The one before, which is over."""
+
+
 class ExecutionStrategy(StrEnum):
     """How incoming events become tasks. `Bulk` never reaches a `Job`: the spec expands it."""
 
@@ -125,9 +142,23 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    policy: CatchUpPolicy = CatchUpPolicy.LATEST
+    most: int = 100
+    """With `all`: only so many of the missed ticks fire, the latest ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
+    """What sets off a source. All but `kind` is about cron, and a deploy changes it in place."""
+
     kind: SourceKind
     schedule: str | None = None
+    time_zone: str = "UTC"
+    catch_up: CatchUp = CatchUp()
+    jitter_seconds: float = 0.0
+    """Ticks fire up to this much later, always by the same amount for one source."""
+    period: Period = Period.THIS
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ backpressure        the figures that the valve decides by, and its decisions
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
 coverage            which positions generations have
+cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements
 doctor              facts about pipelines that are not launched
 embedded            the bundled Postgres: one server in a folder, reached over a Unix socket

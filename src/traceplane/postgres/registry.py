@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
-from traceplane.model.dag import ExecutionSettings, Input, InputRole, Job, Priority, ScalingMode
+from traceplane.model.dag import ExecutionSettings, Input, InputRole, Job, Priority, ScalingMode, SourceKind
 from traceplane.model.edges import Edge, Read
 from traceplane.model.job_definition import JobDefinition, OperatorFacts, VirtualInputs
 from traceplane.model.json_object import JsonObject
@@ -284,10 +284,11 @@ async def set_config(tx: Transaction, job_id: UUID, config: JsonObject, facts: O
     await tx.rows(_SQL["set_config"], job_id, {"config": config, **asdict(facts)})
 
 
-async def map_job(
-    tx: Transaction, version_id: UUID, job_id: UUID, execution: ExecutionSettings, window: int
-) -> None:
-    await tx.rows(_SQL["map_job"], version_id, job_id, *_execution_fields(execution, window))
+async def map_job(tx: Transaction, version_id: UUID, job_id: UUID, job: Job, window: int) -> None:
+    """A job as this version meters it, and fires it if it is a cron source."""
+    is_cron = job.source is not None and job.source.kind is SourceKind.CRON
+    source = asdict(job.source) if job.source is not None and is_cron else None
+    await tx.rows(_SQL["map_job"], version_id, job_id, *_execution_fields(job.execution, window), source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +416,9 @@ class DeployedJob:
     source_kind: str | None
     max_concurrency: int | None
     hold_level: int | None
+    next_tick: datetime | None
+    """Of a cron source."""
+    last_tick: datetime | None
 
 
 async def overview(tx: Transaction, org: str) -> list[DeployedJob]:

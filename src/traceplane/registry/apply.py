@@ -237,7 +237,7 @@ class _NewVersion:
                 await registry.set_strategy(self.tx, job_id, job.execution_strategy)
                 facts = operator_facts.of_job(job, self.runtimes)
                 await registry.set_config(self.tx, job_id, job.config, facts)
-            await registry.map_job(self.tx, version_id, job_id, job.execution, self.window)
+            await registry.map_job(self.tx, version_id, job_id, job, self.window)
 
     async def _add_job(self, job: Job) -> UUID:
         code_bundle = None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag, SourceKind
-from traceplane.postgres import registry, versions
+from traceplane.model.partitions import zone
+from traceplane.postgres import cron_schedules, registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.versions import Weight
 from traceplane.registry.plan import Plan
+from traceplane.schedule.due_ticks import upcoming
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,21 @@ class Concerned:
 
 
 @dataclass(frozen=True, slots=True)
+class NextTicks:
+    """When a cron source will fire next."""
+
+    job: str
+    time_zone: str
+    ticks: tuple[datetime, ...]
+
+    def text(self) -> str:
+        local = [f"{tick.astimezone(zone(self.time_zone)):%Y-%m-%d %H:%M}" for tick in self.ticks]
+        return (
+            f"next ticks {', '.join(local)} ({self.time_zone})" if local else "its schedule has no more ticks"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Consequences:
     """What a deploy costs, and whom it affects."""
 
@@ -38,9 +56,12 @@ class Consequences:
     """The dropped datasets whose source now emits to another one."""
     sources: tuple[str, ...] = ()
     """Warnings about sources whose kind promises more than this installation does: what really starts them."""
+    ticks: tuple[NextTicks, ...] = ()
+    """Of cron sources that are new or change."""
 
     def text(self) -> str:
         lines = [f"! {warning}" for warning in self.sources]
+        lines += [f"job {next_ticks.job}: {next_ticks.text()}" for next_ticks in self.ticks]
         if self.computed_anew:
             lines += ["", "Recomputed beside the serving data, and cut over together:"]
             lines += [f"      {amount(w)}" for w in self.computed_anew]
@@ -109,11 +130,25 @@ async def consequences_of(
             for job in after.jobs
             if job.source is not None and job.source.kind in _SET_OFF_BY
         ),
+        ticks=_next_ticks(before, after, await cron_schedules.clock(tx)),
     )
 
 
+def _next_ticks(before: Dag | None, after: Dag, now: datetime) -> tuple[NextTicks, ...]:
+    known = {job.name: job.source for job in before.jobs} if before is not None else {}
+    changed = [
+        (job.name, job.source)
+        for job in after.jobs
+        if job.source is not None and job.source.kind is SourceKind.CRON and known.get(job.name) != job.source
+    ]
+    return tuple(
+        NextTicks(name, source.time_zone, tuple(upcoming(source, now, _TICKS_SHOWN)))
+        for name, source in changed
+    )
+
+
+_TICKS_SHOWN = 3
 _SET_OFF_BY = {
-    SourceKind.CRON: "nothing here runs its schedule; its events come from `traceplane emit` or POST /api/v1/events",
     SourceKind.WEBHOOK: "it has no URL of its own; its events come from POST /api/v1/events, with a writer's token",
 }
 

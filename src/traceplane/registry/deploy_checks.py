@@ -18,15 +18,12 @@ from traceplane.registry.plan import Plan, changed_fields
 from traceplane.registry.spec.job_faults import JobFault
 
 
-async def refusal(
-    tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime], steps: Plan
-) -> UserError | None:
+async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     """The first reason why the plan cannot be applied."""
     return (
         _job_refusal(dag, runtimes)
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
-        or _source_refusal(steps)
     )
 
 
@@ -118,26 +115,6 @@ def _unique_key_refusal(job: Job, dag: Dag) -> UserError | None:
                     value=", ".join(missing),
                     next_step="declare them under datasets, or correct unique_key",
                 )
-    return None
-
-
-def _source_refusal(steps: Plan) -> UserError | None:
-    """A source that nothing here would ever start; one that is already deployed stays as it is."""
-    new_sources = [
-        *steps.added,
-        *(r.job for r in steps.rebuilt if any(c.field == "source.kind" for c in r.changes)),
-    ]
-    for job in new_sources:
-        if job.source is not None and job.source.kind is SourceKind.CRON:
-            schedule = job.source.schedule
-            return InvalidInput(
-                "deploy.schedule_unserved",
-                f"job {job.name}: nothing in this installation runs the schedules of sources, so it would never run",
-                value=schedule,
-                next_step="write kind: pipeline instead of kind: cron, and schedule it with "
-                f"`traceplane pipelines create --schedule '{schedule}'`; or write kind: manual, and call "
-                "`traceplane emit` from your own cron",
-            )
     return None
 
 

@@ -104,7 +104,8 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
     return {
         "name": job.name,
         "activation": job.activation,
-        "source": job.source and {"kind": job.source.kind, "schedule": job.source.schedule},
+        # When a source is set off does not change the data; `schedule` is here so that fingerprints stay as they were.
+        "source": job.source and {"kind": job.source.kind, "schedule": None},
         "runtime": job.runtime,
         "operator": job.operator,
         "config": job.config,

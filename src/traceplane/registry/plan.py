@@ -220,7 +220,9 @@ def _by_id(dag: Dag) -> dict[str, Dataset]:
 
 
 def _in_place_fields(job: Job, other: Job) -> dict[str, Any]:
-    own = {"description": job.description, "generated_for": job.generated_for}
+    own: dict[str, Any] = {"description": job.description, "generated_for": job.generated_for}
+    if job.source is not None and other.source is not None:
+        own["source"] = {name: value for name, value in asdict(job.source).items() if name != "kind"}
     return {**asdict(job.execution), **own, "config": _execution_config(job, other)}
 
 

@@ -89,7 +89,7 @@ async def prepare(
     locked = await versions.lock(tx, org, dag.name)
     building = locked.being_built if locked is not None else None
     refusal = (
-        await deploy_checks.refusal(tx, org, dag, runtimes, steps)
+        await deploy_checks.refusal(tx, org, dag, runtimes)
         or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
         or (deploy_checks.refused_rebuild(steps) if no_rematerialize else None)
         or (

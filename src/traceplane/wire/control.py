@@ -282,6 +282,18 @@ class StuckView(Wire, frozen=True):
     sentence: str
 
 
+class CronView(Wire, frozen=True):
+    """A cron source that serves."""
+
+    dag: str
+    job: str
+    schedule: str
+    time_zone: str
+    next_tick: str | None = None
+    last_tick: str | None = None
+    """The last one that fired."""
+
+
 class StatusResponse(Wire, frozen=True):
     counts: dict[str, dict[str, int]]
     """Unfinished tasks: "dag/job" -> state -> number."""
@@ -293,3 +305,4 @@ class StatusResponse(Wire, frozen=True):
     """Dead tasks whose work has been done since."""
     dead_retired: int = 0
     """Dead tasks of jobs that are no longer deployed."""
+    cron: list[CronView] = msgspec.field(default_factory=list)

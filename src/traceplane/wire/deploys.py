@@ -71,6 +71,14 @@ class ConcernedView(Wire, frozen=True):
     broken_columns: list[str] = msgspec.field(default_factory=list)
 
 
+class NextTicksView(Wire, frozen=True):
+    """When a new or changed cron source will fire next."""
+
+    job: str
+    time_zone: str
+    ticks: list[str]
+
+
 class PlanSteps(Wire, frozen=True):
     """What a deploy would do, as data."""
 
@@ -90,6 +98,7 @@ class PlanSteps(Wire, frozen=True):
     """Jobs of other DAGs that read what changes."""
     dropped: list[WeightView] = msgspec.field(default_factory=list)
     """What is served now and has no job any more; needs `drop_missing`."""
+    ticks: list[NextTicksView] = msgspec.field(default_factory=list)
 
 
 class PlanResponse(Wire, frozen=True):
@@ -226,6 +235,10 @@ class JobView(Wire, frozen=True):
     source_kind: str | None = None
     max_concurrency: int | None = None
     hold_level: int | None = None
+    next_tick: str | None = None
+    """Of a cron source."""
+    last_tick: str | None = None
+    """The last one that fired."""
 
 
 class DagView(Wire, frozen=True):

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from traceplane.wire.control import CoverageView
+from traceplane.wire.control import CoverageView, CronView
 from traceplane.wire.scalars import Wire
 
 
@@ -92,3 +92,5 @@ class DatasetDetail(Wire, frozen=True):
     read_by: list[str] = msgspec.field(default_factory=list)
     sql: str | None = None
     """Of a virtual dataset: what it is."""
+    cron: CronView | None = None
+    """The schedule of its source."""

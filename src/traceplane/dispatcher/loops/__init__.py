@@ -5,6 +5,7 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     backpressure      which producers are held
     builds            creates tasks of rebuilds, cancels tasks of retired jobs, cuts over to complete versions
     celery_relay      sends executions to Celery as messages
+    cron_ticks        fires the ticks of cron sources, each one once
     execution_status  executions follow the tasks or Celery workers that run them
     gauges            queue depths, ages and holds as gauges
     outbox_relay      sends outbox rows to wake queues and invokers, at least once

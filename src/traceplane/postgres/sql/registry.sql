@@ -137,10 +137,10 @@ update jobs set definition = definition || $2::jsonb, revision = revision + 1
 where job_id = $1 and definition is distinct from definition || $2::jsonb
 
 -- name: map_job
--- A job of a version, and how the version meters it.
+-- A job of a version: how the version meters it, and when it fires it, if it is a cron source.
 insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
-                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network, source)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 
 -- name: job_payloads
 -- What workers need to know about jobs; fixed for one (job_id, revision).
@@ -207,8 +207,8 @@ order by j.job_id limit 1
 -- name: overview
 -- Deployed DAGs with their jobs.
 select d.name as dag, v.number as version, j.name as job, j.runtime, j.operator, j.activation,
-       j.source_kind, j.max_concurrency, h.level as hold_level
+       j.source_kind, j.max_concurrency, h.level as hold_level, c.next_tick, c.last_tick
 from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
 join dag_version_jobs vj using (dag_version_id) join jobs j on j.job_id = vj.job_id
-left join job_holds h on h.job_id = j.job_id
+left join job_holds h on h.job_id = j.job_id left join cron_schedules c on c.job_id = j.job_id
 where o.slug = $1 order by d.name, j.job_id

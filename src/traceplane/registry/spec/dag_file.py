@@ -30,6 +30,7 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     scoping.check_reads(problems, drafts)
     partitions = scoping.known_partitions(problems, top, ordered)
     scoping.check_partitions(problems, drafts, partitions)
+    scoping.check_ticks(problems, top, drafts, partitions)
     if problems:
         raise problems.invalid()
     built = tuple(

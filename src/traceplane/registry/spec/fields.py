@@ -100,6 +100,22 @@ def _what_is_read(problems: Problems, node: yaml.Node) -> edges.What | read.Yaml
     return what
 
 
+def _catch_up(problems: Problems, node: yaml.Node) -> model.CatchUp | None:
+    """A policy, alone or with its limit."""
+    if not isinstance(node, yaml.MappingNode):
+        return model.CatchUp(read.choice(model.CatchUpPolicy)(problems, node))
+    found: read.YamlMap = read.record(_CATCH_UP, "policy")(problems, node)
+    given = {name: value for name, value in found.values.items() if value is not None}
+    return model.CatchUp(**given)
+
+
+def _most_missed(problems: Problems, node: yaml.Node) -> int:
+    if not 1 <= (value := int(read.whole(problems, node))) <= _MOST_MISSED:
+        raise BadValue("spec.out_of_range", node, f"must be from 1 to {_MOST_MISSED}")
+    return value
+
+
+_MOST_MISSED = 10_000
 _MOST_AROUND = 1_000_000
 _WINDOW: Fields = {"before": _extent, "after": _extent}
 _PARTITIONS: Fields = {
@@ -118,7 +134,15 @@ _DATASET: Fields = {
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
     "sql": _select,
 }
-_SOURCE: Fields = {"kind": read.choice(model.SourceKind), "schedule": _schedule}
+_CATCH_UP: Fields = {"policy": read.choice(model.CatchUpPolicy), "most": _most_missed}
+_SOURCE: Fields = {
+    "kind": read.choice(model.SourceKind),
+    "schedule": _schedule,
+    "time_zone": _zone,
+    "catch_up": _catch_up,
+    "jitter": read.duration,
+    "period": read.choice(model.Period),
+}
 _FROM: Fields = {"job": read.text, "output": read.text, "dataset": _label}
 _INPUT: Fields = {
     "name": _label,
@@ -176,6 +200,7 @@ FIELDS: dict[str, Fields] = {
     "column": _COLUMN,
     "job": _JOB,
     "source": _SOURCE,
+    "catch_up": _CATCH_UP,
     "input": _INPUT,
     "read": _WINDOW,
     "from": _FROM,

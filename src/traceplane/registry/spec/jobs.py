@@ -55,8 +55,17 @@ def _runs_elsewhere(job: YamlMap) -> bool:
     return not (job.lacks("runtime") or job.has("runtime", "dispatcher"))
 
 
+_ONLY_CRON = ("schedule", "time_zone", "catch_up", "jitter", "period")
+"""The fields of a source that only a cron source has."""
+
+
 def _has_schedule(job: YamlMap) -> bool:
     return job.get("source") is not None and not job.get("source").lacks("schedule")
+
+
+def _has_cron_fields(job: YamlMap) -> bool:
+    source: YamlMap | None = job.get("source")
+    return source is not None and any(not source.lacks(name) for name in _ONLY_CRON)
 
 
 # Each rule: the code, the field to show it at, when it is violated, what is wrong, what to do.
@@ -78,8 +87,8 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
      lambda job: job.get("source", "kind") == "cron" and not _has_schedule(job),
      "a cron source needs a schedule", "add schedule: '*/5 * * * *'"),
     ("spec.schedule_needs_cron", "source",
-     lambda job: _has_schedule(job) and job.get("source", "kind") not in (None, "cron"),
-     "only a cron source has a schedule", "set kind: cron, or remove schedule"),
+     lambda job: _has_cron_fields(job) and job.get("source", "kind") not in (None, "cron"),
+     f"only a cron source has a {', '.join(_ONLY_CRON[:-1])} or {_ONLY_CRON[-1]}", "set kind: cron, or remove them"),
     ("spec.source_has_inputs", "inputs",
      lambda job: job.has("activation", "source") and not job.lacks("inputs"),
      "a source has no inputs", "remove inputs, or set activation: reactive"),
@@ -274,10 +283,17 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
         execution_strategy=job.get("execution_strategy") or model.ExecutionStrategy.PER_UPDATE,
         update_strategy=job.get("update_strategy") or model.UpdateStrategy.REPLACE,
         unique_key=tuple(job.get("unique_key") or ()),
-        source=model.Source(**source.values) if source else None,
+        source=_source(source) if source else None,
         execution=model.ExecutionSettings(**execution),
         description=job.get("description") or "",
     )
+
+
+def _source(source: YamlMap) -> model.Source:
+    given = {name: value for name, value in source.values.items() if value is not None}
+    if (jitter := given.pop("jitter", None)) is not None:
+        given["jitter_seconds"] = jitter
+    return model.Source(**given)
 
 
 def _aggregator_names(draft: Draft) -> dict[str, str]:

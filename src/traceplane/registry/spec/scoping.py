@@ -60,6 +60,22 @@ def known_partitions(problems: Problems, top: YamlMap, ordered: list[Draft]) -> 
     return known
 
 
+def check_ticks(
+    problems: Problems, top: YamlMap, drafts: list[Draft], known: Mapping[str, Partitions]
+) -> None:
+    """The event of a tick names the period of the dataset that the tick is in."""
+    declared = top.get("datasets") or {}
+    for draft in drafts:
+        is_cron = draft.record.get("source", "kind") == "cron" and draft.record.get("source", "schedule")
+        for output, item in draft.outputs if is_cron else ():
+            dataset = output.dataset_id
+            invalid = dataset in declared and declared[dataset] is None
+            if not invalid and not known.get(dataset, Partitions()).is_time:
+                message = f"ticks name periods, and {dataset[:100]!r} is not partitioned by time"
+                suggestion = f"add datasets: {{ {dataset[:100]}: {{ partitions: {{ by: day }} }} }}"
+                problems.add("spec.cron_needs_periods", item.at("dataset"), message, suggestion)
+
+
 def _check(problems: Problems, declared: YamlMap, found: Partitions) -> None:
     if not found.is_time and not declared.lacks("time_zone"):
         message = f"partitions by {found.by} have no time zone"
