@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -24,12 +23,6 @@ def worker(name: str, reads: str, more: str = "") -> str:
 
 
 TENS = SOURCE + aggregator("tens", "in", 10) + worker("load", "tens.ranges")
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def ranges(plane: ControlPlane, job: str = "load") -> list[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from tests.control_plane import ControlPlane, completed
@@ -15,12 +13,6 @@ from traceplane.errors import Conflict
 from traceplane.wire.deploys import DeployRequest
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import EventOut
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 def cursors(numbers: range) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,12 +24,6 @@ jobs: []
 datasets:
   seen: {storage: virtual, sql: "select * from mid"}
 """
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def delete(plane: ControlPlane, dag: str, *, force: bool = False) -> DeletedResponse:

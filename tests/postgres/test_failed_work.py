@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import msgspec
@@ -18,12 +17,6 @@ from traceplane.wire.tasks import TaskError
 DAG = SOURCE + job("copy", "in", "mid", "max_attempts: 1") + job("after", "mid", "end", "max_attempts: 1")
 NO_OUTPUTS = DAG.replace("  outputs: [{dataset: end}]\n", "")
 ERROR = TaskError("operator.raised", "division by zero", type="ZeroDivisionError")
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def run(plane: ControlPlane, *, failing: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,12 +30,6 @@ jobs:
   outputs: [{dataset: copied}]
   config: {entrypoint: "basic:copy"}
 """
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as plane:
-        yield plane
 
 
 def chain(changed: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from tests.control_plane import ControlPlane
@@ -23,12 +21,6 @@ jobs:
   outputs: [{dataset: sums}]
   config: {query: "select sum(amuont) as total from mid"}
 """
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def test_a_plan_says_what_sets_off_a_webhook_source(plane: ControlPlane) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import UUID, uuid4
 
 import pytest
@@ -22,12 +21,6 @@ COPY = job("copy", "in", "mid")
 
 def reader(name: str, *datasets: str, more: str = "") -> str:
     return job(name, datasets, f"out.{name}", more)
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def accepted(plane: ControlPlane, *scopes: int | Scope, **fields: str) -> tuple[int, int]:

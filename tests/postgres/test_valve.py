@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from tests import dags
 from tests.control_plane import ControlPlane
@@ -26,12 +23,6 @@ LINE = (
     + job("narrow", "third.out", "max_queue_depth: 10\n  scaling: {max_concurrency: 1}")
 )
 """numbers → first → second → third → narrow, which trips at ten."""
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def accept(plane: ControlPlane, cursors: range, *, dataset: str = "in", backfill: bool = False) -> None:

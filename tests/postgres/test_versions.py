@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,6 @@ def chain(version: int, more: str = "") -> str:
     """in → a → b → c, of which b is another one in each version."""
     changed = job("b", "a", "b").replace("basic:copy", f"basic:copy_{version}")
     return SOURCE + job("a", "in", "a") + changed + job("c", "b", "c") + more
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def build(plane: ControlPlane) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -34,12 +33,6 @@ def reading(name: str, *reads: str) -> str:
 MAIN = SOURCE.replace("jobs:", DATASETS + "jobs:") + job("a", "in", "a") + job("b", "in", "b")
 MAIN += reading("report", "both")
 OTHER = "version: 1\ndag: other\njobs:\n" + reading("copy", "big", "b")
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def spark_tasks(plane: ControlPlane) -> list[Held]:

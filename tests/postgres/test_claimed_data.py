@@ -1,0 +1,155 @@
+"""What a task is handed at its claim: its input files, their schemas, and where a source left off."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tests.control_plane import ControlPlane, completed
+from tests.dags import SOURCE, job
+from tests.postgres.copy_jobs import APPEND, COPY, commit, held_for, with_schema
+from tests.postgres.test_commits import span
+from traceplane.dispatcher.loops.source_monitor import SourceMonitor
+from traceplane.postgres.tasks import LeaseFence
+from traceplane.wire.scalars import Scope
+from traceplane.wire.tasks import ColumnSchema, ColumnStatistics, EventOut, InputFile, StagedFile
+
+
+async def test_a_task_is_handed_the_merged_schema_of_each_input(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    first, second = await held_for(plane, 1, 2)
+    await plane.complete(first)
+    (unknowing,) = await plane.claim(await plane.send())
+    assert unknowing.task.input_schemas == [None]
+    await plane.report(with_schema(second, a="int64!"))
+    (knowing,) = await plane.claim(await plane.send())
+    assert knowing.task.input_schemas == [[ColumnSchema("a", "int64", False)]]
+    # A later commit shows in a later claim: nothing of it is cached with the job.
+    (third,) = await held_for(plane, 3)
+    await plane.report(with_schema(third, a="int64!", b="string"))
+    (later,) = await plane.claim(await plane.send())
+    assert later.task.input_schemas == [[ColumnSchema("a", "int64", False), ColumnSchema("b", "string")]]
+    fetched = await plane.leases.claims.fetch(
+        LeaseFence(later.task_id, later.task.attempt, later.task.lease_token)
+    )
+    assert fetched.task is not None
+    assert fetched.task.input_schemas == later.task.input_schemas
+
+
+async def test_ranges_bring_the_schema_of_what_they_aggregate(plane: ControlPlane) -> None:
+    await plane.deploy(
+        SOURCE
+        + job("copy", "in", "mid")
+        + job("after", "mid", "end", "execution_strategy: Bulk\n  batch: {size: 2}")
+    )
+    first, second = await held_for(plane, 0, 1)
+    await plane.report(with_schema(first, a="int64"), with_schema(second, a="int64"))
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    assert held.task.input_schemas == [[ColumnSchema("a", "int64")]]
+    assert len(held.task.input_files[0]) == 2
+
+
+async def test_files_that_cannot_hold_what_an_input_asks_for_are_left_out(plane: ControlPlane) -> None:
+    await plane.deploy(
+        SOURCE
+        + job("copy", "in", "mid")
+        + job("after", "mid", "end").replace("dataset: mid}}]", "dataset: mid}, where: {token: usdt}}]")
+    )
+    (held,) = await held_for(plane, 1)
+    prefix = held.task.write_prefixes[0]
+    files = [
+        StagedFile(f"{prefix}{n}.parquet", 1, 10, {"token": ColumnStatistics(low, high, 0)} if low else None)
+        for n, (low, high) in enumerate([("a", "b"), ("t", "v"), ("x", "z"), (None, None)])
+    ]
+    columns = [ColumnSchema("token", "string")]
+    (output,) = held.outputs()
+    output = msgspec.structs.replace(output, files=files, schema=columns)
+    assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
+    (reader,) = await plane.claim(await plane.send())
+    handed = reader.task.input_files[0]
+    assert [f.path.rpartition("/")[2] for f in handed] == ["1.parquet", "3.parquet"]
+    assert all(set(msgspec.to_builtins(f)) == {"path", "rows", "bytes"} for f in handed)
+
+
+async def test_no_task_is_handed_a_file_without_rows(plane: ControlPlane) -> None:
+    await plane.deploy(APPEND)
+    (held,) = await held_for(plane, 1)
+    prefix = held.task.write_prefixes[0]
+    files = [StagedFile(f"{prefix}{rows}.parquet", rows, 10) for rows in (0, 3)]
+    (output,) = held.outputs()
+    output = msgspec.structs.replace(output, files=files)
+    assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
+    (reader,) = await plane.claim(await plane.send())
+    (again,) = await held_for(plane, 1, emission="again")
+    expected = [InputFile(f"{prefix}3.parquet", 3, 10)]
+    assert (reader.task.input_files, again.task.output_files) == ([expected], [expected])
+
+
+async def test_an_append_is_handed_what_its_output_holds_of_its_scope(plane: ControlPlane) -> None:
+    await plane.deploy(APPEND)
+    (first,) = await held_for(plane, 5)
+    assert first.task.output_files == [[]]
+    await plane.complete(first)
+    await commit(plane, 7)
+    again, wide = await held_for(plane, 5, span(0, 9), emission="again")
+    assert again.task.output_files == [[InputFile(f"{first.task.write_prefixes[0]}part-0.parquet", 1, 10)]]
+    assert len(wide.task.output_files[0]) == 2
+
+
+async def test_a_replacing_job_is_handed_nothing_of_its_output(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    await commit(plane, 5)
+    (again,) = await held_for(plane, 5, emission="again")
+    assert again.task.output_files == []
+
+
+FOLLOW = """
+version: 1
+dag: main
+jobs:
+- {name: follow, activation: source, source: {kind: always_on}, runtime: python, operator: python,
+   config: {entrypoint: "basic:copy"}, outputs: [{dataset: blocks}, {dataset: more}]}
+"""
+
+
+async def test_a_restarted_source_gets_the_last_event_of_its_newest_cursors(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(FOLLOW)
+    await plane.set_clock(0)
+    await SourceMonitor(plane.database).run_once()
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    assert held.task.resume == []
+    for n in range(100, 105):
+        await plane.emit_running(held, EventOut(0, Scope(cursor=n), emission=f"a{n}"))
+    await plane.emit_running(held, EventOut(0, Scope(cursor=104), "invalidation", emission="a104"))
+    await plane.emit_running(held, EventOut(0, Scope(cursor=103), emission="b103"))
+    await plane.emit_running(held, EventOut(0, span(1, 200)), EventOut(1, Scope(cursor=900)))
+    await plane.set_clock(1000)
+    await plane.reaper.run_once()
+    await plane.set_clock(2000)
+    await plane.meter()
+    (again,) = await plane.claim(await plane.send())
+    assert again.task_id == held.task_id
+    assert again.task.resume == [
+        (104, "a104", "invalidation"),
+        (103, "b103", "data"),
+        (102, "a102", "data"),
+        (101, "a101", "data"),
+        (100, "a100", "data"),
+    ]
+
+
+async def test_a_source_gets_a_limited_number_of_cursors(plane: ControlPlane) -> None:
+    await plane.deploy(FOLLOW)
+    await SourceMonitor(plane.database).run_once()
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    for start in range(0, 3000, 1000):
+        await plane.emit_running(held, *(EventOut(0, Scope(cursor=n)) for n in range(start, start + 1000)))
+    fetched = await plane.leases.claims.fetch(
+        LeaseFence(held.task_id, held.task.attempt, held.task.lease_token)
+    )
+    assert fetched.task is not None
+    assert [cursor for cursor, _, _ in fetched.task.resume] == list(range(2999, 2999 - 2048, -1))
