@@ -30,6 +30,7 @@ from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
+from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.errors import QueueUnavailable
 from traceplane.gateway.api import PublicApi
@@ -61,6 +62,7 @@ from traceplane.wire.deploys import (
     VersionQuery,
     VersionView,
 )
+from traceplane.wire.jobs import JobName, PauseChange, PauseRequest
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import (
     ClaimedTask,
@@ -201,6 +203,7 @@ class ControlPlane:
         self.backpressure = self.scheduler.backpressure
         self.builds = Builds(database)
         self.cron = CronTicks(database)
+        self.sources = SourceMonitor(database)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
         self.api = PublicApi(database=database, settings=settings)
@@ -281,6 +284,12 @@ class ControlPlane:
     async def retry(self, *task_ids: UUID) -> dict[UUID, str]:
         changes = await self.api.tasks.retry(self._call(TaskSelection(list(task_ids))))
         return {UUID(task_id): state for task_id, state in changes.changed.items()}
+
+    async def pause(self, dag: str, job: str, reason: str = "") -> PauseChange:
+        return await self.api.jobs.pause(self._call(PauseRequest(dag, job, reason)))
+
+    async def resume(self, dag: str, job: str) -> PauseChange:
+        return await self.api.jobs.resume(self._call(JobName(dag, job)))
 
     def _call(self, body: Any, **path_params: str) -> Call[Any]:
         return Call(body, path_params, None, _Admin(self.settings.org), {}, receive=_nothing_more)

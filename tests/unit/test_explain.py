@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -147,3 +148,16 @@ def test_a_finished_task_says_how_it_ended(error: dict[str, str] | None) -> None
 def test_an_unknown_state_raises() -> None:
     with pytest.raises(AssertionError, match="asleep"):
         explain(replace(WAITING, state="asleep"))
+
+
+def test_a_task_of_a_paused_job_names_who_paused_it_since_when_and_why() -> None:
+    since = datetime(2026, 11, 17, 20, 30, tzinfo=UTC)
+    sentence = reasons(paused_by="ada", paused_since=since, pause_reason="wrong prices")["paused"]
+    for said in ("ada", "2026-11-17 20:30:00", "wrong prices", "traceplane jobs resume shop enrich"):
+        assert said in sentence
+
+
+def test_a_source_that_a_pause_stopped_is_not_to_be_retried() -> None:
+    since = datetime(2026, 11, 17, tzinfo=UTC)
+    said = reasons(state="canceled", source_kind="always_on", paused_by="ada", paused_since=since)
+    assert "starts again when its job is resumed" in said["canceled"]

@@ -10,7 +10,13 @@ LATE, SOON = PATIENCE_SECONDS + 1, PATIENCE_SECONDS - 1
 
 
 def row(
-    state: str, due: float, *, tasks: int = 3, hold_level: int | None = None, hold_job: str | None = None
+    state: str,
+    due: float,
+    *,
+    tasks: int = 3,
+    hold_level: int | None = None,
+    hold_job: str | None = None,
+    paused: bool = False,
 ) -> UnfinishedTasks:
     return UnfinishedTasks(
         dag="shop",
@@ -23,6 +29,7 @@ def row(
         due_seconds=due,
         hold_level=hold_level,
         hold_job=hold_job,
+        paused=paused,
     )
 
 
@@ -63,3 +70,7 @@ def test_a_stuck_job_is_named(
 )
 def test_slow_work_is_not_stuck(rows: list[UnfinishedTasks], at_work: tuple[str, ...]) -> None:
     assert stuck(rows, at_work) == []
+
+
+def test_a_paused_job_is_not_stuck() -> None:
+    assert stuck([row("queued", LATE, paused=True)], ()) == []

@@ -9,6 +9,7 @@ the platform itself.
     doctor       `traceplane trigger doctor`
     events       `traceplane emit`
     failures     what went wrong, as text: failed and stuck work, and everything known about one task
+    jobs         commands for jobs
     main         `traceplane`, alias `tp`
     operators    `traceplane operators`
     output       where every command writes, so that nothing reaches a terminal unescaped

@@ -347,6 +347,7 @@ def dags(settings: Settings, as_json: bool) -> None:
         say(f"{d.dag} version {d.version}")
         for j in d.jobs:
             held = {1: ", backfill held", 2: ", held"}.get(j.hold_level or 0, "")
+            held += ", paused" if j.paused else ""
             tick = f", next tick {j.next_tick}" if j.next_tick is not None else ""
             say(f"  {j.job} ({j.runtime}: {j.operator}{held}{tick})")
 

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
+from traceplane.cli.jobs import pause_line
 from traceplane.model.printable import one_line
 from traceplane.wire.control import AttemptLog, ExplainResponse, FailureView, StatusResponse, TaskLogs
 
@@ -31,7 +32,7 @@ def error_text(error: Mapping[str, object]) -> str:
 
 
 def problems(status: StatusResponse) -> Iterator[str]:
-    """Failed work, then stuck work; nothing if all is well."""
+    """Failed work, stuck work, and paused jobs; nothing if all is well."""
     if status.failed:
         yield "failed:"
         for failure in status.failed:
@@ -40,6 +41,10 @@ def problems(status: StatusResponse) -> Iterator[str]:
         yield "stuck:"
         for waiting in status.stuck:
             yield f"  {waiting.dag}/{waiting.job}: {waiting.sentence}"
+    if status.paused:
+        yield "paused:"
+        for pause in status.paused:
+            yield f"  {pause_line(pause)}"
     if status.outbox_lag_seconds > 30:
         yield f"  wake-ups have been unsent for {status.outbox_lag_seconds:.0f} s; check that a dispatcher is running"
 

@@ -22,11 +22,12 @@ from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
+from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.tasks import TaskApi, standing
 from traceplane.http_service.app import App
 from traceplane.http_service.routes import Call, ClientGone, Push, Route, Stream
-from traceplane.postgres import commits, events, outbox, tokens
+from traceplane.postgres import commits, events, job_pauses, outbox, tokens
 from traceplane.postgres.coverage import of_datasets as positions_held
 from traceplane.postgres.database import Database
 from traceplane.query.datasets import AsOf, QueryCaller
@@ -58,6 +59,7 @@ class PublicApi:
         self._second_look = SecondLook(self.refresh)
         self._now = 0.0
         self.deploys = DeployApi(database, settings)
+        self.jobs = JobApi(database)
         self.tasks = TaskApi(database)
         self._emits = Emits(database)
         self._queries = Queries(
@@ -92,6 +94,7 @@ class PublicApi:
                   "Emit events of source datasets."),
             Route("POST", "/api/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
                   "Compute a range of history."),
+            *self.jobs.routes(),
             *self.tasks.routes(),
             Route("POST", "/api/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
             Route("POST", "/api/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
@@ -199,6 +202,7 @@ class PublicApi:
     async def status(self, call: Call[None]) -> StatusResponse:
         async with self._database.transaction() as tx:
             work = await standing(tx, call.principal)
+            paused = await job_pauses.of_org(tx, call.principal.org)
             datasets = await commits.summary(tx, call.principal.org)
             without_rows = [d.generation_id for d in datasets if not d.commits]
             tallies = await events.tally(tx, without_rows)
@@ -225,6 +229,7 @@ class PublicApi:
             dead_superseded=work.dead_elsewhere.get("superseded", 0),
             dead_retired=work.dead_elsewhere.get("retired", 0),
             cron=cron,
+            paused=[pause_view(pause) for pause in paused],
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from traceplane.model.json_object import JsonObject
@@ -52,6 +53,10 @@ class ExplainFacts:
     hold_figure: float | None
     hold_threshold: float | None
     in_outbox: bool
+    paused_by: str | None = None
+    """Who paused its job; None: it is not paused."""
+    pause_reason: str | None = None
+    paused_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ def explain(facts: ExplainFacts) -> tuple[Reason, ...]:
 
 
 def _queued(facts: ExplainFacts) -> list[Reason]:
-    reasons = []
+    reasons = _paused(facts)
     level = facts.hold_level
     if level == 2 or (level == 1 and facts.priority == 1):
         path = " → ".join(facts.hold_path or ())
@@ -160,7 +165,23 @@ def _running(facts: ExplainFacts) -> list[Reason]:
     return reasons
 
 
+def _paused(facts: ExplainFacts) -> list[Reason]:
+    if facts.paused_by is None or facts.paused_since is None:
+        return []
+    why = f" ({facts.pause_reason})" if facts.pause_reason else ""
+    since = facts.paused_since.isoformat(sep=" ", timespec="seconds")
+    return [
+        Reason(
+            "paused",
+            f"Job {facts.job} has been paused by {facts.paused_by} since {since}{why}; "
+            f"`traceplane jobs resume {facts.dag} {facts.job}` lets its tasks run.",
+        )
+    ]
+
+
 def _canceled(facts: ExplainFacts) -> list[Reason]:
+    if facts.source_kind == "always_on" and (paused := _paused(facts)):
+        return [*paused, Reason("canceled", "It was stopped, and starts again when its job is resumed.")]
     if facts.source_kind == "pipeline":
         return [Reason("canceled", "It was canceled, and its execution is over; run the pipeline again.")]
     if not facts.routed:

@@ -26,6 +26,8 @@ class UnfinishedTasks:
     """How long the first of them has been due."""
     hold_level: int | None
     hold_job: str | None
+    paused: bool = False
+    """Somebody paused the job, so its queued tasks wait on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ def stuck(rows: Sequence[UnfinishedTasks], runtimes_at_work: Collection[str]) ->
                     f"start one with `traceplane worker --runtime {row.runtime}`",
                 )
             )
+        elif row.state == "queued" and row.paused:
+            continue
         elif row.state == "queued" and row.hold_level:
             what = "all its work" if row.hold_level == 2 else "its backfill"
             reports.append(

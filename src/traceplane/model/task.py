@@ -105,7 +105,7 @@ def judge_report(
         return ReportVerdict.REPLAYED
     if task.state is TaskState.CANCELED:
         return ReportVerdict.CANCELED
-    if task.cancel_requested or report is Report.CANCELED:
+    if task.cancel_requested:
         return ReportVerdict.CANCEL
     match report:
         case Report.COMPLETED:
@@ -113,7 +113,7 @@ def judge_report(
         case Report.FAILED:
             dead = state_after_failure(task, retryable=retryable) is TaskState.DEAD
             return ReportVerdict.DIE if dead else ReportVerdict.RETRY
-        case Report.RETURNED:
+        case Report.RETURNED | Report.CANCELED:  # canceled: the request was withdrawn after the worker learned of it
             # A task that finished meanwhile stays finished: its pipeline may already be running again.
             return ReportVerdict.STALE if task.state.finished else ReportVerdict.RETURN
         case _:

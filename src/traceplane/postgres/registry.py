@@ -419,6 +419,7 @@ class DeployedJob:
     next_tick: datetime | None
     """Of a cron source."""
     last_tick: datetime | None
+    paused: bool
 
 
 async def overview(tx: Transaction, org: str) -> list[DeployedJob]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from traceplane.errors import Conflict, NotFound
-from traceplane.postgres import cron_schedules, registry, tasks, versions
+from traceplane.postgres import cron_schedules, job_pauses, registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.sql import virtual
@@ -48,6 +48,7 @@ async def delete(database: Database, org: str, dag: str, *, force: bool) -> Dele
                 )
             await cron_schedules.forget(tx, locked.dag_id)
             retired_jobs = await versions.delete(tx, locked.dag_id)
+            await job_pauses.forget(tx, locked.dag_id)
             if retired_jobs:
                 await registry.clear_pressure(tx, retired_jobs)
                 await versions.forget_replays(tx, retired_jobs)

@@ -9,6 +9,7 @@ import msgspec
 
 from traceplane.model.json_object import JsonObject
 from traceplane.wire.deploys import LackingView
+from traceplane.wire.jobs import PauseView
 from traceplane.wire.scalars import MAX_BATCH, Position, Scope, Text, Wire
 
 
@@ -306,3 +307,5 @@ class StatusResponse(Wire, frozen=True):
     dead_retired: int = 0
     """Dead tasks of jobs that are no longer deployed."""
     cron: list[CronView] = msgspec.field(default_factory=list)
+    paused: list[PauseView] = msgspec.field(default_factory=list)
+    """Jobs that somebody paused."""

@@ -239,6 +239,7 @@ class JobView(Wire, frozen=True):
     """Of a cron source."""
     last_tick: str | None = None
     """The last one that fired."""
+    paused: bool = False
 
 
 class DagView(Wire, frozen=True):

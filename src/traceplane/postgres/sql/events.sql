@@ -3,7 +3,7 @@
 -- name: accept
 -- Inserts events that are new, drafts a task for every routed job that reads them, records lineage, and
 -- writes the wake-ups of tasks that may be dispatched immediately. A task is queued instead when its
--- job is metered by the valve: a concurrency limit, a hold, a full window, a busy scope, or a queue ahead.
+-- job is metered by the valve: a pause, a concurrency limit, a hold, a full window, a busy scope, or a queue ahead.
 -- Ids are drawn first, so that nothing here has to join two large sets of rows again. Rows are inserted in the
 -- order of their unique keys, so two calls with the same events in different order cannot deadlock.
 with incoming as materialized (
@@ -26,6 +26,7 @@ with incoming as materialized (
 ), consumers as materialized (
   select j.job_id, ji.generation_id, j.runtime, j.priority,
          case when j.runtime = 'dispatcher' or j.building or j.max_concurrency is not null or h.level is not null
+                or exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
                 or exists (select 1 from tasks q where q.job_id = j.job_id and q.stage = 0 offset 0)
               then 0
               else j.dispatch_window

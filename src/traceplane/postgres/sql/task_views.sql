@@ -35,11 +35,12 @@ order by t.task_id desc limit $5
 select d.name as dag, j.name as job, j.runtime, t.state, count(*) as tasks,
        count(*) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null) as retrying,
        (max(t.task_id::text) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null))::uuid as newest_retry,
-       extract(epoch from tp_now() - min(t.ready_at))::float8 as due_seconds, h.level as hold_level, cj.name as hold_job
+       extract(epoch from tp_now() - min(t.ready_at))::float8 as due_seconds, h.level as hold_level, cj.name as hold_job,
+       exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 where t.stage in (0, 1) and o.slug = $1
-group by d.name, j.name, j.runtime, t.state, h.level, cj.name
+group by d.dag_id, d.name, j.name, j.runtime, t.state, h.level, cj.name
 
 -- name: runtimes_at_work
 -- Runtimes with a worker that is running a task, of any organization.
@@ -73,10 +74,12 @@ select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max
           and b.stage = 1 and b.task_id <> t.task_id limit 1) as scope_held_by,
        h.level as hold_level, h.path as hold_path, cj.name as hold_job, p.metric as hold_metric,
        p.figure as hold_figure, p.threshold as hold_threshold,
-       exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox
+       exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox,
+       z.paused_by, z.reason as pause_reason, z.since as paused_since
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 left join job_pressure p on p.job_id = h.caused_by
+left join job_pauses z on z.dag_id = j.dag_id and z.job = j.name and j.routed
 where t.task_id = $1 and o.slug = $2
 
 -- name: handed_values

@@ -166,18 +166,21 @@ select j.job_id, j.runtime, j.operator
 from waiting w join jobs j using (job_id) left join job_holds h using (job_id)
 where coalesce(h.level, 0) < 2 and (j.runtime = 'dispatcher') = $1
   and not (j.building and reads_unfinished(j.job_id))
+  and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 order by j.job_id
 for no key update of j skip locked
 
 -- name: dispatch
 -- Dispatches queued tasks, oldest first, normal before backfill, as far as each job has room. The jobs are
--- locked (waiting_jobs); the tasks need not be: one that was canceled meanwhile is no longer queued.
+-- locked (waiting_jobs); the tasks need not be: one that was canceled meanwhile is no longer queued. A job may have been
+-- paused after waiting_jobs chose it and before it locked it.
 with gates as materialized (
   select j.job_id, j.runtime, coalesce(h.level, 0) as held,
          coalesce(j.max_concurrency, j.dispatch_window)
            - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1) as free
   from jobs j left join job_holds h using (job_id)
   where j.job_id = any($1::uuid[])
+    and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 ), picked as materialized (
   select p.task_id, g.job_id, g.runtime, row_number() over (partition by g.job_id, p.scope_key order by p.task_id) as nth
   from gates g cross join lateral (
@@ -214,6 +217,7 @@ select t.task_id, t.kind, t.partition_key, t.range_start, t.range_end, t.tracepa
 from tasks t join jobs j using (job_id) left join job_holds h using (job_id)
 where t.job_id = $1 and t.stage = 0 and t.ready_at <= tp_now()
   and (coalesce(h.level, 0) = 0 or t.priority = 0)
+  and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 order by t.priority, t.ready_at, t.task_id limit $2
 for no key update of t skip locked
 
@@ -221,6 +225,7 @@ for no key update of t skip locked
 -- Jobs that publish signals and have queued tasks, locked so that only one dispatcher works on them.
 select j.job_id from jobs j
 where j.runtime = 'dispatcher' and j.operator = any($1::text[])
+  and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
   and exists (select 1 from tasks t where t.job_id = j.job_id and t.stage = 0 and t.ready_at <= tp_now() offset 0)
 order by j.job_id for no key update of j skip locked
 

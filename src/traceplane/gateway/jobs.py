@@ -1,0 +1,75 @@
+"""Jobs, as people look after them: which of them are paused."""
+
+from __future__ import annotations
+
+from traceplane import telemetry
+from traceplane.errors import NotFound
+from traceplane.gateway.refused_names import unknown_dag_or_job
+from traceplane.http_service.routes import Call, Route
+from traceplane.postgres import events, job_pauses
+from traceplane.postgres.database import Database, Transaction, retry_on_conflict
+from traceplane.postgres.job_pauses import JobPause
+from traceplane.wire.jobs import JobName, PauseChange, PauseRequest, PauseView
+
+WRITER = "writer"
+
+
+class JobApi:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/api/v1/jobs/pause", PauseRequest, PauseChange, self.pause, WRITER,
+                  "Keep the tasks of a job from starting."),
+            Route("POST", "/api/v1/jobs/resume", JobName, PauseChange, self.resume, WRITER,
+                  "Let the tasks of a paused job start again."),
+        ]  # fmt: skip
+
+    async def pause(self, call: Call[PauseRequest]) -> PauseChange:
+        org, by, asked = call.principal.org, call.principal.name, call.body
+
+        async def once() -> PauseChange:
+            async with self._database.transaction() as tx:
+                jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
+                if not jobs:
+                    raise await _not_deployed(tx, org, asked.dag, asked.job)
+                changed = await job_pauses.pause(
+                    tx, org, asked.dag, asked.job, job_ids=jobs, by=by, reason=asked.reason
+                )
+                (held,) = await job_pauses.of_org(tx, org, dag=asked.dag, job=asked.job)
+            return PauseChange(changed, pause_view(held))
+
+        answer = await retry_on_conflict(once)
+        if answer.changed:
+            telemetry.emit("job.paused", dag=asked.dag, job=asked.job, principal=by, reason=asked.reason)
+        return answer
+
+    async def resume(self, call: Call[JobName]) -> PauseChange:
+        org, by, asked = call.principal.org, call.principal.name, call.body
+
+        async def once() -> PauseChange:
+            async with self._database.transaction() as tx:
+                jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
+                ended = await job_pauses.resume(tx, org, asked.dag, asked.job, job_ids=jobs)
+                if ended is None and not jobs:
+                    raise await _not_deployed(tx, org, asked.dag, asked.job)
+                await events.notify_dispatchers(tx)
+            return PauseChange(ended is not None, pause_view(ended) if ended is not None else None)
+
+        answer = await retry_on_conflict(once)
+        if answer.changed:
+            telemetry.emit("job.resumed", dag=asked.dag, job=asked.job, principal=by)
+        return answer
+
+
+async def _not_deployed(tx: Transaction, org: str, dag: str, job: str) -> NotFound:
+    return await unknown_dag_or_job(tx, org, dag, job) or NotFound(
+        "job.unknown", f"no deployed version of {dag} has this job", value=job, next_step="see `traceplane dags`"
+    )
+
+
+def pause_view(pause: JobPause) -> PauseView:
+    return PauseView(
+        pause.dag, pause.job, pause.paused_by, pause.since.isoformat(), pause.reason, pause.waiting
+    )
