@@ -60,7 +60,6 @@ jobs:
   inputs: [{from: {job: ingest, output: logs}}, {from: {dataset: market.prices}}]
   operator: pyspark
   outputs: [{dataset: chain.transfers}]
-  execution_strategy: PerPartition
   update_strategy: append
   unique_key: [tx_hash, log_index]
   scaling: {mode: backfill}

@@ -138,7 +138,9 @@ def _days_become_weeks_and_months(terminal: Terminal) -> None:
 
 
 def _jobs_run_for_each_event(terminal: Terminal) -> None:
-    books, names, correction = blocks(RUNS, "bash")
+    readings, books, names, pause, correction = blocks(RUNS, "bash")
+    terminal.run(readings)
+    until_answered(terminal, "select distinct day from readings.daily", ("2026-11-16",))
     deploy, sales, refunds = books.splitlines()
     terminal.run(f"{deploy}\n{sales}")
     done = "traceplane tasks --dag books --job net --state completed | wc -l"
@@ -150,6 +152,11 @@ def _jobs_run_for_each_event(terminal: Terminal) -> None:
     terminal.run(correction)
     terminal.until(done, "2")
     until_answered(terminal, "select day, net from books.net", (1, 95))
+
+    paused, resumed = pause.splitlines()
+    assert "books/net: paused by" in terminal.run(paused)
+    assert "(prices are wrong)" in terminal.run("traceplane status")
+    assert "books/net is resumed" in terminal.run(resumed)
 
     terminal.run(names)
     named = "select day, name from names.named_sales order by day"

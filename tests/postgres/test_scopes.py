@@ -344,3 +344,76 @@ async def test_inputs_that_cannot_be_read_so_are_refused_at_deploy(
     with pytest.raises(SpecInvalid) as refused:
         await plane.deploy(dag(job("j", *inputs)))
     assert code in [problem.code for problem in refused.value.problems]
+
+
+# PerPartition ---------------------------------------------------------------------------------------
+
+PER_PARTITION = "execution_strategy: PerPartition"
+HOURS_TO_DAYS = "{a: {partitions: {by: hour}}, j.out: {partitions: {by: day}}}"
+DAYS_ONLY = "{a: {partitions: {by: day}}}"
+
+
+def hour(name: str) -> Scope:
+    position = Partitions(By.HOUR).position(name)
+    return Scope(partition_key=name, start=position, end=position)
+
+
+async def test_per_partition_maps_an_event_to_the_partition_that_it_belongs_to(plane: ControlPlane) -> None:
+    text = dag(job("j", "{from: {dataset: a}, wait_for: any}", more=PER_PARTITION), HOURS_TO_DAYS, ("a",))
+    await plane.deploy(text)
+    together = [hour("2026-11-16T05"), hour("2026-11-16T06"), hour("2026-11-17T00")]
+    assert await new_scopes(plane, "a", *together) == ["2026-11-16", "2026-11-17"]
+    assert await new_scopes(plane, "a", hour("2026-11-16T07")) == ["2026-11-16!"]
+
+
+async def test_per_partition_waits_for_all_of_a_partition_unless_told_otherwise(plane: ControlPlane) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), HOURS_TO_DAYS, ("a",)))
+    assert await new_scopes(plane, "a", *(hour(f"2026-11-16T{n:02}") for n in range(23))) == []
+    assert await new_scopes(plane, "a", hour("2026-11-16T23")) == ["2026-11-16"]
+    assert await new_scopes(plane, "a", hour("2026-11-16T05"), emission="again") == ["2026-11-16!"]
+
+
+async def test_per_partition_splits_an_event_of_several_partitions(plane: ControlPlane) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), DAYS_ONLY, ("a",)))
+    first = DAYS.position("2026-11-16")
+    three = Scope(partition_key="2026-11-16..2026-11-18", start=first, end=first + 2)
+    assert await new_scopes(plane, "a", three) == ["2026-11-16", "2026-11-17", "2026-11-18"]
+    assert await new_scopes(plane, "a", day("2026-11-17"), emission="again") == ["2026-11-17!"]
+
+
+async def test_per_partition_may_read_ranges(plane: ControlPlane) -> None:
+    tens = (
+        "  - {name: tens, runtime: dispatcher, operator: aggregator, config: {size: 10},"
+        " inputs: [{from: {dataset: a}}], outputs: [{dataset: a.tens}]}\n"
+    )
+    await plane.deploy(dag(tens + job("j", "{from: {dataset: a.tens}}", more=PER_PARTITION), "{}", ("a",)))
+    assert await new_scopes(plane, "a", *range(10)) == ["0-9"]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "said"),
+    [
+        ("{}", "do not belong to one partition of the job"),
+        ("{j.out: {partitions: {by: day}}}", "do not belong to one day of the job"),
+    ],
+)
+async def test_per_partition_of_bare_positions_is_refused_with_what_to_write(
+    plane: ControlPlane, datasets: str, said: str
+) -> None:
+    text = dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), datasets, ("a",))
+    with pytest.raises(SpecInvalid) as refused:
+        await plane.deploy(text, file="scopes.yaml")
+    (problem,) = refused.value.problems
+    assert problem.code == "spec.unmapped_partitions"
+    assert "scopes.yaml:10:21" in str(problem)
+    assert said in str(problem)
+    for way_out in ("partitions: { by: day }", "execution_strategy: Bulk", "remove execution_strategy"):
+        assert way_out in str(problem)
+
+
+async def test_per_partition_of_a_dataset_of_another_dag_needs_partitions_too(plane: ControlPlane) -> None:
+    await plane.deploy(dag("", "{}", ("a",)))
+    text = dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), "{j.out: {partitions: {by: day}}}", ())
+    with pytest.raises(InvalidInput, match=r"other\.yaml:8:.*deploy\.unmapped_partitions") as refused:
+        await plane.deploy(text.replace("dag: scopes", "dag: other"), file="other.yaml")
+    assert refused.value.value == "a"

@@ -65,8 +65,8 @@ async def active(plane: ControlPlane) -> int:
     return await plane.value("select number from dag_versions where state = 'active'")
 
 
-async def filled(plane: ControlPlane, cursors: range = range(5)) -> dict[str, Any]:
-    await plane.deploy(chain(1))
+async def filled(plane: ControlPlane, cursors: range = range(5), text: str = "") -> dict[str, Any]:
+    await plane.deploy(text or chain(1))
     await plane.emit("in", cursors)
     await plane.run_all()
     return await pointers(plane)
@@ -383,8 +383,9 @@ async def test_data_of_old_versions_goes_and_they_cannot_serve_again(
 async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_data_too(
     plane: ControlPlane,
 ) -> None:
-    before = await filled(plane)
-    per_partition = chain(1).replace("- name: b", "- execution_strategy: PerPartition\n  name: b")
+    by_name = chain(1).replace("jobs:", "datasets: {in: {partitions: {by: name}}}\njobs:")
+    before = await filled(plane, text=by_name)
+    per_partition = by_name.replace("- name: b", "- execution_strategy: PerPartition\n  name: b")
 
     async def steps(text: str, **fields: Any) -> Any:
         return await plane.api.deploys.plan(plane._call(DeployRequest(text, **fields)))
@@ -409,7 +410,8 @@ async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_da
     await plane.run_all()
     assert (await served(plane, "c"))[-1] == "c:9"
 
-    more = await steps(chain(2), no_rematerialize=True)
+    other = per_partition.replace("basic:copy_1", "basic:copy_2")
+    more = await steps(other, no_rematerialize=True)
     assert more.blocked_code == "deploy.needs_rematerialize"
     with pytest.raises(Conflict, match=r"deploy\.needs_rematerialize"):
-        await plane.deploy(chain(2), no_rematerialize=True)
+        await plane.deploy(other, no_rematerialize=True)

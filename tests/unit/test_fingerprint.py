@@ -67,7 +67,6 @@ def changed(old: Dag, new: Dag) -> tuple[set[str], set[str]]:
         ("name: out", "name: result"),
         ("unique_key: [k]", "unique_key: [k, l]"),
         ("unique_key: [k]", "unique_key: [k]\n  update_strategy: append"),
-        ("unique_key: [k]", "unique_key: [k]\n  execution_strategy: PerPartition"),
     ],
 )
 def test_a_changed_definition_affects_only_downstream_jobs(old: str, new: str) -> None:

@@ -48,7 +48,7 @@ def test_every_field_reaches_the_model() -> None:
         config={},
         inputs=(Input("logs", "chain.logs"), Input("market.prices", "market.prices")),
         outputs=(Output("chain.transfers", "chain.transfers"),),
-        execution_strategy=ExecutionStrategy.PER_PARTITION,
+        execution_strategy=ExecutionStrategy.PER_UPDATE,
         update_strategy=UpdateStrategy.APPEND,
         unique_key=("tx_hash", "log_index"),
         execution=ExecutionSettings(

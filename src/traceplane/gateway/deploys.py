@@ -204,7 +204,7 @@ def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, D
 
 async def _placed(refusal: UserError, body: DeployRequest) -> UserError:
     """With the place in the file that it is about, if it is about an input."""
-    if refusal.code == "deploy.unknown_dataset":
+    if refusal.code in ("deploy.unknown_dataset", "deploy.unmapped_partitions"):
         place = await asyncio.to_thread(place_of_input, str(refusal.value), body.text, body.file)
         if place is not None:
             return type(refusal)(

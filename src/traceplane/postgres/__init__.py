@@ -13,6 +13,7 @@ events              events in, tasks out: the one statement that starts everythi
 executions          executions of pipelines; each pipeline runs once at a time
 generation_schemas  merged schemas of generations
 hot_tables          the tables of hot generations: created at deploy, written with a commit, read by range
+job_pauses          jobs that somebody paused
 migrate             plain SQL files, applied in order, each in one transaction, once
 outbox              side effects waiting to leave the database
 partition_names     the names of partitions, each with its position

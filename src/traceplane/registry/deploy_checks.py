@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
-from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.dag import Dag, ExecutionStrategy, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.edges import What, can_map
 from traceplane.model.near_names import nearest
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators.grouping import rows_of
@@ -167,6 +168,8 @@ async def _dataset_refusal(
                 if meant
                 else "deploy its producer first",
             )
+    if refusal := _unmapped_refusal(dag, rows):
+        return refusal
     for job in dag.jobs:
         for used in job.inputs:
             columns = rows[used.dataset_id].columns if used.dataset_id in dag.external_datasets else []
@@ -179,6 +182,28 @@ async def _dataset_refusal(
                     next_step="correct the columns of the input",
                 )
     return _query_refusal(dag, runtimes, rows)
+
+
+def _unmapped_refusal(dag: Dag, rows: Mapping[str, StoredDataset]) -> UserError | None:
+    """A `PerPartition` job whose input, of another DAG, has scopes that belong to no partition of the job."""
+    for job in dag.jobs:
+        if job.execution_strategy is not ExecutionStrategy.PER_PARTITION or not job.outputs:
+            continue
+        own = dag.datasets_by_id[job.outputs[0].dataset_id].partitions
+        for used in job.inputs_read:
+            stored = rows.get(used.dataset_id) if used.dataset_id in dag.external_datasets else None
+            if stored is None or stored.sql is not None or used.read.what is not What.SCOPE:
+                continue
+            if not (own.is_named and can_map(stored.partitions, own)):
+                return InvalidInput(
+                    "deploy.unmapped_partitions",
+                    f"job {job.name} is PerPartition, but its input is by {stored.partitions.by}, "
+                    f"which belongs to no {own.by if own.is_named else 'partition'} of what it writes",
+                    value=used.dataset_id,
+                    next_step="declare partitions of its output to which those of the input belong, or remove "
+                    "execution_strategy to get one task per event",
+                )
+    return None
 
 
 def _query_refusal(

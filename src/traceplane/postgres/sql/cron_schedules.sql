@@ -45,7 +45,9 @@ select s.job_id, s.source, s.settled_through, tp_now() as now, o.slug as org, g.
       order by x.output_index)
    from job_outputs x join datasets d using (dataset_uuid) where x.job_id = s.job_id) as outputs
 from cron_schedules s join jobs j using (job_id) join dags g on g.dag_id = s.dag_id join orgs o using (org_id)
-where s.due_at <= tp_now() order by s.due_at limit $1 for update of s skip locked
+where s.due_at <= tp_now()
+  and not exists (select 1 from job_pauses p where p.dag_id = s.dag_id and p.job = j.name)
+order by s.due_at limit $1 for update of s skip locked
 
 -- name: settle
 -- How far sources have come, and when to look at them again.

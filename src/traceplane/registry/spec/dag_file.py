@@ -31,6 +31,7 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     partitions = scoping.known_partitions(problems, top, ordered)
     scoping.check_partitions(problems, drafts, partitions)
     scoping.check_ticks(problems, top, drafts, partitions)
+    scoping.check_per_partition(problems, ordered, partitions, producers)
     if problems:
         raise problems.invalid()
     built = tuple(

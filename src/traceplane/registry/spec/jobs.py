@@ -114,6 +114,9 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
     ("spec.bulk_needs_inputs", "execution_strategy",
      lambda job: job.has("execution_strategy", "Bulk") and job.has("activation", "source"),
      "a source has no inputs to batch", "remove execution_strategy and batch"),
+    ("spec.per_partition_needs_inputs", "execution_strategy",
+     lambda job: job.has("execution_strategy", "PerPartition") and job.has("activation", "source"),
+     "a source has no inputs whose scopes could be partitions", "remove execution_strategy"),
 )
 # fmt: on
 

@@ -1,14 +1,14 @@
 """How the datasets of a file are partitioned, and which scopes its jobs have.
 
 A job whose input is read at exactly the scope of each event needs nothing more: its tasks are created from those
-events. Any other job, one that joins inputs, reads a window or has other partitions than its inputs, gets a job
-`NAME__scopes` in front of it. The dispatcher runs that one; it decides which scopes are ready and which a change makes
+events. Any other job, one that joins inputs, reads a window, has other partitions than its inputs or is `PerPartition`
+by time, gets a job `NAME__scopes` in front of it. The dispatcher runs that one; it decides which scopes are ready and which a change makes
 stale, and its events create the tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -173,6 +173,8 @@ def _needs_scopes(draft: Draft, job: Job, own: Partitions | None, known: Mapping
         return True
     if own is None or job.runtime == "dispatcher":
         return False
+    if draft.record.has("execution_strategy", "PerPartition") and own.is_time:
+        return True
     return any(known.get(used.dataset_id, own) != own for used in job.inputs)
 
 
@@ -192,3 +194,48 @@ def check_partitions(problems: Problems, drafts: list[Draft], known: Mapping[str
                 message = f"no {theirs.by} of {used.dataset_id[:100]!r} belongs to one {outputs[0][0].by} of the job"
                 suggestion = "read it with read: all or read: latest, or give both the same partitions"
                 problems.add("spec.partitions_differ", item.at("from"), message, suggestion)
+
+
+def check_per_partition(
+    problems: Problems, ordered: list[Draft], known: Mapping[str, Partitions], produced: Collection[str]
+) -> None:
+    """What the inputs of a `PerPartition` job tell must belong to partitions of the job.
+
+    `ordered`: upstream first. `produced`: by jobs of this file; of other datasets, only a deploy knows the partitions.
+    """
+    ranged: set[str] = set()
+    for draft in ordered:
+        scoped = [(used, item) for used, item in draft.inputs if used.read.what is What.SCOPE]
+        if draft.record.has("execution_strategy", "PerPartition") and scoped:
+            _check_mapped(problems, draft, scoped, known, produced, ranged)
+        batches = draft.record.has("execution_strategy", "Bulk") or draft.record.has("operator", "aggregator")
+        passes_on = not draft.record.has("operator", "splitter")
+        if batches or (scoped and passes_on and all(used.dataset_id in ranged for used, _ in scoped)):
+            ranged.update(output.dataset_id for output, _ in draft.outputs)
+
+
+def _check_mapped(
+    problems: Problems,
+    draft: Draft,
+    scoped: Sequence[tuple[Input, YamlMap]],
+    known: Mapping[str, Partitions],
+    produced: Collection[str],
+    ranged: Collection[str],
+) -> None:
+    datasets = [output.dataset_id for output, _ in draft.outputs] + [used.dataset_id for used, _ in scoped]
+    own = next((known[dataset_id] for dataset_id in datasets if dataset_id in known), Partitions())
+    for used, item in scoped:
+        theirs = known.get(used.dataset_id)
+        if own.is_named:
+            mapped = used.dataset_id not in produced or (theirs is not None and theirs.is_named)
+        else:
+            mapped = used.dataset_id in ranged
+        if not mapped:
+            wanted = f"one {own.by}" if own.is_named else "one partition"
+            message = f"PerPartition: the positions of {used.dataset_id[:100]!r} do not belong to {wanted} of the job"
+            suggestion = (
+                f"declare partitions: {{ by: {own.by if own.is_named else 'day'} }} of that dataset"
+                f"{'' if own.is_named else ' and of the output'}, or write execution_strategy: Bulk "
+                "and batch: { size: 100 }, or remove execution_strategy to get one task per event"
+            )
+            problems.add("spec.unmapped_partitions", item.at("from"), message, suggestion)
