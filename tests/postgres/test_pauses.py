@@ -69,7 +69,7 @@ async def test_no_task_starts_after_a_pause_whatever_happens_at_the_same_time(
             emitting = asyncio.create_task(emit())
             metering = asyncio.create_task(other.valve.run_once())
             await plane.pause("main", "first")
-            assert await plane.states("first") == {"queued": sum((await plane.states("first")).values())}
+            assert (await plane.states("first")).keys() <= {"queued"}
             await asyncio.gather(emitting, metering)
             assert await plane.claim(await plane.send()) == []
             assert await plane.states("first") == {"queued": 20}
@@ -130,7 +130,7 @@ async def test_a_pause_survives_a_deploy_in_place_a_rebuild_and_a_rollback(plane
     await plane.builds.run_once()
     assert [v.state for v in await plane.versions("main")][0] == "active"
     await plane.pause("main", "second")
-    await plane.rollback("main")
+    await plane.rollback("main", drop_missing=True)
     await plane.emit("in", [7])
     await plane.run_all()
     assert "queued" in await plane.states("second")

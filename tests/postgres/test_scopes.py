@@ -350,6 +350,7 @@ async def test_inputs_that_cannot_be_read_so_are_refused_at_deploy(
 
 PER_PARTITION = "execution_strategy: PerPartition"
 HOURS_TO_DAYS = "{a: {partitions: {by: hour}}, j.out: {partitions: {by: day}}}"
+DAILY_OUTPUT = "{j.out: {partitions: {by: day}}}"
 DAYS_ONLY = "{a: {partitions: {by: day}}}"
 
 
@@ -373,12 +374,18 @@ async def test_per_partition_waits_for_all_of_a_partition_unless_told_otherwise(
     assert await new_scopes(plane, "a", hour("2026-11-16T05"), emission="again") == ["2026-11-16!"]
 
 
-async def test_per_partition_splits_an_event_of_several_partitions(plane: ControlPlane) -> None:
+async def test_per_partition_makes_one_task_of_events_that_arrive_together(plane: ControlPlane) -> None:
     await plane.deploy(dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), DAYS_ONLY, ("a",)))
-    first = DAYS.position("2026-11-16")
-    three = Scope(partition_key="2026-11-16..2026-11-18", start=first, end=first + 2)
-    assert await new_scopes(plane, "a", three) == ["2026-11-16", "2026-11-17", "2026-11-18"]
-    assert await new_scopes(plane, "a", day("2026-11-17"), emission="again") == ["2026-11-17!"]
+    await plane.emit("a", [day("2026-11-16")], emission="first")
+    assert await new_scopes(plane, "a", day("2026-11-16"), emission="second") == ["2026-11-16"]
+    assert await new_scopes(plane, "a", day("2026-11-16"), emission="third") == ["2026-11-16!"]
+
+
+async def test_per_partition_maps_events_of_another_dag(plane: ControlPlane) -> None:
+    await plane.deploy(dag("", "{a: {partitions: {by: hour}}}", ("a",)))
+    text = dag(job("j", "{from: {dataset: a}, wait_for: any}", more=PER_PARTITION), DAILY_OUTPUT, ())
+    await plane.deploy(text.replace("dag: scopes", "dag: other"))
+    assert await new_scopes(plane, "a", hour("2026-11-16T05")) == ["2026-11-16"]
 
 
 async def test_per_partition_may_read_ranges(plane: ControlPlane) -> None:
@@ -413,7 +420,7 @@ async def test_per_partition_of_bare_positions_is_refused_with_what_to_write(
 
 async def test_per_partition_of_a_dataset_of_another_dag_needs_partitions_too(plane: ControlPlane) -> None:
     await plane.deploy(dag("", "{}", ("a",)))
-    text = dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), "{j.out: {partitions: {by: day}}}", ())
-    with pytest.raises(InvalidInput, match=r"other\.yaml:8:.*deploy\.unmapped_partitions") as refused:
+    text = dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), DAILY_OUTPUT, ())
+    with pytest.raises(InvalidInput, match=r"deploy\.unmapped_partitions: other\.yaml:9:31") as refused:
         await plane.deploy(text.replace("dag: scopes", "dag: other"), file="other.yaml")
     assert refused.value.value == "a"

@@ -17,6 +17,7 @@ from tests.postgres.test_commits import span
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound
 from traceplane.registry.garbage import Collected, collect
+from traceplane.wire.control import ManualEvent
 from traceplane.wire.deploys import DeployRequest, VersionQuery
 
 
@@ -65,8 +66,8 @@ async def active(plane: ControlPlane) -> int:
     return await plane.value("select number from dag_versions where state = 'active'")
 
 
-async def filled(plane: ControlPlane, cursors: range = range(5), text: str = "") -> dict[str, Any]:
-    await plane.deploy(text or chain(1))
+async def filled(plane: ControlPlane, cursors: range = range(5)) -> dict[str, Any]:
+    await plane.deploy(chain(1))
     await plane.emit("in", cursors)
     await plane.run_all()
     return await pointers(plane)
@@ -384,7 +385,10 @@ async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_da
     plane: ControlPlane,
 ) -> None:
     by_name = chain(1).replace("jobs:", "datasets: {in: {partitions: {by: name}}}\njobs:")
-    before = await filled(plane, text=by_name)
+    await plane.deploy(by_name)
+    await plane.emit_events([ManualEvent("in", partition=name) for name in ("eu", "us", "uk", "jp", "in")])
+    await plane.run_all()
+    before = await pointers(plane)
     per_partition = by_name.replace("- name: b", "- execution_strategy: PerPartition\n  name: b")
 
     async def steps(text: str, **fields: Any) -> Any:
@@ -406,9 +410,9 @@ async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_da
     assert not (await plane.deploy(per_partition, no_rematerialize=True)).building
     assert await pointers(plane) == before
     assert not (await plane.deploy(per_partition)).changed  # said once, it holds
-    await plane.emit("in", [9])
+    await plane.emit_events([ManualEvent("in", partition="br")])
     await plane.run_all()
-    assert (await served(plane, "c"))[-1] == "c:9"
+    assert (await served(plane, "c"))[-1] == "p:br"
 
     other = per_partition.replace("basic:copy_1", "basic:copy_2")
     more = await steps(other, no_rematerialize=True)
