@@ -196,3 +196,18 @@ async def test_a_job_that_is_not_deployed_cannot_be_paused(plane: ControlPlane) 
         assert refused.value.code == code
         with pytest.raises(NotFound):
             await plane.resume(name, "frist")
+
+
+async def test_a_paused_cron_source_has_no_ticks(plane: ControlPlane) -> None:
+    hourly = "- {name: clock, activation: source, source: {kind: cron, schedule: '0 * * * *'}, outputs: [{dataset: in}]}\n"
+    await plane.set_clock(0)
+    text = dag("main", hourly, job("copy", "in", "out"))
+    await plane.deploy(text.replace("jobs:", "datasets: {in: {partitions: {by: hour}}}\njobs:"))
+    await plane.cron.run_once()
+    await plane.pause("main", "clock")
+    await plane.set_clock(3601)
+    await plane.cron.run_once()
+    assert await plane.states("copy") == {}
+    await plane.resume("main", "clock")
+    await plane.cron.run_once()
+    assert sum((await plane.states("copy")).values()) == 1
