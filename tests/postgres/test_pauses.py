@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.control_plane import ControlPlane, canceled
-from tests.dags import SOURCE, batches, dag, job
+from tests.dags import SOURCE, batches, dag, job, source
 from traceplane.errors import NotFound
 from traceplane.wire.deploys import DeleteRequest
 from traceplane.wire.scalars import Scope
@@ -128,7 +128,8 @@ async def test_a_pause_survives_a_deploy_in_place_a_rebuild_and_a_rollback(plane
     await plane.builds.run_once()
     await plane.run_all()
     await plane.builds.run_once()
-    assert [v.state for v in await plane.versions("main")][0] == "active"
+    newest, *_ = await plane.versions("main")
+    assert newest.state == "active"
     await plane.pause("main", "second")
     await plane.rollback("main", drop_missing=True)
     await plane.emit("in", [7])
@@ -199,7 +200,7 @@ async def test_a_job_that_is_not_deployed_cannot_be_paused(plane: ControlPlane) 
 
 
 async def test_a_paused_cron_source_has_no_ticks(plane: ControlPlane) -> None:
-    hourly = "- {name: clock, activation: source, source: {kind: cron, schedule: '0 * * * *'}, outputs: [{dataset: in}]}\n"
+    hourly = source("in", name="clock", kind="cron, schedule: '0 * * * *'")
     await plane.set_clock(0)
     text = dag("main", hourly, job("copy", "in", "out"))
     await plane.deploy(text.replace("jobs:", "datasets: {in: {partitions: {by: hour}}}\njobs:"))

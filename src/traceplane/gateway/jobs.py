@@ -65,7 +65,10 @@ class JobApi:
 
 async def _not_deployed(tx: Transaction, org: str, dag: str, job: str) -> NotFound:
     return await unknown_dag_or_job(tx, org, dag, job) or NotFound(
-        "job.unknown", f"no deployed version of {dag} has this job", value=job, next_step="see `traceplane dags`"
+        "job.unknown",
+        f"no deployed version of {dag} has this job",
+        value=job,
+        next_step="see `traceplane dags`",
     )
 
 

@@ -113,7 +113,8 @@ def judge_report(
         case Report.FAILED:
             dead = state_after_failure(task, retryable=retryable) is TaskState.DEAD
             return ReportVerdict.DIE if dead else ReportVerdict.RETRY
-        case Report.RETURNED | Report.CANCELED:  # canceled: the request was withdrawn after the worker learned of it
+        case Report.RETURNED | Report.CANCELED:
+            # Canceled although nobody asks for it: the request was withdrawn after the worker had learned of it.
             # A task that finished meanwhile stays finished: its pipeline may already be running again.
             return ReportVerdict.STALE if task.state.finished else ReportVerdict.RETURN
         case _:

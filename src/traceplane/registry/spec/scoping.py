@@ -2,8 +2,8 @@
 
 A job whose input is read at exactly the scope of each event needs nothing more: its tasks are created from those
 events. Any other job, one that joins inputs, reads a window, has other partitions than its inputs or is `PerPartition`
-by time, gets a job `NAME__scopes` in front of it. The dispatcher runs that one; it decides which scopes are ready and which a change makes
-stale, and its events create the tasks.
+by time, gets a job `NAME__scopes` in front of it. The dispatcher runs that one; it decides which scopes are ready and
+which a change makes stale, and its events create the tasks.
 """
 
 from __future__ import annotations
