@@ -57,13 +57,15 @@ def test_a_name_is_a_position_and_is_written_back(by: By, name: str, position: i
 )
 def test_what_names_no_partition_is_refused(by: By, text: str) -> None:
     with pytest.raises(BadPartition, match=r".+"):
-        Partitions(by, names=("eu", "us")).position(text)
+        Partitions(by, names=("eu", "us")).with_names({"eu": 0, "mars": 1}).position(text)
 
 
-def test_fixed_names_are_numbered_in_their_order() -> None:
-    regions = Partitions(By.NAME, names=("eu", "us", "apac"))
-    assert [regions.position(name) for name in ("apac", "eu")] == [2, 0]
-    assert regions.name(1) == "us"
+def test_a_name_has_the_position_it_was_registered_under() -> None:
+    regions = Partitions(By.NAME, names=("eu", "us", "apac")).with_names({"eu": 7, "us": 1})
+    assert [regions.position(name) for name in ("us", "eu")] == [1, 7]
+    assert [regions.name(position) for position in (1, 7, 3)] == ["us", "eu", "#3"]
+    with pytest.raises(BadPartition, match="there is no partition 'apac'"):
+        regions.position("apac")
 
 
 def test_nothing_is_before_the_start() -> None:

@@ -18,7 +18,7 @@ from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model import backfill as model
 from traceplane.model.dag import InputRole
 from traceplane.model.edges import What
-from traceplane.model.partitions import Partitions
+from traceplane.model.partitions import By, Partitions
 from traceplane.model.positions import Range
 from traceplane.model.scope import Scope
 from traceplane.postgres import events, registry, tasks
@@ -40,7 +40,7 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
                 tx, org, request.dataset, "backfill what it reads:"
             ) or await unknown_dataset(tx, org, request.dataset)
         _check(target, request)
-        partitions = await names.with_names(tx, org, target.partitions)
+        partitions = await names.with_names(tx, org, target.partitions, request.start, request.end)
         (row,) = await registry.job_payloads(tx, [target.job_id])
     scopes = _scopes(target, request, partitions)
     reads = _Reads(row)
@@ -147,7 +147,10 @@ def _check(target: BackfillTarget, request: BackfillRequest) -> None:
 
 
 def _scopes(target: BackfillTarget, request: BackfillRequest, partitions: Partitions) -> list[Scope]:
-    start, end = names.position(partitions, request.start), names.position(partitions, request.end)
+    if partitions.by is By.NAME:
+        start, end = names.positions(partitions, request.start, request.end)
+    else:
+        start, end = names.position(partitions, request.start), names.position(partitions, request.end)
     try:
         return model.scopes(
             start,

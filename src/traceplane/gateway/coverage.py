@@ -49,7 +49,7 @@ async def explain(
     target = (await registry.datasets_by_id(tx, org, [dataset_id])).get(dataset_id)
     if target is None:
         raise await unknown_dataset(tx, org, dataset_id)
-    partitions = await names.with_names(tx, org, target.partitions)
+    partitions = await names.with_names(tx, org, target.partitions, first, last)
     positions = names.positions(partitions, first, last)
     dataset = await coverage.missing_positions(tx, org, dataset_id, positions)
     if dataset is None:

@@ -12,7 +12,7 @@ from traceplane import telemetry
 from traceplane.errors import InvalidInput
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
-from traceplane.model.partitions import EXAMPLES, By, Partitions, is_name
+from traceplane.model.partitions import EXAMPLES, By, Partitions
 from traceplane.postgres import events, partition_names, registry
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
@@ -72,20 +72,26 @@ class Emits:
     async def _with_names(
         self, targets: Mapping[tuple[str, str], _Target], emits: Sequence[_Emit]
     ) -> dict[tuple[str, str], _Target]:
-        """The targets, with the names of their partitions; new names are registered first."""
-        found = dict(targets)
-        async with self._database.transaction("emit") as tx:
-            for key, target in sorted(targets.items()):
-                if target.partitions.by is not By.NAME:
-                    continue
-                asked = [e.partition for m in emits for e in m.events if (m.org, e.dataset) == key]
-                names = [name for name in asked if name is not None and is_name(name)]
-                allowed = target.partitions.names
-                new = [name for name in names if not allowed or name in allowed]
-                await partition_names.register(tx, key[0], new)
-                registered = await partition_names.load(tx, key[0])
-                found[key] = replace(target, partitions=target.partitions.with_names(registered))
-        return found
+        """The targets, with the positions of the names that are emitted; new names are registered first."""
+        asked: dict[str, set[str]] = {}
+        for emit in emits:
+            for event in emit.events:
+                partitions = targets[emit.org, event.dataset].partitions
+                name = event.partition or (event.scope.partition_key if event.scope is not None else None)
+                if partitions.by is By.NAME and name is not None and partitions.may_have(name):
+                    asked.setdefault(emit.org, set()).add(name)
+        async with self._database.autocommit() as tx:
+            known = {org: await partition_names.find(tx, org, sorted(asked[org])) for org in sorted(asked)}
+        if any(asked[org] - known[org].keys() for org in asked):
+            async with self._database.transaction("emit") as tx:
+                for org in sorted(asked):
+                    known[org] = await partition_names.register(tx, org, sorted(asked[org]))
+        return {
+            (org, dataset): replace(target, partitions=target.partitions.with_names(known[org]))
+            if target.partitions.by is By.NAME and org in known
+            else target
+            for (org, dataset), target in targets.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

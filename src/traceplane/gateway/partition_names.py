@@ -13,11 +13,11 @@ MAX_PARTITIONS = 100_000
 """Of one range; more would keep the dispatcher's queue busy for longer than anyone watches."""
 
 
-async def with_names(tx: Transaction, org: str, partitions: Partitions) -> Partitions:
-    """Partitions by name, with the names that there are."""
+async def with_names(tx: Transaction, org: str, partitions: Partitions, *asked: str | int) -> Partitions:
+    """Partitions by name, with the positions of names that somebody wrote."""
     if partitions.by is not By.NAME:
         return partitions
-    return partitions.with_names(await partition_names.load(tx, org))
+    return partitions.with_names(await partition_names.find(tx, org, list(map(str, asked))))
 
 
 def position(partitions: Partitions, text: str | int) -> int:
@@ -40,6 +40,13 @@ def _instead(partitions: Partitions, text: str) -> str:
 
 
 def positions(partitions: Partitions, first: str | int, last: str | int) -> Range:
+    if partitions.by is By.NAME and first != last:
+        raise InvalidInput(
+            "scope.bad_range",
+            "names have no order, so there is nothing between two of them",
+            value=f"{first}..{last}",
+            next_step="give one name at a time",
+        )
     found = position(partitions, first), position(partitions, last)
     if found[0] > found[1]:
         raise InvalidInput(

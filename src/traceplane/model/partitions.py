@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from functools import cache
@@ -73,7 +73,7 @@ class Partitions:
     start: int | None = None
     """The first position that there will ever be, if it is known."""
     names: tuple[str, ...] = ()
-    """Of partitions by name. In a DAG file: all that there may be; empty: any."""
+    """Of partitions by name: all that there may be; empty: any."""
 
     @property
     def is_time(self) -> bool:
@@ -84,9 +84,16 @@ class Partitions:
         """Whether a scope is written as the name of its partition."""
         return self.by is not By.POSITION
 
-    def with_names(self, names: tuple[str, ...]) -> Partitions:
-        """These partitions by name, once it is known which names there are, in the order of their positions."""
-        return replace(self, names=names)
+    @property
+    def registered(self) -> Mapping[str, int]:
+        """Of partitions by name: the positions of those that are asked about."""
+        return {}
+
+    def may_have(self, name: str) -> bool:
+        return is_name(name) and (not self.names or name in self.names)
+
+    def with_names(self, registered: Mapping[str, int]) -> Partitions:
+        return _WithNames(self.by, self.time_zone, self.start, self.names, registered)
 
     # Text --------------------------------------------------------------------------------------------
 
@@ -106,7 +113,7 @@ class Partitions:
         if self.by is By.POSITION:
             return str(position)
         if self.by is By.NAME:
-            return self.names[position] if 0 <= position < len(self.names) else f"#{position}"
+            return next((n for n, p in self.registered.items() if p == position), f"#{position}")
         try:
             return _NAMES[self.by](self, position)
         except (OverflowError, ValueError):  # beyond the years 1 to 9999
@@ -202,6 +209,13 @@ def _parse_hour(self: Partitions, text: str) -> int:
     return self.of_time(moment)
 
 
+@dataclass(frozen=True, slots=True)
+class _WithNames(Partitions):
+    """Apart from the declaration, which is stored."""
+
+    registered: Mapping[str, int] = field(default_factory=dict)
+
+
 def is_name(text: str) -> bool:
     """Whether a partition may be called so."""
     return _NAME.fullmatch(text) is not None
@@ -210,10 +224,9 @@ def is_name(text: str) -> bool:
 def _parse_name(self: Partitions, text: str) -> int:
     if not is_name(text):
         raise self._bad(text)
-    try:
-        return self.names.index(text)
-    except ValueError:
-        raise BadPartition(f"there is no partition {text!r}") from None
+    if not self.may_have(text) or text not in self.registered:
+        raise BadPartition(f"there is no partition {text!r}")
+    return self.registered[text]
 
 
 def _name_hour(self: Partitions, position: int) -> str:

@@ -12,13 +12,14 @@ from traceplane.postgres.database import Transaction, statements
 _SQL = statements("partition_names")
 
 
-async def load(tx: Transaction, org: str) -> tuple[str, ...]:
-    """In the order of their positions, which begin at 0."""
-    return tuple(row["name"] for row in await tx.rows(_SQL["load"], org))
+async def find(tx: Transaction, org: str, names: Sequence[str]) -> dict[str, int]:
+    """The positions of those that are registered."""
+    return {row["name"]: row["position"] for row in await tx.rows(_SQL["find"], org, list(names))}
 
 
-async def register(tx: Transaction, org: str, names: Sequence[str]) -> None:
-    """Gives the next positions to names that have none."""
+async def register(tx: Transaction, org: str, names: Sequence[str]) -> dict[str, int]:
+    """Gives the next positions to names that have none; the positions of all of them."""
     await tx.rows(_SQL["lock"], org)
     # A separate statement: only now does it see what others have registered.
     await tx.rows(_SQL["register"], org, list(names))
+    return await find(tx, org, names)

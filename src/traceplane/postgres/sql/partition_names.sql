@@ -1,8 +1,9 @@
 -- Partitions that have names.
 
--- name: load
--- The names of an organization's partitions, ordered by position.
-select n.name from partition_names n join orgs o using (org_id) where o.slug = $1 order by n.position
+-- name: find
+-- The positions of names of an organization's partitions.
+select n.name, n.position from partition_names n join orgs o using (org_id)
+where o.slug = $1 and n.name = any($2::text[])
 
 -- name: lock
 -- Registrations of names of one organization take turns.
