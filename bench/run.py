@@ -18,7 +18,7 @@ from types import FrameType
 
 from bench import results
 
-SUITES = ("control", "spark", "query", "deploy", "trigger", "sink", "ui", "growth")
+SUITES = ("control", "spark", "query", "deploy", "trigger", "sources", "sink", "ui", "growth")
 
 
 def main(argv: list[str]) -> int:

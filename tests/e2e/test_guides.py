@@ -22,9 +22,9 @@ from traceplane.client import Client
 from traceplane.errors import TraceplaneError
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
-DATA_IN, DATES, RUNS, TESTING = (
+DATA_IN, DATES, RUNS, SCHEDULES, TESTING = (
     (GUIDES / name).read_text()
-    for name in ("data_in.md", "scopes_and_dates.md", "when_jobs_run.md", "testing.md")
+    for name in ("data_in.md", "scopes_and_dates.md", "when_jobs_run.md", "schedules.md", "testing.md")
 )
 
 
@@ -83,7 +83,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
     folder.mkdir()
     shop.mkdir()
     (shop / "products.csv").write_text("product,price\ntea,3\ncoffee,4\n")
-    for page in (DATA_IN, DATES, RUNS):
+    for page in (DATA_IN, DATES, RUNS, SCHEDULES):
         write_files(
             folder, page, {"https://files.example": f"http://{files_example}", "/srv/shop": str(shop)}
         )
@@ -96,6 +96,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         _data_comes_in(terminal, network, files, clock)
         _days_become_weeks_and_months(terminal)
         _jobs_run_for_each_event(terminal)
+        _ticks_fire_and_are_made_up_for(terminal)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(180)
@@ -166,6 +167,26 @@ def _jobs_run_for_each_event(terminal: Terminal) -> None:
     terminal.run("traceplane emit names.loads 0 --emission 2024-02")
     terminal.until(f'test "$({done})" -ge {again} && echo all', "all")
     until_answered(terminal, named, *((day, "Green tea") for day in (1, 2, 3)))
+
+
+def _ticks_fire_and_are_made_up_for(terminal: Terminal) -> None:
+    deploy, emit, backfill, query = blocks(SCHEDULES, "bash")
+    said = terminal.run(deploy)
+    assert re.search(r"job days: next ticks (\d{4}-\d\d-\d\d 06:00, ){2}\S+ 06:00 \(Europe/Berlin\)", said)
+    assert "reports/days: cron 0 6 * * * (Europe/Berlin), last tick none yet" in said
+    assert terminal.run(emit).count("1 accepted") == 2
+    terminal.run(backfill)
+    days = "select count(*), min(day), max(day) from reports.orders where day < '2025'"
+    until_answered(terminal, days, (60, "2024-01-01", "2024-02-29"))
+    assert "2024-02-29" in terminal.run(query)
+    # The same source, every minute: its next tick is at most a minute away, and names the current hour.
+    (text,) = blocks(SCHEDULES, "yaml")
+    often = text.replace("0 6 * * *", "* * * * *").replace("by: day", "by: hour").replace("reports", "often")
+    (terminal.folder / "often.yaml").write_text(often.replace("period: previous", "period: this"))
+    code = (terminal.folder / "code" / "reports.py").read_text()
+    (terminal.folder / "code" / "often.py").write_text(code)
+    terminal.run("traceplane deploy often.yaml")
+    terminal.until("traceplane tasks --dag often --state completed | wc -l", "1")
 
 
 def test_the_operators_of_the_page_on_tests_pass_their_tests(tmp_path: Path) -> None:

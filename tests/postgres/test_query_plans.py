@@ -49,6 +49,10 @@ insert into job_inputs (job_id, input_index, name, dataset_uuid, generation_id)
 select job_id, 0, 'x', dataset_uuid, generation_id
 from numbered j join made m on m.n = case when j.n > {OWN} then 1 else j.n end;
 
+insert into cron_schedules (job_id, dag_id, source, settled_through, next_tick, due_at)
+select job_id, dag_id, '{{}}', tp_now(), tp_now() + interval '1 hour', tp_now() + interval '1 hour'
+from jobs where name like 'other-%';
+
 insert into tasks (task_id, job_id, state, priority, kind, range_start, range_end, attempt, reported_attempt,
                    created_at, ready_at, dispatched_at, finished_at, lease_token, lease_expires_at)
 select uuid7(), j.job_id, s.state::task_state, 0, 'data', s.first + n, s.first + n, 1, 1, tp_now(), tp_now(), tp_now(),
@@ -232,6 +236,17 @@ def accept_arguments(filled: Filled, dataset: str, cursors: range) -> list[str]:
 def no_sequential_scan(plan: Plan, *allowed: str) -> None:
     for node in plan.scans:
         assert node["Node Type"] != "Seq Scan" or node["Relation Name"] in allowed, node
+
+
+# Schedules ------------------------------------------------------------------------------------------
+
+
+def test_a_pass_over_schedules_of_which_none_is_due_reads_none(filled: Filled) -> None:
+    plan = filled.run("cron_schedules", "take", "250")
+    no_sequential_scan(plan)
+    assert "cron_schedules_due" in plan.indexes
+    assert plan.read("cron_schedules") == 0
+    assert plan.read("jobs") == 0
 
 
 # Events ---------------------------------------------------------------------------------------------
