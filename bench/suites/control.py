@@ -36,7 +36,7 @@ ROUTED_EVENTS = 10_000
 FEW_JOBS, MANY_JOBS = 10, 10_000
 TIMEOUT = 120
 """Seconds for one measurement of one contender, its start included."""
-SEED_TIMEOUT = 300
+SEED_TIMEOUT = 420
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Measurements:
                 measurement,
                 {"url": database, **options},
                 environment=each.environment,
-                timeout=SEED_TIMEOUT if measurement == "seed" else TIMEOUT,
+                timeout=SEED_TIMEOUT if measurement in ("seed", "end") else TIMEOUT,
             )
         except contender.ContenderFailedError as reason:
             self.problems[each.key][title] = str(reason)

@@ -15,6 +15,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +24,7 @@ import msgspec
 
 from traceplane.errors import InvalidInput
 from traceplane.linux.connect_supervisor import Endpoints
+from traceplane.model import durations
 from traceplane.model.invalid_values import in_words
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
 
@@ -98,6 +100,14 @@ class Settings:
     resend_after_seconds: float = 30.0
     reap_grace_seconds: float = 15.0
     """How long a dispatcher reaps nothing after its start or after losing Postgres."""
+    history: str = "30d"
+    """How long events, finished tasks, lineage, executions, unused code and refused queries are kept; or `forever`."""
+    background_gc: bool = True
+    """Whether dispatchers delete history that has ended, and files that nobody can read any more."""
+    gc_grace: str = "24h"
+    """How long files stay after the last task or query could begin to read them."""
+    gc_keep_versions: int = 2
+    """Earlier versions of each DAG that are kept for a rollback."""
     token_overlap_seconds: float = 3600.0
     max_body_bytes: int = 16 * 1024 * 1024
     http_head_seconds: float = 10.0
@@ -164,6 +174,15 @@ class Settings:
     crash_at: str | None = None
     """Kills the process at a named boundary (see crash_points); for recovery tests only."""
     runtimes: Mapping[str, Runtime] = field(default_factory=lambda: dict(DEFAULT_RUNTIMES))
+
+    @property
+    def history_age(self) -> timedelta | None:
+        """None: forever."""
+        return durations.parsed_or_forever(self.history)
+
+    @property
+    def grace(self) -> timedelta:
+        return durations.parsed(self.gc_grace)
 
     @property
     def object_bucket(self) -> tuple[str, str] | None:
@@ -590,9 +609,34 @@ def _check(settings: Settings) -> None:
             "worker_drain_seconds must not be negative",
             value=settings.worker_drain_seconds,
         )
+    _check_retention(settings)
     for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:
             raise InvalidInput("settings.invalid", f"{name} must be greater than zero", value=value)
+
+
+def _check_retention(settings: Settings) -> None:
+    for name, parse in (("history", durations.parsed_or_forever), ("gc_grace", durations.parsed)):
+        try:
+            parse(getattr(settings, name))
+        except durations.BadDuration as error:
+            raise InvalidInput(
+                "settings.invalid",
+                f"{name} must be a number with a unit{' or forever' if name == 'history' else ''}",
+                value=getattr(settings, name),
+                next_step="for example 12h or 30d",
+            ) from error
+    if settings.history_age is not None and settings.history_age < settings.grace:
+        raise InvalidInput(
+            "settings.invalid",
+            "history must not be shorter than gc_grace, since it is how leftovers of tasks are found",
+            value=settings.history,
+            next_step="lengthen history, or shorten gc_grace",
+        )
+    if settings.gc_keep_versions < 0:
+        raise InvalidInput(
+            "settings.invalid", "gc_keep_versions must not be negative", value=settings.gc_keep_versions
+        )
 
 
 def _check_endpoint(name: str, text: str) -> None:

@@ -12,7 +12,7 @@ from tests.dags import SOURCE, dag, job
 from tests.postgres.test_versions import build
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound, TraceplaneError
-from traceplane.registry.garbage import collect
+from traceplane.registry.garbage import Policy, collect
 from traceplane.wire.deploys import DeletedResponse, DeleteRequest
 
 DAG = SOURCE + job("copy", "in", "mid")
@@ -88,6 +88,6 @@ async def test_the_data_of_a_deleted_dag_goes_with_the_garbage_after_its_grace(
     await plane.run_all()
     await delete(plane, "main")
     store = FolderObjectStore(tmp_path)
-    assert (await collect(plane.database, store, grace=timedelta(hours=1))).commits == 0
-    assert (await collect(plane.database, store, grace=timedelta(seconds=-1))).commits == 3
+    assert (await collect(plane.database, store, Policy(timedelta(hours=1)))).commits == 0
+    assert (await collect(plane.database, store, Policy(timedelta(seconds=-1)))).commits == 3
     assert await plane.value("select count(*) from tasks") == 3

@@ -13,7 +13,7 @@ from tests.control_plane import ControlPlane, Held, completed
 from tests.dags import SOURCE, job
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import PlatformError
-from traceplane.registry.garbage import Collected, collect
+from traceplane.registry.garbage import Collected, Policy, collect
 from traceplane.wire.scalars import Scope
 
 DAG = SOURCE + job("copy", "in", "mid", "max_attempts: 2")
@@ -63,7 +63,7 @@ async def claim(plane: ControlPlane, root: Path, *scopes: int | Scope, emission:
 async def gc(
     plane: ControlPlane, root: Path, *, dry_run: bool = False, grace: timedelta = GRACE
 ) -> Collected:
-    return await collect(plane.database, FolderObjectStore(root), grace=grace, dry_run=dry_run)
+    return await collect(plane.database, FolderObjectStore(root), Policy(grace), dry_run=dry_run)
 
 
 async def test_replaced_files_go_after_the_grace_period(plane: ControlPlane, root: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_collection_that_dies_half_way_goes_on_where_it_was(plane: Contr
     await plane.complete(*kept)
     await plane.set_clock(25 * HOUR)
     with pytest.raises(PlatformError):
-        await collect(plane.database, Dies(root), grace=GRACE)
+        await collect(plane.database, Dies(root), Policy(GRACE))
     assert len(files(root)) == 17
     assert await plane.value("select count(*) from dataset_commits") == 20
     assert await gc(plane, root) == Collected(commits=10, files=7, bytes=70)

@@ -22,7 +22,7 @@ from tests.hot_worker import HotWorker, Rows
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.dispatcher.leases import hot_reads, hot_writes
 from traceplane.errors import Forbidden, InvalidInput, SpecInvalid, TooLarge
-from traceplane.registry.garbage import collect
+from traceplane.registry.garbage import Policy, collect
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import HotRead
 
@@ -101,7 +101,7 @@ async def test_rows_are_there_with_the_commit_and_replaced_with_the_next(worker:
     ]  # fmt: skip
     # The staged files have served, and garbage collection takes them.
     await plane.run_all()
-    found = await collect(plane.database, FolderObjectStore(worker.objects), grace=timedelta(0))
+    found = await collect(plane.database, FolderObjectStore(worker.objects), Policy(timedelta(0)))
     assert found.files >= 5
     assert pairs(await worker.table("hot")) == [(1, 10), (1, 11), (1, 12), (3, 31)]
 
@@ -306,7 +306,7 @@ async def test_what_is_compacted_leaves_the_table_and_is_read_all_the_same(worke
     assert pairs(await worker.files("cold")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
     assert pairs(await worker.table("hot")) == [(5, 5)]
     # The files of the first compaction go, those of the second stay.
-    await collect(worker.plane.database, FolderObjectStore(worker.objects), grace=timedelta(0))
+    await collect(worker.plane.database, FolderObjectStore(worker.objects), Policy(timedelta(0)))
     assert pairs(await worker.files("cold")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
     assert pairs(await worker.files("hot")) == [(0, 0), (1, 1), (3, 300), (4, 4)]
 

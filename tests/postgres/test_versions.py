@@ -16,7 +16,7 @@ from tests.dags import SOURCE, dag, job, source
 from tests.postgres.test_commits import span
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound
-from traceplane.registry.garbage import Collected, collect
+from traceplane.registry.garbage import Collected, Policy, collect
 from traceplane.wire.control import ManualEvent
 from traceplane.wire.deploys import DeployRequest, VersionQuery
 
@@ -362,11 +362,11 @@ async def test_data_of_old_versions_goes_and_they_cannot_serve_again(
     await write_files()
     before = stored()
     grace = timedelta(hours=1)
-    assert (await collect(plane.database, store, grace=grace, keep_versions=1)).files == 0
+    assert (await collect(plane.database, store, Policy(grace, keep_versions=1))).files == 0
     await plane.pass_time(7200)
-    dry = await collect(plane.database, store, grace=grace, keep_versions=1, dry_run=True)
+    dry = await collect(plane.database, store, Policy(grace, keep_versions=1), dry_run=True)
     assert stored() == before
-    done = await collect(plane.database, store, grace=grace, keep_versions=1)
+    done = await collect(plane.database, store, Policy(grace, keep_versions=1))
     assert done == dry
     assert (done.versions, done.files) == (2, 20)  # b and c of two versions, five scopes each
     assert await served(plane, "c") == [f"c:{n}" for n in range(5)]
@@ -378,7 +378,7 @@ async def test_data_of_old_versions_goes_and_they_cannot_serve_again(
         " jsonb_array_elements(files) f where superseded_by is null"
     )
     assert {r["path"] for r in live} <= stored()
-    assert await collect(plane.database, store, grace=grace, keep_versions=1) == Collected()
+    assert await collect(plane.database, store, Policy(grace, keep_versions=1)) == Collected()
 
 
 async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_data_too(

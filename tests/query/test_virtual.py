@@ -18,7 +18,7 @@ from traceplane.errors import SpecInvalid, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
 from traceplane.query.datasets import NOW, AsOf
-from traceplane.registry.garbage import collect
+from traceplane.registry.garbage import Policy, collect
 from traceplane.registry.spec import dag_file
 from traceplane.wire.deploys import DeleteRequest
 from traceplane.wire.queries import DatasetDetail, QueryTask, QueryTaskRequest
@@ -213,10 +213,10 @@ async def test_a_query_handed_to_spark_is_a_separate_task_over_pinned_generation
 
     # Results expire: nobody finds them any more, and then their files go.
     store = FolderObjectStore(shop.store)
-    await collect(plane.database, store, grace=timedelta(0), keep_versions=2)
+    await collect(plane.database, store, Policy(timedelta(0), keep_versions=2))
     with pytest.raises(TraceplaneError, match=r"query\.nothing_then"):
         await asked.rows("select * from results.first")
-    assert (await collect(plane.database, store, grace=timedelta(0), keep_versions=2)).commits == 1
+    assert (await collect(plane.database, store, Policy(timedelta(0), keep_versions=2))).commits == 1
     again = await hand_over("select id from shop.orders")  # the name is free
     assert again.task_id != made.task_id
 

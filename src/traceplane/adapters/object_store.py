@@ -40,6 +40,10 @@ class StagingPrefix:
     attempt: int
     files: list[StoredFile] = field(default_factory=list)
 
+    @property
+    def generation_id(self) -> UUID:
+        return UUID(self.path.split("/")[1])
+
 
 class ObjectStore(Protocol):
     async def check(self) -> None:

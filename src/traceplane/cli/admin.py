@@ -15,6 +15,7 @@ from traceplane.auth.opaque import Principal, Role
 from traceplane.cli import profile
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, NotFound
+from traceplane.model import durations
 from traceplane.model.counted import counted
 from traceplane.model.near_names import near
 from traceplane.settings import Settings
@@ -168,21 +169,35 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
-@click.option("--grace", default="24h", show_default=True, metavar="DURATION", help="Minimum age of garbage.")
+@click.option("--grace", metavar="DURATION", help="Minimum age of files; by default the setting gc_grace.")
+@click.option(
+    "--history", metavar="DURATION", help="Minimum age of history, or `forever`; by default the setting."
+)
 @click.option(
     "--keep-versions",
     type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Earlier versions of each DAG to keep for a rollback.",
+    help="Earlier versions of each DAG to keep for a rollback; by default the setting gc_keep_versions.",
 )
 @click.pass_obj
-def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> None:
-    """Delete data that nobody can read any more: old versions, replaced files, and leftovers of attempts."""
+def gc(
+    settings: Settings, dry_run: bool, grace: str | None, history: str | None, keep_versions: int | None
+) -> None:
+    """Delete data that nobody can read any more, and history that has ended, as dispatchers do in the background."""
     from traceplane.postgres.database import Database
-    from traceplane.registry.garbage import Collected, collect
+    from traceplane.registry.garbage import Collected, Policy, collect
 
-    age = _duration(grace)
+    policy = Policy(
+        _duration(grace) if grace is not None else settings.grace,
+        _age(history) if history is not None else settings.history_age,
+        settings.gc_keep_versions if keep_versions is None else keep_versions,
+    )
+    if policy.history is not None and policy.history < policy.grace:
+        raise InvalidInput(
+            "cli.history_too_short",
+            "history cannot be shorter than the grace period of files",
+            value=history or settings.history,
+            next_step="give a shorter --grace too",
+        )
     chosen = profile.existing_postgres(settings)
     assert chosen.state_url is not None
     url = chosen.state_url
@@ -195,33 +210,41 @@ def gc(settings: Settings, dry_run: bool, grace: str, keep_versions: int) -> Non
         database = await Database.connect(url, connections=1)
         objects = object_store_for(settings)
         try:
-            return await collect(
-                database, objects, grace=age, keep_versions=keep_versions, dry_run=dry_run, found=list_file
-            )
+            return await collect(database, objects, policy, dry_run=dry_run, found=list_file)
         finally:
             await objects.close()
             await database.close()
 
     garbage = asyncio.run(run())
+    verb = "would delete" if dry_run else "deleted"
     say(
-        f"{'would delete' if dry_run else 'deleted'} {counted(garbage.files, 'file')}, "
+        f"{verb} {counted(garbage.files, 'file')}, "
         f"{counted(garbage.bytes, 'byte')}, of {counted(garbage.versions, 'old version')}, "
         f"{counted(garbage.commits, 'commit')} and {counted(garbage.attempts, 'attempt')}"
     )
+    say(
+        f"{verb} {counted(garbage.tasks, 'finished task')}, {counted(garbage.events, 'event')}, "
+        f"{counted(garbage.executions, 'execution')}, {counted(garbage.code, 'code bundle')}, "
+        f"{counted(garbage.denials, 'query refusal')}, "
+        f"{counted(garbage.dead_letters, 'dead wake-up')} and "
+        f"{counted(garbage.job_memory, 'row')} of jobs that cannot serve again"
+    )
 
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+def _age(text: str) -> timedelta | None:
+    return None if text == durations.FOREVER else _duration(text)
 
 
 def _duration(text: str) -> timedelta:
-    if (match := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
+    try:
+        return durations.parsed(text)
+    except durations.BadDuration as error:
         raise InvalidInput(
             "cli.bad_duration",
             "a duration must be a number with a unit",
             value=text,
             next_step="for example 30m, 24h or 7d",
-        )
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+        ) from error
 
 
 COMMANDS: tuple[Any, ...] = (init, token, keys, gc)

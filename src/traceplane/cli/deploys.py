@@ -314,7 +314,7 @@ def delete(settings: Settings, dag: str, force: bool, yes: bool, as_json: bool) 
         say_json(answer)
         return
     datasets = f" with {', '.join(answer.datasets)}" if answer.datasets else ""
-    say(f"Deleted {answer.dag}{datasets}; `traceplane gc` deletes the data.")
+    say(f"Deleted {answer.dag}{datasets}; its data is deleted after the grace period.")
     for reader in answer.readers:
         say(f"! {reader}")
 

@@ -25,12 +25,14 @@ from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.periodic import PeriodicPipelines
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
+from traceplane.dispatcher.loops.retention import Retention
 from traceplane.dispatcher.loops.signal_publisher import SignalJobs
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.loops.table_statistics import Statistics
 from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres.database import Database
+from traceplane.registry.garbage import Policy
 from traceplane.runtime.process import Activity, run_loop, task_group
 from traceplane.settings import Settings
 
@@ -63,6 +65,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             rows_database=rows_database,
         )
         relay = _relay(settings, database, queue, invocations, opened)
+        retention = _retention(settings, database, opened)
         await authority.refresh()
         await task_group(
             stop,
@@ -78,7 +81,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             invocations=invocations.run(stop),
             wake_listener=queue.listen(stop),
             work_listener=database.listen(["traceplane_work"], lambda *_: scheduler.work_created(), stop),
-            **_loops(settings, database, scheduler, relay, decoders, activity, stop),
+            **_loops(settings, database, scheduler, relay, retention, decoders, activity, stop),
         )
 
 
@@ -126,11 +129,24 @@ def _relay(
     return OutboxRelay(database, sqs_queue, settings.runtimes, invocations.start)
 
 
+def _retention(settings: Settings, database: Database, opened: contextlib.AsyncExitStack) -> Retention | None:
+    if not settings.background_gc:
+        return None
+    retention = Retention(
+        database,
+        lambda: object_store_for(settings),
+        Policy(settings.grace, settings.history_age, settings.gc_keep_versions),
+    )
+    opened.push_async_callback(retention.close)
+    return retention
+
+
 def _loops(
     settings: Settings,
     database: Database,
     scheduler: Scheduler,
     relay: OutboxRelay,
+    retention: Retention | None,
     decoders: Decoders,
     activity: Activity,
     stop: asyncio.Event,
@@ -141,6 +157,7 @@ def _loops(
         database, lambda: signal_publisher(settings), lambda: object_store_for(settings), decoders
     )
     loop = functools.partial(run_loop, activity=activity, stop=stop)
+    in_background = {} if retention is None else {"retention": retention.run_once}
     return {
         "relay": loop("relay", relay.run_once, interval=1.0, kick=scheduler.relay_work),
         "valve": loop("valve", scheduler.meter, interval=0.5, kick=scheduler.work),
@@ -158,4 +175,5 @@ def _loops(
         "cron": loop("cron", CronTicks(database).run_once, interval=0.5),
         "gauges": run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
         "statistics": loop("statistics", Statistics(database).run_once, interval=1.0),
+        **{name: run_loop(name, once, interval=30.0, stop=stop) for name, once in in_background.items()},
     }

@@ -323,7 +323,10 @@ async def _refuse_unknown(tx: Transaction, org: str, dag: str | None, job: str |
 
 def _no_task(task_id: UUID) -> NotFound:
     return NotFound(
-        "task.unknown", "there is no such task", value=str(task_id), next_step="see `traceplane tasks`"
+        "task.unknown",
+        "there is no such task",
+        value=str(task_id),
+        next_step="see `traceplane tasks`; finished tasks are kept for the time of the setting history",
     )
 
 

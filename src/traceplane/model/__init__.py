@@ -9,6 +9,7 @@ committed_file  a file of a commit, as the database stores it
 counted         a number with its noun
 dag             what a DAG is: jobs, the datasets they read and write, and how their work is metered
 dataset_schema  which schemas may follow each other in one generation of a dataset
+durations       lengths of time as people write them
 edges           what a task reads of an input, and which scopes a change of it makes stale
 explain         why a task is waiting, in sentences
 hidden_values   removes values that an operator was passed from the text that it wrote

@@ -12,6 +12,7 @@ embedded            the bundled Postgres: one server in a folder, reached over a
 events              events in, tasks out: the one statement that starts everything
 executions          executions of pipelines; each pipeline runs once at a time
 generation_schemas  merged schemas of generations
+history             history that has ended, deleted page by page
 hot_tables          the tables of hot generations: created at deploy, written with a commit, read by range
 job_pauses          jobs that somebody paused
 migrate             plain SQL files, applied in order, each in one transaction, once

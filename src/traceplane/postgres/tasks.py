@@ -392,11 +392,19 @@ async def create_for_everything(tx: Transaction, job_id: UUID) -> UUID:
 
 
 async def attempts_over(
-    tx: Transaction, attempts: Sequence[tuple[UUID, int]], grace: timedelta, *, close: bool
+    tx: Transaction, attempts: Sequence[tuple[UUID, int, UUID]], grace: timedelta, *, close: bool
 ) -> set[tuple[UUID, int]]:
-    """Attempts that can no longer commit; those of dead tasks are closed for late reports if `close`."""
+    """Attempts that can no longer commit; those of dead tasks are closed for late reports if `close`.
+
+    `attempts`: tasks, their attempts, and a generation that these may write.
+    """
     rows = await tx.rows(
-        _SQL["attempts_over"], [task_id for task_id, _ in attempts], [n for _, n in attempts], grace, close
+        _SQL["attempts_over"],
+        [task_id for task_id, _, _ in attempts],
+        [number for _, number, _ in attempts],
+        grace,
+        close,
+        [generation_id for _, _, generation_id in attempts],
     )
     return {(r["task_id"], r["attempt"]) for r in rows}
 

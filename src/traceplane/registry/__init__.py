@@ -8,7 +8,7 @@ cutover         switches a DAG to another version, forwards or back, in one tran
 deletion        deletes a DAG, in one transaction
 deploy_checks   why a deploy is refused, and what to do about it
 fingerprint     a hash of what a job would produce
-garbage         deletes files that nobody can read any more; run by command
+garbage         deletes what nobody can read any more, and history that has ended
 job_checks      finds faults that would otherwise fail a job's first task
 job_rows        a job as rows: its definition, and its edges to the datasets it reads and writes
 module_syntax   a module's imports, names and hash, without running it

@@ -1,7 +1,11 @@
-"""Garbage collection: deletes files that nobody can read any more.
+"""Garbage collection: deletes what nobody can read any more, and history that has ended.
 
-Three kinds: all data of versions too old for a rollback, files of superseded commits, and leftovers of attempts that
-can no longer commit. All wait for a grace period, since a running task or query may still be reading them.
+Files are of three kinds: all data of versions too old for a rollback, files of superseded commits, and leftovers of
+attempts that can no longer commit. All wait for a grace period, since a running task or query may still be reading
+them. History is rows of the catalog: finished tasks, replaced events, lineage, executions, code, refused queries.
+
+The dispatcher does this in the background (`dispatcher.loops.retention`), and `traceplane gc` by hand: both go through
+the same batches, each a bounded piece of work. Two of them at once do no harm.
 
 Files are deleted before rows: a collection that dies half way leaves a row whose file is gone, which nobody reads,
 and the next one resumes there. A file that any live commit names is never touched.
@@ -9,49 +13,141 @@ and the next one resumes there. A file that any live commit names is never touch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from enum import StrEnum
+from typing import assert_never
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
-from traceplane.postgres import commits, coverage, hot_tables, tasks, versions
+from traceplane.postgres import commits, coverage, history, hot_tables, tasks, versions
 from traceplane.postgres.database import Database
+from traceplane.postgres.history import Kind
+from traceplane.runtime.process import Outcome
 
 _COMMITS_AT_ONCE = 200
+_ROWS_AT_ONCE = 2_000
+
+Found = Callable[[str, int], None]
+"""Called with each file that goes, and its size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Outcome):
+    """What was deleted; in a dry run, what would be."""
+
     versions: int = 0
     commits: int = 0
     attempts: int = 0
     files: int = 0
     bytes: int = 0
+    tasks: int = 0
+    events: int = 0
+    executions: int = 0
+    code: int = 0
+    denials: int = 0
+    dead_letters: int = 0
+    job_memory: int = 0
+
+    def __add__(self, other: Collected) -> Collected:
+        return Collected(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Collected)))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How long things are kept."""
+
+    grace: timedelta
+    """Files that nobody can read any more."""
+    history: timedelta | None = None
+    """What happened; None: forever."""
+    keep_versions: int = 2
+    """How many versions before the active one are kept for rollbacks."""
+
+
+class Round(StrEnum):
+    FILES = "files"
+    """Of old versions and superseded commits, which the catalog knows."""
+    LEFTOVERS = "leftovers"
+    """Of attempts; found by listing the store."""
+    HISTORY = "history"
 
 
 async def collect(
     database: Database,
     store: ObjectStore,
+    policy: Policy,
     *,
-    grace: timedelta,
-    keep_versions: int = 2,
     dry_run: bool = False,
-    found: Callable[[str, int], None] = lambda path, size: None,
+    found: Found = lambda path, size: None,
 ) -> Collected:
-    """Collects all garbage; `found` is called with each file and its size. A dry run deletes nothing.
+    """Collects all garbage. A dry run deletes nothing."""
+    total = Collected()
+    for round_ in Round:
+        async for batch in batches(round_, database, store, policy, dry_run=dry_run, found=found):
+            total += batch
+    return total
 
-    `keep_versions`: how many versions before the active one are kept for rollbacks.
-    """
-    old = await _old_versions(database, store, grace, keep_versions, dry_run, found)
-    superseded = await _superseded(database, store, grace, dry_run, found)
-    leftovers = await _leftovers(database, store, grace, dry_run, found)
-    return Collected(
-        old.versions,
-        old.commits + superseded.commits,
-        leftovers.attempts,
-        old.files + superseded.files + leftovers.files,
-        old.bytes + superseded.bytes + leftovers.bytes,
-    )
+
+def batches(
+    round_: Round,
+    database: Database,
+    store: ObjectStore,
+    policy: Policy,
+    *,
+    dry_run: bool = False,
+    found: Found = lambda path, size: None,
+) -> AsyncIterator[Collected]:
+    """The work of one round, a batch at a time."""
+    match round_:
+        case Round.FILES:
+            return _files(database, store, policy, dry_run, found)
+        case Round.LEFTOVERS:
+            return _leftovers(database, store, policy.grace, dry_run, found)
+        case Round.HISTORY:
+            return _history(database, policy.history, dry_run)
+    assert_never(round_)
+
+
+async def _files(
+    database: Database, store: ObjectStore, policy: Policy, dry_run: bool, found: Found
+) -> AsyncIterator[Collected]:
+    async for batch in _old_versions(database, store, policy.grace, policy.keep_versions, dry_run, found):
+        yield batch
+    async for batch in _superseded(database, store, policy.grace, dry_run, found):
+        yield batch
+
+
+async def _history(database: Database, age: timedelta | None, dry_run: bool) -> AsyncIterator[Collected]:
+    for kind in Kind if age is not None else ():
+        assert age is not None
+        after: history.Key | None = None
+        while True:
+            async with database.transaction("retention") as tx:
+                page = await history.end(tx, kind, age, after, _ROWS_AT_ONCE, dry_run=dry_run)
+            yield _ended(kind, page.ended)
+            after = page.after
+            if after is None:
+                break
+
+
+def _ended(kind: Kind, rows: int) -> Collected:
+    match kind:
+        case Kind.DEAD_TASKS | Kind.TASKS:
+            return Collected(tasks=rows)
+        case Kind.EVENTS:
+            return Collected(events=rows)
+        case Kind.EXECUTIONS:
+            return Collected(executions=rows)
+        case Kind.CODE:
+            return Collected(code=rows)
+        case Kind.DENIALS:
+            return Collected(denials=rows)
+        case Kind.DEAD_LETTERS:
+            return Collected(dead_letters=rows)
+        case Kind.JOB_MEMORY:
+            return Collected(job_memory=rows)
+    assert_never(kind)
 
 
 async def _old_versions(
@@ -60,8 +156,8 @@ async def _old_versions(
     grace: timedelta,
     keep: int,
     dry_run: bool,
-    found: Callable[[str, int], None],
-) -> Collected:
+    found: Found,
+) -> AsyncIterator[Collected]:
     async with database.transaction() as tx:
         if not dry_run:
             await versions.expire_results(tx, grace)
@@ -69,7 +165,8 @@ async def _old_versions(
         if not dry_run:
             await versions.give_up(tx, old_versions)  # from here on they cannot be rolled back to
         generations = await versions.forgotten_generations(tx, old_versions)
-    count, files, size, after = 0, 0, 0, 0
+    yield Collected(versions=len(old_versions))
+    after = 0
     while generations:
         async with database.transaction() as tx:
             batch = await commits.of_generations(tx, list(generations), after, _COMMITS_AT_ONCE)
@@ -86,7 +183,7 @@ async def _old_versions(
             await store.delete([f.path for f in stored_files])
             async with database.transaction() as tx:
                 await commits.forget_of_generations(tx, [commit.commit_id for commit in batch])
-        count, files, size = count + len(batch), files + len(stored_files), size + _told(stored_files, found)
+        yield Collected(commits=len(batch), files=len(stored_files), bytes=_told(stored_files, found))
         after = batch[-1].commit_id
     if generations and not dry_run:
         async with database.transaction() as tx:
@@ -95,13 +192,11 @@ async def _old_versions(
         if hot and not dry_run:
             async with database.transaction() as tx:
                 await hot_tables.drop(tx, generation_id)
-    return Collected(versions=len(old_versions), commits=count, files=files, bytes=size)
 
 
 async def _superseded(
-    database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Callable[[str, int], None]
-) -> Collected:
-    count, files, size = 0, 0, 0
+    database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Found
+) -> AsyncIterator[Collected]:
     after: commits.Superseded | None = None
     while True:
         async with database.transaction() as tx:
@@ -110,27 +205,27 @@ async def _superseded(
                 await commits.paths(tx, [c.task_id for c in batch], grace=grace) if batch else set()
             )
         if not batch:
-            return Collected(commits=count, files=files, bytes=size)
+            return
         stored_files = await store.sizes(sorted({path for c in batch for path in c.paths} - paths_in_use))
         if not dry_run:
             await store.delete([f.path for f in stored_files])
             async with database.transaction() as tx:
                 await commits.forget(tx, [c.commit_id for c in batch])
-        count, files, size = count + len(batch), files + len(stored_files), size + _told(stored_files, found)
+        yield Collected(commits=len(batch), files=len(stored_files), bytes=_told(stored_files, found))
         after = batch[-1]
 
 
 async def _leftovers(
-    database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Callable[[str, int], None]
-) -> Collected:
-    count, files, size = 0, 0, 0
+    database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Found
+) -> AsyncIterator[Collected]:
     async for batch in store.staging_prefixes():
-        attempts = sorted({(p.task_id, p.attempt) for p in batch})
+        attempts = sorted({(p.task_id, p.attempt, p.generation_id) for p in batch})
         async with database.transaction() as tx:
             over = await tasks.attempts_over(tx, attempts, grace, close=not dry_run)
             committed_paths = (
                 await commits.paths(tx, sorted({task_id for task_id, _ in over})) if over else set()
             )
+        count, files, size = 0, 0, 0
         for prefix in batch:
             if (prefix.task_id, prefix.attempt) not in over:
                 continue
@@ -142,10 +237,10 @@ async def _leftovers(
                 if len(unused_files) == len(prefix.files):
                     await store.delete_empty(prefix.path)
             count, files, size = count + 1, files + len(unused_files), size + _told(unused_files, found)
-    return Collected(attempts=count, files=files, bytes=size)
+        yield Collected(attempts=count, files=files, bytes=size)
 
 
-def _told(files: Iterable[StoredFile], found: Callable[[str, int], None]) -> int:
+def _told(files: Iterable[StoredFile], found: Found) -> int:
     total = 0
     for file in files:
         found(file.path, file.bytes)

@@ -12,6 +12,7 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     periodic          launches periodic pipelines when they are due, by the database's clock
     reaper            ends attempts whose lease expired: the task is retried, or dead
     reconciler        resends wake-ups that nobody claimed
+    retention         deletes files that nobody can read any more, and history that has ended
     signal_publisher  publishes committed signals for triggers to read
     source_monitor    keeps one run of every always-on source alive, always under the same task id
     table_statistics  analyzes the hot tables as they grow, so that cached plans stay good

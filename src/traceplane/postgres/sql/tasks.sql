@@ -340,11 +340,14 @@ returning task_id
 -- name: attempts_over
 -- The attempts that have been unable to commit for longer than the grace period: replaced by another, reported, or of a
 -- task that ended. If a task ended while its worker was silent, its attempt could still be reported late; with $4 it is
--- closed first, so that deleted files are never committed.
+-- closed first, so that deleted files are never committed. A task of a known generation that is no longer stored ended
+-- so long ago that it is history.
 with asked as materialized (
-  select t.task_id, a.attempt, t.state = 'dead' and t.reported_attempt < t.attempt and a.attempt = t.attempt as open
-  from unnest($1::uuid[], $2::int[]) as a (task_id, attempt) join tasks t using (task_id)
-  where case when a.attempt < t.attempt then t.started_at
+  select a.task_id, a.attempt,
+         coalesce(t.state = 'dead' and t.reported_attempt < t.attempt and a.attempt = t.attempt, false) as open
+  from unnest($1::uuid[], $2::int[], $5::uuid[]) as a (task_id, attempt, generation_id) left join tasks t using (task_id)
+  where t.task_id is null and exists (select 1 from generations g where g.generation_id = a.generation_id)
+     or case when a.attempt < t.attempt then t.started_at
              when a.attempt = t.attempt and t.state in ('completed', 'canceled', 'dead') then t.finished_at
              when a.attempt = t.reported_attempt and t.state = 'queued' then t.started_at
         end < tp_now() - $3::interval

@@ -1,0 +1,104 @@
+"""Ends history in the background: deletes files that nobody can read any more, and rows that are older than the policy.
+
+The work is divided into rounds (`registry.garbage`). A round is due after an interval by the database's clock, and one
+dispatcher runs it, a batch at a time. It rests after each batch for as long as keeps it to a small share of the time,
+so that a year of history can go while the platform is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from traceplane.adapters.object_store import ObjectStore
+from traceplane.errors import TraceplaneError
+from traceplane.postgres import history
+from traceplane.postgres.database import Database
+from traceplane.registry.garbage import Collected, Policy, Round, batches
+
+_SHARE = 0.1
+"""Of the time; the rest of it, this loop rests."""
+_PASS_SECONDS = 2.0
+"""A pass ends after this time, so that the process can stop."""
+_LONGEST_REST = 5.0
+_RETRY_AFTER = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Collected):
+    more: bool = False
+
+    @classmethod
+    def of(cls, collected: Collected, *, more: bool = False) -> Ended:
+        return cls(**collected.counts(), more=more)
+
+
+class Retention:
+    def __init__(
+        self,
+        database: Database,
+        object_store: Callable[[], ObjectStore],
+        policy: Policy,
+        *,
+        share: float = _SHARE,
+    ) -> None:
+        self._database = database
+        self._object_store = object_store
+        self._policy = policy
+        self._share = share
+        self._running: tuple[Round, AsyncIterator[Collected]] | None = None
+        self._store: ObjectStore | None = None
+
+    async def run_once(self) -> Ended:
+        began, total = time.monotonic(), Collected()
+        store = self._store = self._store or self._object_store()
+        if self._running is None and (due := await self._next_due()) is not None:
+            self._running = due, batches(due, self._database, store, self._policy)
+        while self._running is not None:
+            batch_began = time.monotonic()
+            batch = await self._batch(*self._running)
+            if batch is None:
+                self._running = None
+                return Ended.of(total, more=True)  # another round may be due
+            total += batch
+            worked = time.monotonic() - batch_began
+            await asyncio.sleep(min(worked * (1 / self._share - 1), _LONGEST_REST))
+            if time.monotonic() - began > _PASS_SECONDS:
+                return Ended.of(total, more=True)
+        return Ended.of(total)
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+    async def _next_due(self) -> Round | None:
+        for round_ in Round:
+            async with self._database.autocommit() as tx:
+                if await history.claim_round(tx, round_, self._interval(round_)):
+                    return round_
+        return None
+
+    def _interval(self, round_: Round) -> timedelta:
+        match round_:
+            case Round.FILES:
+                return timedelta(hours=1)
+            case Round.LEFTOVERS:  # lists the whole store
+                return timedelta(hours=24)
+            case Round.HISTORY:
+                age = self._policy.history or timedelta(days=30)
+                return min(timedelta(hours=6), max(age / 10, timedelta(minutes=1)))
+
+    async def _batch(self, round_: Round, running: AsyncIterator[Collected]) -> Collected | None:
+        """The next batch of a round; None if that is over."""
+        try:
+            return await anext(running, None)
+        except Exception:
+            self._running = None
+            with contextlib.suppress(TraceplaneError):
+                async with self._database.transaction() as tx:
+                    await history.postpone_round(tx, round_, _RETRY_AFTER)
+            raise

@@ -1,0 +1,191 @@
+-- History that has ended. A statement looks at one page of a table in the order of its key, deletes what has ended
+-- of it, and says where the next page begins. `$4` is a dry run: it counts and deletes nothing.
+-- What stays, and why, is a table in docs/concepts/retention.md.
+
+-- name: claim_round
+-- Whether a round is due; it is then this caller's, and the next one is due after an interval.
+insert into retention_rounds as r (kind, due_at) values ($1, tp_now() + $2::interval)
+on conflict (kind) do update set due_at = excluded.due_at where r.due_at <= tp_now()
+returning true
+
+-- name: postpone_round
+-- A round that failed is due again soon.
+update retention_rounds set due_at = tp_now() + $2::interval where kind = $1
+
+-- name: end_dead_tasks
+-- Dead tasks whose work has been done since, or whose job can never serve again. They go before the tasks that did it.
+with page as materialized (
+  select task_id, job_id, finished_at, standing from dead_tasks
+  where task_id > $1 and finished_at < tp_now() - $2::interval order by task_id limit $3
+), ended as materialized (
+  select task_id from page where standing = 'superseded' or not job_in_reach(job_id)
+), locked as materialized (
+  select t.task_id from tasks t join ended using (task_id)
+  where t.stage = 3 and not $4::boolean order by t.task_id for update of t skip locked
+), logs as (
+  delete from task_logs l using locked k where l.task_id = k.task_id
+), reads as (
+  delete from task_reads r using locked k where r.task_id = k.task_id
+), gone as (
+  delete from tasks t using locked k where t.task_id = k.task_id
+)
+select (select count(*) from ended) as ended, count(*) as looked_at,
+       (array_agg(task_id order by task_id desc))[1] as last, false as young
+from page
+
+-- name: end_tasks
+-- Completed and canceled tasks. A task with a name of its own is found by that name as long as its job may serve. The
+-- lineage of a completed one stays with its event: it says that the job has had the event.
+with page as materialized (
+  select task_id, job_id, stage, finished_at, dedupe_key, created_at from tasks
+  where task_id > $1 order by task_id limit $3
+), ended as materialized (
+  select p.task_id from page p
+  where p.stage = 2 and p.finished_at < tp_now() - $2::interval
+    and (p.dedupe_key is null or not job_in_reach(p.job_id))
+    and not exists (select 1 from executions e where e.execution_id = p.task_id and e.status in ('PENDING', 'RUNNING') offset 0)
+), locked as materialized (
+  select t.task_id, t.state from tasks t join ended using (task_id)
+  where t.stage = 2 and not $4::boolean order by t.task_id for update of t skip locked
+), logs as (
+  delete from task_logs l using locked k where l.task_id = k.task_id
+), reads as (
+  delete from task_reads r using locked k where r.task_id = k.task_id
+), lineage as (
+  delete from task_inputs i using locked k where i.task_id = k.task_id and k.state = 'canceled'
+), gone as (
+  delete from tasks t using locked k where t.task_id = k.task_id
+)
+select (select count(*) from ended) as ended, count(*) as looked_at,
+       (array_agg(task_id order by task_id desc))[1] as last,
+       coalesce(min(created_at) >= tp_now() - $2::interval, true) as young
+from page
+
+-- name: end_events
+-- Events, with their lineage, that a later event of their scope replaced, or whose generation nobody can read any more;
+-- unless a task that they made is kept. The last event of a scope is what a rebuild replays, and recognizes repetitions.
+with page as materialized (
+  select event_id, generation_id, partition_key, range_start, created_at from events
+  where event_id > $1 order by event_id limit $3
+), ended as materialized (
+  select p.event_id from page p
+  where p.created_at < tp_now() - $2::interval
+    and not exists (select 1 from task_inputs i join tasks t using (task_id) where i.event_id = p.event_id
+                      and (t.stage <> 2 or t.finished_at >= tp_now() - $2::interval) offset 0)
+    and (case when p.partition_key is null then exists (
+           select 1 from events n where n.generation_id = p.generation_id and n.partition_key is null
+             and n.range_start = p.range_start and n.event_id > p.event_id offset 0)
+         else exists (
+           select 1 from events n where n.generation_id = p.generation_id and n.partition_key is not null
+             and n.range_start = p.range_start and n.partition_key = p.partition_key and n.event_id > p.event_id offset 0)
+         end or not generation_in_reach(p.generation_id))
+), locked as materialized (
+  select e.event_id from events e join ended using (event_id)
+  where not $4::boolean order by e.event_id for update of e skip locked
+), lineage as (
+  delete from task_inputs i using locked k where i.event_id = k.event_id
+), gone as (
+  delete from events e using locked k where e.event_id = k.event_id
+)
+select (select count(*) from ended) as ended, count(*) as looked_at, max(event_id) as last,
+       coalesce(min(created_at) >= tp_now() - $2::interval, true) as young
+from page
+
+-- name: end_executions
+-- Finished executions of pipelines, after their tasks. The last one of a schedule says which time comes next.
+with page as materialized (
+  select execution_id, pipeline_id, scheduled_for, finished_at, created_at from executions
+  where execution_id > $1 order by execution_id limit $3
+), ended as materialized (
+  select p.execution_id from page p
+  where p.finished_at < tp_now() - $2::interval
+    and not exists (select 1 from tasks t where t.task_id = p.execution_id
+                      and (t.stage <> 2 or t.finished_at >= tp_now() - $2::interval) offset 0)
+    and (p.scheduled_for is null or exists (
+      select 1 from executions n where n.pipeline_id = p.pipeline_id and n.scheduled_for > p.scheduled_for offset 0))
+), locked as materialized (
+  select e.execution_id from executions e join ended using (execution_id)
+  where not $4::boolean order by e.execution_id for update of e skip locked
+), gone as (
+  delete from executions e using locked k where e.execution_id = k.execution_id
+)
+select (select count(*) from ended) as ended, count(*) as looked_at,
+       (array_agg(execution_id order by execution_id desc))[1] as last,
+       coalesce(min(created_at) >= tp_now() - $2::interval, true) as young
+from page
+
+-- name: end_code
+-- Bundles of code that no job names which is in reach or has unfinished tasks. A deploy of a stored bundle renews it, so
+-- one that has just been chosen is not deleted.
+with page as materialized (
+  select bundle_hash, created_at from code_bundles where bundle_hash > $1 order by bundle_hash limit $3
+), used as materialized (
+  select distinct j.definition->>'code_bundle' as bundle_hash from jobs j
+  where j.definition->>'code_bundle' is not null
+    and (job_in_reach(j.job_id) or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
+), ended as materialized (
+  select p.bundle_hash from page p
+  where p.created_at < tp_now() - $2::interval and not exists (select 1 from used u where u.bundle_hash = p.bundle_hash)
+), gone as (
+  delete from code_bundles b using ended e
+  where b.bundle_hash = e.bundle_hash and b.created_at < tp_now() - $2::interval and not $4::boolean
+)
+select (select count(*) from ended) as ended, count(*) as looked_at, max(bundle_hash) as last, false as young from page
+
+-- name: end_denials
+-- Refused queries.
+with page as materialized (
+  select denial_id, denied_at from query_denials where denial_id > $1 order by denial_id limit $3
+), ended as materialized (
+  select denial_id from page where denied_at < tp_now() - $2::interval
+), gone as (
+  delete from query_denials d using ended e where d.denial_id = e.denial_id and not $4::boolean
+)
+select (select count(*) from ended) as ended, count(*) as looked_at, max(denial_id) as last,
+       coalesce(min(denied_at) >= tp_now() - $2::interval, true) as young
+from page
+
+-- name: end_dead_letters
+-- Wake-ups that nobody could receive.
+with page as materialized (
+  select message_id, buried_at from wake_dead_letters where message_id > $1 order by message_id limit $3
+), ended as materialized (
+  select message_id from page where buried_at < tp_now() - $2::interval
+), gone as (
+  delete from wake_dead_letters d using ended e where d.message_id = e.message_id and not $4::boolean
+)
+select (select count(*) from ended) as ended, count(*) as looked_at, max(message_id) as last, false as young from page
+
+-- name: end_job_memory
+-- What jobs that can never serve again remember: received positions, and known scopes. A page of jobs; of each table at
+-- most so many rows at once, so a page is repeated until it has none.
+with page as materialized (
+  select j.job_id from jobs j where j.job_id > $1 and not j.routed and not job_in_reach(j.job_id)
+    and (exists (select 1 from aggregator_positions p where p.job_id = j.job_id offset 0)
+      or exists (select 1 from told_positions p where p.job_id = j.job_id offset 0)
+      or exists (select 1 from known_scopes s where s.job_id = j.job_id offset 0))
+    and not exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0)
+  order by j.job_id limit 1
+), positions as materialized (
+  select p.job_id, p.position from aggregator_positions p join page using (job_id) limit $3
+), told as materialized (
+  select p.job_id, p.input_index, p.bucket from told_positions p join page using (job_id) limit $3
+), known as materialized (
+  select s.job_id, s.scope_key from known_scopes s join page using (job_id) limit $3
+), positions_gone as (
+  delete from aggregator_positions p using positions o
+  where p.job_id = o.job_id and p.position = o.position and not $4::boolean
+), told_gone as (
+  delete from told_positions p using told o
+  where p.job_id = o.job_id and p.input_index = o.input_index and p.bucket = o.bucket and not $4::boolean
+), known_gone as (
+  delete from known_scopes s using known o
+  where s.job_id = o.job_id and s.scope_key = o.scope_key and not $4::boolean
+)
+select (select count(*) from positions) + (select count(*) from told) + (select count(*) from known) as ended,
+       count(*) as looked_at,
+       case when $4::boolean or (select count(*) from positions) < $3 and (select count(*) from told) < $3
+                                 and (select count(*) from known) < $3
+            then (array_agg(job_id))[1] else $1 end as last,
+       $2::interval is null as young
+from page
