@@ -28,6 +28,7 @@ TRANSACTIONS = (
     "cutover",
     "launch",
     "cron",
+    "webhook",
 )
 """Labelled transactions. Each has a boundary before its commit and one after it, before the result is reported. Only
 transactions that changed or locked rows have them: an idle pass of a loop is not a boundary."""

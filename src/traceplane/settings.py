@@ -24,7 +24,7 @@ import msgspec
 
 from traceplane.errors import InvalidInput
 from traceplane.linux.connect_supervisor import Endpoints
-from traceplane.model import durations
+from traceplane.model import durations, hook_keys
 from traceplane.model.invalid_values import in_words
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
 
@@ -122,6 +122,16 @@ class Settings:
     """Concurrent connections of one process; fewer if its limit of open files is low."""
     http_max_connections_per_address: int = 1000
     """Concurrent connections of one process with one address; at most three quarters of all."""
+    webhook_max_body_bytes: int = 5 * 1024 * 1024
+    """Size of one delivery to a webhook source."""
+    webhook_memory_mb: int = 64
+    """Deliveries that a gateway holds in memory, all together; others are told to come again."""
+    webhook_max_waiting: int = 1000
+    """Deliveries of one source that wait for their commit; others are told to come again."""
+    webhook_key_days: int = 7
+    """How long a delivery is recognized when it is repeated; senders repeat for up to three days."""
+    hook_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The signing keys of webhook sources, by the variables that hold them."""
     database_connections: int = 10
     query_concurrency: int = 4
     """Queries that one gateway runs concurrently; others wait."""
@@ -279,6 +289,7 @@ _CHOICES = {
     "trigger_preset": ("balanced", "low_latency", "high_throughput"),
 }
 
+_LEAST_KEY_DAYS = 7
 _PORTS = ("dispatcher_port", "gateway_port", "trigger_port")
 _ABOVE_ZERO = (
     *("batch_size", "batch_timeout_seconds", "cache_refresh_interval_seconds"),
@@ -287,6 +298,9 @@ _ABOVE_ZERO = (
         "database_connections",
         "query_concurrency",
         "dispatch_window",
+        "webhook_max_body_bytes",
+        "webhook_memory_mb",
+        "webhook_max_waiting",
         "spark_memory_mb",
         "spark_disk_mb",
     ),
@@ -316,8 +330,13 @@ def load(
         values |= _from_toml(path) | {"config": path.resolve()}
     elif file is not None:
         raise InvalidInput("settings.no_file", "the settings file does not exist", value=str(file))
+    values["hook_keys"] = {
+        name: key for name, key in environment.items() if name.startswith(hook_keys.PREFIX)
+    }
     for name, text in environment.items():
         key = name.removeprefix(PREFIX).lower()
+        if name in values["hook_keys"]:
+            continue
         if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG" and key not in _REMOVED:
             separator = LISTS.get(_checked_name(key, source=name))
             values[key] = text if separator is None else [part for part in text.split(separator) if part]
@@ -599,6 +618,12 @@ def _check(settings: Settings) -> None:
     if settings.object_cache_mb < 0:
         raise InvalidInput(
             "settings.invalid", "object_cache_mb must not be negative", value=settings.object_cache_mb
+        )
+    if settings.webhook_key_days < _LEAST_KEY_DAYS:
+        raise InvalidInput(
+            "settings.invalid",
+            f"webhook_key_days must be at least {_LEAST_KEY_DAYS}, since senders repeat deliveries for days",
+            value=settings.webhook_key_days,
         )
     for name in _PORTS:
         if not 0 <= (port := getattr(settings, name)) <= 65_535:

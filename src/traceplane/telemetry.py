@@ -124,6 +124,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),
     Metric("query_seconds", "histogram", "Time until a query's result begins, by part.", ("part",)),
+    Metric("webhook_deliveries_total", "counter", "Deliveries to webhook sources.", ("source", "outcome")),
+    Metric("webhook_refused_total", "counter", "Deliveries that were refused.", ("source", "code")),
     Metric("stale_calls_total", "counter", "Calls refused because their attempt was over.", ("call",)),
     _of_trigger(
         "kafka_consumer_lag", "gauge", "Milliseconds between publishing a signal and being done with it."

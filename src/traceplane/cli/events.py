@@ -1,4 +1,4 @@
-"""`traceplane emit`: emits events of a source by hand."""
+"""`traceplane emit`: emits events of a source by hand; `traceplane webhooks`: sources that receive deliveries."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from traceplane.http_service.client import Caller
 from traceplane.settings import Settings
 from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
 from traceplane.wire.scalars import MAX_BATCH, Scope
+from traceplane.wire.webhooks import WebhooksResponse
 
 MANY_EVENTS = 100_000
 """More events than this need a confirmation."""
@@ -92,4 +93,23 @@ def _events(
         yield ManualEvent(dataset, one, kind, emission)
 
 
-COMMANDS: tuple[Any, ...] = (emit,)
+@click.command()
+@as_json
+@click.pass_obj
+def webhooks(settings: Settings, as_json: bool) -> None:
+    """List the webhook sources, and what they refused."""
+    answer = call(settings, lambda c: c.call("GET", "/api/v1/webhooks", WebhooksResponse))
+    if as_json:
+        say_json(answer)
+        return
+    for hook in answer.webhooks:
+        say(f"POST /hooks/{settings.org}/{hook.path}  {hook.dag}.{hook.job}, verified: {hook.verification}")
+        for variable in hook.keys_missing:
+            say(f"  ! the gateway's environment lacks {variable}")
+        for refusal in hook.refusals:
+            say(f"  {refusal.code}: {refusal.count:,}, last at {refusal.last_at:%Y-%m-%d %H:%M:%S} UTC")
+    if not answer.webhooks:
+        say("There are no webhook sources.")
+
+
+COMMANDS: tuple[Any, ...] = (emit, webhooks)

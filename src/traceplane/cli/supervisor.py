@@ -51,7 +51,7 @@ def services(settings: Settings, *, workers: int, spark: bool = True, trigger: b
     stop = settings.worker_drain_seconds + _STOP_SECONDS
     return [
         Service("dispatcher", ("dispatcher",), trusted, leaves_last=True),
-        Service("gateway", ("gateway",), trusted),
+        Service("gateway", ("gateway",), {**trusted, **settings.hook_keys}),
         *((Service("trigger", ("trigger", "run"), trusted),) if trigger else ()),
         *(
             Service(f"worker-{n + 1}", ("worker", "--runtime", "python"), worker, stop_seconds=stop)
@@ -70,7 +70,7 @@ def _environment(settings: Settings, without: frozenset[str] = frozenset()) -> d
     environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if value is not None and field.name not in {"runtimes", *without}:
+        if value is not None and field.name not in {"runtimes", "hook_keys", *without}:
             environment[f"{PREFIX}{field.name.upper()}"] = _text(field.name, value)
     return environment
 

@@ -29,6 +29,7 @@ from traceplane.dispatcher.loops.retention import Retention
 from traceplane.dispatcher.loops.signal_publisher import SignalJobs
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.loops.table_statistics import Statistics
+from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
 from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres.database import Database
@@ -174,6 +175,9 @@ def _loops(
         "periodic": loop("periodic", PeriodicPipelines(database).run_once, interval=1.0),
         "cron": loop("cron", CronTicks(database).run_once, interval=0.5),
         "gauges": run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
+        "webhook_keys": loop(
+            "webhook_keys", WebhookKeys(database, days=settings.webhook_key_days).run_once, interval=60.0
+        ),
         "statistics": loop("statistics", Statistics(database).run_once, interval=1.0),
         **{name: run_loop(name, once, interval=30.0, stop=stop) for name, once in in_background.items()},
     }

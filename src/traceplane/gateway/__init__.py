@@ -17,4 +17,5 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     query_tasks      a query that is too large for an answer: a task on Spark, whose result is a dataset
     refused_names    what a call answers about a name that it cannot take
     tasks            tasks, as people look at them and look after them
+    webhooks         deliveries to webhook sources, committed in groups
 """

@@ -25,6 +25,7 @@ from traceplane.gateway.emits import Emits
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.tasks import TaskApi, standing
+from traceplane.gateway.webhooks import Webhooks
 from traceplane.http_service.app import App
 from traceplane.http_service.routes import Call, ClientGone, Push, Route, Stream
 from traceplane.postgres import commits, events, job_pauses, outbox, tokens
@@ -62,6 +63,7 @@ class PublicApi:
         self.jobs = JobApi(database)
         self.tasks = TaskApi(database)
         self._emits = Emits(database)
+        self.webhooks = Webhooks(database, settings)
         self._queries = Queries(
             database,
             EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
@@ -107,6 +109,7 @@ class PublicApi:
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
             *PipelineApi(self._database).routes(),
+            *self.webhooks.routes(),
         ]  # fmt: skip
         return App(
             routes,

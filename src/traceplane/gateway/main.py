@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from traceplane.gateway.api import PublicApi
+from traceplane.gateway.webhooks import REFRESH_SECONDS
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import run_loop, task_group
@@ -16,6 +17,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     database = await Database.connect(settings.state_url, connections=settings.database_connections)
     api = PublicApi(database=database, settings=settings)
     await api.refresh()
+    await api.webhooks.refresh()
     try:
         await task_group(
             stop,
@@ -28,6 +30,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 limits=connection_limits(settings),
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
+            webhooks=run_loop("webhooks", api.webhooks.refresh, interval=REFRESH_SECONDS, stop=stop),
         )
     finally:
         await api.close()

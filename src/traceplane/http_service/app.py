@@ -115,7 +115,9 @@ class App:
             raw = await _read_body(receive, headers.get(b"content-length"), self._max_body_bytes)
         body = raw if route.decoder is None else route.decode_body(raw)
         try:
-            result = await route.handler(Call(body, path_params, query, principal, headers, receive))
+            result = await route.handler(
+                Call(body, path_params, query, principal, headers, receive, scope["headers"])
+            )
         except RecursionError:
             if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked
                 raise _too_deep() from None
@@ -209,7 +211,7 @@ class _PreparedRoute:
         self.method, self.path, self.auth, self.handler = route.method, route.path, route.auth, route.handler
         self.label = f"{route.method} {route.path}"
         self.status = 204 if route.response is None else 200
-        self.reads_body = route.request is not None
+        self.reads_body = route.request is not None and not route.reads_own_body
         self.decoder = None if route.request in (None, bytes) else msgspec.json.Decoder(route.request)
         self.query = route.query
         self.query_lists = _list_fields(route.query)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -57,11 +57,23 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
     principal: Any
     raw_headers: Mapping[bytes, bytes]
     receive: Receive
+    headers_sent: Sequence[tuple[bytes, bytes]] = ()
+    """All headers, with those that were sent twice."""
 
     async def hung_up(self) -> None:
         """Returns when the caller is gone; for a handler that waits and should not wait for nobody."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, for a route with `reads_own_body`."""
+        more = True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message["more_body"]
+            yield message["body"]
 
     def header(self, name: str) -> str | None:
         return header_text(self.raw_headers.get(name.lower().encode("latin-1")))
@@ -108,6 +120,8 @@ class Route:
     auth: str
     summary: str
     query: type[msgspec.Struct] | None = None
+    reads_own_body: bool = False
+    """Whether the handler reads the raw body itself (`Call.pieces`), after it has looked at the headers."""
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ durations       lengths of time as people write them
 edges           what a task reads of an input, and which scopes a change of it makes stale
 explain         why a task is waiting, in sentences
 hidden_values   removes values that an operator was passed from the text that it wrote
+hook_keys       which variables hold the signing keys of webhook sources, and whose they are
 hot_table       hot datasets: the column types of their tables, and where the rows of a range are
 invalid_values  what is wrong with a value, in words: the field and what it must be
 job_definition  the definition of a deployed job, as stored

@@ -37,6 +37,8 @@ BUILT_IN: Mapping[str, str] = {
     "source": "traceplane.operators.dispatching:SOURCE",
     "splitter": "traceplane.operators.dispatching:SPLITTER",
     "sql": "traceplane.operators.processing:SQL",
+    "webhook": "traceplane.webhooks.specs:WEBHOOK",
+    "webhook_rows": "traceplane.webhooks.specs:WEBHOOK_ROWS",
 }
 _ITSELF = "traceplane"
 _FAMILIES = frozenset({"dispatcher", "python", "spark"})

@@ -30,4 +30,5 @@ tokens              signing keys and opaque tokens, as stored
 trigger             what the trigger stores in the database: offsets, pipelines, launches
 versions            versions of DAGs, and replays of the past
 wake_messages       the tables behind the local wake-up queue
+webhooks            webhook sources: their deliveries, which of them are new, and what was refused
 """

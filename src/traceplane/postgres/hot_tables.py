@@ -123,6 +123,26 @@ async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -
     return added
 
 
+async def add_deliveries(
+    tx: Transaction,
+    generation_id: UUID,
+    first: int,
+    keys: Sequence[str],
+    headers: Sequence[str],
+    bodies: Sequence[str],
+) -> None:
+    """Adds rows to the table of a webhook source (`webhooks.specs.deliveries`), numbered from `first`."""
+    await tx.run(
+        f"insert into {SCHEMA}.{table_name(generation_id)} (delivery, received_at, key, headers, body)"
+        " select $1::bigint + n - 1, tp_now(), key, headers, body"
+        " from unnest($2::text[], $3::text[], $4::text[]) with ordinality as d (key, headers, body, n)",
+        first,
+        list(keys),
+        list(headers),
+        list(bodies),
+    )
+
+
 async def read(
     tx: Transaction,
     table: HotTable,

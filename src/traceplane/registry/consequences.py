@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from traceplane.model.counted import counted
-from traceplane.model.dag import Dag, SourceKind
+from traceplane.model.dag import Dag, Job, SourceKind
 from traceplane.model.partitions import zone
 from traceplane.postgres import cron_schedules, registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.versions import Weight
 from traceplane.registry.plan import Plan
+from traceplane.registry.spec import webhooks
 from traceplane.schedule.due_ticks import upcoming
 
 
@@ -55,7 +56,7 @@ class Consequences:
     renamed: tuple[str, ...] = ()
     """The dropped datasets whose source now emits to another one."""
     sources: tuple[str, ...] = ()
-    """Warnings about sources whose kind promises more than this installation does: what really starts them."""
+    """What starts sources where their kind does not say it."""
     ticks: tuple[NextTicks, ...] = ()
     """Of cron sources that are new or change."""
 
@@ -126,9 +127,9 @@ async def consequences_of(
         dropped=tuple(dropped),
         renamed=_renamed(before, after, {weight.dataset_id for weight in dropped}),
         sources=tuple(
-            f"job {job.name}: {_SET_OFF_BY[job.source.kind]}"
+            f"job {job.generated_for or job.name}: {set_off_by}"
             for job in after.jobs
-            if job.source is not None and job.source.kind in _SET_OFF_BY
+            if (set_off_by := _set_off_by(org, job)) is not None
         ),
         ticks=_next_ticks(before, after, await cron_schedules.clock(tx)),
     )
@@ -151,6 +152,17 @@ _TICKS_SHOWN = 3
 _SET_OFF_BY = {
     SourceKind.WEBHOOK: "it has no URL of its own; its events come from POST /api/v1/events, with a writer's token",
 }
+
+
+def _set_off_by(org: str, job: Job) -> str | None:
+    if job.source is None:
+        return None
+    if job.operator != webhooks.RECEIVER:
+        return _SET_OFF_BY.get(job.source.kind)
+    url = f"POST /hooks/{org}/{job.config['path']}"
+    if job.config["verify"] is None:
+        return f"anybody may deliver to {url}, since it says verify: none"
+    return f"its deliveries come to {url}, signed with the key in {' or '.join(job.config['keys'])}"
 
 
 def _renamed(before: Dag | None, after: Dag, dropped: Collection[str]) -> tuple[str, ...]:

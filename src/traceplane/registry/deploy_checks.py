@@ -10,12 +10,13 @@ from traceplane.model.edges import What, can_map
 from traceplane.model.near_names import nearest
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators.grouping import rows_of
-from traceplane.postgres import registry
+from traceplane.postgres import registry, webhooks
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
 from traceplane.postgres.versions import Version
 from traceplane.registry import job_checks, operator_facts
 from traceplane.registry.plan import Plan, changed_fields
+from traceplane.registry.spec import webhooks as spec_webhooks
 from traceplane.registry.spec.job_faults import JobFault
 
 
@@ -25,6 +26,7 @@ async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
         _job_refusal(dag, runtimes)
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
+        or await _path_refusal(tx, org, dag)
     )
 
 
@@ -116,6 +118,20 @@ def _unique_key_refusal(job: Job, dag: Dag) -> UserError | None:
                     value=", ".join(missing),
                     next_step="declare them under datasets, or correct unique_key",
                 )
+    return None
+
+
+async def _path_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None:
+    """A path belongs to one source of the organization: a delivery must not have to choose."""
+    paths = {j.config["path"]: j for j in dag.jobs if j.operator == spec_webhooks.RECEIVER}
+    for taken in await webhooks.paths_elsewhere(tx, org, dag.name, sorted(paths)):
+        job = paths[taken.path]
+        return Conflict(
+            "deploy.webhook_path_taken",
+            f"job {job.generated_for or job.name}: DAG {taken.dag}, job {taken.job} has this path",
+            value=taken.path,
+            next_step="choose another path",
+        )
     return None
 
 

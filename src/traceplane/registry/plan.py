@@ -310,7 +310,9 @@ def render(plan: Plan) -> str:
 
 def _label(job: Job) -> str:
     if job.generated_for is not None:
-        return f"{job.name} ({job.operator} generated for {job.generated_for}: Bulk)"
+        operator = catalog.find(job.operator)
+        why = ": Bulk" if operator is not None and operator.groups else ""
+        return f"{job.name} ({job.operator} generated for {job.generated_for}{why})"
     return f"{job.name} ({job.runtime}: {job.operator})"
 
 

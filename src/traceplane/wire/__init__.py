@@ -7,4 +7,5 @@ pipelines  the same: pipelines, lists of tickers, executions
 queries    the same: queries and the catalog
 scalars    what the contracts share
 tasks      the internal API, between the dispatcher and its workers
+webhooks   the gateway's public API: deliveries to webhook sources
 """

@@ -17,4 +17,5 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     source_monitor    keeps one run of every always-on source alive, always under the same task id
     table_statistics  analyzes the hot tables as they grow, so that cached plans stay good
     valve             dispatches queued tasks as far as concurrency, window and backpressure allow
+    webhook_keys      forgets the keys of deliveries that nobody repeats any more
 """

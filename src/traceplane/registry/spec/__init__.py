@@ -12,5 +12,6 @@ job_faults   faults found only after the file is read, located in its text
 jobs         what each job reads and writes, and the rules between its fields
 normalized   the deployed form of a DAG: plain JSON values
 scoping      how datasets are partitioned, and which scopes jobs have
+webhooks     webhook sources: their fields, and the job that receives deliveries
 yaml_reader  YAML read by tables of fields; values keep their positions
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
-from traceplane.registry.spec import datasets, fields, jobs, scoping
+from traceplane.registry.spec import datasets, fields, jobs, scoping, webhooks
 from traceplane.registry.spec.jobs import Draft
 from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
@@ -23,6 +23,7 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
         raise problems.invalid() from None
     drafts = jobs.drafts_of(problems, top)
     jobs.check(problems, drafts, known_runtimes)
+    webhooks.check(problems, [draft.record for draft in drafts], top)
     producers = jobs.producers_of(problems, drafts)
     datasets.check(problems, top, drafts, producers)
     below = datasets.read_by_virtual(problems, top)

@@ -13,9 +13,11 @@ from traceplane.model.dag import Job
 from traceplane.model.near_names import near
 from traceplane.model.partitions import Partitions
 from traceplane.operators import catalog
+from traceplane.registry.spec import webhooks
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
 from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries
 from traceplane.sql import job_query, virtual
+from traceplane.webhooks.specs import deliveries
 
 
 def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict[str, int]) -> None:
@@ -204,6 +206,8 @@ def _check_equality(problems: Problems, value: object, node: yaml.Node, column: 
 def build(
     dataset_id: str, declared: YamlMap | None, producer: Job | None, partitions: Mapping[str, Partitions]
 ) -> model.Dataset:
+    if producer is not None and webhooks.is_receiver(producer):
+        return deliveries(dataset_id)
     operator = catalog.find(producer.operator) if producer is not None else None
     position = operator.position if operator is not None else None
     own = partitions.get(dataset_id, Partitions())

@@ -10,6 +10,7 @@ from traceplane.errors import TraceplaneError
 from traceplane.model import column_types, edges, partitions
 from traceplane.model import dag as model
 from traceplane.model.near_names import near
+from traceplane.registry.spec import webhooks
 from traceplane.registry.spec import yaml_reader as read
 from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems
 from traceplane.schedule import cron
@@ -142,6 +143,7 @@ _SOURCE: Fields = {
     "catch_up": _catch_up,
     "jitter": read.duration,
     "period": read.choice(model.Period),
+    **webhooks.SOURCE,
 }
 _FROM: Fields = {"job": read.text, "output": read.text, "dataset": _label}
 _INPUT: Fields = {
@@ -201,6 +203,11 @@ FIELDS: dict[str, Fields] = {
     "job": _JOB,
     "source": _SOURCE,
     "catch_up": _CATCH_UP,
+    "verify": webhooks.VERIFY,
+    "timestamp": webhooks.TIMESTAMP,
+    "secret": webhooks.SECRET,
+    "dedupe": webhooks.DEDUPE,
+    "scope": webhooks.SCOPE,
     "input": _INPUT,
     "read": _WINDOW,
     "from": _FROM,

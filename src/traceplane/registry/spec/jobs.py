@@ -16,6 +16,7 @@ from traceplane.model import dag as model
 from traceplane.model.dag import Input, Job, Output
 from traceplane.model.edges import OnChange, Read, WaitFor, What
 from traceplane.model.near_names import near
+from traceplane.registry.spec import webhooks
 from traceplane.registry.spec.fields import MAX_NAME
 from traceplane.registry.spec.yaml_reader import BadValue, Problems, YamlMap
 
@@ -41,6 +42,11 @@ def _reacts(job: YamlMap) -> bool:
 def _relays(job: YamlMap) -> bool:
     """A source that relays a signal from outside; the dispatcher does it without running code."""
     return not _reacts(job) and job.get("source", "kind") in ("manual", "webhook", "cron")
+
+
+def _relays_only(job: YamlMap) -> bool:
+    """Whether nothing of a source reads what it relays; deliveries are read by the job that has the source."""
+    return _relays(job) and not webhooks.keeps_deliveries(job)
 
 
 def _needs_operator(job: YamlMap) -> bool:
@@ -77,11 +83,11 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
      "the field 'source' is missing", "add source: { kind: ... }"),
     ("spec.source_needs_activation", "source", lambda job: _reacts(job) and not job.lacks("source"),
      "a reactive job has no source", "add activation: source"),
-    ("spec.source_runs_no_code", "operator", lambda job: _relays(job) and _runs_code(job),
+    ("spec.source_runs_no_code", "operator", lambda job: _relays_only(job) and _runs_code(job),
      "a manual, webhook or cron source only relays events and never runs an operator",
      "remove runtime, operator and config, and add a second job with this operator that reads its output"),
     ("spec.source_runs_no_code", "runtime",
-     lambda job: _relays(job) and not _runs_code(job) and _runs_elsewhere(job),
+     lambda job: _relays_only(job) and not _runs_code(job) and _runs_elsewhere(job),
      "a manual, webhook or cron source only relays events, which the dispatcher does", "remove runtime"),
     ("spec.cron_needs_schedule", "source",
      lambda job: job.get("source", "kind") == "cron" and not _has_schedule(job),
@@ -260,12 +266,15 @@ def producers_of(problems: Problems, drafts: list[Draft]) -> dict[str, int]:
 def _runtime(job: YamlMap, known_runtimes: frozenset[str]) -> Any:
     if not job.lacks("runtime"):
         return job.get("runtime")
-    return "dispatcher" if job.lacks("operator") else "spark" if "spark" in known_runtimes else "python"
+    if job.lacks("operator"):
+        return "python" if webhooks.keeps_deliveries(job) else "dispatcher"
+    return "spark" if "spark" in known_runtimes else "python"
 
 
 def build(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> list[Job]:
-    """The job, preceded by the aggregators that it needs; only a Bulk job needs any."""
-    return _with_aggregators(draft, _job(draft, top, known_runtimes))
+    """The job, preceded by those that it needs: aggregators of a Bulk job, or what receives its deliveries."""
+    *receivers, job = webhooks.with_receiver(top.get("dag"), draft.record, _job(draft, top, known_runtimes))
+    return [*receivers, *_with_aggregators(draft, job)]
 
 
 def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
@@ -279,7 +288,7 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
         name=draft.name,
         activation=job.get("activation") or model.Activation.REACTIVE,
         runtime=_runtime(job, known_runtimes),
-        operator=job.get("operator") or "source",
+        operator=job.get("operator") or (webhooks.ROWS if webhooks.keeps_deliveries(job) else "source"),
         config=job.get("config") or {},
         inputs=tuple(used for used, _ in draft.inputs),
         outputs=tuple(output for output, _ in draft.outputs),
@@ -293,7 +302,11 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
 
 
 def _source(source: YamlMap) -> model.Source:
-    given = {name: value for name, value in source.values.items() if value is not None}
+    given = {
+        name: value
+        for name, value in source.values.items()
+        if value is not None and name not in webhooks.SOURCE
+    }
     if (jitter := given.pop("jitter", None)) is not None:
         given["jitter_seconds"] = jitter
     return model.Source(**given)

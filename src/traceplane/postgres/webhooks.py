@@ -1,0 +1,156 @@
+"""Webhook sources: where deliveries go, which of them are new, and what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+
+from traceplane.model.partitions import Partitions
+from traceplane.postgres import commits, coverage, hot_tables
+from traceplane.postgres.commits import OutputCommit
+from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.registry import partitions_of
+from traceplane.webhooks.config import WebhookConfig
+
+_SQL = statements("webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSource:
+    org: str
+    dag: str
+    job: str
+    """As its DAG file names it."""
+    job_id: UUID
+    config: WebhookConfig
+    dataset_uuid: UUID
+    dataset_id: str
+    generation_id: UUID
+    voice: UUID
+    """In whose name its events are emitted."""
+    partitions: Partitions
+
+
+async def sources(tx: Transaction) -> list[WebhookSource]:
+    """Of all organizations."""
+    return [
+        WebhookSource(
+            **{
+                **row,
+                "config": msgspec.convert(row["config"], WebhookConfig),
+                "partitions": partitions_of(row["partitions"]),
+            }
+        )
+        for row in await tx.rows(_SQL["sources"])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPath:
+    path: str
+    dag: str
+    job: str
+
+
+async def paths_elsewhere(tx: Transaction, org: str, dag: str, paths: Sequence[str]) -> list[TakenPath]:
+    """Which of the paths other DAGs have; until the transaction ends, no other deploy takes one."""
+    if not paths:
+        return []
+    await tx.rows(_SQL["lock_paths"], org)
+    return await tx.rows_as(TakenPath, _SQL["paths_elsewhere"], org, dag, list(paths))
+
+
+async def still_serving(tx: Transaction, sources: Sequence[WebhookSource]) -> set[UUID]:
+    """The jobs of those sources that are still as they were read."""
+    rows = await tx.rows(
+        _SQL["still_serving"], [s.job_id for s in sources], [s.generation_id for s in sources]
+    )
+    return {row["job_id"] for row in rows}
+
+
+async def add_keys(tx: Transaction, keys: Sequence[tuple[UUID, str]]) -> set[tuple[UUID, str]]:
+    """Those that no delivery had before, each with the dataset of its source."""
+    rows = await tx.rows(_SQL["add_keys"], [dataset for dataset, _ in keys], [key for _, key in keys])
+    return {(row["dataset_uuid"], row["key"]) for row in rows}
+
+
+async def forget_keys(tx: Transaction, older_than: timedelta, limit: int) -> int:
+    return len(await tx.rows(_SQL["forget_keys"], older_than, limit))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptDelivery:
+    key: str
+    headers: str
+    """A JSON object."""
+    body: str
+    """JSON."""
+
+
+async def keep(
+    tx: Transaction, deliveries: Mapping[UUID, tuple[UUID, Sequence[KeptDelivery]]]
+) -> dict[UUID, int]:
+    """Adds deliveries to the tables of their generations, each with the job that receives them, and numbers them.
+    Returns the number of the first one of each generation; the others follow it without gaps."""
+    generations = sorted(deliveries)
+    # As commits of tasks do: the table first, then the cursors.
+    await hot_tables.lock(tx, generations)
+    last = {r["generation_id"]: r["position"] for r in await tx.rows(_SQL["last_numbers"], generations)}
+    first = {generation_id: last.get(generation_id, -1) + 1 for generation_id in generations}
+    outputs = []
+    for generation_id in generations:
+        job_id, kept = deliveries[generation_id]
+        await hot_tables.add_deliveries(
+            tx,
+            generation_id,
+            first[generation_id],
+            [delivery.key for delivery in kept],
+            [delivery.headers for delivery in kept],
+            [delivery.body for delivery in kept],
+        )
+        outputs.append(_commit(generation_id, job_id, first[generation_id], kept))
+    await commits.record(tx, outputs)
+    await coverage.add(tx, [], outputs)
+    return first
+
+
+def _commit(generation_id: UUID, job_id: UUID, first: int, kept: Sequence[KeptDelivery]) -> OutputCommit:
+    last = first + len(kept) - 1
+    return OutputCommit(
+        task_id=job_id,
+        output_index=0,
+        generation_id=generation_id,
+        partition_key=None if first == last else f"{first}-{last}",
+        start=first,
+        end=last,
+        files=(),
+        row_count=len(kept),
+        bytes=sum(len(delivery.body) for delivery in kept),
+        schema_hash="",
+        replaces=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    dataset_uuid: UUID
+    code: str
+    count: int
+    last_at: datetime
+
+
+async def add_refusals(tx: Transaction, counts: Mapping[tuple[UUID, str], int]) -> None:
+    await tx.rows(
+        _SQL["add_refusals"],
+        [dataset for dataset, _ in counts],
+        [code for _, code in counts],
+        list(counts.values()),
+    )
+
+
+async def refusals(tx: Transaction, org: str) -> list[Refusals]:
+    return await tx.rows_as(Refusals, _SQL["refusals"], org)

@@ -1,0 +1,147 @@
+"""JSON values as the types that a dataset declares: exactly, or not at all.
+
+JSON has no dates, times or decimals, and forms have only text, so text becomes what the column is. Nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DoesNotFit(ValueError):
+    """A value that a type cannot hold."""
+
+
+def converted(value: Any, type_: pa.DataType) -> Any:
+    """What Arrow takes for a value of this type; raises `DoesNotFit`."""
+    if value is None:
+        return None
+    try:
+        return _converted(value, type_)
+    except (ValueError, OverflowError, InvalidOperation, binascii.Error):
+        raise DoesNotFit(f"{_shown(value)} does not fit into {type_}") from None
+
+
+def _converted(value: Any, type_: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_string(type_):
+        return value if isinstance(value, str) else as_json(value)
+    if types.is_boolean(type_):
+        return _boolean(value)
+    if types.is_integer(type_):
+        return _integer(value)
+    if types.is_decimal(type_):
+        return _number(value)
+    if types.is_floating(type_):
+        return _float(value)
+    if types.is_timestamp(type_):
+        return _moment(value, with_zone=type_.tz is not None)
+    if types.is_date(type_):
+        return date.fromisoformat(_text(value))
+    if types.is_binary(type_):
+        return base64.b64decode(_text(value), validate=True)
+    return _nested(value, type_)
+
+
+def _nested(value: Any, type_: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_list(type_) and isinstance(value, list):
+        return [converted(item, type_.value_type) for item in value]
+    if types.is_map(type_) and isinstance(value, dict):
+        return [(converted(k, type_.key_type), converted(v, type_.item_type)) for k, v in value.items()]
+    if types.is_struct(type_) and isinstance(value, dict):
+        return {field.name: converted(value.get(field.name), field.type) for field in type_}
+    raise ValueError
+
+
+def as_json(value: Any) -> str:
+    """Decimals with all their digits."""
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Decimal():
+            return _Digits(value)
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+    return value
+
+
+class _Digits(float):
+    """A float that `json` writes as the decimal that it was read from."""
+
+    def __new__(cls, value: Decimal) -> _Digits:
+        made = super().__new__(cls, value)
+        made.digits = str(value)
+        return made
+
+    digits: str
+
+    def __repr__(self) -> str:
+        return self.digits
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False}[value] if value in ("true", "false") else _no()
+
+
+def _integer(value: Any) -> int:
+    number = _number(value)
+    return int(number) if number == number.to_integral_value() else _no()
+
+
+def _number(value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        raise ValueError
+    number = Decimal(value)
+    return number if number.is_finite() and abs(number.adjusted()) < 1000 else _no()
+
+
+def _float(value: Any) -> float:
+    number = float(_number(value))
+    return number if math.isfinite(number) else _no()
+
+
+def _moment(value: Any, *, with_zone: bool) -> datetime:
+    """ISO 8601; a number is seconds since 1970, where there is a time zone."""
+    if with_zone and isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return _EPOCH + timedelta(microseconds=_integer(Decimal(value) * 1_000_000))
+    moment = datetime.fromisoformat(_text(value))
+    return moment if (moment.tzinfo is not None) == with_zone else _no()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _no()
+
+
+def _no() -> Any:
+    raise ValueError
+
+
+def _shown(value: Any) -> str:
+    """What kind of value it is, and not the value: bodies may hold what logs must not."""
+    match value:
+        case bool():
+            return "true or false"
+        case int() | Decimal():
+            return "a number"
+        case str():
+            return f"a text of {len(value)} characters"
+        case list():
+            return "a list"
+    return "an object"
