@@ -12,7 +12,10 @@ from typing import Any
 KEY = "It's a Secret to Everybody"
 VARIABLE = "TRACEPLANE_HOOK_KEY_TEST"
 KEYS = {VARIABLE: KEY}
-COLUMNS = "[{name: id, type: bigint, nullable: false}, {name: amount, type: 'decimal(10, 2)'}, {name: at, type: timestamp}]"
+COLUMNS = (
+    "[{name: id, type: bigint, nullable: false}, {name: amount, type: 'decimal(10, 2)'},"
+    " {name: position, type: bigint}]"
+)
 
 
 def dag(verify: str = "{ preset: github }", *fields: str, config: str = "", name: str = "shop") -> str:
@@ -44,7 +47,9 @@ def body(content: Any) -> bytes:
     return content if isinstance(content, bytes) else json.dumps(content).encode()
 
 
-def from_github(content: Any, delivery: str = "d-1", *, key: str = KEY, event: str = "push") -> dict[str, str]:
+def from_github(
+    content: Any, delivery: str = "d-1", *, key: str = KEY, event: str = "push"
+) -> dict[str, str]:
     return {
         "X-GitHub-Event": event,
         "X-GitHub-Delivery": delivery,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,20 @@ class Sender:
     async def post(
         self,
         content: Any,
-        headers: Mapping[str, str] | list[tuple[str, str]] = {},
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
         *,
         path: str = "/hooks/default/orders",
         content_type: str = "application/json",
     ) -> tuple[int, dict[str, Any]]:
-        sent = [("content-type", content_type), *(headers.items() if isinstance(headers, Mapping) else headers)]
+        sent = [
+            ("content-type", content_type),
+            *(headers.items() if isinstance(headers, Mapping) else headers),
+        ]
         async with self.session.post(path, data=body(content), headers=sent) as answer:
             told = await answer.json()
             return answer.status, told.get("error", told)
 
-    async def refused(self, content: Any, headers: Any = {}, **how: Any) -> tuple[int, str]:
+    async def refused(self, content: Any, headers: Any = (), **how: Any) -> tuple[int, str]:
         status, error = await self.post(content, headers, **how)
         return status, error["code"]
 
@@ -61,11 +65,19 @@ class Sender:
         return found
 
 
+@contextlib.asynccontextmanager
+async def opened(url: str, folder: Path, **settings: Any) -> AsyncIterator[Sender]:
+    async with (
+        ControlPlane.open(url, home=folder, **{"hook_keys": KEYS, **settings}) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        yield Sender(plane, http, http._session)
+
+
 @pytest.fixture
 async def sender(database_url: str, tmp_path: Path) -> AsyncIterator[Sender]:
-    async with ControlPlane.open(database_url, home=tmp_path, hook_keys=KEYS) as plane:
-        async with GatewayHttp.open(plane) as http:
-            yield Sender(plane, http, http._session)
+    async with opened(database_url, tmp_path) as found:
+        yield found
 
 
 async def test_a_delivery_is_a_numbered_row_an_event_and_a_task_at_once(sender: Sender) -> None:
@@ -162,60 +174,57 @@ async def test_a_body_or_key_that_is_not_right_is_refused(sender: Sender) -> Non
 async def test_a_long_body_is_refused_whether_or_not_its_length_is_told(
     database_url: str, tmp_path: Path
 ) -> None:
-    async with ControlPlane.open(
-        database_url, home=tmp_path, hook_keys=KEYS, webhook_max_body_bytes=1000
-    ) as plane:
-        async with GatewayHttp.open(plane) as http:
-            sender = Sender(plane, http, http._session)
-            await plane.deploy(dag())
-            content = b'"' + b"x" * 1000 + b'"'
-            assert await sender.refused(content, from_github(content)) == (413, "request.too_large")
+    async with (
+        ControlPlane.open(database_url, home=tmp_path, hook_keys=KEYS, webhook_max_body_bytes=1000) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        sender = Sender(plane, http, http._session)
+        await plane.deploy(dag())
+        content = b'"' + b"x" * 1000 + b'"'
+        assert await sender.refused(content, from_github(content)) == (413, "request.too_large")
 
-            async def pieces() -> AsyncIterator[bytes]:
-                yield content
+        async def pieces() -> AsyncIterator[bytes]:
+            yield content
 
-            headers = {"content-type": "application/json", **from_github(content)}
-            async with http._session.post("/hooks/default/orders", data=pieces(), headers=headers) as answer:
-                assert answer.status == 413
-            assert plane.api.webhooks._bytes == 0
+        headers = {"content-type": "application/json", **from_github(content)}
+        async with sender.session.post("/hooks/default/orders", data=pieces(), headers=headers) as answer:
+            assert answer.status == 413
+        assert plane.api.webhooks._bytes == 0
 
 
 async def test_a_gateway_without_room_says_come_again(database_url: str, tmp_path: Path) -> None:
-    async with ControlPlane.open(
-        database_url, home=tmp_path, hook_keys=KEYS, webhook_max_waiting=1
-    ) as plane:
-        async with GatewayHttp.open(plane) as http:
-            sender = Sender(plane, http, http._session)
-            await plane.deploy(dag())
-            contents = [{"id": n} for n in range(30)]
-            answers = await asyncio.gather(
-                *(sender.post(c, from_github(c, f"d-{c['id']}")) for c in contents)
-            )
-            statuses = [status for status, _ in answers]
-            assert set(statuses) == {200, 503}
-            assert len(await sender.kept()) == statuses.count(200)
+    async with (
+        ControlPlane.open(database_url, home=tmp_path, hook_keys=KEYS, webhook_max_waiting=1) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        sender = Sender(plane, http, http._session)
+        await plane.deploy(dag())
+        contents = [{"id": n} for n in range(30)]
+        answers = await asyncio.gather(*(sender.post(c, from_github(c, f"d-{c['id']}")) for c in contents))
+        statuses = [status for status, _ in answers]
+        assert set(statuses) == {200, 503}
+        assert len(await sender.kept()) == statuses.count(200)
 
 
 async def test_a_key_that_is_changed_is_known_beside_the_old_one(database_url: str, tmp_path: Path) -> None:
     keys = {VARIABLE: "old", "TRACEPLANE_HOOK_KEY_NEW": "new", "TRACEPLANE_HOOK_KEY_ACME__X": "theirs"}
-    async with ControlPlane.open(database_url, home=tmp_path, hook_keys=keys) as plane:
-        async with GatewayHttp.open(plane) as http:
-            sender = Sender(plane, http, http._session)
-            both = f"{{ env: [TRACEPLANE_HOOK_KEY_NEW, {VARIABLE}] }}"
-            await plane.deploy(dag().replace(f"{{ env: {VARIABLE} }}", both))
-            for number, key in enumerate(("old", "new")):
-                assert (await sender.post({}, from_github({}, f"d-{number}", key=key)))[0] == 200
-            assert await sender.refused({}, from_github({}, "d-3", key="other")) == (
-                403,
-                "webhook.signature_wrong",
-            )
-            # The key of another organization is none of this one.
-            await plane.deploy(dag().replace(VARIABLE, "TRACEPLANE_HOOK_KEY_ACME__X"))
-            await plane.api.webhooks.refresh()
-            assert await sender.refused({}, from_github({}, "d-4", key="theirs")) == (503, "webhook.no_key")
-            (view,) = await sender.webhooks()
-            assert view["keys_missing"] == ["TRACEPLANE_HOOK_KEY_ACME__X"]
-            assert "theirs" not in json.dumps(view)
+    async with opened(database_url, tmp_path, hook_keys=keys) as sender:
+        plane = sender.plane
+        both = f"{{ env: [TRACEPLANE_HOOK_KEY_NEW, {VARIABLE}] }}"
+        await plane.deploy(dag().replace(f"{{ env: {VARIABLE} }}", both))
+        for number, key in enumerate(("old", "new")):
+            assert (await sender.post({}, from_github({}, f"d-{number}", key=key)))[0] == 200
+        assert await sender.refused({}, from_github({}, "d-3", key="other")) == (
+            403,
+            "webhook.signature_wrong",
+        )
+        # The key of another organization is none of this one.
+        await plane.deploy(dag().replace(VARIABLE, "TRACEPLANE_HOOK_KEY_ACME__X"))
+        await plane.api.webhooks.refresh()
+        assert await sender.refused({}, from_github({}, "d-4", key="theirs")) == (503, "webhook.no_key")
+        (view,) = await sender.webhooks()
+        assert view["keys_missing"] == ["TRACEPLANE_HOOK_KEY_ACME__X"]
+        assert "theirs" not in json.dumps(view)
 
 
 async def test_stripe_and_slack_are_received_with_their_keys_and_times(sender: Sender) -> None:
@@ -223,7 +232,10 @@ async def test_stripe_and_slack_are_received_with_their_keys_and_times(sender: S
     event = {"id": "evt_1", "object": "event"}
     assert (await sender.post(event, from_stripe(event)))[1]["status"] == "accepted"
     assert (await sender.post(event, from_stripe(event)))[1]["status"] == "duplicate"
-    assert await sender.refused(event, from_stripe(event, at=1492774577)) == (403, "webhook.timestamp_outside")
+    assert await sender.refused(event, from_stripe(event, at=1492774577)) == (
+        403,
+        "webhook.timestamp_outside",
+    )
     assert await sender.refused(event, {"Stripe-Signature": "v1=00"}) == (403, "webhook.signature_malformed")
     await sender.plane.deploy(dag("{ preset: slack }", "dedupe: { pointer: /trigger_id }"))
     await sender.plane.api.webhooks.refresh()
@@ -254,7 +266,10 @@ async def test_any_header_and_algorithm_can_be_declared(sender: Sender) -> None:
     headers = {"X-Sign": f"v2 {sign}", "X-Time": str(now), "X-Kind": "sale"}
     assert (await sender.post(content, headers))[1]["status"] == "accepted"
     assert (await sender.kept())[0][1] == "12345678901234567890123"
-    assert await sender.refused(content, {**headers, "X-Time": str(now - 5)}) == (403, "webhook.signature_wrong")
+    assert await sender.refused(content, {**headers, "X-Time": str(now - 5)}) == (
+        403,
+        "webhook.signature_wrong",
+    )
     assert await sender.refused(content, {**headers, "X-Time": str(now - 11)}) == (
         403,
         "webhook.timestamp_outside",

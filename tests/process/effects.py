@@ -38,6 +38,7 @@ from pieces where completed <> committed or committed <> told
 union all
 select 'commit ' || commit_id || ' of no completed task' from dataset_commits c
 where not exists (select 1 from work w where w.task_id = c.task_id and w.completed)
+  and not exists (select 1 from jobs j where j.job_id = c.task_id)  -- deliveries to a source
 union all
 select 'cursor of ' || generation_id || ' at ' || coalesce(c.position::text, 'none') || ', not '
        || coalesce(r.position::text, 'none')

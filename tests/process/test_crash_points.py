@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -172,6 +173,7 @@ TRACES = {
     " join job_outputs o using (job_id) join datasets s on s.current_generation_id = o.generation_id"
     " where d.name = $1 and v.number = 2",
     "cron": "select count(*) from told",
+    "webhook": "select count(*) from told",
     "launch": "select count(*) from executions where (signal ->> 'position')::bigint between $2 and $3",
 }
 """What each transaction leaves behind: nothing before its commit, something after."""
@@ -267,7 +269,8 @@ class Crash:
     @property
     def victim(self) -> Process:
         label = self.boundary.partition(".")[0]
-        names = {"emit": "gateway", "deploy": "gateway", "worker": "worker-1", "launch": "trigger"}
+        gateways = dict.fromkeys(("emit", "webhook", "deploy"), "gateway")
+        names = {**gateways, "worker": "worker-1", "launch": "trigger"}
         name = names.get(label, "dispatcher-1")
         return self.platform[name]
 
@@ -551,6 +554,39 @@ async def ticks_are_due(crash: Crash) -> None:
     await platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
 
 
+async def sender_delivers(crash: Crash) -> None:
+    """A sender whose deliveries were cut off repeats them."""
+    crash.dag = crash.boundary.replace(".", "-")
+    source = f"""\
+- name: hook
+  activation: source
+  source: {{kind: webhook, path: {crash.dag}, verify: none, dedupe: {{pointer: /n}}, scope: {{pointer: /n}}}}
+  outputs: [{{dataset: {crash.dag}.in}}]
+"""
+    await crash.platform.deploy(dag(crash.dag, source, job("copy", f"{crash.dag}.in", f"{crash.dag}.out")))
+    await crash.arm()
+    await crash.platform.ready("gateway")
+    url = f"{crash.platform.gateway_url}/hooks/default/{crash.dag}"
+
+    async def deliver(session: aiohttp.ClientSession) -> list[str]:
+        statuses = []
+        for cursor in crash.cursors:
+            async with session.post(url, json={"n": cursor}) as answer:
+                statuses.append((await answer.json())["status"])
+        return statuses
+
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await deliver(session)
+        await crash.strike()
+        await crash.platform.ready("gateway")
+        first = "duplicate" if crash.boundary == "webhook.after_commit" else "accepted"
+        assert await deliver(session) == [first, *["accepted"] * (EVENTS - 1)]
+        assert set(await deliver(session)) == {"duplicate"}
+    await settle(crash.platform)
+    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in crash.cursors]
+
+
 SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "emit": caller_emits,
     "deploy": caller_deploys,
@@ -565,6 +601,7 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "backpressure": queue_fills_up,
     "launch": signals_come_in,
     "cron": ticks_are_due,
+    "webhook": sender_delivers,
 }
 
 

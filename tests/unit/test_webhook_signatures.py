@@ -1,4 +1,4 @@
-"""Signatures of deliveries: the examples that GitHub, Slack and Stripe document, and whatever else a sender may write."""
+"""Signatures of deliveries: the examples that GitHub, Slack and Stripe document, and whatever else may be sent."""
 
 from __future__ import annotations
 

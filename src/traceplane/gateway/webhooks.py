@@ -23,7 +23,7 @@ from traceplane.errors import Forbidden, InvalidInput, NotFound, PlatformError, 
 from traceplane.gateway import partition_names as names
 from traceplane.http_service.routes import JSON, PUBLIC, Call, Route, UnsupportedMediaType
 from traceplane.model import hook_keys
-from traceplane.model.partitions import By, is_name
+from traceplane.model.partitions import By
 from traceplane.postgres import events, partition_names, tokens, webhooks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
@@ -374,16 +374,13 @@ async def _positions(tx: Transaction, new: Sequence[_Delivery]) -> list[tuple[st
             named.setdefault(d.source.org, []).append(d.scope)
         elif d.kept is not None:
             kept.setdefault(d.source.generation_id, (d.source.voice, []))[1].append(d.kept)
-    registered: dict[str, tuple[str, ...]] = {}
-    for org in sorted(named):
-        await partition_names.register(tx, org, named[org])
-        registered[org] = await partition_names.load(tx, org)
+    registered = {org: await partition_names.register(tx, org, named[org]) for org in sorted(named)}
     free = await webhooks.keep(tx, kept) if kept else {}
     positions: list[tuple[str | None, int]] = []
     for d in new:
         match d.scope:
             case str():
-                positions.append((d.scope, registered[d.source.org].index(d.scope)))
+                positions.append((d.scope, registered[d.source.org][d.scope]))
             case int():
                 partitions = d.source.partitions
                 positions.append((partitions.name(d.scope) if partitions.is_named else None, d.scope))
@@ -492,7 +489,7 @@ def _scope(source: WebhookSource, pointer: str, body: Body) -> int | str:
             next_step="send it, or correct the source's `scope`",
         )
     text, partitions = str(value), source.partitions
-    if partitions.by is By.NAME and is_name(text) and (not partitions.names or text in partitions.names):
+    if partitions.by is By.NAME and partitions.may_have(text):
         return text
     position = names.position(partitions, text[:200])
     if not -(2**63) <= position < 2**63:

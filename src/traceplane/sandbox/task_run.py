@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from traceplane import telemetry
 from traceplane.errors import TraceplaneError
@@ -365,7 +365,7 @@ class TaskRun:
         if exited.signal is not None:
             return self._killed(exited, exited.signal)
         if isinstance(self._outcome, frames.Failed):
-            return _as_told(self._outcome.error)
+            return _as_told(self._outcome.error, self._assign.error_codes)
         if self._outcome is None or exited.exit_code != 0:
             message = f"the operator's process ended with exit code {exited.exit_code}, without a result"
             return Failure(code="operator.exited", message=message, exit_code=exited.exit_code)
@@ -429,12 +429,10 @@ def _resident_bytes(standing: Exited | Inspected | None) -> int:
             return 0
 
 
-def _as_told(error: Failure) -> Failure:
+def _as_told(error: Failure, own_codes: Sequence[str]) -> Failure:
     """A failure reported by the operator: with an allowed code, clipped, and safe to store."""
-    is_allowed = error.code.startswith("operator.") or error.code in (
-        "sandbox.setup_failed",
-        "sandbox.breached",
-    )
+    allowed = ("sandbox.setup_failed", "sandbox.breached", *own_codes)
+    is_allowed = error.code.startswith("operator.") or error.code in allowed
     return Failure(
         code=_clip(error.code, 100) if is_allowed else "operator.raised",
         message=_clip(error.message, _LONGEST_TEXT),

@@ -166,7 +166,8 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
   exists (select 1 from job_inputs i join generations g using (generation_id)
     join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
     join jobs pj on pj.job_id = x.job_id
-    where i.job_id = j.job_id and pj.runtime <> 'dispatcher') as reads_files,
+    where i.job_id = j.job_id and (pj.runtime <> 'dispatcher'
+      or exists (select 1 from hot_tables h where h.generation_id = x.generation_id))) as reads_files,
   coalesce((select jsonb_agg(jsonb_build_object('output_index', x.output_index, 'name', x.name,
       'dataset_uuid', x.dataset_uuid, 'dataset_version', x.generation_id, 'dataset_id', ds.dataset_id,
       'columns', coalesce((select v.definition -> 'columns' from dag_version_datasets v
