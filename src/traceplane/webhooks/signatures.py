@@ -118,7 +118,7 @@ def read(scheme: Scheme, headers: Headers, now: float) -> Signature:
     """What the headers say; raises `Refused`. `now`: in seconds since 1970."""
     value = the_one(headers, scheme.header)
     if value is None:
-        raise _refused("missing", f"there must be one header {scheme.header}")
+        raise _refused("webhook.signature_missing", f"there must be one header {scheme.header}")
     if scheme.as_pairs:
         stamp, signatures = _pairs(scheme, value)
     else:
@@ -132,7 +132,7 @@ def read(scheme: Scheme, headers: Headers, now: float) -> Signature:
 
 
 def wrong() -> Refused:
-    return _refused("wrong", "no key of this source made this signature over this body")
+    return _refused("webhook.signature_wrong", "no key of this source made this signature over this body")
 
 
 def the_one(headers: Headers, name: str) -> bytes | None:
@@ -149,7 +149,7 @@ def _pairs(scheme: Scheme, value: bytes) -> tuple[bytes | None, list[bytes]]:
     signatures = [pair for pair in pairs if pair.startswith(scheme.prefix.encode())]
     if len(times) != 1 or not 1 <= len(signatures) <= _MOST_SIGNATURES:
         form = f"t=SECONDS,{scheme.prefix}SIGNATURE"
-        raise _refused("malformed", f"the header {scheme.header} must have the form {form}")
+        raise _refused("webhook.signature_malformed", f"the header {scheme.header} must have the form {form}")
     return times[0], signatures
 
 
@@ -165,7 +165,7 @@ def _digest(scheme: Scheme, value: bytes) -> bytes:
             except binascii.Error:
                 pass
     form = f"{scheme.prefix}SIGNATURE, in {scheme.encoding}"
-    raise _refused("malformed", f"the header {scheme.header} must have the form {form}")
+    raise _refused("webhook.signature_malformed", f"the header {scheme.header} must have the form {form}")
 
 
 def _check_time(stamp: bytes | None, scheme: Scheme, now: float) -> None:
@@ -185,7 +185,5 @@ def _check_time(stamp: bytes | None, scheme: Scheme, now: float) -> None:
         )
 
 
-def _refused(what: str, message: str) -> Refused:
-    return Refused(
-        f"webhook.signature_{what}", message, "sign the raw body with the key, as the source's `verify` says"
-    )
+def _refused(code: str, message: str) -> Refused:
+    return Refused(code, message, "sign the raw body with the key, as the source's `verify` says")

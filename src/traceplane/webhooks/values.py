@@ -6,7 +6,6 @@ JSON has no dates, times or decimals, and forms have only text, so text becomes 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from datetime import UTC, date, datetime, timedelta
@@ -28,7 +27,7 @@ def converted(value: Any, type_: pa.DataType) -> Any:
         return None
     try:
         return _converted(value, type_)
-    except (ValueError, OverflowError, InvalidOperation, binascii.Error):
+    except (ValueError, OverflowError, InvalidOperation, RecursionError):
         raise DoesNotFit(f"{_shown(value)} does not fit into {type_}") from None
 
 
@@ -65,33 +64,15 @@ def _nested(value: Any, type_: pa.DataType) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Decimals with all their digits."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
+    """Decimals keep all their digits."""
     match value:
         case Decimal():
-            return _Digits(value)
+            return str(value)
         case dict():
-            return {name: _plain(item) for name, item in value.items()}
+            return "{" + ",".join(f"{as_json(name)}:{as_json(item)}" for name, item in value.items()) + "}"
         case list():
-            return [_plain(item) for item in value]
-    return value
-
-
-class _Digits(float):
-    """A float that `json` writes as the decimal that it was read from."""
-
-    def __new__(cls, value: Decimal) -> _Digits:
-        made = super().__new__(cls, value)
-        made.digits = str(value)
-        return made
-
-    digits: str
-
-    def __repr__(self) -> str:
-        return self.digits
+            return "[" + ",".join(map(as_json, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _boolean(value: Any) -> bool:
