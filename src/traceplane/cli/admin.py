@@ -222,6 +222,9 @@ def gc(
         f"{counted(garbage.bytes, 'byte')}, of {counted(garbage.versions, 'old version')}, "
         f"{counted(garbage.commits, 'commit')} and {counted(garbage.attempts, 'attempt')}"
     )
+    if garbage.partitions:
+        verb_ = "would drop" if dry_run else "dropped"
+        say(f"{verb_} {counted(garbage.partitions, 'partition')} older than the retention of their dataset")
     say(
         f"{verb} {counted(garbage.tasks, 'finished task')}, {counted(garbage.events, 'event')}, "
         f"{counted(garbage.executions, 'execution')}, {counted(garbage.code, 'code bundle')}, "

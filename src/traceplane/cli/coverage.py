@@ -36,6 +36,8 @@ def describe(held: CoverageView) -> str:
         shown = shown[:_GAPS_SHOWN]
         more = held.gap_count - len(shown)
         text += f" except {', '.join(shown)}" + (f" and {counted(more, 'more gap')}" if more else "")
+    if held.dropped is not None:
+        text += f", {held.dropped_name} dropped"
     if held.dead:
         text += f", {counted(held.dead, 'scope')} dead"
     return text

@@ -26,11 +26,13 @@ _DEEPEST = 20
 
 
 def view(held: coverage.Coverage | None) -> CoverageView | None:
-    if held is None or (held.first is None and not held.dead):
+    if held is None or (held.first is None and not held.dead and held.dropped is None):
         return None
     if held.partitions.by is By.NAME:  # between names there is nothing
         return CoverageView(dead=held.dead)
-    view = CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead)
+    view = CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead, dropped=held.dropped)
+    if held.dropped is not None:
+        view = msgspec.structs.replace(view, dropped_name=held.partitions.written(held.dropped))
     if not held.partitions.is_named or held.first is None or held.last is None:
         return view
     name = held.partitions.name
@@ -59,7 +61,8 @@ async def explain(
     ):
         raise refusal
     why = _Why(tx, org)
-    reasons = await why.of(dataset) if dataset.missing else await why.outdated(dataset, positions)
+    reasons = [_of_dropped(dataset, dropped) for dropped in dataset.dropped[:_RANGES_FOLLOWED]]
+    reasons += await why.of(dataset) if dataset.missing else await why.outdated(dataset, positions)
     reasons = reasons or [ReasonView("held", f"{dataset_id} holds all of it.")]
     return ScopeExplanation(
         dataset_id,
@@ -164,6 +167,8 @@ class _Why:
         for name, edge in await self._inputs_of(producer):
             read = await coverage.missing_positions(self._tx, self._org, name, edge.reads(positions))
             missing = _waited_for(read, edge, positions) if read is not None else ()
+            if read is not None:
+                reasons += [_of_dropped(read, dropped) for dropped in read.dropped[:_RANGES_FOLLOWED]]
             if read is None or not missing:
                 continue
             ranges = ", ".join(read.partitions.written(r) for r in missing[:_RANGES_FOLLOWED])
@@ -181,6 +186,16 @@ def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[R
     first = own[0] if begins is None else min(begins, own[0])
     clipped = [(max(a, first), b) for a, b in read.missing]
     return tuple((a, b) for a, b in clipped if a <= b)
+
+
+def _of_dropped(dataset: MissingPositions, positions: Range) -> ReasonView:
+    where, (first, last) = dataset.partitions.written(positions), map(dataset.partitions.name, positions)
+    return ReasonView(
+        "dropped",
+        f"{dataset.dataset_id} has dropped {where}: it is older than the dataset's retention. "
+        f"`traceplane backfill {dataset.dataset_id} --range {first}..{last}` computes it again,"
+        " if what it reads is still there.",
+    )
 
 
 def _of_tasks(

@@ -118,6 +118,8 @@ class Dataset:
     position: str | None = None
     """The column that holds a row's position (a cursor, or a position of a partition)."""
     partitions: Partitions = Partitions()
+    retention: float | None = None
+    """Seconds for which a partition is kept; None: for ever."""
     sql: str | None = None
     """Of a virtual dataset: its SQL, in the dialect of queries. No job produces it, and it is not stored."""
 

@@ -7,6 +7,7 @@ commits             outputs become part of their generation, in the transaction 
 coverage            which positions generations have
 cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements
+dataset_retention   partitions that are older than their dataset keeps them
 doctor              facts about pipelines that are not launched
 embedded            the bundled Postgres: one server in a folder, reached over a Unix socket
 events              events in, tasks out: the one statement that starts everything

@@ -10,6 +10,7 @@ from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
 from traceplane.operators import catalog
+from traceplane.postgres import dataset_retention
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction, statements
 from traceplane.postgres.registry import partitions_of
@@ -73,7 +74,15 @@ async def next_catch_ups(tx: Transaction) -> list[CatchUp]:
 
 async def catch_up(tx: Transaction, due: CatchUp, limit: int) -> int:
     """Creates tasks for what a job lacks of a generation; returns their number."""
-    row = await tx.row(_SQL["catch_up"], due.job_id, due.generation_id, limit)
+    unreadable = await dataset_retention.not_computable(tx, due.job_id)
+    row = await tx.row(
+        _SQL["catch_up"],
+        due.job_id,
+        due.generation_id,
+        limit,
+        [first for first, _ in unreadable],
+        [last for _, last in unreadable],
+    )
     assert row is not None
     if not row["lacks"] and not due.building:
         await tx.rows(_SQL["end_catch_up"], due.job_id, due.generation_id)
@@ -93,6 +102,8 @@ class Coverage:
     dead: int
     """Scopes whose task is dead and that nothing else covers."""
     partitions: Partitions
+    dropped: Range | None = None
+    """From the first to the last position that was dropped because of its age."""
 
 
 async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) -> dict[str, Coverage]:
@@ -105,6 +116,7 @@ async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) 
             tuple((a, b) for a, b in r["gaps"]),
             r["dead"],
             partitions_of(r["partitions"]),
+            tuple(r["dropped"]) if r["dropped"] is not None else None,
         )
         for r in rows
     }
@@ -133,6 +145,8 @@ class MissingPositions:
     begins: int | None
     """The first position that it has."""
     partitions: Partitions
+    dropped: tuple[Range, ...] = ()
+    """Because of their age; not among the missing ones."""
 
 
 async def missing_positions(
@@ -160,6 +174,7 @@ async def missing_positions(
         producer,
         row["begins"],
         partitions_of(row["partitions"]),
+        tuple((a, b) for a, b in row["dropped"] or ()),
     )
 
 

@@ -20,13 +20,14 @@ from enum import StrEnum
 from typing import assert_never
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
-from traceplane.postgres import commits, coverage, history, hot_tables, tasks, versions
+from traceplane.postgres import commits, coverage, dataset_retention, history, hot_tables, tasks, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.history import Kind
 from traceplane.runtime.process import Outcome
 
 _COMMITS_AT_ONCE = 200
 _ROWS_AT_ONCE = 2_000
+_COUNTED_AT_MOST = 1_000_000
 
 Found = Callable[[str, int], None]
 """Called with each file that goes, and its size."""
@@ -48,6 +49,7 @@ class Collected(Outcome):
     denials: int = 0
     dead_letters: int = 0
     job_memory: int = 0
+    partitions: int = 0
 
     def __add__(self, other: Collected) -> Collected:
         return Collected(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Collected)))
@@ -70,6 +72,8 @@ class Round(StrEnum):
     """Of old versions and superseded commits, which the catalog knows."""
     LEFTOVERS = "leftovers"
     """Of attempts; found by listing the store."""
+    DATASETS = "datasets"
+    """Partitions that are older than the retention of their dataset."""
     HISTORY = "history"
 
 
@@ -104,6 +108,8 @@ def batches(
             return _files(database, store, policy, dry_run, found)
         case Round.LEFTOVERS:
             return _leftovers(database, store, policy.grace, dry_run, found)
+        case Round.DATASETS:
+            return _datasets(database, dry_run)
         case Round.HISTORY:
             return _history(database, policy.history, dry_run)
     assert_never(round_)
@@ -116,6 +122,19 @@ async def _files(
         yield batch
     async for batch in _superseded(database, store, policy.grace, dry_run, found):
         yield batch
+
+
+async def _datasets(database: Database, dry_run: bool) -> AsyncIterator[Collected]:
+    async with database.autocommit() as tx:
+        datasets = await dataset_retention.kept_for_a_time(tx)
+    for dataset in datasets:
+        more = True
+        while more:
+            async with database.transaction("retention") as tx:
+                limit = _ROWS_AT_ONCE if not dry_run else _COUNTED_AT_MOST
+                dropped = await dataset_retention.drop_expired(tx, dataset, limit, dry_run=dry_run)
+            yield Collected(partitions=dropped)
+            more = dropped == limit and not dry_run
 
 
 async def _history(database: Database, age: timedelta | None, dry_run: bool) -> AsyncIterator[Collected]:

@@ -224,6 +224,9 @@ class CoverageView(Wire, frozen=True):
     """Of a dataset whose partitions have names: what first, last and gaps are called."""
     last_name: str | None = None
     gap_names: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[int, int] | None = None
+    """First and last position that was dropped because of its age."""
+    dropped_name: str | None = None
 
 
 class ScopeQuery(Wire, frozen=True):

@@ -84,7 +84,7 @@ class Retention:
 
     def _interval(self, round_: Round) -> timedelta:
         match round_:
-            case Round.FILES:
+            case Round.FILES | Round.DATASETS:
                 return timedelta(hours=1)
             case Round.LEFTOVERS:  # lists the whole store
                 return timedelta(hours=24)

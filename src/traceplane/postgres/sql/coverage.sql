@@ -69,8 +69,11 @@ order by c.job_id, c.generation_id
 
 -- name: catch_up
 -- Tasks for scopes that are or were served, that a job lacks, and that have no unfinished task; none while its inputs
--- still have to catch up, since they will emit events for it.
-with own as materialized (
+-- still have to catch up, since they will emit events for it, and none that read what an input has dropped ($4 to $5).
+with unreadable as materialized (
+  select coalesce(range_agg(coverage_range(u.first, u.last)), '{}') as positions
+  from unnest($4::bigint[], $5::bigint[]) as u (first, last)
+), own as materialized (
   select o.generation_id, coverage_of(o.generation_id) as held from job_outputs o
   join generations g on g.generation_id = $2 and g.dataset_uuid = o.dataset_uuid where o.job_id = $1
 ), coming as materialized (
@@ -92,13 +95,14 @@ with own as materialized (
   select scope_key from tasks where job_id = $1 and stage = 3
 ), wanted as materialized (
   select distinct on (c.range_start, c.scope_key) c.partition_key, c.range_start, c.range_end
-  from own cross join coming
+  from own cross join coming cross join unreadable
   cross join lateral (
     select * from dataset_commits c where c.generation_id = $2 and c.superseded_by is null
       and not own.held @> coverage_range(c.range_start, c.range_end) offset 0) c
   where not own.held @> coverage_of($2)
     and not exists (select 1 from tasks t where t.job_id = $1 and t.stage = 0 offset 0)  -- two dispatchers take turns
     and not coming.positions && coverage_range(c.range_start, c.range_end)
+    and not unreadable.positions && coverage_range(c.range_start, c.range_end)
     and not exists (select 1 from size s where c.range_end::numeric - c.range_start + 1 <> s.positions
                       or mod(c.range_start, s.positions) <> 0)
     and not exists (select 1 from tasks t where t.job_id = $1 and t.scope_key = c.scope_key and t.stage = 1 offset 0)
@@ -110,7 +114,7 @@ with own as materialized (
   select uuid7(), $1, 'queued', 1, true, 'data', partition_key, range_start, range_end, tp_now(), tp_now()
   from wanted order by range_start
 )
-select (select count(*) from wanted) as made, exists (select 1 from own where not held @> coverage_of($2)) as lacks
+select (select count(*) from wanted) as made, exists (select 1 from own, unreadable u where not held @> coverage_of($2) - u.positions) as lacks
 
 -- name: end_catch_up
 -- The job has caught up. Until then, downstream jobs know that more may come.
@@ -124,18 +128,20 @@ select d.dataset_id, d.definition->'partitions' as partitions, lower(h.held) as 
   coalesce((select jsonb_agg(jsonb_build_array(lower(r), upper(r) - 1) order by r)
     from (select r from unnest(h.gaps) r limit $3) f), '[]') as gaps,
   (select count(distinct t.scope_key) from tasks t where t.job_id = j.job_id and t.stage = 3
-     and not h.held @> coverage_range(t.range_start, t.range_end)) as dead
+     and not h.held @> coverage_range(t.range_start, t.range_end)) as dead,
+  (select jsonb_build_array(lower(h.dropped), upper(h.dropped) - 1) where not isempty(h.dropped)) as dropped
 from datasets d join orgs o using (org_id)
 join job_outputs x on x.generation_id = d.current_generation_id
 join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'
 cross join lateral (
-  select c.held, case when isempty(c.held) then '{}' else int8multirange(range_merge(c.held)) - c.held end as gaps
-  from (select coverage_of(d.current_generation_id) as held offset 0) c
+  select c.held, c.dropped,
+         case when isempty(c.held) then '{}' else int8multirange(range_merge(c.held)) - c.held - c.dropped end as gaps
+  from (select coverage_of(d.current_generation_id) as held, dropped_of(d.dataset_uuid) as dropped offset 0) c
 ) h
 where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
 
 -- name: missing_positions
--- Which of these positions a dataset lacks, and the job that produces it. Sources that only receive events, and jobs of
+-- Which of these positions a dataset lacks, which it has dropped, and the job that produces it. Sources that only receive events, and jobs of
 -- the dispatcher, have no commits: the positions of their events count.
 select g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
   j.definition->'config' as config, d.definition->'partitions' as partitions,
@@ -150,7 +156,9 @@ select g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.ru
      when j.source_kind in ('manual', 'webhook', 'cron') or j.runtime = 'dispatcher' then coalesce(
        (select range_agg(coverage_range(e.range_start, e.range_end)) from events e
         where e.generation_id = d.current_generation_id and e.range_start <= $4 and e.range_end >= $3), '{}')
-     else coverage_of(d.current_generation_id) end) r) as missing
+     else coverage_of(d.current_generation_id) end - dropped_of(d.dataset_uuid)) r) as missing,
+  (select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
+   from unnest(int8multirange(coverage_range($3, $4)) * dropped_of(d.dataset_uuid)) r) as dropped
 from datasets d join orgs o using (org_id) join dags g using (dag_id)
 left join lateral (
   select j.* from job_outputs x join jobs j using (job_id)

@@ -32,7 +32,8 @@ with incoming as materialized (
               else j.dispatch_window
                    - (select count(*) from (select 1 from tasks f where f.job_id = j.job_id
                         and f.stage = 1 limit j.dispatch_window) in_flight)
-         end as free
+         end as free,
+         case when j.building then dropped_by_job(j.job_id) end as dropped  -- which a rebuild does not bring back
   from (select distinct job_id, generation_id from job_inputs where generation_id = any($2::uuid[]) and role <> 'reads') ji
   join lateral (select * from jobs j where j.job_id = ji.job_id offset 0) j
     on j.routed and j.activation = 'reactive' and j.operator <> all($11::text[])  -- which run once
@@ -46,6 +47,7 @@ with incoming as materialized (
            and not exists (select 1 from tasks b where b.job_id = c.job_id and b.scope_key = e.scope_key
                              and b.stage = 1 offset 0) as at_once
   from inserted e join consumers c using (generation_id)
+  where c.dropped is null or not c.dropped @> coverage_range(e.range_start, e.range_end)
 ), created as (
   insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start,
                      range_end, traceparent, created_at, ready_at, dispatched_at)

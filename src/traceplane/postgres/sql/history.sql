@@ -63,25 +63,40 @@ from page
 
 -- name: end_events
 -- Events, with their lineage, that a later event of their scope replaced, or whose generation nobody can read any more;
--- unless a task that they made is kept. The last event of a scope is what a rebuild replays, and recognizes repetitions.
+-- unless a task that they made is kept. The last event of a scope is what a rebuild replays, and recognizes repetitions;
+-- it goes when its dataset drops the scope. A dataset that consists of events alone drops it here.
 with page as materialized (
-  select event_id, generation_id, partition_key, range_start, created_at from events
+  select event_id, dataset_uuid, generation_id, partition_key, range_start, range_end, created_at from events
   where event_id > $1 order by event_id limit $3
+), retained as materialized (
+  select d.dataset_uuid, tp_now() - make_interval(secs => (d.definition->>'retention')::float8) as since,
+         ever_dropped(d.dataset_uuid) as dropped,
+         not exists (select 1 from generation_cursors k where k.generation_id = d.current_generation_id) as only_events
+  from datasets d where d.dataset_uuid in (select dataset_uuid from page) and d.definition->>'retention' is not null
 ), ended as materialized (
-  select p.event_id from page p
-  where p.created_at < tp_now() - $2::interval
-    and not exists (select 1 from task_inputs i join tasks t using (task_id) where i.event_id = p.event_id
-                      and (t.stage <> 2 or t.finished_at >= tp_now() - $2::interval) offset 0)
-    and (case when p.partition_key is null then exists (
+  select p.event_id, p.dataset_uuid, p.range_start, p.range_end, later.came as replaced, coalesce(r.only_events, false) as only_events
+  from page p left join retained r on r.dataset_uuid = p.dataset_uuid and p.created_at < r.since
+    and (r.only_events or r.dropped @> coverage_range(p.range_start, p.range_end))
+  cross join lateral (
+    select case when p.partition_key is null then exists (
            select 1 from events n where n.generation_id = p.generation_id and n.partition_key is null
              and n.range_start = p.range_start and n.event_id > p.event_id offset 0)
          else exists (
            select 1 from events n where n.generation_id = p.generation_id and n.partition_key is not null
              and n.range_start = p.range_start and n.partition_key = p.partition_key and n.event_id > p.event_id offset 0)
-         end or not generation_in_reach(p.generation_id))
+         end as came offset 0) later
+  where p.created_at < tp_now() - $2::interval
+    and not exists (select 1 from task_inputs i join tasks t using (task_id) where i.event_id = p.event_id
+                      and (t.stage <> 2 or t.finished_at >= tp_now() - $2::interval) offset 0)
+    and (later.came or r.dataset_uuid is not null or not generation_in_reach(p.generation_id))
 ), locked as materialized (
   select e.event_id from events e join ended using (event_id)
   where not $4::boolean order by e.event_id for update of e skip locked
+), dropped as (
+  insert into dropped_positions as d (dataset_uuid, bucket, positions)
+  select e.dataset_uuid, coverage_bucket(e.range_start, e.range_end), range_agg(coverage_range(e.range_start, e.range_end))
+  from ended e join locked using (event_id) where e.only_events and not e.replaced group by 1, 2 order by 1, 2
+  on conflict (dataset_uuid, bucket) do update set positions = d.positions + excluded.positions
 ), lineage as (
   delete from task_inputs i using locked k where i.event_id = k.event_id
 ), gone as (

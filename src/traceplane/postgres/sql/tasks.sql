@@ -275,6 +275,13 @@ with computed as materialized (
   where not $8::boolean and exists (
     select 1 from job_outputs x join jobs p using (job_id)
     where x.generation_id = n.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
+  union all  -- of a source it is unknown what it should have, but not what it has dropped
+  select n.generation_id, '{(,)}'::int8multirange - dropped_of(g.dataset_uuid)
+  from (select distinct generation_id from unnest($10::uuid[]) as n (generation_id)) n join generations g using (generation_id)
+  where not $8::boolean and exists (select 1 from dropped_positions d where d.dataset_uuid = g.dataset_uuid)
+    and exists (
+      select 1 from job_outputs x join jobs p using (job_id)
+      where x.generation_id = n.generation_id and p.activation = 'source')
 ), short as materialized (  -- a window that reaches back beyond the first position reads nothing there
   select distinct n.ord from unnest($9::int[], $10::uuid[], $11::bigint[], $12::bigint[], $13::bigint[])
     as n (ord, generation_id, first, own, last)

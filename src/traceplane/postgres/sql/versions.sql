@@ -52,9 +52,11 @@ with starts as materialized (
     select event_id, kind, partition_key, range_start, range_end, scope_key from events
     where generation_id = $2 and range_start = s.range_start and partition_key is not null
   ) e order by e.scope_key, e.event_id desc
+), dropped as materialized (
+  select coalesce(dropped_by_job($1), '{}') as positions
 ), drafts as materialized (
-  select uuid7() as task_id, p.* from page p
-  where (not $5::boolean or exists (select 1 from dataset_commits c where c.generation_id = $2
+  select uuid7() as task_id, p.* from page p cross join dropped d
+  where not d.positions @> coverage_range(p.range_start, p.range_end) and (not $5::boolean or exists (select 1 from dataset_commits c where c.generation_id = $2
            and c.range_start = p.range_start and c.scope_key = p.scope_key and c.superseded_by is null offset 0))
     and ($6::boolean or not exists (select 1 from task_inputs i left join tasks t using (task_id)  -- none: it was completed long ago
            where i.event_id = p.event_id and i.job_id = $1 and t.state is distinct from 'canceled' offset 0))

@@ -70,7 +70,7 @@ def _check_virtual(problems: Problems, dataset: YamlMap, declared: dict[str, Yam
     if "sql" not in dataset.nodes:
         message = "a virtual dataset needs sql"
         problems.add("spec.virtual_needs_sql", dataset.at("storage"), message, "add sql: select ...")
-    for name in ("write_mode", "position"):
+    for name in ("write_mode", "position", "retention"):
         if name in dataset.nodes:
             message = f"a virtual dataset stores nothing, so it cannot have {name}"
             problems.add("spec.virtual_not_stored", dataset.at(name), message, "remove it")
@@ -223,5 +223,6 @@ def build(
         position=declared.get("position") or position,
         partitions=own,
         description=declared.get("description") or "",
+        retention=declared.get("retention"),
         sql=declared.get("sql"),
     )

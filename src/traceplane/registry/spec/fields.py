@@ -132,6 +132,7 @@ _DATASET: Fields = {
     "description": read.text,
     "position": _label,
     "partitions": read.record(_PARTITIONS, "by"),
+    "retention": read.duration_of_years,
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
     "sql": _select,
 }

@@ -244,6 +244,14 @@ def count(problems: Problems, node: yaml.Node) -> int:
 
 
 def duration(problems: Problems, node: yaml.Node) -> float:
+    return _duration(problems, node, MAX_SECONDS)
+
+
+def duration_of_years(problems: Problems, node: yaml.Node) -> float:
+    return _duration(problems, node, 100 * MAX_SECONDS)
+
+
+def _duration(problems: Problems, node: yaml.Node, most: float) -> float:
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     value = scalar(problems, node) if isinstance(node, yaml.ScalarNode) else None
     if match := re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(ms|[smhd])", str(value)):
@@ -251,8 +259,9 @@ def duration(problems: Problems, node: yaml.Node) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         suggestion = "write 500ms, 30s, 5m, 2h, 1d or a number of seconds"
         raise BadValue("spec.bad_duration", node, "expected a duration", suggestion)
-    if not 0 < value <= MAX_SECONDS:
-        raise BadValue("spec.out_of_range", node, "a duration must be more than 0 and at most 366d")
+    if not 0 < value <= most:
+        message = f"a duration must be more than 0 and at most {most / units['d']:g}d"
+        raise BadValue("spec.out_of_range", node, message)
     return float(value)
 
 

@@ -1,0 +1,179 @@
+"""Partitions older than their dataset's retention are dropped, told as dropped, and do not come back by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.dags import SOURCE, job
+from tests.postgres.test_garbage import claim, files, staged
+from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.errors import Conflict
+from traceplane.registry.garbage import Collected, Policy, collect
+from traceplane.wire.scalars import Scope
+
+DAY = 86_400.0
+POLICY = Policy(timedelta(hours=24), timedelta(days=30))
+KEPT = "datasets: {mid: {retention: 90d}}\n"
+DAG = SOURCE + job("copy", "in", "mid") + KEPT
+REBUILT = SOURCE + job("copy", "in", "mid", entrypoint="basic:other") + KEPT
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        await opened.set_clock(0)
+        yield opened
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "objects"
+
+
+async def end(plane: ControlPlane, root: Path, *, dry_run: bool = False) -> Collected:
+    return await collect(plane.database, FolderObjectStore(root), POLICY, dry_run=dry_run)
+
+
+async def live(plane: ControlPlane, dataset: str = "mid") -> list[int]:
+    """The positions that readers have."""
+    rows = await plane.sql(
+        "select c.range_start from datasets d join dataset_commits c on c.generation_id = d.current_generation_id"
+        " where d.dataset_id = $1 and c.superseded_by is null order by 1",
+        dataset,
+    )
+    return [row["range_start"] for row in rows]
+
+
+async def old_and_new(plane: ControlPlane, root: Path, dag: str = DAG) -> None:
+    """Positions 0 to 4 on the first day, 5 to 9 on the 60th; it is day 95."""
+    await plane.deploy(dag)
+    await plane.complete(*await claim(plane, root, *range(5)))
+    await plane.set_clock(60 * DAY)
+    await plane.complete(*await claim(plane, root, *range(5, 10)))
+    await plane.set_clock(95 * DAY)
+
+
+async def test_positions_are_dropped_by_the_time_of_their_commit(plane: ControlPlane, root: Path) -> None:
+    await old_and_new(plane, root)
+    assert (await end(plane, root, dry_run=True)).partitions == 5
+    assert await live(plane) == [*range(10)]
+    assert (await end(plane, root)).partitions == 5
+    assert await live(plane) == [*range(5, 10)]
+    assert len(files(root)) == 10  # a reader may still use them
+    await plane.set_clock(97 * DAY)
+    assert (await end(plane, root)).files == 5
+    assert len(files(root)) == 5
+    assert (await end(plane, root)).partitions == 0
+
+
+async def test_what_was_dropped_is_told_as_dropped(plane: ControlPlane, root: Path) -> None:
+    await old_and_new(plane, root)
+    await end(plane, root)
+    (dataset,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
+    assert dataset.coverage is not None
+    assert (dataset.coverage.first, dataset.coverage.gap_count) == (5, 0)
+    assert (dataset.coverage.dropped, dataset.coverage.dropped_name) == ((0, 4), "0-4")
+    answer = await plane.explain_scope("mid", 3, 6)
+    assert answer.missing == ()
+    assert [reason.code for reason in answer.reasons] == ["dropped"]
+
+
+async def test_a_rebuild_does_not_bring_it_back_and_cuts_over(plane: ControlPlane, root: Path) -> None:
+    await old_and_new(plane, root)
+    await end(plane, root)
+    await plane.deploy(REBUILT)
+    assert (await plane.builds.run_once()).told == 5
+    await plane.run_all()
+    assert (await plane.builds.run_once()).cut_over == 1
+    assert await live(plane) == [*range(5, 10)]
+    await plane.rollback("main")
+    await plane.builds.run_once()
+    assert await plane.run_all() == 0
+    assert await live(plane) == [*range(5, 10)]
+
+
+async def test_a_version_within_reach_keeps_what_serves(plane: ControlPlane, root: Path) -> None:
+    """A rebuild writes everything anew, so its commits are younger; the older version keeps theirs as long."""
+    await plane.deploy(DAG)
+    await plane.complete(*await claim(plane, root, *range(5)))
+    await plane.set_clock(60 * DAY)
+    await plane.deploy(REBUILT)
+    await plane.builds.run_once()
+    await plane.run_all()
+    assert (await plane.builds.run_once()).cut_over == 1
+    await plane.set_clock(100 * DAY)
+    assert (await end(plane, root)).partitions == 0
+    await plane.rollback("main")
+    assert await live(plane) == [*range(5)]
+
+
+async def test_a_backfill_brings_it_back_for_as_long_again(plane: ControlPlane, root: Path) -> None:
+    await old_and_new(plane, root)
+    await end(plane, root)
+    await plane.backfill("mid", 2, 3)
+    await plane.run_all()
+    assert await live(plane) == [2, 3, *range(5, 10)]
+    assert (await plane.explain_scope("mid", 2, 3)).reasons[0].code == "held"
+    await plane.set_clock(160 * DAY)
+    assert (await end(plane, root)).partitions == 5
+    assert await live(plane) == [2, 3]
+    await plane.set_clock(190 * DAY)
+    await end(plane, root)
+    assert await live(plane) == []
+
+
+async def test_periods_are_dropped_by_their_own_time(plane: ControlPlane, root: Path) -> None:
+    days = "datasets: {in: {partitions: {by: day}}, mid: {partitions: {by: day}, retention: 90d}}\n"
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + days)
+    first = 21_915  # 2030-01-01, when the clock of these tests starts
+    scopes = [
+        Scope(partition_key=name, start=n, end=n)
+        for n, name in ((first - 200, "2029-06-15"), (first, "2030-01-01"))
+    ]
+    await plane.complete(*await claim(plane, root, *scopes))
+    assert (await end(plane, root)).partitions == 1
+    assert await live(plane) == [first]
+    await plane.set_clock(90 * DAY)
+    assert (await end(plane, root)).partitions == 0  # it ended less than 90 days ago
+    await plane.set_clock(91 * DAY)
+    assert (await end(plane, root)).partitions == 1
+
+
+async def test_nothing_is_computed_from_what_was_dropped(plane: ControlPlane, root: Path) -> None:
+    """A derived dataset that is kept for longer than its input stays as it is, and no cutover loses it."""
+    after = job("after", "mid", "out")
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + after + KEPT)
+    await plane.emit("in", range(5))
+    await plane.run_all()
+    await plane.set_clock(95 * DAY)
+    assert (await end(plane, root)).partitions == 5
+    await plane.emit("in", [7])
+    await plane.run_all()
+    assert (await plane.backfill("out", 0, 4, only="all")).created == 0
+    await plane.deploy(
+        SOURCE + job("copy", "in", "mid") + job("after", "mid", "out", entrypoint="basic:new") + KEPT
+    )
+    for _ in range(3):
+        await plane.builds.run_once()
+        await plane.run_all()
+    assert await live(plane, "out") == [0, 1, 2, 3, 4, 7]
+    with pytest.raises(Conflict, match="out 0-4"):
+        await plane.cutover("main")
+    await plane.cutover("main", drop_missing=True)
+    assert await live(plane, "out") == [7]
+
+
+async def test_a_dataset_of_events_drops_them(plane: ControlPlane, root: Path) -> None:
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + "datasets: {in: {retention: 90d}}\n")
+    held = await claim(plane, root, 1, 2)
+    await plane.complete(*held)
+    await plane.set_clock(95 * DAY)
+    assert (await end(plane, root)).events == 2
+    assert (await plane.explain_scope("in", 1, 2)).reasons[0].code == "dropped"
+    assert await live(plane) == [1, 2]
+    assert files(root) == {staged(h) for h in held}
