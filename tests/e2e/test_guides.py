@@ -170,7 +170,7 @@ def _jobs_run_for_each_event(terminal: Terminal) -> None:
 
 
 def _ticks_fire_and_are_made_up_for(terminal: Terminal) -> None:
-    deploy, emit, backfill, query = blocks(SCHEDULES, "bash")
+    deploy, fetch, emit, backfill, query = blocks(SCHEDULES, "bash")
     said = terminal.run(deploy)
     assert re.search(r"job days: next ticks (\d{4}-\d\d-\d\d 06:00, ){2}\S+ 06:00 \(Europe/Berlin\)", said)
     assert "reports/days: cron 0 6 * * * (Europe/Berlin), last tick none yet" in said
@@ -179,8 +179,11 @@ def _ticks_fire_and_are_made_up_for(terminal: Terminal) -> None:
     days = "select count(*), min(day), max(day) from reports.orders where day < '2025'"
     until_answered(terminal, days, (60, "2024-01-01", "2024-02-29"))
     assert "2024-02-29" in terminal.run(query)
+    terminal.run(fetch)
+    rates = "select day, rate from rates.daily order by day"
+    until_answered(terminal, rates, *((f"2024-02-{day}", 1.08) for day in range(26, 30)))
     # The same source, every minute: its next tick is at most a minute away, and names the current hour.
-    (text,) = blocks(SCHEDULES, "yaml")
+    text, _ = blocks(SCHEDULES, "yaml")
     often = text.replace("0 6 * * *", "* * * * *").replace("by: day", "by: hour").replace("reports", "often")
     (terminal.folder / "often.yaml").write_text(often.replace("period: previous", "period: this"))
     code = (terminal.folder / "code" / "reports.py").read_text()

@@ -225,3 +225,8 @@ def analyzed(numbers: DataFrame, spark, config) -> DataFrame:
         except Exception as error:
             rows.append(("refused", f"{text} => {str(error)[:300]}"))
     return spark.createDataFrame(rows, "kind string, value string")
+
+
+def made(spark, scope):
+    """Rows of a source: nothing is read."""
+    return spark.range(4).selectExpr(f"{scope.start} as block", "id as n")

@@ -309,6 +309,32 @@ jobs:
     assert len(await sender.plane.tasks("daily")) == 2
 
 
+async def test_an_event_with_the_scope_in_the_body_is_a_task_of_the_operator_of_the_source(
+    sender: Sender,
+) -> None:
+    await sender.plane.deploy(
+        """
+version: 1
+dag: shop
+datasets: { shop.daily: { partitions: { by: day } } }
+jobs:
+- name: orders
+  activation: source
+  source: { kind: webhook, path: orders, verify: none, dedupe: { pointer: /id }, scope: { pointer: /day } }
+  runtime: python
+  operator: python
+  outputs: [{ dataset: shop.daily }]
+  config: { entrypoint: "basic:copy" }
+"""
+    )
+    for id_ in (1, 2, 1):
+        assert (await sender.post({"id": id_, "day": f"2026-11-1{id_}"}))[0] == 200
+    await sender.plane.run_all()
+    assert await sender.plane.states("orders") == {"completed": 2}
+    rows = await sender.plane.sql("select partition_key from dataset_commits order by range_start")
+    assert [row["partition_key"] for row in rows] == ["2026-11-11", "2026-11-12"]
+
+
 async def test_partitions_by_name_are_registered_with_the_delivery(sender: Sender) -> None:
     await sender.plane.deploy(
         """

@@ -113,6 +113,34 @@ jobs:""", 1)  # fmt: skip
     assert result.to_pydict() == {"block": [0, 1, 2, 3, 4], "n": [34, 33, 33, 34, 33]}
 
 
+async def test_sources_with_operators_on_spark_write_rows_for_each_event(spark: SparkPlatform) -> None:
+    text = """
+version: 1
+dag: made
+jobs:
+- name: made-function
+  activation: source
+  source: {kind: manual}
+  operator: pyspark
+  outputs: [{dataset: made.function}]
+  config: {entrypoint: "spark_jobs:made"}
+- name: made-query
+  activation: source
+  source: {kind: webhook}
+  operator: sql
+  outputs: [{dataset: made.query}]
+  config: {query: "select :start as block, 'x' as text"}
+"""
+    await spark.platform.deploy(text)
+    for dataset in ("made.function", "made.query"):
+        await spark.platform.emit(dataset, range(3))
+    await all_completed(spark, "made")
+    assert sorted((r["block"], r["n"]) for r in await spark.rows("made.function")) == [
+        (block, n) for block in range(3) for n in range(4)
+    ]
+    assert sorted(r["block"] for r in await spark.rows("made.query")) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("function", "code", "says"),
     [

@@ -243,19 +243,19 @@ BROKEN = {
         HEAD + SOURCE.replace("name: a,", "name: a, inputs: »[{from: {dataset: y}}],"),
     ),
     "source on a reactive job": ("spec.source_needs_activation", HEAD + JOB + "source: »{kind: manual}}\n"),
-    **{
-        f"{kind} source with an operator": (
-            "spec.source_runs_no_code",
-            DAYS
-            + SOURCE.replace("kind: manual", kind).replace(
-                "name: a,", "name: a, runtime: python, operator: »f,"
-            ),
-        )
-        for kind in ("kind: manual", "kind: webhook", "kind: cron, schedule: '* * * * *'")
-    },
     "manual source with a runtime": (
         "spec.source_runs_no_code",
         HEAD + SOURCE.replace("name: a,", "name: a, runtime: »python,"),
+    ),
+    "source with an operator whose source has a name that is taken": (
+        "spec.bad_batch_name",
+        HEAD
+        + SOURCE.replace("name: a,", "name: »a, operator: f,")
+        + SOURCE.replace("name: a,", "name: a__events,").replace("dataset: x", "dataset: y"),
+    ),
+    "source with an operator and a long name": (
+        "spec.bad_batch_name",
+        HEAD + SOURCE.replace("name: a,", f"name: »{'a' * 60}, operator: f,"),
     ),
     "cron without schedule": (
         "spec.cron_needs_schedule",

@@ -17,7 +17,7 @@ from traceplane.model.positions import Range
 from traceplane.postgres import coverage, registry
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
 from traceplane.postgres.database import Transaction
-from traceplane.wire.control import CoverageView, ReasonView, ScopeExplanation
+from traceplane.wire.control import CoverageView, CronView, ReasonView, ScopeExplanation
 
 _TASKS_TOLD = 3
 _TASKS_COUNTED = 100
@@ -140,10 +140,11 @@ class _Why:
         if tasks := await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_COUNTED):
             return _of_tasks(dataset, tasks, _of_task)
         first, last = map(read.partitions.name, positions)
+        ticks = [_ticks(cron) for cron in await cron_sources.views(self._tx, self._org, dataset)]
         return [
             ReasonView(
                 "never_asked",
-                f"{dataset} lacks {where}: no event has asked {job} for it. "
+                f"{dataset} lacks {where}: no event has asked {job} for it.{''.join(ticks)} "
                 f"`traceplane backfill {dataset} --range {first}..{last}` computes it.",
             )
         ]
@@ -153,7 +154,7 @@ class _Why:
         where = read.partitions.written(positions)
         sentence = f"{dataset} lacks {where}: its source {job} has never emitted an event for it."
         for cron in await cron_sources.views(self._tx, self._org, dataset):
-            sentence += f" Its last tick was {cron.last_tick or 'never'}, its next one is {cron.next_tick}."
+            sentence += _ticks(cron)
         if source.source_kind in ("manual", "webhook", "cron"):
             first, last = map(read.partitions.name, positions)
             scope = first if first == last else f"{first}..{last}"
@@ -177,6 +178,11 @@ class _Why:
             )
             reasons += await self.of(replace(read, missing=missing), depth + 1)
         return reasons
+
+
+def _ticks(cron: CronView) -> str:
+    last = "It has had no tick yet" if cron.last_tick is None else f"Its last tick was {cron.last_tick}"
+    return f" {last}, its next one is {cron.next_tick}." if cron.next_tick is not None else f" {last}."
 
 
 def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[Range, ...]:

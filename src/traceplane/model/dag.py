@@ -197,14 +197,15 @@ class Job:
     execution: ExecutionSettings = ExecutionSettings()
     description: str = ""
     generated_for: str | None = None
-    """The job that this one was added for, to batch its inputs or to find its scopes; shown in the plan and in the
-    graph."""
+    """The job that this one was added for, to batch its inputs, to find its scopes or to relay its events; shown in the
+    plan and in the graph."""
 
     @property
     def inputs_read(self) -> tuple[Input, ...]:
         """Those that its operator gets. One that the dispatcher runs for its events gets all of them."""
-        reads = tuple(used for used in self.inputs if used.role is not InputRole.TRIGGERS)
-        return reads or self.inputs
+        if self.runtime == "dispatcher":
+            return self.inputs
+        return tuple(used for used in self.inputs if used.role is not InputRole.TRIGGERS)
 
 
 @dataclass(frozen=True)  # without slots, which leave no room for what is cached

@@ -138,7 +138,7 @@ async def consequences_of(
 def _next_ticks(before: Dag | None, after: Dag, now: datetime) -> tuple[NextTicks, ...]:
     known = {job.name: job.source for job in before.jobs} if before is not None else {}
     changed = [
-        (job.name, job.source)
+        (job.generated_for or job.name, job.source)
         for job in after.jobs
         if job.source is not None and job.source.kind is SourceKind.CRON and known.get(job.name) != job.source
     ]

@@ -58,11 +58,14 @@ from unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[], $4::timestamptz[],
 where s.job_id = d.job_id
 
 -- name: of_org
--- The cron sources of an organization that serve; or only those of a dataset.
-select g.name as dag, j.name as job, s.source, s.next_tick, s.last_tick
+-- The cron sources of an organization that serve; or only those of a dataset. One with an operator has two jobs, of which
+-- people know the other.
+select g.name as dag, coalesce(j.definition->>'generated_for', j.name) as job, s.source, s.next_tick, s.last_tick
 from cron_schedules s join jobs j using (job_id) join dags g on g.dag_id = s.dag_id join orgs o using (org_id)
 where o.slug = $1 and ($2::text is null or exists (
-  select 1 from job_outputs x join datasets d using (dataset_uuid) where x.job_id = s.job_id and d.dataset_id = $2))
+  select 1 from jobs w join job_outputs x using (job_id) join datasets d using (dataset_uuid)
+  where w.dag_id = s.dag_id and w.routed and not w.building and d.dataset_id = $2
+    and w.name in (j.name, j.definition->>'generated_for')))
 order by dag, job
 
 -- name: clock

@@ -185,15 +185,21 @@ where j.job_id = any($1::uuid[])
 
 -- name: manual_target
 -- The source jobs and current generations behind datasets, each of an organization, that people may emit events for.
--- `voice` is the first source of the generation: later ones emit in its name, so that duplicates are recognized.
-select o.slug as org, ds.dataset_id, ds.current_generation_id as generation_id, j.name as job, j.source_kind,
-  ds.definition->'partitions' as partitions,
-  (select f.job_id from job_outputs f where f.generation_id = ds.current_generation_id order by f.job_id limit 1) as voice
+-- `voice` is the first source of the generation: later ones emit in its name, so that duplicates are recognized. What the
+-- operator of a source writes stands for the events that it runs for.
+select o.slug as org, ds.dataset_id, coalesce(e.generation_id, ds.current_generation_id) as generation_id,
+  j.name as job, coalesce(e.source_kind, j.source_kind) as source_kind, ds.definition->'partitions' as partitions,
+  (select f.job_id from job_outputs f
+   where f.generation_id = coalesce(e.generation_id, ds.current_generation_id) order by f.job_id limit 1) as voice
 from unnest($1::text[], $2::text[]) as w (org, dataset_id)
 join orgs o on o.slug = w.org join datasets ds on ds.org_id = o.org_id and ds.dataset_id = w.dataset_id
 left join lateral (
   select j.* from job_outputs x join jobs j using (job_id)
   where x.generation_id = ds.current_generation_id and j.routed and not j.building) j on true
+left join lateral (
+  select s.source_kind, x.generation_id from jobs s join job_outputs x using (job_id)
+  where s.dag_id = j.dag_id and s.name = j.name || '__events' and s.routed and not s.building
+    and s.definition->>'generated_for' = j.name and s.source_kind is not null) e on true
 
 -- name: backfill_target
 -- The job that produces a dataset, and the size of the ranges that feed it, if any.

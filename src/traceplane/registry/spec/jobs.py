@@ -74,6 +74,20 @@ def _has_cron_fields(job: YamlMap) -> bool:
     return source is not None and any(not source.lacks(name) for name in _ONLY_CRON)
 
 
+EVENTS_SUFFIX = "__events"
+
+
+def runs_for_each_event(job: YamlMap) -> bool:
+    """Whether a source relays events to an operator of its own, which is then a job behind it."""
+    return _relays_only(job) and _runs_code(job)
+
+
+def events_dataset(output: str) -> str:
+    """What a source with an operator emits, by the first dataset that the operator writes. Not by the name of the job:
+    a renamed one continues the same events."""
+    return f"{output}#events"
+
+
 # Each rule: the code, the field to show it at, when it is violated, what is wrong, what to do.
 # fmt: off
 _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
@@ -83,12 +97,10 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
      "the field 'source' is missing", "add source: { kind: ... }"),
     ("spec.source_needs_activation", "source", lambda job: _reacts(job) and not job.lacks("source"),
      "a reactive job has no source", "add activation: source"),
-    ("spec.source_runs_no_code", "operator", lambda job: _relays_only(job) and _runs_code(job),
-     "a manual, webhook or cron source only relays events and never runs an operator",
-     "remove runtime, operator and config, and add a second job with this operator that reads its output"),
     ("spec.source_runs_no_code", "runtime",
      lambda job: _relays_only(job) and not _runs_code(job) and _runs_elsewhere(job),
-     "a manual, webhook or cron source only relays events, which the dispatcher does", "remove runtime"),
+     "a manual, webhook or cron source without an operator only relays events, which the dispatcher does",
+     "add an operator, or remove runtime"),
     ("spec.cron_needs_schedule", "source",
      lambda job: job.get("source", "kind") == "cron" and not _has_schedule(job),
      "a cron source needs a schedule", "add schedule: '*/5 * * * *'"),
@@ -248,6 +260,11 @@ def check(problems: Problems, drafts: list[Draft], known_runtimes: frozenset[str
                 message = f"Bulk needs the job name {aggregator[:200]!r}, {fault}"
                 problems.add("spec.bad_batch_name", job.at("name"), message, "rename the job or its input")
             names.add(aggregator)
+        source = f"{draft.name}{EVENTS_SUFFIX}"
+        if runs_for_each_event(job) and (source in names or len(source) > MAX_NAME):
+            fault = "which is taken" if source in names else f"longer than {MAX_NAME} characters"
+            message = f"a source with an operator needs the job name {source[:200]!r}, {fault}"
+            problems.add("spec.bad_batch_name", job.at("name"), message, "rename the job")
 
 
 def producers_of(problems: Problems, drafts: list[Draft]) -> dict[str, int]:
@@ -272,9 +289,36 @@ def _runtime(job: YamlMap, known_runtimes: frozenset[str]) -> Any:
 
 
 def build(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> list[Job]:
-    """The job, preceded by those that it needs: aggregators of a Bulk job, or what receives its deliveries."""
-    *receivers, job = webhooks.with_receiver(top.get("dag"), draft.record, _job(draft, top, known_runtimes))
+    """The job, preceded by those that it needs: aggregators of a Bulk job, or the source that it has."""
+    job = _job(draft, top, known_runtimes)
+    if runs_for_each_event(draft.record):
+        source, job = _with_source(job)
+        return [*webhooks.with_receiver(top.get("dag"), draft.record, source), job]
+    *receivers, job = webhooks.with_receiver(top.get("dag"), draft.record, job)
     return [*receivers, *_with_aggregators(draft, job)]
+
+
+def _with_source(job: Job) -> tuple[Job, Job]:
+    """A source with an operator as it is deployed: what relays the events and, behind it, what runs for each."""
+    dataset = events_dataset(job.outputs[0].dataset_id)
+    # Events are accepted whatever waits behind them.
+    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
+    source = replace(
+        job,
+        name=f"{job.name}{EVENTS_SUFFIX}",
+        runtime="dispatcher",
+        operator="source",
+        config={},
+        outputs=(Output("events", dataset),),
+        update_strategy=model.UpdateStrategy.REPLACE,
+        execution_strategy=model.ExecutionStrategy.PER_UPDATE,
+        unique_key=(),
+        execution=unmetered,
+        description="",
+        generated_for=job.name,
+    )
+    events = Input("events", dataset, role=model.InputRole.TRIGGERS)
+    return source, replace(job, activation=model.Activation.REACTIVE, source=None, inputs=(events,))
 
 
 def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:

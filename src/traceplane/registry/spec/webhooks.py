@@ -104,7 +104,7 @@ def keeps_deliveries(job: YamlMap) -> bool:
 
 def is_receiver(job: Job) -> bool:
     """Whether a built job keeps deliveries for the job behind it."""
-    return job.operator == RECEIVER and job.generated_for is not None
+    return job.operator == RECEIVER and job.config.get("scope") is None
 
 
 # Checks -------------------------------------------------------------------------------------------------
