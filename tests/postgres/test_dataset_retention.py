@@ -10,7 +10,13 @@ import pytest
 
 from tests.control_plane import ControlPlane
 from tests.dags import SOURCE, job
+from tests.hot_worker import HotWorker
 from tests.postgres.test_garbage import claim, files, staged
+from tests.postgres.test_hot_tables import DATASETS as HOT_DATASETS
+from tests.postgres.test_hot_tables import pairs, stored
+from tests.postgres.test_scopes import dag as scopes_dag
+from tests.postgres.test_scopes import day, new_scopes
+from tests.postgres.test_scopes import job as reading
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict
 from traceplane.registry.garbage import Collected, Policy, collect
@@ -177,3 +183,37 @@ async def test_a_dataset_of_events_drops_them(plane: ControlPlane, root: Path) -
     assert (await plane.explain_scope("in", 1, 2)).reasons[0].code == "dropped"
     assert await live(plane) == [1, 2]
     assert files(root) == {staged(h) for h in held}
+
+
+@pytest.mark.parametrize("start", [", start: 2029-12-01", ""])
+async def test_a_month_is_not_recomputed_once_some_of_its_days_are_dropped(
+    plane: ControlPlane, root: Path, start: str
+) -> None:
+    days = f"a: {{partitions: {{by: day{start}}}}}, days.out: {{retention: 20d}}, j.out: {{partitions: {{by: month}}}}"
+    jobs = reading("days", "{from: {dataset: a}}") + reading("j", "{from: {dataset: days.out}}")
+    await plane.deploy(scopes_dag(jobs, f"{{{days}}}", ("a",)))
+    december = [day(f"2029-12-{n:02}") for n in range(1, 32)]
+    assert await new_scopes(plane, "a", *december) == ["2029-12"]
+    assert await new_scopes(plane, "a", december[29], emission="again") == ["2029-12!"]
+    await plane.set_clock(10 * DAY)
+    assert (await end(plane, root)).partitions == 21
+    assert await new_scopes(plane, "a", december[29], emission="late") == []
+    assert await new_scopes(plane, "a", december[3], emission="late") == []
+    reasons = (await plane.explain_scope("days.out", "2029-12-01", "2029-12-01")).reasons
+    assert reasons[0].code == "dropped"
+
+
+async def test_rows_of_a_hot_table_are_deleted(database_url: str, tmp_path: Path) -> None:
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        await plane.set_clock(0)
+        worker = HotWorker(plane, tmp_path / "objects")
+        kept = "direct, retention: 90d"
+        await plane.deploy(
+            SOURCE + job("store", "in", "hot") + HOT_DATASETS.partition("  seen")[0].replace("direct", kept)
+        )
+        await stored(worker, 1, (1, 10))
+        await plane.set_clock(60 * DAY)
+        await stored(worker, 2, (2, 20))
+        await plane.set_clock(95 * DAY)
+        assert (await end(plane, tmp_path / "objects")).partitions == 1
+        assert pairs(await worker.table("hot")) == [(2, 20)]

@@ -67,15 +67,17 @@ async def drop_expired(tx: Transaction, dataset: KeptForATime, limit: int, *, dr
     return int(row["commits"])
 
 
+async def dropped_inputs(tx: Transaction, job_id: UUID) -> list[tuple[int, Range]]:
+    """What the inputs of a job have dropped, by the index of the input."""
+    rows = await tx.rows(_SQL["dropped_inputs"], job_id)
+    return [(r["input_index"], (r["first"], r["last"])) for r in rows]
+
+
 async def not_computable(tx: Transaction, job_id: UUID) -> list[Range]:
     """Scopes of a job that read something that an input has dropped."""
-    dropped = await tx.rows(_SQL["dropped_inputs"], job_id)
+    dropped = await dropped_inputs(tx, job_id)
     if not dropped:
         return []
     (row,) = await job_payloads(tx, [job_id])
     edges = {i.input_index: edge for i, edge in row.edges() if edge.read.what is What.SCOPE}
-    return [
-        edges[r["input_index"]].concerned((r["first"], r["last"]))
-        for r in dropped
-        if r["input_index"] in edges
-    ]
+    return [edges[index].concerned(positions) for index, positions in dropped if index in edges]

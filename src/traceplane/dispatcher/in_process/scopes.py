@@ -26,7 +26,7 @@ from traceplane.dispatcher.in_process.operator import (
 )
 from traceplane.model.edges import OnChange, WaitFor, What, overlapping
 from traceplane.model.positions import Range
-from traceplane.postgres import scopes
+from traceplane.postgres import dataset_retention, scopes
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.scopes import KnownScope, NewScope
@@ -147,7 +147,8 @@ async def _stale(
 async def _ready(
     tx: Transaction, job: InProcessJob, candidates: Sequence[KnownScope], extents: Mapping[int, Range]
 ) -> set[str]:
-    """Those that have what they wait for."""
+    """Those that have what they wait for. What was dropped because of its age does not come back: a scope that reads
+    some of it stays as it was computed from all."""
     waited_for = [used for used in job.inputs if used.edge.read.wait_for is not WaitFor.NOTHING]
     asked = [
         (scope, used, _waits_for(used, scope.positions, extents.get(used.input_index)))
@@ -158,6 +159,7 @@ async def _ready(
         tx, job.job_id, [(used.input_index, positions) for _, used, positions in asked]
     ) if asked else []  # fmt: skip
     verdicts: dict[str, list[bool]] = {}
+    dropped = await dataset_retention.dropped_inputs(tx, job.job_id)
     for (scope, used, positions), held in zip(asked, answers, strict=True):
         wait_for = used.edge.read.wait_for
         extent = extents.get(used.input_index)
@@ -167,7 +169,18 @@ async def _ready(
             there = held.all_of_it if wait_for is WaitFor.ALL else held.some_of_it
         verdicts.setdefault(scope.scope_key, []).append(there)
     enough = all if job.config.get("when", "all") == "all" else any
-    return {key for key, there in verdicts.items() if enough(there)}
+    unreadable = {scope.scope_key for scope in candidates if _reads_any(job, scope, dropped)}
+    return {key for key, there in verdicts.items() if enough(there) and key not in unreadable}
+
+
+def _reads_any(job: InProcessJob, scope: KnownScope, dropped: Sequence[tuple[int, Range]]) -> bool:
+    edges = {used.input_index: used.edge for used in job.inputs if used.edge.read.what is What.SCOPE}
+    for index, (first, last) in dropped:
+        if index in edges:
+            reads_from, reads_to = edges[index].reads(scope.positions)
+            if reads_from <= last and first <= reads_to:
+                return True
+    return False
 
 
 def _waits_for(used: InProcessInput, scope: Range, extent: Range | None) -> Range:

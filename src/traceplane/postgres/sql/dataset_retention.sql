@@ -75,7 +75,7 @@ with gone as materialized (
 select count(*) from marked
 
 -- name: dropped_inputs
--- What the inputs of a job that are read by scope have dropped.
+-- What the inputs of a job have dropped.
 select i.input_index, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
 from job_inputs i cross join lateral unnest(dropped_of(i.dataset_uuid)) r
 where i.job_id = $1 and exists (select 1 from dropped_positions d where d.dataset_uuid = i.dataset_uuid)
