@@ -133,6 +133,7 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
     return {
         "GET /api/v1/versions": [("/api/v1/versions?dag=shop", None), (f"/api/v1/versions?dag={MARK}", None)],
         "GET /api/v1/dags": [("/api/v1/dags", None)],
+        "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
         "GET /api/v1/tasks": [
             ("/api/v1/tasks", None),
             ("/api/v1/tasks?dag=shop&job=copy&state=dead", None),
@@ -221,7 +222,7 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-PUBLIC = {"GET /healthz", "GET /readyz", "GET /metrics"}
+PUBLIC = {"GET /healthz", "GET /readyz", "GET /metrics", "POST /hooks/{org}/{path}"}
 
 
 async def test_every_route_is_driven(two: Two) -> None:

@@ -42,6 +42,8 @@ REFRESH_SECONDS = 2.0
 _APART_SECONDS = 0.2
 """The shortest time between two reads of the sources for the sake of unknown paths."""
 _AT_ONCE = 256
+"""Deliveries of one transaction. There is one at a time: those of one source would wait for each other anyway, and
+fewer, larger groups cost less."""
 _DUPLICATE = "duplicate"
 
 
@@ -104,7 +106,7 @@ class Webhooks:
         self._one_look_at_a_time = asyncio.Lock()
         self._looked_at = 0.0
         self._commits: GroupCommit[_Delivery, _Committed] = GroupCommit(
-            "webhook", self._commit, max_items=_AT_ONCE
+            "webhook", self._commit, max_items=_AT_ONCE, concurrency=1
         )
         self._bytes = 0
         """Of all bodies in memory."""
@@ -328,9 +330,7 @@ class Webhooks:
 async def _commit(
     tx: Transaction, deliveries: Sequence[_Delivery]
 ) -> tuple[list[_Committed], events.AcceptedEvents]:
-    sources = {d.source.job_id: d.source for d in deliveries}
-    serving = await webhooks.still_serving(tx, list(sources.values()))
-    new = await _new_ones(tx, [d for d in deliveries if d.source.job_id in serving])
+    serving, new = await _new_ones(tx, deliveries)
     positions = await _positions(tx, new)
     now = time.time_ns()
     accepted = await events.accept(
@@ -354,15 +354,15 @@ async def _commit(
     ], accepted
 
 
-async def _new_ones(tx: Transaction, deliveries: Sequence[_Delivery]) -> list[_Delivery]:
-    """In their order; of those with the same key, the first."""
+async def _new_ones(tx: Transaction, deliveries: Sequence[_Delivery]) -> tuple[set[UUID], list[_Delivery]]:
+    """The jobs of sources that are still as they were read, and of their deliveries those that are new: in their
+    order, and of those with the same key the first."""
     first: dict[tuple[UUID, str], _Delivery] = {}
     for delivery in deliveries:
-        first.setdefault((delivery.source.dataset_uuid, delivery.key), delivery)
-    if not first:
-        return []
-    added = await webhooks.add_keys(tx, list(first))
-    return [delivery for place, delivery in first.items() if place in added]
+        first.setdefault((delivery.source.job_id, delivery.key), delivery)
+    sources = {delivery.source.job_id: delivery.source for delivery in deliveries}
+    serving, added = await webhooks.add_keys(tx, list(sources.values()), list(first))
+    return serving, [delivery for place, delivery in first.items() if place in added]
 
 
 async def _positions(tx: Transaction, new: Sequence[_Delivery]) -> list[tuple[str | None, int]]:

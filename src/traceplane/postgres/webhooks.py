@@ -64,18 +64,22 @@ async def paths_elsewhere(tx: Transaction, org: str, dag: str, paths: Sequence[s
     return await tx.rows_as(TakenPath, _SQL["paths_elsewhere"], org, dag, list(paths))
 
 
-async def still_serving(tx: Transaction, sources: Sequence[WebhookSource]) -> set[UUID]:
-    """The jobs of those sources that are still as they were read."""
-    rows = await tx.rows(
-        _SQL["still_serving"], [s.job_id for s in sources], [s.generation_id for s in sources]
+async def add_keys(
+    tx: Transaction, sources: Sequence[WebhookSource], keys: Sequence[tuple[UUID, str]]
+) -> tuple[set[UUID], set[tuple[UUID, str]]]:
+    """The jobs of those sources that are still as they were read, and the keys of theirs that no delivery had before,
+    each with its job."""
+    row = await tx.row(
+        _SQL["add_keys"],
+        [source.job_id for source in sources],
+        [source.generation_id for source in sources],
+        [job_id for job_id, _ in keys],
+        [key for _, key in keys],
     )
-    return {row["job_id"] for row in rows}
-
-
-async def add_keys(tx: Transaction, keys: Sequence[tuple[UUID, str]]) -> set[tuple[UUID, str]]:
-    """Those that no delivery had before, each with the dataset of its source."""
-    rows = await tx.rows(_SQL["add_keys"], [dataset for dataset, _ in keys], [key for _, key in keys])
-    return {(row["dataset_uuid"], row["key"]) for row in rows}
+    assert row is not None
+    job_of = {source.dataset_uuid: source.job_id for source in sources}
+    added = zip(row["datasets"] or (), row["keys"] or (), strict=True)
+    return set(row["serving"] or ()), {(job_of[dataset_uuid], key) for dataset_uuid, key in added}
 
 
 async def forget_keys(tx: Transaction, older_than: timedelta, limit: int) -> int:

@@ -23,20 +23,24 @@ where j.source_kind = 'webhook' and j.definition->'config' ? 'path' and j.routed
   and o.slug = $1 and d.name <> $2 and j.definition->'config'->>'path' = any($3::text[])
 order by 1, 2
 
--- name: still_serving
--- The jobs among these that still write to these generations, and whose datasets still have them.
-select j.job_id from unnest($1::uuid[], $2::uuid[]) as w (job_id, generation_id)
-join jobs j using (job_id) join job_outputs x on x.job_id = j.job_id and x.generation_id = w.generation_id
-join datasets s on s.dataset_uuid = x.dataset_uuid and s.current_generation_id = w.generation_id
-where j.routed and not j.building
-
 -- name: add_keys
--- Those that are new. Another transaction that is adding the same key is waited for. In the order of the primary key, so
--- that two transactions with the same keys cannot deadlock.
-insert into webhook_keys (dataset_uuid, key, received_at)
-select dataset_uuid, key, tp_now() from unnest($1::uuid[], $2::text[]) as n (dataset_uuid, key)
-order by dataset_uuid, key collate "C"
-on conflict do nothing returning dataset_uuid, key
+-- Adds keys that are new, of jobs that still write to these generations, which their datasets still have. Another
+-- transaction that is adding the same key is waited for. In the order of the primary key, so that two transactions with
+-- the same keys cannot deadlock.
+with serving as materialized (
+  select j.job_id, s.dataset_uuid from unnest($1::uuid[], $2::uuid[]) as w (job_id, generation_id)
+  join jobs j using (job_id) join job_outputs x on x.job_id = j.job_id and x.generation_id = w.generation_id
+  join datasets s on s.dataset_uuid = x.dataset_uuid and s.current_generation_id = w.generation_id
+  where j.routed and not j.building
+), added as (
+  insert into webhook_keys (dataset_uuid, key, received_at)
+  select s.dataset_uuid, n.key, tp_now()
+  from unnest($3::uuid[], $4::text[]) as n (job_id, key) join serving s using (job_id)
+  order by s.dataset_uuid, n.key collate "C"
+  on conflict do nothing returning dataset_uuid, key
+)
+select (select array_agg(job_id) from serving) as serving, array_agg(dataset_uuid) as datasets, array_agg(key) as keys
+from added
 
 -- name: last_numbers
 -- The number of the last delivery of each of these generations that has any; the caller has locked their tables.
