@@ -25,6 +25,7 @@ from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases.calls import Claim, completion_call, emission_call, heartbeat_call
 from traceplane.dispatcher.leases.service import Leases
+from traceplane.dispatcher.loops.batch_closer import BatchCloser
 from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
@@ -203,6 +204,7 @@ class ControlPlane:
         self.backpressure = self.scheduler.backpressure
         self.builds = Builds(database)
         self.cron = CronTicks(database)
+        self.batch_closer = BatchCloser(database, work_created=self.scheduler.work_created)
         self.sources = SourceMonitor(database)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)

@@ -139,9 +139,14 @@ def _days_become_weeks_and_months(terminal: Terminal) -> None:
 
 
 def _jobs_run_for_each_event(terminal: Terminal) -> None:
-    readings, books, names, pause, correction = blocks(RUNS, "bash")
+    readings, counters, books, names, pause, correction = blocks(RUNS, "bash")
     terminal.run(readings)
     until_answered(terminal, "select distinct day from readings.daily", ("2026-11-16",))
+    deploy, emit, close = counters.splitlines()
+    terminal.run(f"{deploy}\n{emit}")
+    terminal.until("traceplane tasks --dag counters --job counts__batch --state completed | wc -l", "42")
+    assert "counts__batch: closing 0-41 of counters.ticks" in terminal.run(close)
+    until_answered(terminal, "select first, last from counters.counts", (0, 41))
     deploy, sales, refunds = books.splitlines()
     terminal.run(f"{deploy}\n{sales}")
     done = "traceplane tasks --dag books --job net --state completed | wc -l"

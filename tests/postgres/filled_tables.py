@@ -79,8 +79,14 @@ select generation_id, max(range_end), max(range_end - range_start), tp_now() fro
 insert into wake_messages (queue, task_id, receives, visible_at)
 select q, gen_random_uuid(), 0, tp_now() from unnest(array['python', 'other']) q, generate_series(1, 5000);
 insert into outbox (runtime, task_ids) select 'python', array[gen_random_uuid()] from generate_series(1, 1000);
-insert into aggregator_positions (job_id, position)
-select job_id, n from jobs, generate_series(1, 20000) n where name in ('tens', 'copy');
+insert into told_positions (job_id, input_index, bucket, positions)
+select job_id, 0, n, int8multirange(int8range(n * 65536, (n + 1) * 65536))
+from jobs, generate_series(0, 999) n where name in ('tens', 'copy');
+insert into known_scopes (job_id, scope_key, partition_key, range_start, range_end, emitted)
+select job_id, 'p:' || n * 10 || '-' || n * 10 + 9, n * 10 || '-' || n * 10 + 9, n * 10, n * 10 + 9, true
+from jobs, generate_series(0, 5000) n where name in ('tens', 'copy');
+insert into open_batches (job_id, slot, opened_at, due_at, backfill)
+select gen_random_uuid(), 0, tp_now(), tp_now() + interval '1 day', false from generate_series(1, 2000) n;
 
 insert into dags (org_id, name)
 select org_id, 'other-' || n from orgs, generate_series(1, 2000) n where slug = 'default';

@@ -280,14 +280,6 @@ def test_what_a_hot_range_holds_is_found_by_generation_and_range(filled: Filled,
     assert 0 < plan.read("dataset_commits") <= 20
 
 
-def test_an_aggregators_head_and_its_final_ranges_are_found_by_position(filled: Filled) -> None:
-    job = filled.value("select job_id from jobs where name = 'tens'")
-    assert filled.run("aggregator", "head", f"'{job}'").read("aggregator_positions") <= 1
-    plan = filled.run("aggregator", "ranges_between", f"'{job}'", "101", "129", "10")
-    no_sequential_scan(plan)
-    assert plan.read("aggregator_positions") <= 50
-
-
 def test_a_sources_last_words_are_read_from_the_highest_cursor_down(filled: Filled) -> None:
     generation = filled.value("select current_generation_id from datasets where dataset_id = 'in'")
     plan = filled.run("events", "latest_by_cursor", f"'{generation}'", "50")
@@ -321,15 +313,16 @@ def test_schemas_are_found_by_generation(filled: Filled) -> None:
     assert plan.read("generations") <= 1
 
 
-def test_full_ranges_are_counted_by_job_and_position(filled: Filled) -> None:
+def test_open_ranges_are_found_by_job_and_position(filled: Filled) -> None:
     job = filled.value("select job_id from jobs where name = 'tens'")
-    plan = filled.run("aggregator", "full_ranges", f"'{job}'", "'{10, 20, 30}'", "10")
+    plan = filled.run("aggregator", "open_pieces", f"'{job}'", "'{40010, 40020, 60030}'", "10", "9")
     no_sequential_scan(plan)
-    assert plan.read("aggregator_positions") <= 30
+    assert plan.read("told_positions") <= 6
+    assert plan.read("known_scopes") <= 20
 
 
 def test_whether_events_tell_of_commits_is_found_by_task(filled: Filled) -> None:
-    plan = filled.run("aggregator", "told_of_commits", filled.ids("tens", "queued", 20))
+    plan = filled.run("scopes", "told_by", filled.ids("tens", "queued", 20))
     no_sequential_scan(plan)
     assert plan.read("events") <= 20
     assert plan.read("dataset_commits") <= 20

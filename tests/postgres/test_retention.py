@@ -280,8 +280,8 @@ async def test_the_last_execution_of_a_schedule_stays(plane: ControlPlane, root:
 async def test_what_jobs_out_of_reach_remember_goes(plane: ControlPlane, root: Path) -> None:
     async with plane.database.transaction() as tx:
         await tx.run(
-            "insert into aggregator_positions select job_id, n from jobs, generate_series(1, 5000) n"
-            " where name = 'copy'"
+            "insert into open_batches select job_id, n, tp_now(), tp_now(), false"
+            " from jobs, generate_series(1, 5000) n where name = 'copy'"
         )
         await tx.run(
             "insert into known_scopes (job_id, scope_key, range_start, range_end)"
@@ -292,4 +292,4 @@ async def test_what_jobs_out_of_reach_remember_goes(plane: ControlPlane, root: P
     await plane.api.deploys.delete(plane._call(DeleteRequest("main")))
     await plane.set_clock(40 * DAY)
     assert (await end(plane, root)).job_memory == 5010
-    assert await plane.value("select count(*) from aggregator_positions") == 0
+    assert await plane.value("select count(*) from open_batches") == 0

@@ -393,7 +393,7 @@ BROKEN = {
     "unknown priority": ("spec.unknown_value", HEAD + JOB + "priority: »high}\n"),
     # Bulk
     "Bulk without batch": ("spec.bulk_needs_batch", HEAD + JOB + "execution_strategy: »Bulk}\n"),
-    "batch without size": ("spec.missing_field", HEAD + JOB + "execution_strategy: Bulk, batch: »{}}\n"),
+    "batch that is not cut": ("spec.bad_batch", HEAD + JOB + "execution_strategy: Bulk, batch: »{}}\n"),
     "batch of zero": ("spec.out_of_range", HEAD + JOB + "execution_strategy: Bulk, batch: {size: »0}}\n"),
     "batch without Bulk": ("spec.batch_needs_bulk", HEAD + JOB + "batch: »{size: 1}}\n"),
     "batch with PerUpdate": (

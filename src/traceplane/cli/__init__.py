@@ -9,7 +9,7 @@ the platform itself.
     doctor       `traceplane trigger doctor`
     events       `traceplane emit` and `traceplane webhooks`
     failures     what went wrong, as text: failed and stuck work, and everything known about one task
-    jobs         commands for jobs
+    jobs         commands for jobs and their batches
     main         `traceplane`, alias `tp`
     operators    `traceplane operators`
     output       where every command writes, so that nothing reaches a terminal unescaped

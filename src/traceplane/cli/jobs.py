@@ -1,4 +1,4 @@
-"""Commands for jobs."""
+"""Commands for jobs and their batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import click
 
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
+from traceplane.model.positions import written
 from traceplane.settings import Settings
-from traceplane.wire.jobs import JobName, PauseChange, PauseRequest, PauseView
+from traceplane.wire.jobs import BatchesClosing, JobName, PauseChange, PauseRequest, PauseView
 
 
 @click.group()
@@ -49,10 +50,33 @@ def resume(settings: Settings, dag: str, job: str, as_json: bool) -> None:
         say(f"{dag}/{job} is resumed" if answer.changed else f"{dag}/{job} was not paused")
 
 
+@click.group()
+def batch() -> None:
+    """Close batches that are filling."""
+
+
+@batch.command()
+@click.argument("dag")
+@click.argument("job")
+@as_json
+@click.pass_obj
+def close(settings: Settings, dag: str, job: str, as_json: bool) -> None:
+    """Close the batches of JOB of DAG that are filling: what has arrived is computed now."""
+    request = JobName(dag, job)
+    answer = call(settings, lambda c: c.call("POST", "/api/v1/batches/close", BatchesClosing, request))
+    if as_json:
+        say_json(answer)
+        return
+    for one in answer.closing:
+        say(f"{one.job}: closing {written((one.first, one.last))} of {one.dataset}")
+    if not answer.closing:
+        say("nothing is open")
+
+
 def pause_line(pause: PauseView) -> str:
     why = f" ({pause.reason})" if pause.reason else ""
     waiting = f", {pause.waiting} waiting" if pause.waiting else ""
     return f"{pause.dag}/{pause.job}: paused by {pause.paused_by} since {pause.since}{why}{waiting}"
 
 
-COMMANDS: tuple[Any, ...] = (jobs,)
+COMMANDS: tuple[Any, ...] = (jobs, batch)

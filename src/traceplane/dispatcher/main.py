@@ -16,6 +16,7 @@ from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.invocations import Invocations
 from traceplane.dispatcher.leases.service import Leases
+from traceplane.dispatcher.loops.batch_closer import BatchCloser
 from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.celery_relay import CeleryRelay
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
@@ -168,6 +169,9 @@ def _loops(
             "reconciler", reconciler.run_once, interval=min(5.0, settings.resend_after_seconds)
         ),
         "sources": loop("sources", SourceMonitor(database).run_once, interval=2.0),
+        "batches": loop(
+            "batches", BatchCloser(database, work_created=scheduler.work_created).run_once, interval=0.5
+        ),
         "builds": loop("builds", Builds(database).run_once, interval=0.5),
         "executions": loop("executions", ExecutionStatus(database).run_once, interval=0.25),
         "celery": loop("celery", CeleryRelay(database, settings.celery_broker_url).run_once, interval=0.25),

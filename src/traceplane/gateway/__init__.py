@@ -9,7 +9,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     deploys          deploys and versions of DAGs
     emits            events by hand, committed in groups
     hidden_values    what operators wrote, as far as the caller may see what they were handed
-    jobs             jobs, as people look after them: which of them are paused
+    jobs             jobs, as people look after them: pauses, and batches that are closed by hand
     main             the gateway process, wired by hand
     partition_names  names of partitions, as people write them
     pipelines        pipelines, lists of tickers and executions, as people and Celery workers reach them

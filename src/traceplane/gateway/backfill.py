@@ -137,6 +137,13 @@ def _check(target: BackfillTarget, request: BackfillRequest) -> None:
             value=request.dataset,
             next_step="backfill the dataset that is read from it, or the one it groups",
         )
+    if target.open_batches:
+        raise InvalidInput(
+            "backfill.open_batches",
+            f"job {target.job} is fed with batches that have no fixed size",
+            value=request.dataset,
+            next_step="backfill the dataset that it reads; batches of it follow",
+        )
     if request.partition_size is not None and target.range_size is not None:
         raise InvalidInput(
             "backfill.fixed_size",

@@ -1,15 +1,15 @@
-"""Jobs, as people look after them: which of them are paused."""
+"""Jobs, as people look after them: pauses, and batches that are closed by hand."""
 
 from __future__ import annotations
 
 from traceplane import telemetry
-from traceplane.errors import NotFound
+from traceplane.errors import Conflict, NotFound
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
-from traceplane.postgres import events, job_pauses
+from traceplane.postgres import aggregator, events, job_pauses
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.job_pauses import JobPause
-from traceplane.wire.jobs import JobName, PauseChange, PauseRequest, PauseView
+from traceplane.wire.jobs import BatchesClosing, JobName, OpenBatch, PauseChange, PauseRequest, PauseView
 
 WRITER = "writer"
 
@@ -24,6 +24,8 @@ class JobApi:
                   "Keep the tasks of a job from starting."),
             Route("POST", "/api/v1/jobs/resume", JobName, PauseChange, self.resume, WRITER,
                   "Let the tasks of a paused job start again."),
+            Route("POST", "/api/v1/batches/close", JobName, BatchesClosing, self.close_batches, WRITER,
+                  "Close the batches of a job that are filling."),
         ]  # fmt: skip
 
     async def pause(self, call: Call[PauseRequest]) -> PauseChange:
@@ -61,6 +63,32 @@ class JobApi:
         if answer.changed:
             telemetry.emit("job.resumed", dag=asked.dag, job=asked.job, principal=by)
         return answer
+
+    async def close_batches(self, call: Call[JobName]) -> BatchesClosing:
+        org, by, asked = call.principal.org, call.principal.name, call.body
+        closing: list[OpenBatch] = []
+        async with self._database.transaction() as tx:
+            found = await aggregator.of_job(tx, org, asked.dag, asked.job)
+            if not found:
+                raise await unknown_dag_or_job(tx, org, asked.dag, asked.job) or Conflict(
+                    "job.no_batches",
+                    f"the job of {asked.dag} collects no batches",
+                    value=asked.job,
+                    next_step="name a job with execution_strategy: Bulk, or an aggregator",
+                )
+            for one in found:
+                opened = await aggregator.unbatched(tx, one.job_id)
+                if opened:
+                    await aggregator.close_by_hand(tx, one.job_id)
+                closing += [
+                    OpenBatch(one.name, one.dataset_id, arrived[0], arrived[1])
+                    for piece in opened
+                    for arrived in piece.arrived
+                ]
+            await events.notify_dispatchers(tx)
+        if closing:
+            telemetry.emit("batches.closed", dag=asked.dag, job=asked.job, principal=by)
+        return BatchesClosing(closing)
 
 
 async def _not_deployed(tx: Transaction, org: str, dag: str, job: str) -> NotFound:

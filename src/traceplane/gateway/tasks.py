@@ -20,9 +20,11 @@ from traceplane.http_service.routes import Call, Route
 from traceplane.model.advice import Advice, advice
 from traceplane.model.explain import ExplainFacts, explain
 from traceplane.model.hidden_values import HiddenValues
+from traceplane.model.positions import written
 from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
-from traceplane.postgres import events, task_logs, task_views, tasks
+from traceplane.postgres import aggregator, events, task_logs, task_views, tasks
+from traceplane.postgres.aggregator import BatchManifest
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask, SeenDataset
 from traceplane.postgres.tasks import TaskFilter
@@ -47,6 +49,7 @@ READER, WRITER = "reader", "writer"
 _CHANGED_AT_ONCE = 2_000
 _LOGGED_ATTEMPTS = 100
 _LOOKED_AT_PER_JOB = 1_000
+_RANGES_TOLD = 20
 
 Change = Callable[[Transaction, Sequence[UUID]], Awaitable[dict[UUID, str]]]
 
@@ -129,12 +132,15 @@ class TaskApi:
             (facts,) = await as_seen_by(tx, call.principal, [facts])
             written = await self._logs(tx, call.principal, task_id, attempts=1)
             seen = await task_views.whole_reads(tx, org, task_id)
+            batch = await aggregator.batch_of_task(tx, org, task_id)
         advised = _advice(facts)
         return ExplainResponse(
             task_id,
             facts.state,
             facts.job,
-            [ReasonView(r.code, r.sentence) for r in explain(facts)] + [_of_read(r) for r in seen],
+            [ReasonView(r.code, r.sentence) for r in explain(facts)]
+            + [_of_read(r) for r in seen]
+            + ([_of_batch(batch)] if batch is not None else []),
             dag=facts.dag,
             scope=_scope_text(facts),
             error=facts.error,
@@ -363,6 +369,25 @@ def _of_read(seen: SeenDataset) -> ReasonView:
     if seen.newer:
         since = f"; {seen.newer} newer {'commit is' if seen.newer == 1 else 'commits are'} there since"
     return ReasonView("read", f"It read {seen.dataset_id} as of commit {seen.commit_id}{since}.")
+
+
+_WHY_CLOSED = {
+    "full": "when all of it had arrived",
+    "every": "at its time",
+    "all": "when the batch before was done",
+    "max_wait": "after max_wait",
+    "hand": "by hand",
+}
+
+
+def _of_batch(batch: BatchManifest) -> ReasonView:
+    ranges = ", ".join(written(positions) for positions in batch.held[:_RANGES_TOLD])
+    more = f" and {len(batch.held) - _RANGES_TOLD} more ranges" if len(batch.held) > _RANGES_TOLD else ""
+    return ReasonView(
+        "batch",
+        f"It is the batch {batch.partition_key} of {batch.dataset_id}, closed {_WHY_CLOSED[batch.closed_by]} at "
+        f"{batch.closed_at.isoformat(sep=' ', timespec='seconds')}; it covers {ranges}{more}.",
+    )
 
 
 def _task_view(row: ListedTask) -> TaskView:

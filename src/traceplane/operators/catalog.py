@@ -131,6 +131,12 @@ def running_once() -> list[str]:
 
 
 @cache
+def batching() -> list[str]:
+    """The operators that collect positions into batches."""
+    return [spec.name for spec in _built_in_specs() if spec.range_size_field is not None]
+
+
+@cache
 def publishing_signals() -> list[str]:
     return [spec.name for spec in _built_in_specs() if spec.publishes_signals]
 

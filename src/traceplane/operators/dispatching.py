@@ -11,14 +11,28 @@ from traceplane.operators.spec import Config, OperatorSpec, Ports
 _DISPATCHER = frozenset({"dispatcher"})
 
 
+_Seconds = Annotated[float, Meta(gt=0)]
+
+
 class AggregatorConfig(Config, frozen=True, kw_only=True):
     size: Annotated[
-        int,
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Positions of a range. Ranges are aligned: with 10 they are 0–9, 10–19 and so on."),
+    ] = None
+    every_seconds: Annotated[
+        _Seconds | None,
+        Meta(description="Instead of `size`: a batch is closed this long after its first position."),
+    ] = None
+    all: Annotated[
+        bool,
         Meta(
-            ge=1,
-            description="Positions of a range. Ranges are aligned: with 10 they are 0–9, 10–19 and so on.",
+            description="Instead of `size`: a batch is closed once the jobs behind have done the one before."
         ),
-    ]
+    ] = False
+    max_wait_seconds: Annotated[
+        _Seconds | None,
+        Meta(description="A range that is not full is closed this long after its first position."),
+    ] = None
     finality: Annotated[
         int,
         Meta(
@@ -30,10 +44,17 @@ class AggregatorConfig(Config, frozen=True, kw_only=True):
         str | None, Meta(description="Set for an aggregator that `Bulk` made: the dataset that it reads.")
     ] = None
 
+    def __post_init__(self) -> None:
+        if [self.size is not None, self.every_seconds is not None, self.all].count(True) != 1:
+            raise ValueError("one of size, every_seconds and all must be set")
+        if self.size is None and (self.finality or self.max_wait_seconds is not None):
+            raise ValueError("finality and max_wait_seconds need a size")
+
 
 AGGREGATOR = OperatorSpec(
     name="aggregator",
-    summary="Positions fill aligned ranges; a full range becomes one event.",
+    summary="Positions become batches; a batch that is full, or whose time has come, becomes one event.",
+    execution_fields=frozenset({"every_seconds", "max_wait_seconds"}),
     runtimes=_DISPATCHER,
     config=AggregatorConfig,
     inputs=Ports(least=1),

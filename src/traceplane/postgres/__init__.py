@@ -1,6 +1,6 @@
 """All SQL of the platform: one module for each file in `sql/`, with functions that run its statements on sets of rows.
 
-aggregator          positions an aggregator has received
+aggregator          the batches of aggregators: open, closed and due
 backpressure        the figures that the valve decides by, and its decisions
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
@@ -22,7 +22,7 @@ partition_names     the names of partitions, each with its position
 pinned              what a query reads, in one snapshot
 pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
-scopes              what a `scopes` job knows: told positions, and the scopes that its job has
+scopes              what a `scopes` job or an aggregator knows: told positions, and its scopes
 table_statistics    fresh statistics for the planner
 task_logs           the output of operators, stored in the transaction of the report that carried it
 task_views          what people see of tasks: lists, counts, failures, lineage, why one waits

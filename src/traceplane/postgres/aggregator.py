@@ -1,32 +1,142 @@
-"""Positions an aggregator has received."""
+"""The batches of an aggregator: what has arrived, what it has closed, and what is to be closed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
 from uuid import UUID
 
+from traceplane.model.positions import Range
+from traceplane.operators import catalog
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("aggregator")
 
-
-async def add_positions(tx: Transaction, job_id: UUID, ranges: Sequence[tuple[int, int]]) -> None:
-    await tx.rows(_SQL["add_positions"], job_id, [r[0] for r in ranges], [r[1] for r in ranges])
-
-
-async def full_ranges(tx: Transaction, job_id: UUID, starts: Sequence[int], size: int) -> list[int]:
-    return [r["range_start"] for r in await tx.rows(_SQL["full_ranges"], job_id, starts, size)]
+ClosedBy = Literal["full", "every", "all", "max_wait", "hand"]
+BY_HAND = -(2**63)
+"""The slot that stands for everything that has arrived."""
 
 
-async def head(tx: Transaction, job_id: UUID) -> int | None:
-    position: int | None = await tx.value(_SQL["head"], job_id)
-    return position
+@dataclass(frozen=True, slots=True)
+class OpenPiece:
+    """Positions of an aligned range that are in no batch, and of which some have arrived."""
+
+    slot: int
+    first: int
+    last: int
+    is_full: bool
+    arrived: int
+    """The last position that has arrived."""
 
 
-async def ranges_between(tx: Transaction, job_id: UUID, low: int, high: int, size: int) -> list[int]:
-    """The starts of ranges that contain received positions and end between `low` and `high`."""
-    return [r["range_start"] for r in await tx.rows(_SQL["ranges_between"], job_id, low, high, size)]
+@dataclass(frozen=True, slots=True)
+class Unbatched:
+    """Positions in no batch, and which of them have arrived."""
+
+    first: int
+    last: int
+    arrived: list[Range]
 
 
-async def told_of_commits(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
-    return {r["task_id"] for r in await tx.rows(_SQL["told_of_commits"], task_ids)}
+@dataclass(frozen=True, slots=True)
+class ClosedBatch:
+    first: int
+    last: int
+    closed_by: ClosedBy
+
+    @property
+    def partition_key(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class DueSlot:
+    slot: int
+    backfill: bool
+    """Whether only backfills filled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorOfJob:
+    job_id: UUID
+    name: str
+    dataset_id: str
+    """What it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchManifest:
+    dataset_id: str
+    """What it is a batch of."""
+    partition_key: str
+    closed_by: ClosedBy
+    closed_at: datetime
+    held: list[Range]
+    """The positions that had arrived when it was last emitted."""
+
+
+async def open_pieces(
+    tx: Transaction, job_id: UUID, slots: Sequence[int], size: int, widest: int
+) -> list[OpenPiece]:
+    return await tx.rows_as(OpenPiece, _SQL["open_pieces"], job_id, list(slots), size, widest)
+
+
+async def unbatched(tx: Transaction, job_id: UUID) -> list[Unbatched]:
+    rows = await tx.rows(_SQL["unbatched"], job_id)
+    return [Unbatched(r["first"], r["last"], [(a, b) for a, b in r["arrived"]]) for r in rows]
+
+
+async def close(tx: Transaction, job_id: UUID, batches: Sequence[ClosedBatch]) -> None:
+    await tx.rows(
+        _SQL["close"],
+        job_id,
+        [b.partition_key for b in batches],
+        [b.first for b in batches],
+        [b.last for b in batches],
+        [b.closed_by for b in batches],
+    )
+
+
+async def note_changes(tx: Transaction, job_id: UUID, scope_keys: Sequence[str]) -> None:
+    await tx.rows(_SQL["note_changes"], job_id, list(scope_keys))
+
+
+async def open_batches(
+    tx: Transaction, job_id: UUID, slots: Sequence[tuple[int, bool]], closes_after: timedelta | None
+) -> None:
+    """`slots`: each with whether only backfills have filled it. Without a time, they close when the jobs that they feed
+    have nothing left to do."""
+    await tx.rows(
+        _SQL["open"], job_id, [s for s, _ in slots], closes_after, [backfill for _, backfill in slots]
+    )
+
+
+async def forget_open(tx: Transaction, job_id: UUID, slots: Sequence[int]) -> None:
+    await tx.rows(_SQL["forget_open"], job_id, list(slots))
+
+
+async def any_open(tx: Transaction) -> bool:
+    return bool(await tx.value(_SQL["any_open"]))
+
+
+async def due(tx: Transaction) -> list[UUID]:
+    return [r["job_id"] for r in await tx.rows(_SQL["due"])]
+
+
+async def due_slots(tx: Transaction, job_id: UUID) -> list[DueSlot]:
+    return await tx.rows_as(DueSlot, _SQL["due_slots"], job_id)
+
+
+async def of_job(tx: Transaction, org: str, dag: str, job: str) -> list[AggregatorOfJob]:
+    return await tx.rows_as(AggregatorOfJob, _SQL["of_job"], org, dag, job, catalog.batching())
+
+
+async def close_by_hand(tx: Transaction, job_id: UUID) -> None:
+    await tx.rows(_SQL["close_by_hand"], job_id)
+
+
+async def batch_of_task(tx: Transaction, org: str, task_id: UUID) -> BatchManifest | None:
+    row = await tx.row(_SQL["batch_of_task"], task_id, org)
+    return None if row is None else BatchManifest(**{**row, "held": [(a, b) for a, b in row["held"]]})

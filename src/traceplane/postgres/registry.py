@@ -17,6 +17,7 @@ from traceplane.model.job_definition import JobDefinition, OperatorFacts, Virtua
 from traceplane.model.json_object import JsonObject
 from traceplane.model.near_names import MOST_NAMES
 from traceplane.model.partitions import Partitions
+from traceplane.operators import catalog
 from traceplane.postgres.database import Row, Transaction, statements
 
 _SQL = statements("registry")
@@ -397,11 +398,13 @@ class BackfillTarget:
     range_size: int | None
     """The size of the ranges that feed the job."""
     partitions: Partitions
+    open_batches: bool
+    """Whether batches without a fixed size feed the job."""
 
 
 async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> BackfillTarget | None:
     """None if no job produces such a dataset."""
-    row = await tx.row(_SQL["backfill_target"], org, dataset_id)
+    row = await tx.row(_SQL["backfill_target"], org, dataset_id, catalog.batching())
     return None if row is None else BackfillTarget(**_with_partitions(row))
 
 

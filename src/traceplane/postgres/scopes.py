@@ -1,4 +1,5 @@
-"""What a `scopes` job knows: the positions that each of its inputs has told, and the scopes that it has."""
+"""What a `scopes` job or an aggregator knows: the positions that each of its inputs has told, and the scopes or batches
+that it has."""
 
 from __future__ import annotations
 
@@ -83,10 +84,19 @@ async def add_scopes(tx: Transaction, job_id: UUID, scopes: Sequence[NewScope]) 
     )
 
 
+async def widest(tx: Transaction, job_id: UUID) -> int:
+    """The length of the longest scope that a job knows."""
+    return int(await tx.value(_SQL["widest"], job_id))
+
+
 async def overlapping(tx: Transaction, job_id: UUID, ranges: Sequence[Range]) -> list[KnownScope]:
-    widest = await tx.value(_SQL["widest"], job_id)
     return await tx.rows_as(
-        KnownScope, _SQL["overlapping"], job_id, [r[0] for r in ranges], [r[1] for r in ranges], widest
+        KnownScope,
+        _SQL["overlapping"],
+        job_id,
+        [r[0] for r in ranges],
+        [r[1] for r in ranges],
+        await widest(tx, job_id),
     )
 
 

@@ -38,3 +38,18 @@ class PauseChange(Wire, frozen=True):
     """False: the job was paused, or not paused, before."""
     pause: PauseView | None = None
     """The pause that holds now, or that ended; none: the job was not paused."""
+
+
+class OpenBatch(Wire, frozen=True):
+    """Positions that have arrived and are in no batch."""
+
+    job: str
+    """The aggregator that collects them."""
+    dataset: str
+    first: int
+    last: int
+
+
+class BatchesClosing(Wire, frozen=True):
+    closing: list[OpenBatch]
+    """What is closed in the next pass of a dispatcher; empty: nothing is open."""

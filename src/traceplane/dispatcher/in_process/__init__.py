@@ -1,6 +1,6 @@
 """Jobs of the dispatcher's own runtime: small platform operators that run inside one transaction.
 
-    aggregator  positions fill ranges of a fixed size; each full range becomes one partition event
+    aggregator  positions become batches, each of which is one partition event
     jobs        takes queued tasks, runs their operator, accepts its events and ends the tasks
     operator    what an operator receives, and what it returns
     scopes      which scopes of a job are ready, and which a change of an input makes stale

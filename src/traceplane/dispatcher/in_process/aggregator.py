@@ -1,9 +1,17 @@
-"""Positions fill aligned ranges of a fixed size; a full range becomes one partition event, once. With `finality`, not
-before a position has arrived that is at least that far beyond its end.
+"""Positions become batches, each of which is one partition event.
 
-Anything that arrives later for a position of a full range, data or an invalidation, changes that range: it is emitted
-again, as an invalidation, once per pass however much arrived. An invalidation fills a range only if it comes from a
-commit, which wrote the whole scope; an invalidation alone brings no data.
+    size           aligned ranges of a fixed size, each closed when all of it has arrived; with `finality`, not before
+                   a position has arrived that is at least that far beyond its end; with `max_wait_seconds`, after
+                   that time it is closed up to the last position that has arrived, and the rest of it fills on
+    every_seconds  all that has arrived, this long after the first of it
+    all            all that has arrived, once the jobs behind have done the batch before
+
+Batches of the last two kinds begin where the one before them ends, so that between the first and the last position
+each belongs to exactly one batch, however the batches were cut. Whatever is open can also be closed by hand.
+
+A closed batch is recorded, with the reason and the positions that had arrived. Anything that arrives later for one of
+its positions, data or an invalidation, changes it: it is emitted again, as an invalidation, once per pass however much
+arrived. An invalidation fills a batch only if it comes from a commit, which wrote the whole scope.
 
 The job itself is the producer, and a repeated event is named after the first task that caused it. A pass that is
 rolled back leaves nothing, so the pass after it emits the same events or more, each once.
@@ -11,8 +19,9 @@ rolled back leaves nothing, so the pass after it emits the same events or more, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Self
 from uuid import UUID
 
@@ -20,151 +29,230 @@ from traceplane.dispatcher.in_process.operator import (
     MAX_POSITIONS_PER_EVENT,
     InProcessJob,
     Work,
-    positions,
     too_wide,
 )
-from traceplane.postgres import aggregator
+from traceplane.model.positions import Range
+from traceplane.postgres import aggregator, scopes
+from traceplane.postgres.aggregator import BY_HAND, ClosedBatch, ClosedBy, DueSlot
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.events import NewEvent
+from traceplane.postgres.scopes import KnownScope
 from traceplane.postgres.tasks import QueuedTask
 
-_POSITIONS_PER_PASS = 20_000
-"""Events with more positions in total take several passes."""
+_RANGES_PER_PASS = 20_000
+"""Events that touch more ranges in total take several passes."""
 _LOWEST = -(2**63)
-_BEYOND = 2**63
+_HIGHEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
-    """How positions are cut into ranges, and when a range is final."""
+class Batching:
+    """How positions are cut into batches."""
 
-    size: int
+    size: int | None
     finality: int
+    every: timedelta | None
+    max_wait: timedelta | None
 
     @classmethod
     def of(cls, job: InProcessJob) -> Self:
-        ranges = cls(int(job.config["size"]), int(job.config.get("finality", 0)))
-        if ranges.size < 1 or ranges.finality < 0:
+        config = job.config
+        size, every, max_wait = (config.get(name) for name in ("size", "every_seconds", "max_wait_seconds"))
+        if [size is not None, every is not None, bool(config.get("all"))].count(True) != 1:
+            raise ValueError("one of size, every_seconds and all must be set")
+        batching = cls(
+            int(size) if size is not None else None,
+            int(config.get("finality", 0)),
+            timedelta(seconds=every) if every is not None else None,
+            timedelta(seconds=max_wait) if max_wait is not None else None,
+        )
+        if (batching.size is not None and batching.size < 1) or batching.finality < 0:
             raise ValueError("size must be at least 1, and finality must not be negative")
-        return ranges
+        return batching
 
-    def touched(self, task: QueuedTask) -> range:
-        """The starts of the ranges that contain a position of the task."""
-        return range(task.range_start // self.size * self.size, task.range_end + 1, self.size)
+    @property
+    def is_timed(self) -> bool:
+        """Whether something else than the last position closes a batch."""
+        return self.size is None or self.max_wait is not None
 
-    def is_final(self, start: int, head: int | None) -> bool:
-        """Whether the newest position is far enough beyond a range to consider the range final."""
-        if not self.finality:
-            return True
-        return head is not None and start + self.size - 1 <= head - self.finality
+    def slots(self, positions: Range) -> range:
+        """The starts of the aligned ranges that these positions touch; without a size, there is one slot."""
+        if self.size is None:
+            return range(1)
+        return range(positions[0] // self.size * self.size, positions[1] + 1, self.size)
 
-    def ends_made_final(self, old_head: int | None, head: int | None) -> tuple[int, int] | None:
+    def final_slots(self, old_head: int | None, head: int | None) -> Range | None:
         """The first and the last end of ranges that became final because the head moved."""
-        if not self.finality or head is None:
+        if not self.finality or self.size is None or head is None:
             return None
         after = head if old_head is None else old_head + 1
         first = max(after, self.finality + self.size + _LOWEST) - self.finality
         last = head - self.finality
         return (first, last) if first <= last else None
 
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """The ranges at one moment: the full ones, and the highest position that arrived."""
-
-    full: Set[int]
-    head: int | None
+    def is_final(self, last: int, head: int | None) -> bool:
+        """Whether the newest position is far enough beyond an end to consider it final."""
+        return not self.finality or (head is not None and last <= head - self.finality)
 
 
 async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -> Work:
-    ranges = Ranges.of(job)
-    filling = await _filling(tx, batch)
-    accepted, refused = take(batch, ranges, filling)
-    causes = _causes(accepted, ranges)
-    before = Filled(
-        full=set(await aggregator.full_ranges(tx, job.job_id, sorted(causes), ranges.size)),
-        head=await aggregator.head(tx, job.job_id) if ranges.finality else None,
-    )
-    if bringers := [task for task in accepted if task.task_id in filling]:
-        await aggregator.add_positions(tx, job.job_id, [(t.range_start, t.range_end) for t in bringers])
-        after = await _after(tx, job.job_id, ranges, causes, before)
-        newest = max(bringers, key=lambda task: task.range_end)
-        causes = {start: [newest] for start in after.full} | causes
-    else:
-        after = before
-    events = list(decide(job, ranges, causes, before, after))
+    batching = Batching.of(job)
+    accepted, refused = take(batch, batching)
+    changed = await _changed(tx, job.job_id, accepted)
+    told = await scopes.told_by(tx, [t.task_id for t in accepted if t.kind == "invalidation"])
+    bringers = [t for t in accepted if t.kind == "data" or (t.task_id in told and told[t.task_id].brings)]
+    events = [_event(job, scope.positions, scope, causes) for scope, causes in changed]
+    if bringers:
+        events += await _fill(tx, job, batching, bringers)
+    if changed:
+        await aggregator.note_changes(tx, job.job_id, [scope.scope_key for scope, _ in changed])
     return Work(events, accepted, dict.fromkeys((task.task_id for task in refused), too_wide("aggregator")))
 
 
-async def _filling(tx: Transaction, batch: Sequence[QueuedTask]) -> set[UUID]:
-    """The tasks whose positions have been written."""
-    invalidations = [task.task_id for task in batch if task.kind == "invalidation"]
-    committed = await aggregator.told_of_commits(tx, invalidations) if invalidations else set()
-    return {task.task_id for task in batch if task.kind == "data"} | committed
-
-
-async def _after(
-    tx: Transaction, job_id: UUID, ranges: Ranges, touched: Iterable[int], before: Filled
-) -> Filled:
-    """Includes ranges that no task of this pass touches but that are final now because the head moved."""
-    head = await aggregator.head(tx, job_id) if ranges.finality else None
-    ends = ranges.ends_made_final(before.head, head)
-    made_final = await aggregator.ranges_between(tx, job_id, *ends, ranges.size) if ends else []
-    starts = sorted({*touched, *made_final})
-    return Filled(set(await aggregator.full_ranges(tx, job_id, starts, ranges.size)), head)
-
-
-def take(
-    batch: Sequence[QueuedTask], ranges: Ranges, filling: Set[UUID]
-) -> tuple[list[QueuedTask], list[QueuedTask]]:
+def take(batch: Sequence[QueuedTask], batching: Batching) -> tuple[list[QueuedTask], list[QueuedTask]]:
     """The tasks to process now, in order, and those that are too wide for any pass."""
     accepted: list[QueuedTask] = []
     refused: list[QueuedTask] = []
-    room = _POSITIONS_PER_PASS
+    room = _RANGES_PER_PASS
     for task in batch:
-        starts = ranges.touched(task)
-        cost = positions(task) if task.task_id in filling else len(starts)
-        if cost > MAX_POSITIONS_PER_EVENT or starts[0] < _LOWEST or starts[-1] + ranges.size > _BEYOND:
+        slots = batching.slots((task.range_start, task.range_end))
+        size = batching.size or 0
+        if len(slots) > MAX_POSITIONS_PER_EVENT or slots[0] < _LOWEST or slots[-1] + size > _HIGHEST:
             refused.append(task)
-        elif accepted and cost > room:
+        elif accepted and len(slots) > room:
             break
         else:
             accepted.append(task)
-            room -= cost
+            room -= len(slots)
     return accepted, refused
 
 
-def _causes(accepted: Sequence[QueuedTask], ranges: Ranges) -> dict[int, list[QueuedTask]]:
-    """By the start of each range, the tasks that are about it."""
+async def _changed(
+    tx: Transaction, job_id: UUID, accepted: Sequence[QueuedTask]
+) -> list[tuple[KnownScope, list[QueuedTask]]]:
+    """The closed batches that tasks are about, with these tasks."""
+    if not accepted:
+        return []
+    closed = await scopes.overlapping(tx, job_id, [(t.range_start, t.range_end) for t in accepted])
+    return [(scope, [accepted[number - 1] for number in scope.ranges]) for scope in closed]
+
+
+async def _fill(
+    tx: Transaction, job: InProcessJob, batching: Batching, bringers: Sequence[QueuedTask]
+) -> list[NewEvent]:
+    """Adds what has arrived; returns the events of batches that are full now."""
     causes: dict[int, list[QueuedTask]] = {}
-    for task in accepted:
-        for start in ranges.touched(task):
-            causes.setdefault(start, []).append(task)
-    return causes
+    for task in bringers:
+        for slot in batching.slots((task.range_start, task.range_end)):
+            causes.setdefault(slot, []).append(task)
+    old_head = await _head(tx, job.job_id) if batching.finality else None
+    told = [(0, (task.range_start, task.range_end)) for task in bringers]
+    await scopes.add_positions(tx, job.job_id, told)
+    if batching.size is None:
+        open_slots = set(causes)
+        events: list[NewEvent] = []
+    else:
+        open_slots, events = await _full(tx, job, batching, bringers, causes, old_head)
+    if batching.is_timed:
+        opened = [(slot, all(t.backfill for t in causes.get(slot, bringers))) for slot in sorted(open_slots)]
+        await aggregator.open_batches(tx, job.job_id, opened, batching.every or batching.max_wait)
+        await aggregator.forget_open(tx, job.job_id, sorted(causes.keys() - open_slots))
+    return events
 
 
-def decide(
+async def _full(
+    tx: Transaction,
     job: InProcessJob,
-    ranges: Ranges,
+    batching: Batching,
+    bringers: Sequence[QueuedTask],
     causes: Mapping[int, Sequence[QueuedTask]],
-    before: Filled,
-    after: Filled,
-) -> Iterable[NewEvent]:
-    """One event for each range that is full and final now: data the first time, an invalidation after that."""
-    for start in sorted(after.full):
-        if not ranges.is_final(start, after.head):
-            continue
-        cause = min(causes[start], key=lambda task: task.task_id)
-        again = start in before.full and ranges.is_final(start, before.head)
-        end = start + ranges.size - 1
-        yield NewEvent(
-            producer_id=job.job_id,
-            generation_id=job.outputs[0],
-            kind="invalidation" if again else "data",
-            partition_key=f"{start}-{end}",
-            start=start,
-            end=end,
-            emission=f"task:{cause.task_id}" if again else "",
-            backfill=all(task.backfill for task in causes[start]),
-            traceparent=cause.traceparent,
-        )
+    old_head: int | None,
+) -> tuple[set[int], list[NewEvent]]:
+    """The slots that stay open, and the events of batches that are full and final."""
+    assert batching.size is not None
+    size = batching.size
+    head = await _head(tx, job.job_id) if batching.finality else None
+    slots = set(causes)
+    if (ends := batching.final_slots(old_head, head)) is not None:
+        # Also ranges that no task of this pass touches, but that are final now because the head moved.
+        slots |= await _slots_with_positions(tx, job.job_id, (ends[0] - size + 1, ends[1]), size)
+    pieces = await aggregator.open_pieces(
+        tx, job.job_id, sorted(slots), size, await scopes.widest(tx, job.job_id)
+    )
+    full = [p for p in pieces if p.is_full and batching.is_final(p.last, head)]
+    await aggregator.close(tx, job.job_id, [ClosedBatch(p.first, p.last, "full") for p in full])
+    newest = max(bringers, key=lambda task: task.range_end)
+    events = [_event(job, (p.first, p.last), None, causes.get(p.slot, [newest])) for p in full]
+    return {p.slot for p in pieces if p not in full}, events
+
+
+async def _head(tx: Transaction, job_id: UUID) -> int | None:
+    """The highest position that has arrived."""
+    extent = (await scopes.extents(tx, job_id)).get(0)
+    return None if extent is None else extent[1]
+
+
+async def _slots_with_positions(tx: Transaction, job_id: UUID, within: Range, size: int) -> set[int]:
+    """The starts of aligned ranges that lie within these positions and have something in no batch."""
+    first, last = within
+    return {
+        slot
+        for piece in await aggregator.unbatched(tx, job_id)
+        for a, b in piece.arrived
+        for slot in range(max(a, first) // size * size, min(b, last) + 1, size)
+    }
+
+
+# Closing ---------------------------------------------------------------------------------------------
+
+
+async def close_due(tx: Transaction, job: InProcessJob) -> list[NewEvent]:
+    """Closes the batches of a locked aggregator whose time has come; returns their events."""
+    batching = Batching.of(job)
+    due = await aggregator.due_slots(tx, job.job_id)
+    if not due:
+        return []
+    by_hand = any(slot.slot == BY_HAND for slot in due)
+    closed = await _closed(tx, job, batching, due, by_hand=by_hand)
+    await aggregator.close(tx, job.job_id, closed)
+    await aggregator.forget_open(tx, job.job_id, [slot.slot for slot in due])
+    backfill = all(slot.backfill for slot in due)
+    return [
+        NewEvent(job.job_id, job.outputs[0], "data", b.partition_key, b.first, b.last, backfill=backfill)
+        for b in closed
+    ]
+
+
+async def _closed(
+    tx: Transaction, job: InProcessJob, batching: Batching, due: Sequence[DueSlot], *, by_hand: bool
+) -> list[ClosedBatch]:
+    if batching.size is None:
+        reason: ClosedBy = "hand" if by_hand else "every" if batching.every is not None else "all"
+        return [ClosedBatch(p.first, p.last, reason) for p in await aggregator.unbatched(tx, job.job_id)]
+    slots = {slot.slot for slot in due if slot.slot != BY_HAND}
+    if by_hand:
+        slots |= await _slots_with_positions(tx, job.job_id, (_LOWEST, _HIGHEST), batching.size)
+    pieces = await aggregator.open_pieces(
+        tx, job.job_id, sorted(slots), batching.size, await scopes.widest(tx, job.job_id)
+    )
+    return [ClosedBatch(p.first, p.arrived, "hand" if by_hand else "max_wait") for p in pieces]
+
+
+def _event(
+    job: InProcessJob, positions: Range, again: KnownScope | None, causes: Iterable[QueuedTask]
+) -> NewEvent:
+    """Of a batch: data the first time, an invalidation if it was closed before."""
+    causes = list(causes)
+    cause = min(causes, key=lambda task: task.task_id)
+    first, last = positions
+    return NewEvent(
+        producer_id=job.job_id,
+        generation_id=job.outputs[0],
+        kind="invalidation" if again is not None else "data",
+        partition_key=again.partition_key if again is not None else f"{first}-{last}",
+        start=first,
+        end=last,
+        emission=f"task:{cause.task_id}" if again is not None else "",
+        backfill=all(task.backfill for task in causes),
+        traceparent=cause.traceparent,
+    )

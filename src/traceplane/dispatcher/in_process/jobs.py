@@ -15,6 +15,7 @@ from traceplane.operators import catalog
 from traceplane.postgres import events, registry, tasks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
+from traceplane.postgres.registry import JobRow
 from traceplane.postgres.tasks import FailedAttempt, QueuedTask
 from traceplane.runtime.process import Outcome
 from traceplane.wire.tasks import TaskError
@@ -66,14 +67,7 @@ class InProcess:
 async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[QueuedTask]) -> Ran:
     (row,) = await registry.job_payloads(tx, [job.job_id])
     try:
-        definition = InProcessJob(
-            job.job_id,
-            row.definition.config,
-            [UUID(output["dataset_version"]) for output in row.outputs],
-            [InProcessInput(i.input_index, i.generation_id, edge) for i, edge in row.edges()],
-            row.partitions,
-        )
-        work = await _OPERATORS[job.operator](tx, definition, batch)
+        work = await _OPERATORS[job.operator](tx, definition_of(row), batch)
     except (KeyError, ValueError, TypeError) as error:
         # The definition is invalid; the operator noticed before it wrote anything.
         reason = f"{job.operator}: {type(error).__name__} {error}"
@@ -93,6 +87,16 @@ async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[Queue
         emitted=sum(1 for event_id in accepted.event_ids if event_id is not None),
         created=accepted.tasks_created,
         more=len(batch) == _BATCH or ended < len(batch) or accepted.tasks_created > 0,
+    )
+
+
+def definition_of(row: JobRow) -> InProcessJob:
+    return InProcessJob(
+        row.job_id,
+        row.definition.config,
+        [UUID(output["dataset_version"]) for output in row.outputs],
+        [InProcessInput(i.input_index, i.generation_id, edge) for i, edge in row.edges()],
+        row.partitions,
     )
 
 

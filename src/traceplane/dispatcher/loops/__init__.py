@@ -3,6 +3,7 @@
 A pass is a few bounded transactions that any number of dispatchers may run concurrently.
 
     backpressure      which producers are held
+    batch_closer      closes batches whose time has come
     builds            creates tasks of rebuilds, cancels tasks of retired jobs, cuts over to complete versions
     celery_relay      sends executions to Celery as messages
     cron_ticks        fires the ticks of cron sources, each one once

@@ -64,6 +64,7 @@ where not exists (select 1 from replays r where r.job_id = c.job_id)
     select 1 from job_inputs i join job_outputs o using (generation_id) join jobs p on p.job_id = o.job_id
     where i.job_id = c.job_id and p.runtime = 'dispatcher' and p.routed
       and (exists (select 1 from replays r where r.job_id = p.job_id)
+        or exists (select 1 from open_batches b where b.job_id = p.job_id)
         or exists (select 1 from tasks t where t.job_id = p.job_id and t.stage in (0, 1) offset 0)))
 order by c.job_id, c.generation_id
 

@@ -159,7 +159,13 @@ _INPUT: Fields = {
 _OUTPUT: Fields = {"name": _label, "dataset": _label}
 _SCALING: Fields = {"mode": read.choice(model.ScalingMode), "max_concurrency": read.count}
 _RETRY: Fields = {"base": read.duration, "max": read.duration}
-_BATCH: Fields = {"size": read.count, "finality": read.count}
+_BATCH: Fields = {
+    "size": read.count,
+    "every": read.duration,
+    "all": read.boolean,
+    "finality": read.count,
+    "max_wait": read.duration,
+}
 _EXECUTION: Fields = {
     "priority": read.choice(model.Priority),
     "scaling": read.record(_SCALING),
@@ -185,7 +191,7 @@ _JOB: Fields = {
     "execution_strategy": read.choice(model.ExecutionStrategy),
     "update_strategy": read.choice(model.UpdateStrategy),
     "unique_key": read.list_of(_label),
-    "batch": read.record(_BATCH, "size"),
+    "batch": read.record(_BATCH),
     **_EXECUTION,
 }
 _FILE: Fields = {

@@ -61,6 +61,14 @@ def _runs_elsewhere(job: YamlMap) -> bool:
     return not (job.lacks("runtime") or job.has("runtime", "dispatcher"))
 
 
+def _cut_by(job: YamlMap) -> list[str]:
+    """What says when a batch ends."""
+    batch = job.get("batch")
+    return [
+        name for name in ("size", "every", "all") if not batch.lacks(name) and batch.get(name) is not False
+    ]
+
+
 _ONLY_CRON = ("schedule", "time_zone", "catch_up", "jitter", "period")
 """The fields of a source that only a cron source has."""
 
@@ -124,7 +132,13 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
      "append needs a unique_key to drop duplicates", "add unique_key: [column, ...]"),
     ("spec.bulk_needs_batch", "execution_strategy",
      lambda job: job.has("execution_strategy", "Bulk") and job.lacks("batch"),
-     "Bulk needs the size of its batches", "add batch: { size: 100 }"),
+     "Bulk needs to know its batches", "add batch: { size: 100 }, { every: 5m } or { all: true }"),
+    ("spec.bad_batch", "batch", lambda job: job.get("batch") is not None and len(_cut_by(job)) != 1,
+     "a batch is given by one of size, every and all", "write { size: 100 }, { every: 5m } or { all: true }"),
+    ("spec.batch_needs_size", "batch",
+     lambda job: job.get("batch") is not None and _cut_by(job) in (["every"], ["all"])
+     and not (job.get("batch").lacks("finality") and job.get("batch").lacks("max_wait")),
+     "finality and max_wait are about batches of a size", "add size, or remove them"),
     ("spec.batch_needs_bulk", "batch",
      lambda job: not job.lacks("batch")
      and (job.lacks("execution_strategy") or job.get("execution_strategy") not in (None, "Bulk")),
@@ -370,7 +384,13 @@ def _with_aggregators(draft: Draft, job: Job) -> list[Job]:
     if not names:
         return [job]
     batches = {dataset_id: f"{dataset_id}#{job.name}.batches" for dataset_id in names}
-    finality = draft.record.get("batch", "finality")
+    batch = {
+        "size": draft.record.get("batch", "size"),
+        "every_seconds": draft.record.get("batch", "every"),
+        "all": draft.record.get("batch", "all") or None,
+        "finality": draft.record.get("batch", "finality"),
+        "max_wait_seconds": draft.record.get("batch", "max_wait"),
+    }
     # An aggregator that waits for a full range must not hold back its own inputs.
     unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     aggregators = [
@@ -380,9 +400,8 @@ def _with_aggregators(draft: Draft, job: Job) -> list[Job]:
             runtime="dispatcher",
             operator="aggregator",
             config={
-                "size": draft.record.get("batch", "size"),
                 "source_dataset": dataset_id,
-                **({"finality": finality} if finality else {}),
+                **{name: value for name, value in batch.items() if value is not None},
             },
             inputs=(Input(dataset_id, dataset_id),),
             outputs=(Output("batches", batches[dataset_id]),),
