@@ -39,7 +39,7 @@ from traceplane.postgres.events import NewEvent
 from traceplane.postgres.scopes import KnownScope
 from traceplane.postgres.tasks import QueuedTask
 
-_RANGES_PER_PASS = 20_000
+_RANGES_PER_PASS = 5_000
 """Events that touch more ranges in total take several passes."""
 _LOWEST = -(2**63)
 _HIGHEST = 2**63 - 1
@@ -179,11 +179,16 @@ async def _full(
     pieces = await aggregator.open_pieces(
         tx, job.job_id, sorted(slots), size, await scopes.widest(tx, job.job_id)
     )
-    full = [p for p in pieces if p.is_full and batching.is_final(p.last, head)]
+    full, filling = [], set[int]()
+    for piece in pieces:
+        if piece.is_full and batching.is_final(piece.last, head):
+            full.append(piece)
+        else:
+            filling.add(piece.slot)
     await aggregator.close(tx, job.job_id, [ClosedBatch(p.first, p.last, "full") for p in full])
     newest = max(bringers, key=lambda task: task.range_end)
     events = [_event(job, (p.first, p.last), None, causes.get(p.slot, [newest])) for p in full]
-    return {p.slot for p in pieces if p not in full}, events
+    return filling, events
 
 
 async def _head(tx: Transaction, job_id: UUID) -> int | None:
