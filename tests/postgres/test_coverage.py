@@ -100,6 +100,53 @@ async def test_history_that_came_by_backfill_survives_a_rebuild(plane: ControlPl
     assert await plane.sql("select * from catch_ups") == []
 
 
+async def test_a_scope_whose_backfill_died_is_computed_by_the_version_that_mends_it(
+    plane: ControlPlane,
+) -> None:
+    batched = job("b", "a", "b", "execution_strategy: Bulk\n  batch: {size: 5}")
+    broken = job("a", "in", "a", "max_attempts: 1")
+    await plane.deploy(SOURCE + broken + batched)
+    await plane.emit("in", range(2))
+    await plane.run_all()
+    await plane.backfill("a", 0, 9)
+    await plane.meter()
+    held = sorted(await plane.claim(await plane.send()), key=lambda h: h.task_id)
+    await plane.fail(*held[4:6], retryable=False)  # 6 and 7
+    await plane.complete(*held[:4], *held[6:])
+    await plane.run_all()
+    assert await served(plane, "b") == ["p:0-4"]
+    await plane.deploy(SOURCE + broken.replace("basic:copy", "basic:copy_2") + batched)
+    await build(plane)
+    assert await active(plane) == 2
+    assert await served(plane, "a") == cursors(range(10))
+    assert await served(plane, "b") == ["p:0-4", "p:5-9"]
+    assert await plane.sql("select * from catch_ups") == []
+
+
+async def test_a_scope_whose_backfill_dies_again_stays_reported_and_holds_up_nothing(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(chain(1))
+    await plane.backfill("b", 7, 7, allow_gaps=True)
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    await plane.fail(held, retryable=False)
+    await plane.emit("in", range(2))
+    await plane.run_all()
+    await plane.deploy(chain(2))
+    await plane.builds.run_once()
+    await plane.run_all()
+    await plane.builds.run_once()
+    await plane.meter()
+    (again,) = await plane.claim(await plane.send())
+    assert again.task.scope == Scope(cursor=7)
+    await plane.fail(again, retryable=False)
+    await build(plane)
+    assert await active(plane) == 2
+    assert (await plane.backfill("b", 0, 9, only="failed", dry_run=True)).failed == 1
+    assert [r.code for r in (await plane.explain_scope("b", 7, 7)).reasons] == ["task_dead"]
+
+
 async def test_with_nothing_but_a_backfill_it_is_all_there_too(plane: ControlPlane) -> None:
     await plane.deploy(chain(1))
     await plane.backfill("b", 0, 9, allow_gaps=True)

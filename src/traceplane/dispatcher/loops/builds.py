@@ -14,6 +14,7 @@ from traceplane.errors import ConcurrentChange
 from traceplane.postgres import coverage, tasks, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.events import notify_dispatchers
+from traceplane.postgres.versions import Building
 from traceplane.runtime.process import Outcome
 
 _STARTS_OF_A_PAGE = 2_000
@@ -34,29 +35,36 @@ class Builds:
         self._database = database
 
     async def run_once(self) -> Built:
-        created = await self._replay() + await self._catch_up()
+        created = await self._replay()
+        built = await self._built()
+        created += await self._catch_up()
         async with self._database.transaction() as tx:
             canceled = await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
         moved = 0
-        async with self._database.autocommit() as tx:
-            waiting = await versions.building(tx)
-        if not waiting:
+        if not built:
             return Built(told=created, canceled=canceled)
         # It imports an SQL parser, which is slow: done before a cutover holds locks, and not at every start.
         from traceplane.registry.cutover import Moved, cut_over
 
-        for version in waiting:
-            if version.manual_cutover:
-                continue
-            # Checked without locks first: the answer is "not yet" on all passes but the last.
-            async with self._database.autocommit() as tx:
-                if (await versions.missing(tx, version.dag_version_id)).anything:
-                    continue
+        for version in built:
             done = await cut_over(self._database, version.org, version.dag)
             if isinstance(done, Moved):
                 moved += 1
                 telemetry.emit("dag.cut_over", dag=done.dag, version=done.version, before=done.before)
         return Built(told=created, canceled=canceled, cut_over=moved)
+
+    async def _built(self) -> list[Building]:
+        """Versions that may be cut over, checked without locks: the answer is "none" on all passes but the last.
+
+        Asked before the catch-up, which may find more to compute for a version whose tasks are all done.
+        """
+        async with self._database.autocommit() as tx:
+            return [
+                version
+                for version in await versions.building(tx)
+                if not version.manual_cutover
+                and not (await versions.missing(tx, version.dag_version_id)).anything
+            ]
 
     async def _replay(self) -> int:
         """Creates tasks for all pending replays, one page per transaction."""
@@ -73,7 +81,7 @@ class Builds:
                 await notify_dispatchers(tx)
 
     async def _catch_up(self) -> int:
-        """Creates tasks for served scopes that no event covers, such as manual backfills."""
+        """Creates tasks for scopes that no event covers: those of manual backfills, served, unfinished or dead."""
         async with self._database.autocommit() as tx:
             catch_ups = await coverage.next_catch_ups(tx)
         created = 0

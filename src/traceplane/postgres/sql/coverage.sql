@@ -69,14 +69,23 @@ where not exists (select 1 from replays r where r.job_id = c.job_id)
 order by c.job_id, c.generation_id
 
 -- name: catch_up
--- Tasks for scopes that are or were served, that a job lacks, and that have no unfinished task; none while its inputs
--- still have to catch up, since they will emit events for it, and none that read what an input has dropped ($4 to $5).
+-- Tasks for scopes that are or were served, or that a backfill was to compute and has not, that a job lacks, and that
+-- have no unfinished task; none while its inputs still have to catch up, since they will emit events for it, and none
+-- that read what an input has dropped ($4 to $5).
 with unreadable as materialized (
   select coalesce(range_agg(coverage_range(u.first, u.last)), '{}') as positions
   from unnest($4::bigint[], $5::bigint[]) as u (first, last)
 ), own as materialized (
-  select o.generation_id, coverage_of(o.generation_id) as held from job_outputs o
-  join generations g on g.generation_id = $2 and g.dataset_uuid = o.dataset_uuid where o.job_id = $1
+  select o.generation_id, h.held, h.served, h.dropped, h.held @> h.served as holds_all from job_outputs o
+  join generations g on g.generation_id = $2 and g.dataset_uuid = o.dataset_uuid
+  cross join lateral (select coverage_of(o.generation_id) as held, coverage_of($2) as served,
+                             dropped_of(o.dataset_uuid) as dropped offset 0) h
+  where o.job_id = $1
+), owed as materialized (  -- no event and no commit names the scopes of a backfill that are unfinished or dead
+  select t.partition_key, t.range_start, t.range_end, t.scope_key
+  from own cross join job_outputs o join tasks t on t.job_id = o.job_id and t.stage in (0, 1, 3)
+  where o.generation_id = $2 and o.job_id <> $1 and t.backfill and t.range_start is not null
+    and not own.held + own.served + own.dropped @> coverage_range(t.range_start, t.range_end)
 ), coming as materialized (
   select coalesce(range_agg(r), '{}') as positions
   from job_inputs i join generations g using (generation_id)
@@ -98,10 +107,12 @@ with unreadable as materialized (
   select distinct on (c.range_start, c.scope_key) c.partition_key, c.range_start, c.range_end
   from own cross join coming cross join unreadable
   cross join lateral (
-    select * from dataset_commits c where c.generation_id = $2 and c.superseded_by is null
-      and not own.held @> coverage_range(c.range_start, c.range_end) offset 0) c
-  where not own.held @> coverage_of($2)
-    and not exists (select 1 from tasks t where t.job_id = $1 and t.stage = 0 offset 0)  -- two dispatchers take turns
+    select c.partition_key, c.range_start, c.range_end, c.scope_key from dataset_commits c
+    where c.generation_id = $2 and c.superseded_by is null and not own.holds_all
+      and not own.held @> coverage_range(c.range_start, c.range_end)
+    union all
+    select * from owed offset 0) c
+  where not exists (select 1 from tasks t where t.job_id = $1 and t.stage = 0 offset 0)  -- two dispatchers take turns
     and not coming.positions && coverage_range(c.range_start, c.range_end)
     and not unreadable.positions && coverage_range(c.range_start, c.range_end)
     and not exists (select 1 from size s where c.range_end::numeric - c.range_start + 1 <> s.positions
@@ -115,7 +126,8 @@ with unreadable as materialized (
   select uuid7(), $1, 'queued', 1, true, 'data', partition_key, range_start, range_end, tp_now(), tp_now()
   from wanted order by range_start
 )
-select (select count(*) from wanted) as made, exists (select 1 from own, unreadable u where not held @> coverage_of($2) - u.positions) as lacks
+select (select count(*) from wanted) as made, 
+  exists (select 1 from own, unreadable u where not held @> served - u.positions) or exists (select 1 from wanted) as lacks
 
 -- name: end_catch_up
 -- The job has caught up. Until then, downstream jobs know that more may come.
