@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ import pytest
 
 from tests.platform import Platform, until
 from tests.process.effects import settle
+from tests.terminal import Terminal, blocks
 from tests.webhooks import KEYS, body, dag, from_github, from_slack, from_stripe
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -95,3 +100,39 @@ async def test_a_command_of_slack_becomes_a_row(platform: Platform) -> None:
     await post(platform, form, from_slack(form), "application/x-www-form-urlencoded")
     assert await settle(platform) == {"completed": 1}
     assert await rows(platform, "select id, amount from shop.orders") == [[0, 12.5]]
+
+
+@pytest.mark.timeout(600)
+def test_the_first_webhook_of_the_guide_is_received_once(tmp_path: Path) -> None:
+    page = (DOCS / "guides/webhooks.md").read_text()
+    terminal = Terminal(tmp_path)
+    for text in (*blocks(page, "yaml"), *blocks((DOCS / "operators/webhook_rows.md").read_text(), "yaml")):
+        (name,) = re.findall(r"^dag: (\w+)$", text, re.M)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    up, deliver, look = blocks(page, "bash")
+    export, command = up.strip().splitlines()
+    name, _, key = export.removeprefix("export ").partition("=")
+    terminal.environment[name] = key
+    process = terminal.start(f"{command} --no-spark")
+    try:
+        terminal.until("traceplane status")
+        deliver = deliver.replace("http://127.0.0.1:7461", terminal.gateway)
+        assert '{"status":"accepted","delivery":0}' in terminal.run(deliver)
+        assert '{"status":"duplicate"}' in terminal.run(deliver)
+        query, webhooks = look.strip().splitlines()
+        assert "12.50" in terminal.until(query, "Ada")
+        shown = terminal.run(webhooks)
+        assert "POST /hooks/default/orders  sales.orders, verified: hmac" in shown
+        assert "duplicate: 1" in shown
+        assert "verify: none" in terminal.run("traceplane deploy files.yaml")
+        body = '{"id": 7, "day": "2026-11-17"}'
+        post = (
+            f"curl -sS {terminal.gateway}/hooks/default/files -H 'content-type: application/json' -d '{body}'"
+        )
+        assert '{"status":"accepted"}' in terminal.run(post)
+        terminal.run("traceplane deploy repository.yaml")
+        assert "lacks TRACEPLANE_HOOK_KEY_GITHUB" in terminal.run(webhooks)
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(120)
+    assert code == 0, terminal.log()
