@@ -131,6 +131,24 @@ async def test_two_given_up_attempts_of_one_scope_do_not_both_come_back(plane: C
 # Order ----------------------------------------------------------------------------------------------
 
 
+async def test_a_steady_job_keeps_slots_for_new_events_and_one_in_backfill_mode_does_not(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(SOURCE + job("metered", "in", "scaling: {max_concurrency: 8}"))
+    await accept(plane, range(100, 120), backfill=True)
+    await plane.meter()
+    assert await out(plane, "metered") == [*range(100, 106)]
+    (waiting, *_) = await plane.tasks("metered", "queued")
+    assert "keeps the other of its 8 slots for new events" in str((await plane.explain(waiting)).reasons)
+    await accept(plane, range(3))
+    await plane.meter()
+    assert await out(plane, "metered") == [0, 1, *range(100, 106)], "new events go out at once"
+    await plane.deploy(SOURCE + job("metered", "in", "scaling: {max_concurrency: 8, mode: backfill}"))
+    await flow(plane, "metered")
+    await plane.meter()
+    assert await out(plane, "metered") == [2, *range(106, 113)], "all slots are used"
+
+
 async def test_normal_work_goes_before_backfill(plane: ControlPlane) -> None:
     await plane.deploy(SOURCE + job("metered", "in", "scaling: {max_concurrency: 2}"))
     await accept(plane, range(100, 104), backfill=True)

@@ -53,6 +53,9 @@ class ExplainFacts:
     hold_figure: float | None
     hold_threshold: float | None
     in_outbox: bool
+    backfill_concurrency: int | None = None
+    """How many slots of the job backfills may take."""
+    backfill_in_flight: int = 0
     paused_by: str | None = None
     """Who paused its job; None: it is not paused."""
     pause_reason: str | None = None
@@ -123,6 +126,18 @@ def _queued(facts: ExplainFacts) -> list[Reason]:
             Reason(
                 "concurrency",
                 f"Job {facts.job} has {facts.in_flight} tasks in flight; its {name} is {limit}.",
+            )
+        )
+    elif (
+        facts.priority == 1
+        and facts.backfill_concurrency is not None
+        and facts.backfill_in_flight >= facts.backfill_concurrency
+    ):
+        reasons.append(
+            Reason(
+                "concurrency",
+                f"Job {facts.job} has {facts.backfill_in_flight} backfill tasks in flight, and keeps the other of its "
+                f"{limit} slots for new events; scaling.mode: backfill gives them to backfills.",
             )
         )
     if facts.ahead:

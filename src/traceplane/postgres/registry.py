@@ -23,6 +23,8 @@ from traceplane.postgres.database import Row, Transaction, statements
 _SQL = statements("registry")
 
 _BACKFILL_WINDOW_FACTOR = 10
+_KEPT_SHARE = 4
+"""One in so many slots is kept for new events."""
 
 
 async def lock_dag(tx: Transaction, org: str, name: str) -> tuple[UUID, UUID]:
@@ -177,7 +179,16 @@ def _execution_fields(execution: ExecutionSettings, window: int) -> tuple[object
         timedelta(seconds=execution.retry_base_seconds),
         timedelta(seconds=execution.retry_max_seconds),
         execution.network,
+        _backfill_concurrency(execution),
     )
+
+
+def _backfill_concurrency(execution: ExecutionSettings) -> int | None:
+    """A steady job keeps some of its slots for new events, which would otherwise wait for tasks of a backfill to end.
+    A job whose work is all backfill has nothing to keep them for."""
+    limit = execution.max_concurrency
+    steady = execution.scaling_mode is ScalingMode.STEADY and execution.priority is Priority.NORMAL
+    return limit - limit // _KEPT_SHARE if limit is not None and steady else None
 
 
 async def clear_pressure(tx: Transaction, job_ids: Sequence[UUID]) -> None:

@@ -45,3 +45,7 @@ create function batch_is_due(batch open_batches) returns boolean language sql st
     select 1 from job_outputs x join job_inputs i using (generation_id) join tasks t on t.job_id = i.job_id
     where x.job_id = batch.job_id and t.stage in (0, 1)) end
 $$;
+
+-- How many of a job's slots tasks of a backfill may take; null: all of them, as before.
+alter table jobs add column backfill_concurrency int check (backfill_concurrency > 0);
+alter table dag_version_jobs add column backfill_concurrency int;

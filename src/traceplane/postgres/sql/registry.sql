@@ -70,8 +70,8 @@ select job_id, name from jobs where dag_id = $1 and routed and not building
 -- A job with its materializing definition and its execution settings. It receives events immediately.
 insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed, building,
                   priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
-                  max_attempts, retry_base, retry_max, network)
-values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+                  max_attempts, retry_base, retry_max, network, backfill_concurrency)
+values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
 returning job_id
 
 -- name: clear_pressure
@@ -139,8 +139,9 @@ where job_id = $1 and definition is distinct from definition || $2::jsonb
 -- name: map_job
 -- A job of a version: how the version meters it, and when it fires it, if it is a cron source.
 insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
-                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network, source)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network,
+                              backfill_concurrency, source)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
 
 -- name: job_payloads
 -- What workers need to know about jobs; fixed for one (job_id, revision).

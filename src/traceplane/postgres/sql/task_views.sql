@@ -75,6 +75,8 @@ select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max
        h.level as hold_level, h.path as hold_path, cj.name as hold_job, p.metric as hold_metric,
        p.figure as hold_figure, p.threshold as hold_threshold,
        exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox,
+       j.backfill_concurrency,
+       (select count(*) from tasks f where f.job_id = t.job_id and f.stage = 1 and f.priority = 1) as backfill_in_flight,
        z.paused_by, z.reason as pause_reason, z.since as paused_since
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by

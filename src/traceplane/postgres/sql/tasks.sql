@@ -177,7 +177,9 @@ for no key update of j skip locked
 with gates as materialized (
   select j.job_id, j.runtime, coalesce(h.level, 0) as held,
          coalesce(j.max_concurrency, j.dispatch_window)
-           - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1) as free
+           - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1) as free,
+         case when j.backfill_concurrency is not null then j.backfill_concurrency
+           - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1 and f.priority = 1) end as backfill_free
   from jobs j left join job_holds h using (job_id)
   where j.job_id = any($1::uuid[])
     and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
@@ -194,7 +196,7 @@ with gates as materialized (
      where t.job_id = g.job_id and t.stage = 0 and t.priority = 1 and g.held = 0 and t.ready_at <= tp_now()
        and not exists (select 1 from tasks b where b.job_id = t.job_id and b.scope_key = t.scope_key
                          and b.stage = 1 offset 0)
-     order by t.ready_at, t.task_id limit greatest(least(g.free, $2), 0))
+     order by t.ready_at, t.task_id limit greatest(least(g.free, g.backfill_free, $2), 0))
     order by priority, ready_at, task_id limit greatest(least(g.free, $2), 0)
   ) p
   where g.free > 0
