@@ -113,10 +113,10 @@ async def test_rows_that_do_not_fit_fail_their_own_task_and_no_other(
     monkeypatch.setattr(hot_writes, "MOST_BYTES", 2000)
     good = table((0, 1))
     wrong = {
-        "an unknown column": good.append_column("more", pa.array([1])),
+        "no such column in the DAG file": good.append_column("more", pa.array([1])),
         "outside the task's scope": table((99, 1)),
-        "is int and cannot hold": good.set_column(1, "n", pa.array(["one"])),
-        "cannot hold the written value": good.set_column(1, "n", pa.array([2**40])),
+        "is string in this output, int in the DAG file": good.set_column(1, "n", pa.array(["one"])),
+        "is int64 in this output, int in the DAG file": good.set_column(1, "n", pa.array([2**40])),
         "is null or missing": good.drop_columns(["block"]),
         "NUL": good.set_column(2, "name", pa.array(["a\0b"])),
         "MB that one commit": pa.concat_tables([good] * 500),
@@ -141,10 +141,45 @@ async def test_rows_that_do_not_fit_fail_their_own_task_and_no_other(
     for h, says in zip(held, wrong, strict=False):
         error = await worker.error(h)
         codes[says] = error["code"]
-        assert (says if says != "an unknown column" else "not one of the dataset's") in error["message"]
+        assert says in error["message"]
         assert error["next_step"]
     assert set(codes.values()) == {"commit.rows_unfit", "commit.too_large", "commit.file_unreadable"}
     assert pairs(await worker.table("hot")) == [(len(wrong), 1)]
+
+
+ODD_COLUMNS = """[{name: block, type: bigint}, {name: price, type: "decimal(10, 2)"}, {name: small, type: float},
+    {name: at, type: timestamp}, {name: day, type: date}, {name: flag, type: boolean}]"""
+
+
+async def test_a_hot_table_refuses_the_types_that_a_dataset_in_files_refuses(worker: HotWorker) -> None:
+    await worker.plane.deploy(
+        SOURCE
+        + job("store", "in", "hot")
+        + job("file", "in", "filed")
+        + f"""
+datasets:
+  hot: {{storage: postgres, write_mode: direct, position: block, columns: {ODD_COLUMNS}}}
+  filed: {{position: block, columns: {ODD_COLUMNS}}}
+"""
+    )
+    changed_by_a_cast: list[dict[str, Any]] = [
+        {"price": 1.239},
+        {"small": 1e300},
+        {"at": datetime(2026, 3, 29, 2, 30)},  # noqa: DTZ001 -- a naive time is what is refused
+        {"day": datetime(2026, 1, 1, 23, 59)},  # noqa: DTZ001
+        {"flag": 2},
+    ]
+    await worker.plane.emit("in", range(len(changed_by_a_cast) + 1))
+    for name, code in (("store", "commit.rows_unfit"), ("file", "commit.not_as_declared")):
+        *held, last = await worker.take(name)
+        for number, (h, row) in enumerate(zip(held, changed_by_a_cast, strict=True)):
+            assert await worker.store(h, pa.Table.from_pylist([{"block": number, **row}])) == "dead", row
+            error = await worker.error(h)
+            assert (error["code"], error["value"]) == (code, *row)
+        assert (
+            await worker.store(last, pa.Table.from_pylist([{"block": len(held), "flag": True}]))
+            == "committed"
+        )
 
 
 async def test_append_adds_what_its_key_does_not_know(worker: HotWorker) -> None:

@@ -70,6 +70,8 @@ _CONF = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.adaptive.coalescePartitions.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Spark's default has no time zone in the file, so a `timestamp` would be read back as a `timestamp_ntz`.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "20",
