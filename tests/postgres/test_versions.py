@@ -226,6 +226,24 @@ async def test_deploying_what_serves_aborts_the_version_being_built(plane: Contr
     assert (await plane.plan(chain(1))).noop
 
 
+async def test_deploying_the_file_that_is_being_built_joins_its_build(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2), manual_cutover=True)
+    plan = await plane.plan(chain(2))
+    assert (plan.noop, plan.being_built, plan.blocked) == (True, 2, None)
+    answer = await plane.deploy(chain(2))
+    assert (answer.version, answer.changed, answer.building) == (2, False, True)
+    assert answer.text == "DAG main: no changes; version 2 matches the file.\nVersion 2 is being built.\n"
+    with pytest.raises(Conflict, match=r"deploy\.building"):
+        await plane.deploy(chain(2).replace("name: c\n", "name: c\n  description: other\n"))
+    await build(plane)
+    assert (await plane.deploy(chain(2))).building  # it still waits for its cutover
+    assert [v.state for v in await plane.versions("main")] == ["building", "active"]
+    await plane.cutover("main")
+    answer = await plane.deploy(chain(2))
+    assert (answer.version, answer.changed, answer.building) == (2, False, False)
+
+
 async def test_a_version_may_wait_to_be_let_serve(plane: ControlPlane) -> None:
     await filled(plane)
     await plane.deploy(chain(2), manual_cutover=True)

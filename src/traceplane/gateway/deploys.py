@@ -96,6 +96,7 @@ class DeployApi:
             blocked_code=refusal.code if refusal else None,
             steps=plan_steps(prepared.plan, prepared.consequences),
             gives_up=gives_up,
+            being_built=prepared.joins.number if prepared.joins is not None else None,
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:

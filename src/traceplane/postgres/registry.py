@@ -35,7 +35,9 @@ async def lock_dag(tx: Transaction, org: str, name: str) -> tuple[UUID, UUID]:
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveVersion:
+class DeployedVersion:
+    """A version as it was deployed."""
+
     dag_version_id: UUID
     number: int
     spec: JsonObject
@@ -43,8 +45,12 @@ class ActiveVersion:
     definition_fingerprints: dict[str, str]
 
 
-async def active_version(tx: Transaction, org: str, name: str) -> ActiveVersion | None:
-    return await tx.row_as(ActiveVersion, _SQL["active_version"], org, name)
+async def active_version(tx: Transaction, org: str, name: str) -> DeployedVersion | None:
+    return await tx.row_as(DeployedVersion, _SQL["active_version"], org, name)
+
+
+async def building_version(tx: Transaction, org: str, name: str) -> DeployedVersion | None:
+    return await tx.row_as(DeployedVersion, _SQL["building_version"], org, name)
 
 
 async def add_version(

@@ -1,11 +1,11 @@
 """Deploy: a DAG becomes rows, in one transaction.
 
-`preparation` reads what is deployed and decides; `deploy` writes. Deploying the same file twice changes nothing, and
-deploying the file of the serving version while another is being built aborts that one. A
-change that produces other data (a `-/+` in the plan) gives the job and everything downstream of it new generations and
-new jobs. These receive events from now on, and the dispatcher creates their tasks for the past, while the old ones
-keep serving. Once nothing is missing from the new ones, `cutover` makes them serve. Without such a change it does so at
-once.
+`preparation` reads what is deployed and decides; `deploy` writes. Deploying the same file twice changes nothing,
+whether its version serves or is still being built, and deploying the file of the serving version while another is being
+built aborts that one. A change that produces other data (a `-/+` in the plan) gives the job and everything downstream
+of it new generations and new jobs. These receive events from now on, and the dispatcher creates their tasks for the
+past, while the old ones keep serving. Once nothing is missing from the new ones, `cutover` makes them serve. Without
+such a change it does so at once.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ async def deploy(
             dag_id, org_id = await registry.lock_dag(tx, org, dag.name)
             prepared = await prepare(tx, org, dag, runtimes, code, no_rematerialize=no_rematerialize)
             _raise_if_refused(prepared, expect_version, drop_missing=drop_missing)
+            if prepared.joins is not None:
+                return DeployOutcome(prepared.joins.number, False, True, prepared.text)
             if prepared.plan.is_noop:
                 assert prepared.deployed_version is not None
                 unchanged = DeployOutcome(prepared.deployed_version, False, False, prepared.text)
@@ -105,7 +107,7 @@ def _raise_if_refused(prepared: PreparedDeploy, expect_version: int | None, *, d
         )
     if prepared.refusal is not None:
         raise prepared.refusal
-    if prepared.consequences.dropped and not drop_missing:
+    if prepared.consequences.dropped and not drop_missing and prepared.joins is None:
         raise _drops_data(prepared.consequences.dropped, prepared.consequences.renamed)
 
 

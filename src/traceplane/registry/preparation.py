@@ -13,7 +13,7 @@ from traceplane.model.runtimes import Runtime
 from traceplane.operators import catalog
 from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.registry import ActiveVersion
+from traceplane.postgres.registry import DeployedVersion
 from traceplane.postgres.versions import Version
 from traceplane.registry import deploy_checks, fingerprint, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
@@ -45,6 +45,8 @@ class PreparedDeploy:
     """Why the plan cannot be applied."""
     gives_up: Version | None
     """The version being built that a deploy aborts, since the file is what serves."""
+    joins: Version | None
+    """The version being built from this very file; `plan` compares with it, and a deploy changes nothing."""
     texts: dict[str, str]
     """The SQL of all virtual datasets that the DAG declares or reads, directly or through others."""
     kept_virtual: frozenset[str]
@@ -88,36 +90,49 @@ async def prepare(
     texts, rows = await virtual_inputs.load(tx, org, dag.external_datasets, dag.virtual, produced)
     locked = await versions.lock(tx, org, dag.name)
     building = locked.being_built if locked is not None else None
+    as_built = await _compared_with_build(tx, org, dag, own) if building and not steps.is_noop else None
+    joins = building if as_built is not None and as_built.is_noop else None
     refusal = (
         await deploy_checks.refusal(tx, org, dag, runtimes)
         or await virtual_inputs.refused(tx, org, dag, runtimes, texts, rows)
         or (deploy_checks.refused_rebuild(steps) if no_rematerialize else None)
         or (
             deploy_checks.refused_while_building(dag.name, building)
-            if building and not steps.is_noop
+            if building and not (joins or steps.is_noop)
             else None
         )
     )
+    if joins and as_built is not None:
+        steps = as_built
     before = deployed.dag if deployed is not None else None
     consequences = await consequences_of(tx, org, steps, before, dag, carried_on.keys())
     return PreparedDeploy(
         dag=dag,
         plan=steps,
         consequences=consequences,
-        text=render(steps) + consequences.text(),
+        text=render(steps) + (f"Version {joins.number} is being built.\n" if joins else consequences.text()),
         deployed_version=deployed.version if deployed is not None else None,
         active_version_id=row.dag_version_id if row is not None else None,
         fingerprints=own.jobs,
         definition_fingerprints=own.definitions,
         refusal=refusal,
-        gives_up=building if steps.is_noop else None,
+        gives_up=building if steps.is_noop and not joins else None,
+        joins=joins,
         texts=texts,
         kept_virtual=_kept_virtual(dag, deployed, compared),
         carried_on=frozenset(carried_on),
     )
 
 
-def _deployed(version: ActiveVersion) -> Deployed:
+async def _compared_with_build(tx: Transaction, org: str, dag: Dag, own: _Fingerprints) -> Plan | None:
+    """The difference between the version being built and the file."""
+    row = await registry.building_version(tx, org, dag.name)
+    if row is None:
+        return None
+    return plan(_deployed(row), dag, fingerprints=own.jobs, definition_fingerprints=own.definitions)
+
+
+def _deployed(version: DeployedVersion) -> Deployed:
     return Deployed(
         version.number,
         normalized.load(version.spec),

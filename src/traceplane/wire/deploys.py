@@ -113,6 +113,8 @@ class PlanResponse(Wire, frozen=True):
     steps: PlanSteps | None = None
     gives_up: int | None = None
     """The version being built that a deploy would abort, since the file is what serves."""
+    being_built: int | None = None
+    """The version that is being built from this file already; a deploy changes nothing."""
 
 
 class DeployResponse(Wire, frozen=True):

@@ -126,7 +126,7 @@ with unreadable as materialized (
   select uuid7(), $1, 'queued', 1, true, 'data', partition_key, range_start, range_end, tp_now(), tp_now()
   from wanted order by range_start
 )
-select (select count(*) from wanted) as made, 
+select (select count(*) from wanted) as made,
   exists (select 1 from own, unreadable u where not held @> served - u.positions) or exists (select 1 from wanted) as lacks
 
 -- name: end_catch_up

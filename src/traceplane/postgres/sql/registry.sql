@@ -15,6 +15,12 @@ select v.dag_version_id, v.number, v.spec, v.job_fingerprints, v.definition_fing
 from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
 where o.slug = $1 and d.name = $2
 
+-- name: building_version
+-- The version of a DAG that is being built.
+select v.dag_version_id, v.number, v.spec, v.job_fingerprints, v.definition_fingerprints
+from dags d join orgs o using (org_id) join dag_versions v on v.dag_id = d.dag_id and v.state = 'building'
+where o.slug = $1 and d.name = $2
+
 -- name: add_version
 -- The next version of a DAG, to be built.
 insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints, manual_cutover, drop_missing, state)
