@@ -19,11 +19,13 @@ import pytest_asyncio
 
 from tests.process import run_as, test_sandbox_warm
 from tests.process.test_sandbox_warm import WarmRun, eventually, run
+from traceplane.sandbox import frames
 from traceplane.sandbox.assignment import Reuse
 from traceplane.sandbox.confinement import NAMESPACES
 from traceplane.sandbox.frames import RunLimits
 from traceplane.sandbox.pool import Sandbox
 from traceplane.sandbox.sandbox_settings import SandboxSettings
+from traceplane.sandbox.slot import Child
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="children are reused on Linux only"),
@@ -157,6 +159,33 @@ async def test_a_slow_child_leaves_the_rest_of_its_batch_to_others(
     assert len({done.process for done in runs}) == 1, "it has done nothing wrong"
     seen = sorted(len(done.told["earlier"]) for done in runs)
     assert seen == list(range(6, 26)), "none ran twice, and none was left out"
+
+
+async def test_the_last_task_of_a_batch_is_run_even_if_its_child_passes_it_on_late(
+    sandbox: Sandbox, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a child may say so only after the batch was given up."""
+    of = job(lake, "late")
+    await chain(sandbox, of, [()] * 6)
+    heard = Child.heard
+    passed_on: list[frames.FromChild] = []
+
+    def without_passed(child: Child, limit: int) -> frames.FromChild | None:
+        frame = heard(child, limit)
+        if not isinstance(frame, frames.Passed):
+            return frame
+        passed_on.append(frame)
+        return None
+
+    monkeypatch.setattr(Child, "heard", without_passed)
+    monkeypatch.setattr("traceplane.sandbox.pool.BATCH_SECONDS", 0.0)
+    monkeypatch.setattr("traceplane.sandbox.batch._ANSWER_SECONDS", 0.2)
+    for short in ("_SHORT_SECONDS", "_EXPECTED_SECONDS"):  # or a busy machine would run them one by one
+        monkeypatch.setattr(f"traceplane.sandbox.pool.{short}", 60.0)
+    async with asyncio.timeout(60):
+        runs = await chain(sandbox, of, [()] * 2)
+    assert [done.code for done in runs] == [None, None]
+    assert passed_on
 
 
 async def test_a_child_that_answers_and_does_not_read_is_not_waited_for(sandbox: Sandbox, lake: Path) -> None:

@@ -225,11 +225,8 @@ class TaskRun:
             self._slot.kill(self._child, 0.0)
 
     async def _take(self, frame: frames.FromChild) -> None:
-        if isinstance(frame, frames.Passed) and self._is_followed:
-            if self._started_ns is None:  # it passes this one on too
-                self._declined = True
-                self._slot.kill(self._child, 0.0)
-            self._is_followed = False
+        if isinstance(frame, frames.Passed):
+            self._take_passed()
             return
         if self._outcome is not None:
             raise FrameInvalid("a frame after the result")
@@ -250,6 +247,16 @@ class TaskRun:
                 self._outcome = frame
             case frames.Failed():
                 self._outcome = frame
+
+    def _take_passed(self) -> None:
+        """The child has read that the batch's time is over: this task runs elsewhere, or only those that follow it."""
+        sent_in_batch = bool(self._assign.batch) and not self._assign.leads
+        if self._started_ns is None and sent_in_batch:
+            self._declined = True
+            self._slot.kill(self._child, 0.0)
+        elif not self._is_followed:
+            raise FrameInvalid("it passed on a task that it had not been sent")
+        self._is_followed = False
 
     def _check_events(self, events: list[frames.EmittedEvent]) -> None:
         if any(event.output_index >= len(self._folders.outputs) for event in events):
