@@ -23,12 +23,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import SplitResult, urlencode, urlsplit
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
 from traceplane.errors import Conflict, InvalidInput, PlatformError
-from traceplane.http_service.client import as_error
+from traceplane.http_service.client import as_error, error_after
+from traceplane.http_service.routes import ERROR_MARK
 from traceplane.model.invalid_values import in_words
 from traceplane.model.scope import Cursor, Partition
 from traceplane.runtime.retrying import pauses
@@ -237,19 +238,33 @@ class Client:
         content = _encoded(body) if body is not None else None
         make = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = make(self._url.netloc, timeout=self._timeout)
+        mark, held = uuid4().hex, b""
         try:
             connection.request(
                 method,
                 self._url.path.rstrip("/") + path,
                 content,
-                {"authorization": f"Bearer {self._token}", "content-type": "application/json"},
+                {
+                    "authorization": f"Bearer {self._token}",
+                    "content-type": "application/json",
+                    ERROR_MARK: mark,
+                },
             )
             answer = connection.getresponse()
             if answer.status >= 400:
                 raise as_error(answer.status, answer.read())
+            # One piece behind, because the error of an answer that is cut off may begin in the piece before.
             while piece := answer.read(_PIECE_BYTES):
-                yield piece
+                if held:
+                    yield held
+                held = piece
+            if held:
+                yield held
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, http.client.IncompleteRead):
+                reason = error_after(mark.encode(), held + error.partial)
+                if reason is not None:
+                    raise reason from None
             raise PlatformError(
                 "service.unreachable",
                 "the service did not answer, or its answer was cut off",

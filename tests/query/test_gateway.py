@@ -24,7 +24,7 @@ from tests.query.test_virtual import INJECTED
 from traceplane.auth.opaque import Principal, Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
-from traceplane.errors import PlatformError, TooLarge, UserError
+from traceplane.errors import TooLarge, UserError
 from traceplane.wire.queries import QueryTask, QueryTaskRequest
 
 SLOW = "select count(*) from range(10000000000000) a, range(1000000) b"
@@ -168,10 +168,12 @@ async def _limits(platform: Platform) -> None:
     with pytest.raises(TooLarge) as rows:
         await asyncio.to_thread(client.query, "select * from range(1000)", max_rows=999)
     assert rows.value.code == "query.too_large"
-    # Once the answer has begun, an error can only break it off, and that is seen.
-    with pytest.raises(PlatformError) as broken:
+    # Once the answer has begun, an error breaks it off. Anyone sees that, and the client sees why.
+    with pytest.raises(aiohttp.ClientError):
+        await _ask(platform, {"sql": "select * from range(900000)"})
+    with pytest.raises(TooLarge) as broken:
         await asyncio.to_thread(client.query, "select * from range(900000)")
-    assert broken.value.code == "service.unreachable"
+    assert (broken.value.code, bool(broken.value.next_step)) == ("query.too_large", True)
 
 
 async def _injected_into_spark(platform: Platform) -> None:
@@ -240,3 +242,12 @@ async def _command_line(platform: Platform, tmp_path: Path) -> None:
     assert code == 2
     assert "query.not_a_select" in refused
     assert "sku  string  from shop.orders.customer, shop.orders.day" in one
+    kept = tmp_path / "results" / "kept.csv"
+    kept.parent.mkdir()
+    kept.write_text("earlier\n")
+    into = ("--format", "csv", "--output", str(kept))
+    assert "query.invalid" in (await run("query", "select nope from shop.orders", *into))[1]
+    assert "query.too_large" in (await run("query", "select * from range(900000)", *into))[1]
+    assert (kept.read_text(), list(kept.parent.iterdir())) == ("earlier\n", [kept])
+    assert (await run("query", "select id from shop.orders where id < 3", *into)) == (0, "")
+    assert (kept.read_text().split(), list(kept.parent.iterdir())) == (['"id"', "1", "2"], [kept])

@@ -16,6 +16,7 @@ from traceplane import telemetry
 from traceplane.errors import DatabaseUnavailable
 from traceplane.http_service.app import App
 from traceplane.http_service.openapi import openapi
+from traceplane.http_service.routes import ERROR_MARK
 
 
 @pytest.fixture
@@ -145,6 +146,24 @@ async def test_a_streamed_answer_is_complete_an_error_or_cut_off(client: aiohttp
     with pytest.raises(aiohttp.ClientError):
         async with client.get("/pieces/2/fails") as response:
             await response.read()
+
+
+async def test_a_caller_that_gives_a_mark_learns_why_its_answer_was_cut_off(
+    client: aiohttp.ClientSession,
+) -> None:
+    received = bytearray()
+    async with client.get("/pieces/2/fails", headers={ERROR_MARK: "--mark--"}) as response:
+        with pytest.raises(aiohttp.ClientError):
+            await _read_into(received, response)
+    result, _, error = received.partition(b"--mark--")
+    assert result == b"piece 0\npiece 1\n"
+    assert error.startswith(b"409 ")
+    assert json.loads(error[4:])["error"]["code"] == "dag.busy"
+
+
+async def _read_into(received: bytearray, response: aiohttp.ClientResponse) -> None:
+    async for piece in response.content.iter_any():
+        received += piece
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/", "/tasks/", "/dags", "/dags/a/b", "/dags/", "/tasks%2F"])

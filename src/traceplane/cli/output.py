@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import click
 import msgspec
@@ -85,3 +87,22 @@ def hand_on(pieces: Iterable[bytes], *, is_json: bool) -> None:
         return
     text = b"".join(pieces).decode(errors="replace").replace("\r\n", "\n").removesuffix("\n")
     click.echo(json_text(text) if is_json else many_lines(text))
+
+
+def write_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Replaces a file once all pieces are there; whatever fails leaves it as it was. Raises OSError."""
+    if path.exists() and not path.is_file():  # such as /dev/stdout or a named pipe
+        with path.open("wb") as stream:
+            stream.writelines(pieces)
+        return
+    target = path.resolve()  # a link stays one
+    partial = target.with_name(f".{uuid4().hex}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.writelines(pieces)
+        if target.exists():
+            shutil.copymode(target, partial)
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

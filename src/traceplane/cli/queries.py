@@ -13,7 +13,7 @@ import click
 
 from traceplane.cli.coverage import contents
 from traceplane.cli.cron import describe as describe_cron
-from traceplane.cli.output import as_json, hand_on, is_terminal, say, say_json, say_lines
+from traceplane.cli.output import as_json, hand_on, is_terminal, say, say_json, say_lines, write_file
 from traceplane.cli.whereabouts import call, explained, with_user_token
 from traceplane.errors import InvalidInput
 from traceplane.model.counted import counted
@@ -76,8 +76,7 @@ def query(
         pieces = iter([text.encode()])
     if output is not None:
         try:
-            with output.open("wb") as file:
-                file.writelines(pieces)
+            write_file(output, pieces)
         except OSError as error:
             raise InvalidInput(
                 "cli.output_unwritable",

@@ -26,6 +26,7 @@ from traceplane.errors import (
 from traceplane.http_service.allowed_values import allowed_values
 from traceplane.http_service.openapi import openapi
 from traceplane.http_service.routes import (
+    ERROR_MARK,
     FROM_BODY,
     JSON,
     KNOWN_CALLER,
@@ -86,7 +87,7 @@ class App:
         except Exception as error:
             reply = _failure(error, label)
         status = (
-            await _send_stream(reply, label, receive, send)
+            await _send_stream(reply, label, _error_mark(scope), receive, send)
             if isinstance(reply, Stream)
             else await _send(reply, send)
         )
@@ -164,7 +165,17 @@ async def _send(reply: Reply, send: Send) -> int:
     return reply.status
 
 
-async def _send_stream(stream: Stream, label: str, receive: Receive, send: Send) -> int:
+_LONGEST_MARK = 100
+
+
+def _error_mark(scope: Scope) -> bytes | None:
+    mark: bytes | None = dict(scope["headers"]).get(ERROR_MARK.encode())
+    return mark if mark and len(mark) <= _LONGEST_MARK else None
+
+
+async def _send_stream(
+    stream: Stream, label: str, error_mark: bytes | None, receive: Receive, send: Send
+) -> int:
     """Sends the pieces; the status that came of it."""
     begun = False
 
@@ -201,7 +212,11 @@ async def _send_stream(stream: Stream, label: str, receive: Receive, send: Send)
         return await _send(_failure(error, label), send)
     # The server closes a connection whose answer is not complete, so nobody takes it for a whole one.
     telemetry.emit("http.stream_broken", "warning", route=label, **describe(error))
-    return 500
+    if error_mark is None or not isinstance(error, Exception):
+        return 500
+    failure = _failure(error, label)
+    await push(b"%s%d %s" % (error_mark, failure.status, failure.body))
+    return failure.status
 
 
 class _PreparedRoute:

@@ -116,6 +116,12 @@ class Caller:
         )
 
 
+def error_after(mark: bytes, received: bytes) -> TraceplaneError | None:
+    """The error at the end of an answer that was cut off, if its service could say why (`routes.ERROR_MARK`)."""
+    status, _, raw = received.rpartition(mark)[2].partition(b" ")
+    return as_error(int(status), raw) if mark in received and status.isdigit() else None
+
+
 def as_error(status: int, raw: bytes) -> TraceplaneError:
     """The error that a service answered with."""
     try:

@@ -81,12 +81,16 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
 
 Push = Callable[[bytes], Awaitable[None]]
 
+ERROR_MARK = "traceplane-error-mark"
+"""A request header: text of the caller's choice, which precedes the error in a streamed answer that is cut off."""
+
 
 class Stream(msgspec.Struct, frozen=True):
     """An answer in pieces, each sent as it comes.
 
     What `write` raises before its first piece is answered as an error; later, the connection is cut, and the caller
-    sees that the answer is not complete. When the caller hangs up, `write` is canceled.
+    sees that the answer is not complete. A caller that sent an `ERROR_MARK` finds it at the end of what it received,
+    then the status and the error. When the caller hangs up, `write` is canceled.
     """
 
     write: Callable[[Push], Awaitable[None]]
