@@ -112,6 +112,19 @@ def test_a_missing_entrypoint_is_reported_with_a_suggestion(
     assert (problem.code, problem.value, problem.suggestion) == (code, entrypoint, suggestion)
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "suggestion"),
+    [
+        ("operator:run", "did you mean 'operators'?"),
+        ("os.path:join", "one of: operators"),
+    ],
+)
+def test_the_standard_library_has_no_operators(entrypoint: str, suggestion: str) -> None:
+    code = {"operators.py": "def run(task): ...\n"}
+    (problem,) = problems(python(entrypoint), code, is_elsewhere=True)
+    assert (problem.code, problem.suggestion) == ("code.module_missing", suggestion)
+
+
 def test_a_module_that_is_missing_here_may_be_on_the_workers() -> None:
     assert problems(python("elsewhere.jobs:run"), is_elsewhere=True) == []
     assert problems(python("shop.fast:gone"), is_elsewhere=True)[0].code == "code.function_missing"

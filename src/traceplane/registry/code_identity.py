@@ -12,6 +12,7 @@ hashes itself from the files it received (`identify`), so it never has to trust 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,10 @@ def faults(
         module, function = match[1], match[2]
         if project.has(module):
             yield from _entrypoint_faults(project, at, module, function)
+        elif module.partition(".")[0] in sys.stdlib_module_names:
+            message = f"module {module!r} belongs to Python, which has no operators"
+            step = near(module, project.names()) or "name the module that has the function"
+            yield JobFault("code.module_missing", at, message, step)
         elif is_elsewhere(module.partition(".")[0]):
             continue
         elif no_folder is not None:
