@@ -5,6 +5,7 @@ Run like `bench.ours_control`, in a process of its own.
     seed    finished tasks of a year, with their events and lineage, evenly spread over it. The scopes of a week come
             again every week, so all but the last event of each has been replaced.
     end     everything that retention would delete in the background, at once: `traceplane gc`.
+    due     makes all rounds of retention due, as if the last ones were hours ago.
     sizes   rows and bytes of the tables, with their indexes.
 """
 
@@ -106,6 +107,15 @@ async def end(arguments: measure.Arguments) -> dict[str, object]:
         await connection.close()
 
 
+async def due(arguments: measure.Arguments) -> dict[str, object]:
+    connection = await asyncpg.connect(arguments.url, server_settings={"search_path": SCHEMA})
+    try:
+        await connection.execute("truncate retention_rounds")
+        return {}
+    finally:
+        await connection.close()
+
+
 async def sizes(arguments: measure.Arguments) -> dict[str, object]:
     connection = await asyncpg.connect(arguments.url, server_settings={"search_path": SCHEMA})
     try:
@@ -125,7 +135,7 @@ async def _sizes(connection: asyncpg.Connection) -> dict[str, object]:
     return found
 
 
-MEASUREMENTS = {"seed": seed, "end": end, "sizes": sizes}
+MEASUREMENTS = {"seed": seed, "end": end, "due": due, "sizes": sizes}
 
 if __name__ == "__main__":
     given = measure.parse_arguments()

@@ -378,7 +378,8 @@ def test_garbage_is_found_among_replaced_commits_only(filled: Filled) -> None:
 @pytest.mark.parametrize("close", ["true", "false"])
 def test_attempts_that_are_over_are_found_by_task(filled: Filled, close: str) -> None:
     ids = filled.ids("copy", "dead", 20)
-    plan = filled.run("tasks", "attempts_over", ids, "array_fill(1, array[20])", "interval '1 hour'", close)
+    numbers, generations = "array_fill(1, array[20])", "array_fill(gen_random_uuid(), array[20])"
+    plan = filled.run("tasks", "attempts_over", ids, numbers, "interval '1 hour'", close, generations)
     no_sequential_scan(plan)
     assert plan.read("tasks") <= 60
 
@@ -435,3 +436,18 @@ def test_a_batch_reads_the_pipelines_that_it_matched_and_what_runs_of_them(fille
     # The topic's partitions are few, and are read whole if that is cheaper.
     assert plan.read("trigger_offsets") <= 2 * PARTITIONS
     assert plan.read("tasks") == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "table", "first"),
+    [
+        ("end_tasks", "tasks", "'00000000-0000-0000-0000-000000000000'"),
+        ("end_events", "events", "0"),
+        ("end_executions", "executions", "'00000000-0000-0000-0000-000000000000'"),
+    ],
+)
+def test_a_page_of_history_is_read_by_its_key(filled: Filled, statement: str, table: str, first: str) -> None:
+    """Even if everything on it has ended: further rows are found by index, a few for each."""
+    plan = filled.run("history", statement, first, "'-1 day'", "500", "false")
+    no_sequential_scan(plan)
+    assert plan.read(table) <= 500 * 6

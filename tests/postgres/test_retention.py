@@ -16,7 +16,7 @@ from traceplane.adapters.object_store import StagingPrefix
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.dispatcher.loops.retention import Ended, Retention
 from traceplane.errors import PlatformError
-from traceplane.postgres import tasks
+from traceplane.postgres import history, tasks
 from traceplane.registry.garbage import Collected, Policy, collect
 from traceplane.wire.deploys import DeleteRequest
 
@@ -230,6 +230,17 @@ async def test_two_dispatchers_run_a_round_once(plane: ControlPlane, root: Path)
     assert [await rounds(loop) for loop in loops] == [Ended(), Ended()]
     await plane.set_clock(31 * DAY + 5 * 3600)
     assert await rounds(loops[0]) == Ended()
+
+
+async def test_the_round_of_a_dispatcher_that_died_is_taken_over(plane: ControlPlane, root: Path) -> None:
+    await plane.complete(*await claim(plane, root, *range(20)))
+    await plane.set_clock(31 * DAY)
+    async with plane.database.transaction() as tx:
+        await history.claim_round(tx, "history", timedelta(minutes=2))  # and nothing more is heard of it
+    second = Retention(plane.database, lambda: FolderObjectStore(root), POLICY, share=1.0)
+    assert (await rounds(second)).tasks == 0
+    await plane.set_clock(31 * DAY + 130)
+    assert (await rounds(second)).tasks == 20
 
 
 async def rounds(loop: Retention) -> Collected:

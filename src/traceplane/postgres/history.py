@@ -48,8 +48,8 @@ class Page:
     """Where the next page begins; None: there is no more."""
 
 
-async def claim_round(tx: Transaction, kind: str, every: timedelta) -> bool:
-    return bool(await tx.value(_SQL["claim_round"], kind, every))
+async def claim_round(tx: Transaction, kind: str, lease: timedelta) -> bool:
+    return bool(await tx.value(_SQL["claim_round"], kind, lease))
 
 
 async def postpone_round(tx: Transaction, kind: str, pause: timedelta) -> None:

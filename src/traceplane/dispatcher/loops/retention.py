@@ -26,6 +26,8 @@ _PASS_SECONDS = 2.0
 """A pass ends after this time, so that the process can stop."""
 _LONGEST_REST = 5.0
 _RETRY_AFTER = timedelta(minutes=5)
+_TAKEN_OVER_AFTER = timedelta(minutes=2)
+"""If the dispatcher that runs a round dies, the round is due again after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,13 @@ class Retention:
         store = self._store = self._store or self._object_store()
         if self._running is None and (due := await self._next_due()) is not None:
             self._running = due, batches(due, self._database, store, self._policy)
+        elif self._running is not None:
+            await self._due_after(self._running[0], _TAKEN_OVER_AFTER)
         while self._running is not None:
             batch_began = time.monotonic()
             batch = await self._batch(*self._running)
             if batch is None:
+                await self._due_after(self._running[0], self._interval(self._running[0]))
                 self._running = None
                 return Ended.of(total, more=True)  # another round may be due
             total += batch
@@ -78,7 +83,7 @@ class Retention:
     async def _next_due(self) -> Round | None:
         for round_ in Round:
             async with self._database.autocommit() as tx:
-                if await history.claim_round(tx, round_, self._interval(round_)):
+                if await history.claim_round(tx, round_, _TAKEN_OVER_AFTER):
                     return round_
         return None
 
@@ -99,6 +104,9 @@ class Retention:
         except Exception:
             self._running = None
             with contextlib.suppress(TraceplaneError):
-                async with self._database.transaction() as tx:
-                    await history.postpone_round(tx, round_, _RETRY_AFTER)
+                await self._due_after(round_, _RETRY_AFTER)
             raise
+
+    async def _due_after(self, round_: Round, pause: timedelta) -> None:
+        async with self._database.autocommit() as tx:
+            await history.postpone_round(tx, round_, pause)

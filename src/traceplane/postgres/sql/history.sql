@@ -3,13 +3,13 @@
 -- What stays, and why, is a table in docs/concepts/retention.md.
 
 -- name: claim_round
--- Whether a round is due; it is then this caller's, and the next one is due after an interval.
+-- Whether a round is due; it is then this caller's for a while.
 insert into retention_rounds as r (kind, due_at) values ($1, tp_now() + $2::interval)
 on conflict (kind) do update set due_at = excluded.due_at where r.due_at <= tp_now()
 returning true
 
 -- name: postpone_round
--- A round that failed is due again soon.
+-- When a round is due again: later while it runs, soon if it failed, and after its interval if it is over.
 update retention_rounds set due_at = tp_now() + $2::interval where kind = $1
 
 -- name: end_dead_tasks
