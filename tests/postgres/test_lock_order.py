@@ -216,3 +216,46 @@ async def test_anything_against_anything(planes: tuple[ControlPlane, ControlPlan
     await emit(planes[0])
     await claim(planes[0])
     await together(*(act(plane, 30) for plane in planes for _ in range(3)))
+
+
+async def test_ticks_fire_while_their_sources_are_deployed_rebuilt_and_rolled_back(
+    planes: tuple[ControlPlane, ControlPlane],
+) -> None:
+    a, b = planes
+
+    def clock(version: int) -> str:
+        """Every version changes the schedule in place, and every other one rebuilds the job that reads it."""
+        ticks = (
+            "- {name: ticks, activation: source, outputs: [{dataset: hours}],"
+            f" source: {{kind: cron, schedule: '0 * * * *', catch_up: all, jitter: {version + 1}ms}}}}\n"
+        )
+        text = dag("clock", ticks, job("copy", "hours", "copies", config=f"version: {version // 2}"))
+        return text.replace("jobs:", "datasets: {hours: {partitions: {by: hour}}}\njobs:", 1)
+
+    async def fire(plane: ControlPlane) -> None:
+        for _ in range(10):
+            await plane.pass_time(3600)
+            await plane.cron.run_once()
+            await plane.run_all()
+
+    async def deploy(plane: ControlPlane) -> None:
+        for version in range(1, 7):
+            await plane.deploy(clock(version))
+            for _ in range(3):
+                await plane.builds.run_once()
+                await plane.run_all()
+            if not any(listed.state == "building" for listed in await plane.versions("clock")):
+                await plane.rollback("clock", drop_missing=True)
+
+    await a.deploy(clock(0))
+    await a.cron.run_once()
+    began = await a.value("select tp_now()")
+    await together(fire(a), deploy(b))
+    await a.cron.run_once()
+    hours = await a.value("select (extract(epoch from tp_now() - $1) / 3600)::int", began)
+    ((fired, different),) = await a.sql(
+        "select count(*), count(distinct range_start) from events join datasets using (dataset_uuid)"
+        " where dataset_id = 'hours'"
+    )
+    assert fired == different
+    assert hours <= fired <= hours + 1
