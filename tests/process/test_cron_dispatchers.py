@@ -12,6 +12,8 @@ from tests import cron_year
 from tests.platform import Platform, until
 
 DISPATCHERS = ("dispatcher-1", "dispatcher-2", "dispatcher-3")
+KEEP_HISTORY = {"TRACEPLANE_HISTORY": "forever"}
+"""Or the first of two ticks of a period, which the second replaces, is deleted before it is counted."""
 BOUNDARIES = ("cron.before_commit", "cron.after_commit")
 
 
@@ -52,7 +54,9 @@ async def set_clock(platform: Platform, days: int) -> None:
 async def test_three_dispatchers_that_die_at_every_boundary_fire_each_tick_once(
     database_url: str, tmp_path: Path
 ) -> None:
-    async with Platform.start(database_url, tmp_path, dispatchers=3, workers=0) as platform:
+    async with Platform.start(
+        database_url, tmp_path, dispatchers=3, workers=0, environment=KEEP_HISTORY
+    ) as platform:
         deaths = await fire_while_dispatchers_die(platform, 72, jump=12)
         assert await cron_year.emitted(platform.sql) == cron_year.expected(72)
     assert all(deaths[boundary] > 1 for boundary in BOUNDARIES), deaths
