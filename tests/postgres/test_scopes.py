@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from tests.control_plane import ControlPlane
-from traceplane.errors import InvalidInput, SpecInvalid
+from traceplane.cli.coverage import contents
+from traceplane.errors import Conflict, InvalidInput, SpecInvalid
 from traceplane.model.partitions import By, Partitions
 from traceplane.wire.control import ManualEvent
 from traceplane.wire.scalars import Scope
@@ -161,6 +162,68 @@ async def test_a_missing_partition_is_explained_by_name(plane: ControlPlane) -> 
     sentences = [reason.sentence for reason in why.reasons]
     assert sentences[0] == "j.out waits for 2026-02 of a, which lacks 2026-02-11."
     assert "`traceplane emit a 2026-02-11`" in sentences[1]
+
+
+async def test_a_missing_name_is_explained_by_name(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: name}}, b: {partitions: {by: name}}}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", "{from: {dataset: b}}"), datasets))
+    await plane.emit_events([named("b", "us"), named("a", "eu")])
+    await plane.run_all()
+    why = await plane.explain_scope("j.out", "eu", "eu")
+    sentences = [reason.sentence for reason in why.reasons]
+    assert sentences[0] == "j.out waits for eu of b, which lacks eu."
+    assert "`traceplane emit b eu`" in sentences[1]
+    (sentence,) = [reason.sentence for reason in (await plane.explain_scope("a", "us", "us")).reasons]
+    assert "a lacks us" in sentence
+
+
+@pytest.mark.parametrize(
+    ("by", "emitted", "extra", "scope", "last", "unbuilt"),
+    [
+        (
+            "day",
+            ["2026-02-01"],
+            ["2026-02-03", "2026-02-05"],
+            "2026-02-03..2026-02-05",
+            "2026-02-01",
+            ["2026-02-01", "2026-02-03..2026-02-05"],
+        ),
+        ("name", ["eu"], ["us", "us"], "us", None, ["eu", "us"]),
+    ],
+)
+async def test_what_a_version_lacks_is_written_as_partitions(
+    plane: ControlPlane,
+    by: str,
+    emitted: list[str],
+    extra: list[str],
+    scope: str,
+    last: str | None,
+    unbuilt: list[str],
+) -> None:
+    text = dag(
+        job("i", "{from: {dataset: a}}"),
+        f"{{a: {{partitions: {{by: {by}}}}}, b: {{partitions: {{by: {by}}}}}}}",
+    )
+    await plane.deploy(text)
+    await plane.emit_events([named("a", name) for name in emitted] + [named("b", extra[0])])
+    await plane.run_all()
+    (view,) = [d for d in (await plane.status()).datasets if d.dataset == "a"]
+    assert contents(view) == "1 event" + (f", the last at {last}" if last else "")
+    await plane.deploy(text.replace("m:f", "m:g"))
+    for _ in range(3):
+        await plane.builds.run_once()
+        await plane.run_all()
+    await plane.backfill("i.out", *extra)
+    await plane.run_all()
+    with pytest.raises(Conflict, match=rf"rollback\.drops_data.*i\.out {scope}\b"):
+        await plane.rollback("scopes")
+    await plane.deploy(text.replace("m:f", "m:h"), manual_cutover=True)
+    (building,) = [v for v in await plane.versions("scopes") if v.state == "building"]
+    assert sorted(", ".join(p.scope for p in building.lacking).split(", ")) == unbuilt
+    with pytest.raises(Conflict, match=rf"deploy\.not_caught_up.*readers would lose i\.out .*{scope}\b"):
+        await plane.cutover("scopes")
+    moved = await plane.rollback("scopes", drop_missing=True)
+    assert [p.scope for p in moved.lacking] == [scope]
 
 
 async def test_a_window_at_the_beginning_of_history_lacks_nothing(plane: ControlPlane) -> None:

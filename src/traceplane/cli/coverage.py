@@ -19,7 +19,8 @@ def contents(d: DatasetView | CatalogEntry) -> str:
         return "virtual"
     if d.events is not None:
         count = counted(d.events, "event", f"{d.events}+" if d.events == _MOST_COUNTED else None)
-        return f"{count}, the last at {d.cursor}"
+        last = d.cursor_name or d.cursor
+        return count if last is None else f"{count}, the last at {last}"
     rows = counted(d.rows, "row", f"up to {d.rows}" if d.at_most else None)
     return f"{counted(d.commits, 'commit')}, {rows}, {counted(d.bytes, 'byte')}"
 

@@ -14,7 +14,6 @@ from traceplane.cli.whereabouts import call
 from traceplane.client import deploy_request
 from traceplane.errors import Conflict, InvalidInput
 from traceplane.model.counted import counted
-from traceplane.model.positions import written
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
     CutoverRequest,
@@ -210,7 +209,7 @@ def _build_line(version: VersionView) -> str:
     more = "1000+" if version.unfinished == 1000 else None
     unfinished = f"{counted(version.unfinished, 'task', more)} to go"
     dead = f", {version.dead} dead" if version.dead else ""
-    missing = ", ".join(f"{p.dataset} {written((p.first, p.last))}" for p in version.lacking[:3])
+    missing = ", ".join(f"{p.dataset} {p.scope}" for p in version.lacking[:3])
     missing = f"; lacks {missing}{', …' if len(version.lacking) > 3 else ''}" if missing else ""
     sources = "1 source has" if version.sources_behind == 1 else f"{version.sources_behind} sources have"
     behind = f"; {sources} yet to emit what the serving one did" if version.sources_behind else ""
@@ -328,7 +327,7 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
         if answer.given_up is not None:
             say(f"Version {answer.given_up}, which was being built, was aborted.")
         if answer.lacking:
-            missing = ", ".join(f"{p.dataset} {written((p.first, p.last))}" for p in answer.lacking[:5])
+            missing = ", ".join(f"{p.dataset} {p.scope}" for p in answer.lacking[:5])
             more = ", …" if len(answer.lacking) > 5 else ""
             say(f"Readers lose data: it lacks {missing}{more}, and computes what it can of that.")
             say("`traceplane explain DATASET SCOPE` says why the rest is missing.")

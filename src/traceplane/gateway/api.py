@@ -212,17 +212,22 @@ class PublicApi:
             held = await positions_held(tx, call.principal.org)
             lag = await outbox.lag_seconds_of(tx, call.principal.org)
             cron = await cron_sources.views(tx, call.principal.org)
-        views = [
-            DatasetView(
+        views = []
+        for d in datasets:
+            tally = tallies.get(d.generation_id)
+            cursor, cursor_name = coverage.last_position(
+                tally.last if tally else d.cursor, held.get(d.dataset_id)
+            )
+            view = DatasetView(
                 *(d.dataset_id, d.commits, d.rows, d.bytes),
-                cursor=tally.last if (tally := tallies.get(d.generation_id)) else d.cursor,
+                cursor=cursor,
                 coverage=coverage.view(held.get(d.dataset_id)),
                 storage=d.storage,
                 at_most=d.at_most,
                 events=tally.events if tally else None,
+                cursor_name=cursor_name,
             )
-            for d in datasets
-        ]
+            views.append(view)
         return StatusResponse(
             work.counts,
             views,

@@ -95,7 +95,8 @@ class _Reads:
 
     def written(self, gap: InputGap) -> str:
         partitions = {dataset_id: edge.input for _, edge, dataset_id in self._inputs}
-        return partitions.get(gap.dataset_id, Partitions()).written((gap.first, gap.last))
+        known = partitions.get(gap.dataset_id, Partitions())
+        return (known.with_names(gap.names) if gap.names else known).written((gap.first, gap.last))
 
 
 async def _backfill_some(

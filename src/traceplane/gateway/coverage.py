@@ -44,6 +44,13 @@ def view(held: coverage.Coverage | None) -> CoverageView | None:
     )
 
 
+def last_position(cursor: int | None, held: coverage.Coverage | None) -> tuple[int | None, str | None]:
+    """The last position of a dataset and its name. Partitions by name have no order, so none is the last."""
+    if cursor is None or held is None or not held.partitions.is_named:
+        return cursor, None
+    return (None, None) if held.partitions.by is By.NAME else (cursor, held.partitions.name(cursor))
+
+
 async def explain(
     tx: Transaction, org: str, dataset_id: str, first: str | int, last: str | int
 ) -> ScopeExplanation:

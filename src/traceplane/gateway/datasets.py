@@ -7,7 +7,7 @@ from uuid import UUID
 
 from traceplane.errors import UserError
 from traceplane.gateway import cron_sources
-from traceplane.gateway.coverage import view
+from traceplane.gateway.coverage import last_position, view
 from traceplane.gateway.refused_names import unknown_dataset
 from traceplane.operators.catalog import find as find_operator
 from traceplane.postgres import coverage, events, pinned
@@ -119,6 +119,9 @@ def _entry(
     size, tally = _EMPTY, None
     if (rows := dataset.row_generation_id) is not None:
         size, tally = sizes.get(rows, _EMPTY), tallies.get(rows)
+    cursor, cursor_name = last_position(
+        dataset.cursor if tally is None else tally.last, held.get(dataset.dataset_id)
+    )
     return CatalogEntry(
         dataset=dataset.dataset_id,
         dag=dataset.dag,
@@ -130,7 +133,8 @@ def _entry(
         events=tally.events if tally is not None else None,
         version=dataset.version,
         generation=dataset.generation_id,
-        cursor=dataset.cursor if tally is None else tally.last,
+        cursor=cursor,
         coverage=view(held.get(dataset.dataset_id)),
         description=dataset.description,
+        cursor_name=cursor_name,
     )

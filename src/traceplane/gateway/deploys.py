@@ -15,7 +15,6 @@ from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag
-from traceplane.model.positions import written
 from traceplane.model.runtimes import Runtime
 from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Database, Transaction
@@ -135,7 +134,7 @@ class DeployApi:
             self._database, call.principal.org, call.body.dag, drop_missing=call.body.drop_missing
         )
         if isinstance(done, Missing):
-            lost = "; ".join(f"{p.dataset_id} {written(p.positions)}" for p in done.positions[:5])
+            lost = "; ".join(f"{p.dataset_id} {p.scope}" for p in done.positions[:5])
             at_rest = not (done.unfinished or done.replays)
             raise Conflict(
                 "deploy.not_caught_up",
@@ -160,7 +159,7 @@ class DeployApi:
             done.dag,
             done.version,
             done.before,
-            tuple(LackingView(p.dataset_id, *p.positions) for p in done.lacking),
+            tuple(LackingView(p.dataset_id, *p.positions, p.scope) for p in done.lacking),
             done.given_up,
         )
 
@@ -236,5 +235,5 @@ async def _version_view(tx: Transaction, version: ListedVersion) -> VersionView:
         dead=lacking.dead,
         sources_behind=len(lacking.sources_behind),
         behind=tuple(SourceBehindView(s.job, s.dataset_id, s.position) for s in lacking.sources_behind),
-        lacking=tuple(LackingView(p.dataset_id, *p.positions) for p in lacking.positions),
+        lacking=tuple(LackingView(p.dataset_id, *p.positions, p.scope) for p in lacking.positions),
     )

@@ -47,6 +47,9 @@ EXAMPLES: Mapping[By, str] = {
     By.NAME: "eu",
 }
 
+NAMES_WRITTEN = 3
+"""Of several partitions by name, so many are written out."""
+
 
 class BadPartition(ValueError):
     """A text that names no partition."""
@@ -123,6 +126,10 @@ class Partitions:
         """A range, as a scope or a range of scopes is written."""
         if not self.is_named:
             return written(positions)
+        if self.by is By.NAME:  # which have no order, so that none is between two others
+            count = positions[1] - positions[0] + 1
+            names = ", ".join(self.name(positions[0] + n) for n in range(min(count, NAMES_WRITTEN)))
+            return names if count <= NAMES_WRITTEN else f"{names} and {count - NAMES_WRITTEN} more"
         first, last = map(self.name, positions)
         return first if first == last else f"{first}..{last}"
 

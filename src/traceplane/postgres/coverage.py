@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from traceplane.model.json_object import JsonObject
-from traceplane.model.partitions import Partitions
+from traceplane.model.partitions import NAMES_WRITTEN, Partitions
 from traceplane.model.positions import Range
 from traceplane.operators import catalog
 from traceplane.postgres import dataset_retention
@@ -25,6 +25,8 @@ class Lacking:
 
     dataset_id: str
     positions: Range
+    scope: str
+    """The positions, as people write them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,13 @@ async def lock_serving(tx: Transaction, version_id: UUID) -> None:
 
 async def lacking(tx: Transaction, version_id: UUID) -> tuple[Lacking, ...]:
     """The first positions that readers would lose if the version served."""
-    rows = await tx.rows(_SQL["lacking"], version_id, _RANGES_TOLD)
-    return tuple(Lacking(r["dataset_id"], (r["first"], r["last"])) for r in rows)
+    rows = await tx.rows(_SQL["lacking"], version_id, _RANGES_TOLD, NAMES_WRITTEN)
+    lacking = []
+    for row in rows:
+        positions = row["first"], row["last"]
+        scope = partitions_of(row["partitions"], row["names"]).written(positions)
+        lacking.append(Lacking(row["dataset_id"], positions, scope))
+    return tuple(lacking)
 
 
 # Catching up ---------------------------------------------------------------------------------------
@@ -173,7 +180,7 @@ async def missing_positions(
         tuple((a, b) for a, b in row["missing"] or ()),
         producer,
         row["begins"],
-        partitions_of(row["partitions"]),
+        partitions_of(row["partitions"], row["names"]),
         tuple((a, b) for a, b in row["dropped"] or ()),
     )
 

@@ -369,9 +369,11 @@ def _with_partitions(row: asyncpg.Record) -> dict[str, Any]:
     return {**row, "partitions": partitions_of(row["partitions"])}
 
 
-def partitions_of(stored: JsonObject | None) -> Partitions:
-    """As the definition of a dataset stores them; those of older platforms have none."""
-    return msgspec.convert(stored or {}, Partitions)
+def partitions_of(stored: JsonObject | None, names: Mapping[str, int] | None = None) -> Partitions:
+    """As the definition of a dataset stores them; those of older platforms have none. `names`: some of them, with
+    their positions."""
+    partitions = msgspec.convert(stored or {}, Partitions)
+    return partitions if names is None else partitions.with_names(names)
 
 
 def _with_definition(kind: Callable[..., Row], row: Mapping[str, Any]) -> Row:

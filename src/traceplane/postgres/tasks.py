@@ -10,6 +10,7 @@ from uuid import UUID
 
 from traceplane.errors import ConcurrentChange
 from traceplane.model.json_object import JsonObject
+from traceplane.model.partitions import NAMES_WRITTEN
 from traceplane.model.positions import Range
 from traceplane.model.scope import Partition, Scope
 from traceplane.model.task import AttemptFacts, TaskFacts, TaskState
@@ -134,6 +135,8 @@ class InputGap:
     dataset_id: str
     first: int
     last: int
+    names: dict[str, int] | None
+    """Those of the first few positions, of partitions that have names."""
 
 
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
@@ -383,6 +386,7 @@ async def backfill_gaps(tx: Transaction, ranges: Sequence[tuple[UUID, Range]], l
         [positions[0] for _, positions in ranges],
         [positions[1] for _, positions in ranges],
         limit,
+        NAMES_WRITTEN,
     )
 
 

@@ -13,7 +13,6 @@ from uuid import UUID
 
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
-from traceplane.model.positions import written
 from traceplane.postgres import coverage, cron_schedules, registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
@@ -124,7 +123,7 @@ async def _refuse_to_drop(
     tx: Transaction, org: str, dag_id: UUID, target: Version, missing: Sequence[coverage.Lacking]
 ) -> None:
     """Raises Conflict if readers have data that the version lacks."""
-    lost = [f"{p.dataset_id} {written(p.positions)}" for p in missing]
+    lost = [f"{p.dataset_id} {p.scope}" for p in missing]
     left_out = await versions.left_out(tx, dag_id, target.dag_version_id)
     weights = await versions.weight(tx, org, left_out) if left_out else []
     lost += [amount(weight) for weight in weights if weight.scopes or weight.events]

@@ -76,6 +76,8 @@ class CatalogEntry(Wire, frozen=True):
     """Newer commits have replaced some of the rows that are counted; how many is not known."""
     events: int | None = None
     """Of a dataset without rows: how many there are, counted up to 10,000. `cursor` is the last one's position."""
+    cursor_name: str | None = None
+    """The partition at `cursor`, if partitions have names; those by name have no last one."""
 
 
 class CatalogResponse(Wire, frozen=True):

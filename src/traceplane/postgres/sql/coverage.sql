@@ -27,8 +27,13 @@ where k.generation_id in (
 order by k.generation_id for no key update
 
 -- name: lacking
--- Per dataset that would get another generation: positions of live commits that the new one lacks.
-select d.dataset_id, lower(p) as first, coalesce(upper(p) - 1, 9223372036854775807) as last
+-- Per dataset that would get another generation: positions of live commits that the new one lacks, and the names of the
+-- first few of each range.
+select d.dataset_id, lower(p) as first, coalesce(upper(p) - 1, 9223372036854775807) as last,
+  d.definition->'partitions' as partitions,
+  (select jsonb_object_agg(n.name, n.position) from partition_names n
+   where d.definition->'partitions'->>'by' = 'name' and n.org_id = d.org_id and n.position <@ p
+     and n.position between lower(p) and lower(p) + $3) as names
 from dag_version_datasets v join datasets d using (dataset_uuid)
 cross join lateral (select coverage_of(v.generation_id) as held offset 0) new
 cross join lateral (
@@ -158,6 +163,10 @@ where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
 -- the dispatcher, have no commits: the positions of their events count.
 select g.name as dag, j.job_id, j.name as job, j.activation, j.source_kind, j.runtime, j.operator,
   j.definition->'config' as config, d.definition->'partitions' as partitions,
+  (select jsonb_object_agg(n.name, n.position) from (
+     select name, position from partition_names
+     where d.definition->'partitions'->>'by' = 'name' and org_id = d.org_id and position between $3 and $4
+     order by position limit 1000) n) as names,
   case when j.source_kind in ('manual', 'webhook', 'cron') or j.runtime = 'dispatcher' then least(
     (select range_start from events where generation_id = d.current_generation_id and partition_key is null
      order by range_start limit 1),

@@ -330,8 +330,11 @@ select (select count(*) from chosen) as created, count(*) filter (where unfinish
 from standing
 
 -- name: backfill_gaps
--- Positions of ranges that computed generations lack, by dataset.
-select d.dataset_id, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
+-- Positions of ranges that computed generations lack, by dataset, and the names of the first few of each range.
+select d.dataset_id, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last,
+  (select jsonb_object_agg(p.name, p.position) from partition_names p
+   where d.definition->'partitions'->>'by' = 'name' and p.org_id = d.org_id and p.position <@ r
+     and p.position between lower(r) and lower(r) + $5) as names
 from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as n (generation_id, first, last)
 join generations g using (generation_id) join datasets d using (dataset_uuid)
 cross join lateral unnest(int8multirange(coverage_range(n.first, n.last)) - coverage_of(g.generation_id)) r
