@@ -176,11 +176,11 @@ for no key update of j skip locked
 -- paused after waiting_jobs chose it and before it locked it.
 with gates as materialized (
   select j.job_id, j.runtime, coalesce(h.level, 0) as held,
-         coalesce(j.max_concurrency, j.dispatch_window)
-           - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1) as free,
-         case when j.backfill_concurrency is not null then j.backfill_concurrency
-           - (select count(*) from tasks f where f.job_id = j.job_id and f.stage = 1 and f.priority = 1) end as backfill_free
+         coalesce(j.max_concurrency, j.dispatch_window) - f.all_tasks as free,
+         j.backfill_concurrency - f.backfills as backfill_free
   from jobs j left join job_holds h using (job_id)
+  cross join lateral (select count(*) as all_tasks, count(*) filter (where f.priority = 1) as backfills
+    from tasks f where f.job_id = j.job_id and f.stage = 1) f
   where j.job_id = any($1::uuid[])
     and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 ), picked as materialized (
