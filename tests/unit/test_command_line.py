@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
@@ -27,6 +31,8 @@ from traceplane.wire.deploys import (
 )
 from traceplane.wire.scalars import Scope
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
 
 def refused(*words: str) -> str:
     """The one line on stderr of a command that ends with exit code 2."""
@@ -35,6 +41,26 @@ def refused(*words: str) -> str:
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     return line
+
+
+def test_ctrl_c_while_the_commands_are_imported_ends_without_a_traceback(tmp_path: Path) -> None:
+    slow = "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "click.py").write_text(slow)
+    begins = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]["traceplane"].partition(":")[0]
+    # As at a terminal, even if these tests run in the background, where shells let programs ignore the signal.
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{heeding}; from {begins} import main; main()", "status"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize(

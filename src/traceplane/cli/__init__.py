@@ -10,7 +10,7 @@ the platform itself.
     events       `traceplane emit` and `traceplane webhooks`
     failures     what went wrong, as text: failed and stuck work, and everything known about one task
     jobs         commands for jobs and their batches
-    main         `traceplane`, alias `tp`
+    main         `traceplane`, alias `tp`: its commands and how it reports errors
     operators    `traceplane operators`
     output       where every command writes, so that nothing reaches a terminal unescaped
     pipelines    commands for pipelines, scanner lists and executions
@@ -19,6 +19,7 @@ the platform itself.
     queries      commands that read data
     scopes       parses scopes and ranges from the command line
     services     commands that run the platform: `up`, and each process alone
+    start        where `traceplane` begins: quiet if it is interrupted while it imports the rest
     supervisor   runs the processes of `traceplane up`
     tasks        commands for tasks and the status of the platform
     trigger      commands of the trigger

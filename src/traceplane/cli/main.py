@@ -73,7 +73,7 @@ def main() -> None:
         cli(standalone_mode=False, prog_name="traceplane")
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
