@@ -87,15 +87,17 @@ class Client:
         self,
         file: str | Path,
         *,
-        code: Sequence[str | Path] = (),
+        code: str | Path | Sequence[str | Path] = (),
         expect_version: int | None = None,
         manual_cutover: bool = False,
         drop_missing: bool = False,
         no_rematerialize: bool = False,
     ) -> DeployResponse:
-        """Deploys the DAG in a file, with the modules that its jobs run: those of `code`, or of `./code`."""
+        """Deploys the DAG in a file, with the modules that its jobs run: those of `code`, a folder or several, or of
+        `./code`."""
+        folders = [code] if isinstance(code, str | Path) else code
         request = msgspec.structs.replace(
-            deploy_request(self._settings, Path(file), tuple(map(Path, code))),
+            deploy_request(self._settings, Path(file), tuple(map(Path, folders))),
             expect_version=expect_version,
             manual_cutover=manual_cutover,
             drop_missing=drop_missing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from traceplane.client import Client
 from traceplane.errors import InvalidInput
 from traceplane.model.scope import Cursor, Partition
 from traceplane.wire.control import EmitRequest, EmitResponse
+from traceplane.wire.deploys import DeployRequest
 from traceplane.wire.scalars import Scope
 
 FORTIES = Scope(partition_key="40-46", start=40, end=46)
@@ -134,3 +136,19 @@ def test_an_address_must_be_of_http(url: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         Client(url, "tpu_x")
     assert (refused.value.code, refused.value.value) == ("client.bad_argument", url)
+
+
+def test_code_may_be_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent: list[DeployRequest] = []
+    monkeypatch.setattr(client.Client, "_ask", lambda *arguments, **_: sent.append(arguments[-1]))
+    (tmp_path / "days.py").write_text("def run(task): ...\n")
+    dag = tmp_path / "dag.yaml"
+    dag.write_text(
+        "version: 1\ndag: shop\njobs:\n"
+        "- {name: days, activation: source, source: {kind: manual}, outputs: [{dataset: shop.days}]}\n"
+        "- {name: sales, runtime: python, operator: python, config: {entrypoint: 'days:run'},"
+        " inputs: [{from: {job: days}}], outputs: [{dataset: shop.sales}]}\n"
+    )
+    for code in (str(tmp_path), tmp_path, [tmp_path]):
+        Client("http://127.0.0.1:9", "tpu_x").deploy(dag, code=code)
+    assert [list(request.code or {}) for request in sent] == [["days.py"]] * 3
