@@ -134,3 +134,22 @@ def test_iso_weeks_are_those_of_the_calendar(day: date) -> None:
     weeks = Partitions(By.WEEK)
     year, week, _ = day.isocalendar()
     assert weeks.name(weeks.of_date(day)) == f"{year}-W{week:02}"
+
+
+@pytest.mark.parametrize(
+    ("by", "text", "message"),
+    [
+        (By.HOUR, "noon", "'noon' does not name an hour, for example 2026-11-16T05"),
+        (By.DAY, "today", "'today' does not name a day, for example 2026-11-16"),
+        (
+            By.NAME,
+            "são-paulo",
+            "'são-paulo' cannot be the name of a partition: a name has up to 100 ASCII letters",
+        ),
+        (By.NAME, "2go", "and begins with a letter or _"),
+    ],
+)
+def test_a_text_that_names_no_partition_is_told_what_does(by: By, text: str, message: str) -> None:
+    with pytest.raises(BadPartition) as refused:
+        Partitions(by).with_names({}).position(text)
+    assert message in str(refused.value)

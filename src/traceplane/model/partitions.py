@@ -27,6 +27,7 @@ _WEEK = re.compile(r"(\d{4})-W(\d\d)", re.ASCII)
 _MONTH = re.compile(r"(\d{4})-(\d\d)", re.ASCII)
 _HOUR_OF_DAY = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)(Z|[+-]\d\d:00)?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_NAMES_IN_WORDS = "a name has up to 100 ASCII letters, digits and _ . -, and begins with a letter or _"
 
 
 class By(StrEnum):
@@ -134,7 +135,10 @@ class Partitions:
         return first if first == last else f"{first}..{last}"
 
     def _bad(self, text: str) -> BadPartition:
-        return BadPartition(f"{text!r} does not name a {self.by}, for example {EXAMPLES[self.by]}")
+        if self.by is By.NAME:
+            return BadPartition(f"{text!r} cannot be the name of a partition: {_NAMES_IN_WORDS}")
+        article = "an" if self.by is By.HOUR else "a"
+        return BadPartition(f"{text!r} does not name {article} {self.by}, for example {EXAMPLES[self.by]}")
 
     # Time --------------------------------------------------------------------------------------------
 
