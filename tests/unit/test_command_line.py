@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -19,7 +20,7 @@ from traceplane.cli.failures import error_text, explained
 from traceplane.cli.output import ChangingLine, progress_bar
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
-from traceplane.errors import InvalidInput
+from traceplane.errors import InvalidInput, NotFound
 from traceplane.settings import Settings
 from traceplane.wire.control import ExplainResponse
 from traceplane.wire.deploys import (
@@ -201,3 +202,28 @@ def test_a_list_of_tasks_names_the_class_of_an_exception() -> None:
     assert error_text(error) == "operator.raised: RecursionError"
     assert error_text(error | {"message": "'x'"}) == "operator.raised: RecursionError: 'x'"
     assert error_text({"code": "task.timed_out", "message": "it took 3 s"}) == "task.timed_out: it took 3 s"
+
+
+def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "traceplane.cli.main", "up"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "TRACEPLANE_HOME": "home", "TRACEPLANE_GATEWAY_PORT": str(port)},
+        )
+    assert str(port) in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deleting_an_unknown_dag_says_that_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise NotFound("dag.unknown", "there is no such DAG", value="nope")
+
+    monkeypatch.setattr(deploys, "call", unknown)
+    done = CliRunner().invoke(deploys.delete, ["nope"], obj=Settings())
+    assert isinstance(done.exception, NotFound)

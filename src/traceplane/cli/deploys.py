@@ -300,6 +300,9 @@ def abort(settings: Settings, dag: str, as_json: bool) -> None:
 @click.pass_obj
 def delete(settings: Settings, dag: str, force: bool, yes: bool, as_json: bool) -> None:
     """Delete DAG: its jobs stop and its datasets are gone. This cannot be undone."""
+    if not yes:  # an unknown DAG is refused before anyone is asked
+        query = {"dag": dag, "limit": "1"}
+        call(settings, lambda c: c.call("GET", "/api/v1/versions", VersionsResponse, query=query))
     if not yes and not ask(f"Delete the DAG {dag} and all of its datasets? This cannot be undone."):
         raise InvalidInput(
             "cli.not_confirmed",

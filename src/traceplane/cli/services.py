@@ -57,8 +57,9 @@ def up(settings: Settings, workers: int, spark: bool, trigger: bool, code: tuple
         except TraceplaneError as failure:  # raised below, as in every command
             failures.append(failure)
 
-    with profile.the_only_one(chosen):
+    if profile.running_here(chosen) is None:  # otherwise the ports are its own
         preflight.check_ports(chosen, trigger=trigger)
+    with profile.the_only_one(chosen):
         exit_code = run_to_end(main, grace=chosen.worker_drain_seconds + 120, hurry=hurry)
     if failures:
         raise failures[0]
