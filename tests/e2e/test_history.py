@@ -44,14 +44,14 @@ async def test_a_range_is_recomputed_and_the_replaced_files_are_deleted(
 ) -> None:
     async with Platform.start(database_url, tmp_path) as platform:
         await platform.deploy(CHAIN)
-        code, out, err = await traceplane(platform, "backfill", "mid", "--range", "0:9", "--wait")
+        code, out, err = await traceplane(platform, "backfill", "mid", "--range", "0..9", "--wait")
         assert (code, err) == (0, ""), err
         assert out.startswith("10 tasks of job copy for 10 scopes")
         assert "10 of 10 done, 0 failed" in out
         assert await platform.settled() == {"completed": 20}
         assert stored(platform) == 20
 
-        arguments = ("backfill", "mid", "--range", "5:14", "--force", "--json")
+        arguments = ("backfill", "mid", "--range", "5..14", "--force", "--json")
         code, out, _ = await traceplane(platform, *arguments)
         assert (code, json.loads(out)["created"]) == (0, 10)
         assert await platform.settled() == {"completed": 40}
@@ -68,9 +68,9 @@ async def test_a_range_is_recomputed_and_the_replaced_files_are_deleted(
 
         for wrong, told in (
             (("backfill", "mid", "--range", "5"), "cli.bad_range"),
-            (("backfill", "mid", "--range", "5:1"), "backfill.bad_range"),
-            (("backfill", "nothing", "--range", "0:1"), "dataset.unknown"),
-            (("backfill", "in", "--range", "0:1"), "backfill.source_dataset"),
+            (("backfill", "mid", "--range", "5..1"), "backfill.bad_range"),
+            (("backfill", "nothing", "--range", "0..1"), "dataset.unknown"),
+            (("backfill", "in", "--range", "0..1"), "backfill.source_dataset"),
             (("gc", "--grace", "soon"), "cli.bad_duration"),
         ):
             code, _, err = await traceplane(platform, *wrong)

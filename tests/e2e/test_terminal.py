@@ -97,7 +97,7 @@ async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path
             "scanner-lists delete": [["none"], [HOSTILE]],
             "trigger doctor": [[], ["--json"]],
             "emit": [["shop.in", "9"], [HOSTILE, "9"]],
-            "backfill": [["shop.out", "--range", "2:3", "--only-failed", "--wait"]],
+            "backfill": [["shop.out", "--range", "2..3", "--only-failed", "--wait"]],
             "cancel": [tasks],
             "retry": [tasks],
             "gc": [["--dry-run", "--grace", "0s"]],

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane
 from traceplane.cli.coverage import contents
-from traceplane.errors import Conflict, InvalidInput, SpecInvalid
+from traceplane.errors import Conflict, InvalidInput, NotFound, SpecInvalid
 from traceplane.model.partitions import By, Partitions
-from traceplane.wire.control import ManualEvent
+from traceplane.wire.control import ManualEvent, TaskQuery, TaskSelection
 from traceplane.wire.scalars import Scope
 
 DAYS = Partitions(By.DAY)
@@ -493,3 +494,36 @@ async def test_per_partition_of_a_dataset_of_another_dag_needs_partitions_too(pl
     with pytest.raises(InvalidInput, match=r"deploy\.unmapped_partitions: other\.yaml:9:31") as refused:
         await plane.deploy(text.replace("dag: scopes", "dag: other"), file="other.yaml")
     assert refused.value.value == "a"
+
+
+async def test_tasks_are_selected_by_the_partitions_of_their_job(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day}}, j.out: {partitions: {by: month}}, b: {partitions: {by: name}}}"
+    jobs = (
+        job("i", "{from: {dataset: a}}") + job("j", "{from: {dataset: a}}") + job("k", "{from: {dataset: b}}")
+    )
+    await plane.deploy(dag(jobs, datasets))
+    await plane.emit_events([named("a", "2026-02-01", "2026-02-28"), named("b", "eu"), named("b", "us")])
+
+    async def canceled(job: str | None, start: int | str, end: int | str) -> int:
+        selection = TaskSelection(dag="scopes", job=job, start=start, end=end)
+        return len((await plane.api.tasks.cancel(plane._call(selection))).changed)
+
+    async def listed(job: str, start: str, end: str) -> list[str | None]:
+        query = TaskQuery(dag="scopes", job=job, start=start, end=end)
+        call = msgspec.structs.replace(plane._call(None), query=query)
+        return [task.scope for task in (await plane.api.tasks.listing(call)).tasks]
+
+    assert await listed("i", "2026-02-03", "2026-02-04") == ["2026-02-04", "2026-02-03"]
+    assert await listed("k", "us", "us") == ["us"]
+    assert await canceled("i", "2026-02-03", "2026-02-04") == 2
+    assert await canceled("i", DAYS.position("2026-02-05"), str(DAYS.position("2026-02-06"))) == 2
+    assert await canceled("k", "eu", "eu") == 1
+    for of_job, start, code in (
+        (None, "2026-02-01", "scope.needs_job"),
+        ("i", "2026-02", "scope.bad_partition"),
+        ("k", "mars", "scope.bad_partition"),
+        ("nobody", "2026-02-01", "job.unknown"),
+    ):
+        with pytest.raises((InvalidInput, NotFound)) as refused:
+            await canceled(of_job, start, start)
+        assert refused.value.code == code

@@ -88,10 +88,8 @@ def parse_ends(text: str) -> tuple[str, str]:
 
 
 def parse_range(text: str) -> tuple[str, str]:
-    """First and last position or partition; A..B, or A:B."""
-    first, dots, last = text.partition("..")
-    if not dots:
-        first, dots, last = text.partition(":")
+    """First and last position or partition."""
+    first, _, last = text.partition("..")
     if not first or not last:
         raise InvalidInput(
             "cli.bad_range",
@@ -99,18 +97,4 @@ def parse_range(text: str) -> tuple[str, str]:
             value=text,
             next_step="for example 1200..1299 or 2026-11-01..2026-11-16",
         )
-    return first, last
-
-
-def parse_positions(text: str) -> tuple[int, int]:
-    """A range of positions, where no dataset says what the names of its partitions are."""
-    try:
-        first, last = map(int, parse_range(text))
-    except ValueError:
-        raise InvalidInput(
-            "cli.bad_range",
-            "a range must be A..B, its first and last position",
-            value=text,
-            next_step="for example 1200..1299",
-        ) from None
     return first, last

@@ -15,7 +15,7 @@ from traceplane.cli.cron import describe as describe_cron
 from traceplane.cli.failures import error_text, forgivable, logged, problems
 from traceplane.cli.failures import explained as failure_lines
 from traceplane.cli.output import as_json, say, say_json, say_lines
-from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, parse_positions, without_options
+from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.http_service.client import Caller
@@ -31,10 +31,18 @@ from traceplane.wire.control import (
     TaskView,
 )
 
+in_range = click.option(
+    "--range",
+    "range_",
+    metavar="A..B",
+    help="Only scopes with positions or partitions from A to B, inclusive.",
+)
+
 
 @click.command()
 @click.option("--dag", help="Only this DAG's.")
 @click.option("--job", help="Only this job's.")
+@in_range
 @click.option(
     "--state", type=click.Choice(["queued", "dispatched", "running", "completed", "dead", "canceled"])
 )
@@ -42,10 +50,17 @@ from traceplane.wire.control import (
 @as_json
 @click.pass_obj
 def tasks(
-    settings: Settings, dag: str | None, job: str | None, state: str | None, limit: int, as_json: bool
+    settings: Settings,
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    state: str | None,
+    limit: int,
+    as_json: bool,
 ) -> None:
     """List tasks, newest first."""
-    filters = {"dag": dag, "job": job, "state": state, "limit": str(limit)}
+    start, end = parse_ends(range_) if range_ is not None else (None, None)
+    filters = {"dag": dag, "job": job, "start": start, "end": end, "state": state, "limit": str(limit)}
     query = {k: v for k, v in filters.items() if v is not None}
     _list(settings, query, as_json)
 
@@ -73,13 +88,13 @@ def _task_line(t: TaskView) -> str:
 
 
 @click.command(context_settings=MAY_BE_NEGATIVE)
-@click.argument("subject", metavar="TASK | DATASET", callback=without_options)
-@click.argument("scope", required=False, callback=without_options)
+@click.argument("subject", metavar="TASK | DATASET SCOPE", callback=without_options)
+@click.argument("scope", metavar="", required=False, callback=without_options)
 @click.option("--full", is_flag=True, help="Include the frames of libraries in the traceback.")
 @as_json
 @click.pass_obj
 def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_json: bool) -> None:
-    """Explain why TASK waits or failed, or why SCOPE of DATASET (a position or a range A-B) is missing."""
+    """Explain why TASK waits or failed, or why SCOPE of DATASET (a position, partition or range A..B) is missing."""
     if scope is not None:
         first, last = parse_ends(scope)
         path = f"/api/v1/datasets/{quote(subject, safe='')}/explain"
@@ -127,9 +142,9 @@ def _selection(
         raise InvalidInput(
             "cli.which_tasks",
             "select tasks by their ids, or by --dag with optional --job and --range",
-            next_step="for example --dag shop --job totals --range 0:9",
+            next_step="for example --dag shop --job totals --range 0..9",
         )
-    start, end = parse_positions(range_) if range_ is not None else (None, None)
+    start, end = parse_ends(range_) if range_ is not None else (None, None)
     return TaskSelection(list(task_ids), dag, job, start, end, **more)
 
 
@@ -169,7 +184,7 @@ def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
 def _of_a_dag(command: Any) -> Any:
     """The options that select tasks without their ids."""
     for option in (
-        click.option("--range", "range_", metavar="A:B", help="Only scopes with positions from A to B."),
+        in_range,
         click.option("--job", help="Only this job's."),
         click.option("--dag", help="Tasks of this DAG, instead of ids."),
     ):
@@ -232,7 +247,7 @@ def dead(
             "ids need --ack; the list takes --dag, --job and --range",
             next_step="add --ack, or see one task with `traceplane explain`",
         )
-    start, end = parse_positions(range_) if range_ is not None else (None, None)
+    start, end = parse_ends(range_) if range_ is not None else (None, None)
     standing = None if all_ else "open"
     filters = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
     query = {k: str(v) for k, v in filters.items() if v is not None} | {"state": "dead", "limit": str(limit)}

@@ -171,6 +171,6 @@ def _scopes(target: BackfillTarget, request: BackfillRequest, partitions: Partit
         raise InvalidInput(
             "backfill.bad_range",
             f"the range cannot be divided into scopes: {error}",
-            value=f"{request.start}:{request.end}",
-            next_step=f"give a range A:B of at most {model.MAX_SCOPES} scopes, or larger partitions",
+            value=f"{request.start}..{request.end}",
+            next_step=f"give a range A..B of at most {model.MAX_SCOPES} scopes, or larger partitions",
         ) from None

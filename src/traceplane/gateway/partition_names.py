@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
 from traceplane.errors import InvalidInput
+from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.model.partitions import EXAMPLES, BadPartition, By, Partitions
 from traceplane.model.positions import Range
 from traceplane.model.scope import Partition
-from traceplane.postgres import partition_names
+from traceplane.postgres import partition_names, registry
 from traceplane.postgres.database import Transaction
+
+_NUMBER = re.compile(r"-?[0-9]+")
 
 MAX_PARTITIONS = 100_000
 """Of one range; more would keep the dispatcher's queue busy for longer than anyone watches."""
@@ -56,6 +63,43 @@ def positions(partitions: Partitions, first: str | int, last: str | int) -> Rang
             next_step=f"write the smaller one first: {last}..{first}",
         )
     return found
+
+
+async def ends(
+    tx: Transaction,
+    org: str,
+    dag: str | None,
+    job: str | None,
+    first: str | int | None,
+    last: str | int | None,
+) -> tuple[int | None, int | None]:
+    """The positions from which and to which tasks are selected: numbers, or partitions of what their job computes."""
+    given = [str(end) for end in (first, last) if end is not None]
+    partitions = Partitions()
+    if not all(_NUMBER.fullmatch(end) for end in given):
+        partitions = await with_names(tx, org, await _of_jobs(tx, org, dag, job, given), *given)
+    if first is not None and last is not None:
+        return positions(partitions, first, last)
+    start, end = (None if end is None else position(partitions, end) for end in (first, last))
+    return start, end
+
+
+async def _of_jobs(
+    tx: Transaction, org: str, dag: str | None, job: str | None, given: Sequence[str]
+) -> Partitions:
+    written = await registry.partitions_written(tx, org, dag, job) if dag is not None else []
+    # Where a dataset starts, and which names it lists, does not change which position a name has.
+    kinds = {replace(partitions, start=None, names=()) for partitions in written}
+    if dag is not None and not kinds and (refusal := await unknown_dag_or_job(tx, org, dag, job)):
+        raise refusal
+    if len(kinds) != 1:
+        raise InvalidInput(
+            "scope.needs_job",
+            "partitions have a meaning only for one job, or for a DAG whose jobs all have the same ones",
+            value="..".join(given),
+            next_step="name the DAG and the job of the tasks",
+        )
+    return kinds.pop()
 
 
 def one_each(partitions: Partitions, first: str, last: str) -> list[Partition]:

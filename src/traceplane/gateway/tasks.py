@@ -14,6 +14,7 @@ from uuid import UUID
 
 from traceplane.auth.opaque import TokenRecord
 from traceplane.errors import InvalidInput, NotFound
+from traceplane.gateway import partition_names as names
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
@@ -78,6 +79,9 @@ class TaskApi:
     async def listing(self, call: Call[None]) -> TasksResponse:
         query: TaskQuery = call.query
         async with self._database.transaction() as tx:
+            start, end = await names.ends(
+                tx, call.principal.org, query.dag, query.job, query.start, query.end
+            )
             rows = await task_views.listing(
                 tx,
                 call.principal.org,
@@ -86,8 +90,8 @@ class TaskApi:
                 state=query.state,
                 before=query.before,
                 standing=query.standing,
-                start=query.start,
-                end=query.end,
+                start=start,
+                end=end,
                 limit=query.limit,
             )
             if not rows:
@@ -220,11 +224,10 @@ class TaskApi:
     ) -> TaskChanges:
         async with self._database.transaction() as tx:
             by_id = asked.dag is None
-            meant = (
-                asked.task_ids
-                if asked.dag is None
-                else await choose(tx, TaskFilter(asked.dag, asked.job, asked.start, asked.end))
-            )
+            meant = asked.task_ids
+            if asked.dag is not None:
+                start, end = await names.ends(tx, org, asked.dag, asked.job, asked.start, asked.end)
+                meant = await choose(tx, TaskFilter(asked.dag, asked.job, start, end))
             if not meant:
                 await _refuse_unknown(tx, org, asked.dag, asked.job)
             changed = await change(tx, meant) if meant else {}

@@ -181,7 +181,7 @@ _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _parse_position(self: Partitions, text: str) -> int:
-    if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
+    if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII) or not -(2**63) <= int(text) < 2**63:
         raise self._bad(text)
     return int(text)
 

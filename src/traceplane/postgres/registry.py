@@ -369,6 +369,12 @@ def _with_partitions(row: asyncpg.Record) -> dict[str, Any]:
     return {**row, "partitions": partitions_of(row["partitions"])}
 
 
+async def partitions_written(tx: Transaction, org: str, dag: str, job: str | None) -> list[Partitions]:
+    """How the datasets are partitioned that jobs of a DAG compute, each way once."""
+    rows = await tx.rows(_SQL["partitions_written"], org, dag, job)
+    return [partitions_of(row["partitions"]) for row in rows]
+
+
 def partitions_of(stored: JsonObject | None, names: Mapping[str, int] | None = None) -> Partitions:
     """As the definition of a dataset stores them; those of older platforms have none. `names`: some of them, with
     their positions."""

@@ -82,9 +82,9 @@ class TaskQuery(Wire, frozen=True):
     state: Literal["queued", "dispatched", "running", "completed", "dead", "canceled"] | None = None
     standing: Literal["open", "superseded", "retired", "acknowledged"] | None = None
     """Of dead tasks: whether they still need somebody."""
-    start: Position | None = None
-    end: Position | None = None
-    """Only tasks whose scope has positions from `start` to `end`."""
+    start: Text | None = None
+    end: Text | None = None
+    """Only tasks whose scope has positions from `start` to `end`, or partitions of the job."""
     before: UUID | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
 
@@ -179,13 +179,14 @@ class ExplainResponse(Wire, frozen=True):
 
 
 class TaskSelection(Wire, frozen=True):
-    """Tasks by their ids; or those of a DAG, of one of its jobs, of positions from `start` to `end`."""
+    """Tasks by their ids; or those of a DAG, of one of its jobs, of positions or partitions from `start` to
+    `end`."""
 
     task_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_BATCH)] = msgspec.field(default_factory=list)
     dag: Text | None = None
     job: Text | None = None
-    start: Position | None = None
-    end: Position | None = None
+    start: Position | Text | None = None
+    end: Position | Text | None = None
     state: Literal["dead", "canceled"] = "dead"
     """Which ones of a DAG are started again."""
     after: UUID | None = None

@@ -21,6 +21,14 @@ select v.dag_version_id, v.number, v.spec, v.job_fingerprints, v.definition_fing
 from dags d join orgs o using (org_id) join dag_versions v on v.dag_id = d.dag_id and v.state = 'building'
 where o.slug = $1 and d.name = $2
 
+-- name: partitions_written
+-- How the datasets are partitioned that jobs of a DAG compute.
+select distinct d.definition->'partitions' as partitions
+from dags g join orgs o using (org_id) join jobs j using (dag_id)
+join job_outputs x using (job_id) join datasets d using (dataset_uuid)
+where o.slug = $1 and g.name = $2 and ($3::text is null or j.name = $3)
+  and j.routed and j.activation = 'reactive' and j.runtime <> 'dispatcher'
+
 -- name: add_version
 -- The next version of a DAG, to be built.
 insert into dag_versions (dag_id, number, spec, job_fingerprints, definition_fingerprints, manual_cutover, drop_missing, state)
