@@ -304,6 +304,25 @@ async def test_a_backfill_takes_names_and_needs_what_the_scopes_read(plane: Cont
     assert (await scopes(plane))[-2:] == ["2026-02-08", "2026-02-09"]
 
 
+@pytest.mark.parametrize("when", ["", "when: any"])
+async def test_a_job_may_wait_for_the_first_load_of_a_table(plane: ControlPlane, when: str) -> None:
+    table = job("table", "{from: {dataset: b}}")
+    whole = "{name: table, from: {dataset: table.out}, read: all, wait_for: any}"
+    datasets = "{a: {partitions: {by: day}}, b: {partitions: {by: name}}}"
+    await plane.deploy(dag(table + job("j", "{from: {dataset: a}}", whole, more=when), datasets))
+    await plane.emit_events([named("a", "2026-02-01", "2026-02-02")])
+    await plane.run_all()
+    assert await scopes(plane) == []
+    why = await plane.explain_scope("j.out", "2026-02-01", "2026-02-01")
+    assert [r.sentence for r in why.reasons] == ["j.out waits for the first rows of table.out."]
+    await plane.emit_events([named("b", "eu")])
+    await plane.run_all()
+    assert sorted(await scopes(plane)) == ["2026-02-01", "2026-02-02"]
+    await plane.emit_events([named("b", "us"), named("a", "2026-02-03")])
+    await plane.run_all()
+    assert sorted(await scopes(plane)) == ["2026-02-01", "2026-02-02", "2026-02-03"]
+
+
 async def test_a_task_says_which_commit_of_a_reference_table_it_read(plane: ControlPlane) -> None:
     reference = job("table", "{from: {dataset: b}}")
     joined = job("j", "{from: {dataset: a}}", "{name: table, from: {dataset: table.out}, read: all}")

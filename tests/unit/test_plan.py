@@ -202,6 +202,15 @@ def test_versions_of_two_dags_are_not_compared() -> None:
         plan_of(TEXT, TEXT.replace("dag: chain", "dag: other"))
 
 
+def test_only_a_batch_is_called_bulk() -> None:
+    joined = TEXT.replace(
+        "inputs: [{from: {job: ingest}}]", "inputs: [{from: {job: ingest}, read: {before: 2}}]", 1
+    )
+    added = render(plan_of(TEXT, joined))
+    assert "(scopes generated for transfers)" in added
+    assert "Bulk" not in added
+
+
 def test_bulk_is_shown_as_the_aggregator_it_becomes() -> None:
     bulk = TEXT.replace(
         "config: {size: 100},", "config: {size: 100}, execution_strategy: Bulk, batch: {size: 50},"

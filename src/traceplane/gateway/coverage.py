@@ -11,7 +11,7 @@ from traceplane.gateway import cron_sources
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.counted import counted
-from traceplane.model.edges import Edge, What
+from traceplane.model.edges import Edge, WaitFor, What
 from traceplane.model.partitions import By
 from traceplane.model.positions import Range
 from traceplane.postgres import coverage, registry
@@ -111,19 +111,19 @@ class _Why:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
         tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_COUNTED)
         reasons = _of_tasks(name, tasks, _of_correction)
-        for used, edge in await self._inputs_of(producer):
+        for used, edge in await self._inputs_of(producer, What.SCOPE):
             read_positions = edge.reads(positions)
             read = await coverage.missing_positions(self._tx, self._org, used, read_positions)
             if read is not None:
                 reasons += await self.outdated(read, read_positions, depth + 1)
         return reasons
 
-    async def _inputs_of(self, producer: Producer) -> list[tuple[str, Edge]]:
-        """The datasets that a job reads by scope, and how."""
+    async def _inputs_of(self, producer: Producer, *what: What) -> list[tuple[str, Edge]]:
+        """The datasets of which a job reads so much, and how."""
         (row,) = await registry.job_payloads(self._tx, [producer.job_id])
         edges = {i.input_index: edge for i, edge in row.edges()}
         inputs = [(used["dataset_id"], edges[used["input_index"]]) for used in row.inputs]
-        return [(dataset_id, edge) for dataset_id, edge in inputs if edge.read.what is What.SCOPE]
+        return [(dataset_id, edge) for dataset_id, edge in inputs if edge.read.what in what]
 
     async def _one(self, read: MissingPositions, positions: Range, depth: int) -> list[ReasonView]:
         dataset, producer, written = read.dataset_id, read.producer, read.partitions.written
@@ -172,7 +172,11 @@ class _Why:
         self, dataset: str, producer: Producer, positions: Range, where: str, depth: int
     ) -> list[ReasonView]:
         reasons: list[ReasonView] = []
-        for name, edge in await self._inputs_of(producer):
+        for name, edge in await self._inputs_of(producer, What.ALL, What.LATEST):
+            read = await coverage.missing_positions(self._tx, self._org, name, positions)
+            if edge.read.wait_for is not WaitFor.NOTHING and read is not None and read.begins is None:
+                reasons.append(ReasonView("input", f"{dataset} waits for the first rows of {name}."))
+        for name, edge in await self._inputs_of(producer, What.SCOPE):
             read = await coverage.missing_positions(self._tx, self._org, name, edge.reads(positions))
             missing = _waited_for(read, edge, positions) if read is not None else ()
             if read is not None:

@@ -50,11 +50,12 @@ class Change:
 async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -> Work:
     narrow = [task for task in batch if _new_scopes_of(job, task) <= MAX_POSITIONS_PER_EVENT]
     wide = {task.task_id for task in batch} - {task.task_id for task in narrow}
-    changes = await _changes(tx, job, narrow)
-    brought = [change for change in changes if change.brings and change.input.edge.read.what is What.SCOPE]
     before = extents = await scopes.extents(tx, job.job_id)
-    if brought:
-        told = [(change.input.input_index, change.positions) for change in brought]
+    changes = [change for change in await _changes(tx, job, narrow) if _matters(change, before)]
+    brought = [change for change in changes if change.brings and change.input.edge.read.what is What.SCOPE]
+    tables = [change for change in changes if change.brings and _waits_for_table(change.input)]
+    if brought or tables:
+        told = [(change.input.input_index, change.positions) for change in brought + tables]
         await scopes.add_positions(tx, job.job_id, told)
         await scopes.add_scopes(tx, job.job_id, list(_new_scopes(job, brought)))
         extents = await scopes.extents(tx, job.job_id)
@@ -76,6 +77,18 @@ async def _changes(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTas
         for used in job.inputs
         if used.generation_id == told_by[task.task_id].generation_id
     ]
+
+
+def _matters(change: Change, before: Mapping[int, Range]) -> bool:
+    """A table that is read as a whole and not recomputed for is of interest only until it has something."""
+    read = change.input.edge.read
+    recomputes = read.what is What.SCOPE or read.on_change is OnChange.RECOMPUTE
+    return recomputes or change.input.input_index not in before
+
+
+def _waits_for_table(used: InProcessInput) -> bool:
+    """Whether the input is read as a whole, and no scope is computed before it has something."""
+    return used.edge.read.what is not What.SCOPE and used.edge.read.wait_for is not WaitFor.NOTHING
 
 
 def _new_scopes_of(job: InProcessJob, task: QueuedTask) -> int:
@@ -149,7 +162,13 @@ async def _ready(
 ) -> set[str]:
     """Those that have what they wait for. What was dropped because of its age does not come back: a scope that reads
     some of it stays as it was computed from all."""
-    waited_for = [used for used in job.inputs if used.edge.read.wait_for is not WaitFor.NOTHING]
+    if any(_waits_for_table(used) and used.input_index not in extents for used in job.inputs):
+        return set()
+    waited_for = [
+        used
+        for used in job.inputs
+        if used.edge.read.what is What.SCOPE and used.edge.read.wait_for is not WaitFor.NOTHING
+    ]
     asked = [
         (scope, used, _waits_for(used, scope.positions, extents.get(used.input_index)))
         for scope in candidates

@@ -115,9 +115,10 @@ def check_reads(problems: Problems, drafts: list[Draft]) -> None:
             suggestion = "let one of its inputs be read by scope, or as a window"
             problems.add("spec.no_scopes", item.at("read"), message, suggestion)
         for read, item in reads:
-            if read.what is not What.SCOPE and read.wait_for is not WaitFor.NOTHING:
-                message = f"an input that is read as {read.what} is never waited for"
-                problems.add("spec.never_waits", item.at("wait_for"), message, "remove wait_for")
+            if read.what is not What.SCOPE and read.wait_for not in (WaitFor.NOTHING, WaitFor.ANY):
+                message = f"an input that is read as {read.what} is never complete"
+                suggestion = "remove wait_for, or write wait_for: any to wait for its first rows"
+                problems.add("spec.never_waits", item.at("wait_for"), message, suggestion)
 
 
 def _creates_tasks(read: Read) -> bool:
@@ -154,7 +155,9 @@ def with_scopes(dag: str, draft: Draft, jobs: list[Job], known: dict[str, Partit
         inputs=tuple(
             Input(used.name, used.dataset_id, read=used.read, role=InputRole.TRIGGERS)
             for used in job.inputs
-            if _creates_tasks(used.read) or used.read.on_change is OnChange.RECOMPUTE
+            if _creates_tasks(used.read)
+            or used.read.on_change is OnChange.RECOMPUTE
+            or used.read.wait_for is not WaitFor.NOTHING
         ),
         outputs=(Output("scopes", dataset),),
         execution_strategy=model.ExecutionStrategy.PER_UPDATE,
