@@ -94,8 +94,10 @@ def test_a_task_being_canceled_stops_whatever_its_worker_reports() -> None:
     assert judge_heartbeat(task, 2, MINE) is HeartbeatVerdict.CANCELED
 
 
-def test_a_task_whose_cancellation_was_withdrawn_runs_again() -> None:
-    assert judge_report(RUNNING, 2, MINE, Report.CANCELED, retryable=True) is ReportVerdict.RETURN
+def test_a_source_whose_cancellation_was_withdrawn_runs_again() -> None:
+    source = replace(RUNNING, endless=True)
+    assert judge_report(source, 2, MINE, Report.CANCELED, retryable=True) is ReportVerdict.RETURN
+    assert judge_report(RUNNING, 2, MINE, Report.CANCELED, retryable=True) is ReportVerdict.CANCEL
 
 
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.QUEUED, TaskState.DISPATCHED, TaskState.DEAD])

@@ -105,7 +105,7 @@ def judge_report(
         return ReportVerdict.REPLAYED
     if task.state is TaskState.CANCELED:
         return ReportVerdict.CANCELED
-    if task.cancel_requested:
+    if task.cancel_requested or (report is Report.CANCELED and not task.endless):
         return ReportVerdict.CANCEL
     match report:
         case Report.COMPLETED:
@@ -114,7 +114,7 @@ def judge_report(
             dead = state_after_failure(task, retryable=retryable) is TaskState.DEAD
             return ReportVerdict.DIE if dead else ReportVerdict.RETRY
         case Report.RETURNED | Report.CANCELED:
-            # Canceled although nobody asks for it: the request was withdrawn after the worker had learned of it.
+            # A source that nobody asks to stop: its job was resumed after the worker had learned of the pause.
             # A task that finished meanwhile stays finished: its pipeline may already be running again.
             return ReportVerdict.STALE if task.state.finished else ReportVerdict.RETURN
         case _:
