@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -264,6 +265,36 @@ def cached(n):
         said = [row["word"] for row in await spark.rows(f"udf-{word}.said")]
         assert len(said) >= 2, spark.platform.logs("spark-1")[-2000:]
         assert set(said) == {word * 2}
+
+
+STAMPED = """
+version: 1
+dag: stamped
+datasets:
+  stamped.out: {columns: [{name: n, type: bigint}, {name: at, type: timestamp}]}
+jobs:
+- {name: ticks, activation: source, source: {kind: manual}, outputs: [{dataset: stamped.in}]}
+- name: stamped-bulky
+  runtime: python
+  operator: python
+  inputs: [{from: {job: ticks}}]
+  outputs: [{dataset: stamped.bulky}]
+  config: {entrypoint: "spark_jobs:bulky"}
+- name: stamped-out
+  runtime: spark
+  operator: sql
+  inputs: [{name: bulky, from: {job: stamped-bulky}}]
+  outputs: [{dataset: stamped.out}]
+  config: {query: "select n, timestamp'2026-03-29 02:30:00' as at from bulky"}
+"""
+
+
+async def test_a_timestamp_in_a_file_that_spark_writes_is_as_declared(spark: SparkPlatform) -> None:
+    await spark.platform.deploy(STAMPED)
+    await spark.platform.emit("stamped.in", [1])
+    await all_completed(spark, "stamped")
+    [rows] = (await live(spark, "stamped.out")).values()
+    assert {row["at"] for row in rows} == {datetime(2026, 3, 29, 2, 30, tzinfo=UTC)}
 
 
 # Compaction --------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def _as_declared(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:
     declared = task.outputs[name].columns
     if not declared:
         return frame
-    actual = to_arrow_schema(frame.schema)
+    actual = to_arrow_schema(frame.schema, timezone="UTC")  # as the sessions are
     target = as_declared(actual, declared)
     return frame if target == actual else frame.select(*map(_column_as_declared, actual, target))
 
