@@ -11,6 +11,7 @@ import pytest
 from tests.control_plane import ControlPlane
 from tests.dags import SOURCE, job
 from traceplane.errors import Conflict, InvalidInput, SpecInvalid
+from traceplane.wire.control import ManualEvent
 from traceplane.wire.jobs import JobName
 from traceplane.wire.scalars import Scope
 
@@ -155,6 +156,27 @@ async def test_explain_names_the_manifest_of_a_batch(plane: ControlPlane) -> Non
     assert reason.sentence == (
         "It is the batch 1-7 of in, closed at its time at 2030-01-01 00:05:00+00:00; it covers 1-3, 7."
     )
+
+
+@pytest.mark.parametrize(
+    ("by", "partitions", "arrived"),
+    [
+        ("day", ["2030-01-01", "2030-01-02", "2030-01-05"], ["2030-01-01..2030-01-02", "2030-01-05"]),
+        ("name", ["eu", "us"], ["eu, us"]),
+    ],
+)
+async def test_what_is_in_a_batch_is_written_as_partitions(
+    plane: ControlPlane, by: str, partitions: list[str], arrived: list[str]
+) -> None:
+    await plane.deploy(bulk("{ every: 5m }") + f"datasets: {{in: {{partitions: {{by: {by}}}}}}}\n")
+    await plane.emit_events([ManualEvent("in", partition=name) for name in partitions])
+    await plane.meter()
+    answer = await plane.api.jobs.close_batches(plane._call(JobName("main", "sum")))
+    assert [one.scope for one in answer.closing] == arrived
+    await settle(plane)
+    (task,) = await plane.tasks("sum")
+    (reason,) = [r for r in (await plane.explain(task)).reasons if r.code == "batch"]
+    assert reason.sentence.endswith(f"it covers {', '.join(arrived)}.")
 
 
 async def test_a_paused_or_held_aggregator_closes_nothing(plane: ControlPlane) -> None:

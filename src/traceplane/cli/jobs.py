@@ -8,7 +8,6 @@ import click
 
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
-from traceplane.model.positions import written
 from traceplane.settings import Settings
 from traceplane.wire.jobs import BatchesClosing, JobName, PauseChange, PauseRequest, PauseView
 
@@ -68,7 +67,7 @@ def close(settings: Settings, dag: str, job: str, as_json: bool) -> None:
         say_json(answer)
         return
     for one in answer.closing:
-        say(f"{one.job}: closing {written((one.first, one.last))} of {one.dataset}")
+        say(f"{one.job}: closing {one.scope} of {one.dataset}")
     if not answer.closing:
         say("nothing is open")
 

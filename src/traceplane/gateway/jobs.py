@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, NotFound
+from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.postgres import aggregator, events, job_pauses
@@ -80,10 +81,11 @@ class JobApi:
                 opened = await aggregator.unbatched(tx, one.job_id)
                 if opened:
                     await aggregator.close_by_hand(tx, one.job_id)
+                arrived = [positions for piece in opened for positions in piece.arrived]
+                scopes = await names.written(tx, org, one.partitions, arrived)
                 closing += [
-                    OpenBatch(one.name, one.dataset_id, arrived[0], arrived[1])
-                    for piece in opened
-                    for arrived in piece.arrived
+                    OpenBatch(one.name, one.dataset_id, first, last, scope)
+                    for (first, last), scope in zip(arrived, scopes, strict=True)
                 ]
             await events.notify_dispatchers(tx)
         if closing:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from traceplane.errors import InvalidInput
 from traceplane.gateway.refused_names import unknown_dag_or_job
-from traceplane.model.partitions import EXAMPLES, BadPartition, By, Partitions
+from traceplane.model.partitions import EXAMPLES, NAMES_WRITTEN, BadPartition, By, Partitions
 from traceplane.model.positions import Range
 from traceplane.model.scope import Partition
 from traceplane.postgres import partition_names, registry
@@ -25,6 +25,14 @@ async def with_names(tx: Transaction, org: str, partitions: Partitions, *asked: 
     if partitions.by is not By.NAME:
         return partitions
     return partitions.with_names(await partition_names.find(tx, org, list(map(str, asked))))
+
+
+async def written(tx: Transaction, org: str, partitions: Partitions, ranges: Sequence[Range]) -> list[str]:
+    """Ranges of positions, as people write them."""
+    if partitions.by is By.NAME:
+        first_few = [p for first, last in ranges for p in range(first, min(last, first + NAMES_WRITTEN) + 1)]
+        partitions = partitions.with_names(await partition_names.at(tx, org, first_few))
+    return [partitions.written(positions) for positions in ranges]
 
 
 def position(partitions: Partitions, text: str | int) -> int:

@@ -21,7 +21,6 @@ from traceplane.http_service.routes import Call, Route
 from traceplane.model.advice import Advice, advice
 from traceplane.model.explain import ExplainFacts, explain
 from traceplane.model.hidden_values import HiddenValues
-from traceplane.model.positions import written
 from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
 from traceplane.postgres import aggregator, events, task_logs, task_views, tasks
@@ -137,6 +136,7 @@ class TaskApi:
             written = await self._logs(tx, call.principal, task_id, attempts=1)
             seen = await task_views.whole_reads(tx, org, task_id)
             batch = await aggregator.batch_of_task(tx, org, task_id)
+            collected = [await _of_batch(tx, org, batch)] if batch is not None else []
         advised = _advice(facts)
         return ExplainResponse(
             task_id,
@@ -144,7 +144,7 @@ class TaskApi:
             facts.job,
             [ReasonView(r.code, r.sentence) for r in explain(facts)]
             + [_of_read(r) for r in seen]
-            + ([_of_batch(batch)] if batch is not None else []),
+            + collected,
             dag=facts.dag,
             scope=_scope_text(facts),
             error=facts.error,
@@ -383,8 +383,8 @@ _WHY_CLOSED = {
 }
 
 
-def _of_batch(batch: BatchManifest) -> ReasonView:
-    ranges = ", ".join(written(positions) for positions in batch.held[:_RANGES_TOLD])
+async def _of_batch(tx: Transaction, org: str, batch: BatchManifest) -> ReasonView:
+    ranges = ", ".join(await names.written(tx, org, batch.partitions, batch.held[:_RANGES_TOLD]))
     more = f" and {len(batch.held) - _RANGES_TOLD} more ranges" if len(batch.held) > _RANGES_TOLD else ""
     return ReasonView(
         "batch",

@@ -8,9 +8,11 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
+from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
 from traceplane.operators import catalog
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("aggregator")
 
@@ -64,12 +66,16 @@ class AggregatorOfJob:
     name: str
     dataset_id: str
     """What it reads."""
+    partitions: Partitions
+    """Of that dataset."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchManifest:
     dataset_id: str
     """What it is a batch of."""
+    partitions: Partitions
+    """Of that dataset."""
     partition_key: str
     closed_by: ClosedBy
     closed_at: datetime
@@ -130,7 +136,8 @@ async def due_slots(tx: Transaction, job_id: UUID) -> list[DueSlot]:
 
 
 async def of_job(tx: Transaction, org: str, dag: str, job: str) -> list[AggregatorOfJob]:
-    return await tx.rows_as(AggregatorOfJob, _SQL["of_job"], org, dag, job, catalog.batching())
+    rows = await tx.rows(_SQL["of_job"], org, dag, job, catalog.batching())
+    return [AggregatorOfJob(**{**row, "partitions": partitions_of(row["partitions"])}) for row in rows]
 
 
 async def close_by_hand(tx: Transaction, job_id: UUID) -> None:
@@ -139,4 +146,7 @@ async def close_by_hand(tx: Transaction, job_id: UUID) -> None:
 
 async def batch_of_task(tx: Transaction, org: str, task_id: UUID) -> BatchManifest | None:
     row = await tx.row(_SQL["batch_of_task"], task_id, org)
-    return None if row is None else BatchManifest(**{**row, "held": [(a, b) for a, b in row["held"]]})
+    if row is None:
+        return None
+    held = [(a, b) for a, b in row["held"]]
+    return BatchManifest(**{**row, "held": held, "partitions": partitions_of(row["partitions"])})

@@ -17,6 +17,11 @@ async def find(tx: Transaction, org: str, names: Sequence[str]) -> dict[str, int
     return {row["name"]: row["position"] for row in await tx.rows(_SQL["find"], org, list(names))}
 
 
+async def at(tx: Transaction, org: str, positions: Sequence[int]) -> dict[str, int]:
+    """The names at these positions, with them."""
+    return {row["name"]: row["position"] for row in await tx.rows(_SQL["at"], org, list(positions))}
+
+
 async def register(tx: Transaction, org: str, names: Sequence[str]) -> dict[str, int]:
     """Gives the next positions to names that have none; the positions of all of them."""
     await tx.rows(_SQL["lock"], org)

@@ -48,6 +48,8 @@ class OpenBatch(Wire, frozen=True):
     dataset: str
     first: int
     last: int
+    scope: str = ""
+    """From the first to the last, as people write it."""
 
 
 class BatchesClosing(Wire, frozen=True):

@@ -85,7 +85,8 @@ select exists (select 1 from open_batches)
 
 -- name: of_job
 -- The aggregators of a job, or the aggregator of this name; those that are being built too.
-select j.job_id, j.name, ds.dataset_id from jobs j join dags d using (dag_id) join orgs o using (org_id)
+select j.job_id, j.name, ds.dataset_id, ds.definition->'partitions' as partitions
+from jobs j join dags d using (dag_id) join orgs o using (org_id)
 join job_inputs i on i.job_id = j.job_id and i.input_index = 0 join datasets ds using (dataset_uuid)
 where o.slug = $1 and d.name = $2 and j.routed and j.runtime = 'dispatcher' and j.operator = any($4::text[])
   and (j.name = $3 or j.definition->>'generated_for' = $3)
@@ -99,7 +100,7 @@ on conflict (job_id, slot) do nothing
 
 -- name: batch_of_task
 -- The batch that a task is about.
-select ds.dataset_id, s.partition_key, s.closed_by, s.closed_at,
+select ds.dataset_id, ds.definition->'partitions' as partitions, s.partition_key, s.closed_by, s.closed_at,
   coalesce((select jsonb_agg(jsonb_build_array(lower(a), coalesce(upper(a) - 1, 9223372036854775807)) order by a)
    from unnest(s.held) a), '[]') as held
 from task_inputs i join events e using (event_id) join known_scopes s on s.job_id = e.producer_id and s.scope_key = e.scope_key

@@ -5,6 +5,11 @@
 select n.name, n.position from partition_names n join orgs o using (org_id)
 where o.slug = $1 and n.name = any($2::text[])
 
+-- name: at
+-- The names at positions of an organization's partitions.
+select n.name, n.position from partition_names n join orgs o using (org_id)
+where o.slug = $1 and n.position = any($2::bigint[])
+
 -- name: lock
 -- Registrations of names of one organization take turns.
 select pg_advisory_xact_lock(1635151215, hashtext($1::text))
