@@ -17,8 +17,8 @@ import pyarrow.parquet as parquet
 import pytest
 import pytest_asyncio
 
-from tests.process import run_as, test_sandbox_warm
-from tests.process.test_sandbox_warm import WarmRun, eventually, run
+from tests.process import run_as
+from tests.process.warm_runs import WarmRun, eventually, lake_folder, run
 from traceplane.sandbox import frames
 from traceplane.sandbox.assignment import Reuse
 from traceplane.sandbox.confinement import NAMESPACES
@@ -37,7 +37,8 @@ NOBODY = 65534
 
 @pytest.fixture(scope="module")
 def lake() -> Iterator[Path]:
-    yield from test_sandbox_warm.lake.__wrapped__()  # type: ignore[attr-defined]
+    with lake_folder() as folder:
+        yield folder
 
 
 async def started(lake: Path, slots: int) -> Sandbox:

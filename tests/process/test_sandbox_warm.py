@@ -1,16 +1,11 @@
-"""Guarantee 9 where a child runs several tasks: only those of one job, and only a child in good order.
-
-`PROCESS` of `warm_operators` tells which tasks ran in the same process.
-"""
+"""Guarantee 9 where a child runs several tasks: only those of one job, and only a child in good order."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
-import py_compile
 import shutil
 import signal
 import sys
@@ -23,8 +18,7 @@ import pyarrow.parquet as parquet
 import pytest
 import pytest_asyncio
 
-from tests.process.sandbox_run import Run
-from traceplane.model.task_payload import DeclaredOutput, TaskPayload
+from tests.process.warm_runs import CODE, eventually, job, lake_folder, processes_of, run, state_of
 from traceplane.sandbox.assignment import Assignment, Reuse
 from traceplane.sandbox.confinement import NAMESPACES, UID_SLOTS
 from traceplane.sandbox.frames import EmittedEvent, RunLimits
@@ -38,24 +32,11 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-CODE = Path(__file__).resolve().parent
-_numbers = itertools.count(1)
-
-
-class WarmRun(Run):
-    @property
-    def process(self) -> str:
-        return str(self.told["process"])
-
 
 @pytest.fixture(scope="module")
 def lake() -> Iterator[Path]:
-    folder = Path("/var/tmp") / f"traceplane-test-warm-{os.getpid()}"
-    folder.mkdir(mode=0o755)
-    with contextlib.suppress(PermissionError):
-        py_compile.compile(str(CODE / "warm_operators.py"))
-    yield folder
-    shutil.rmtree(folder)
+    with lake_folder() as folder:
+        yield folder
 
 
 async def started(lake: Path, **settings: Any) -> Sandbox:
@@ -79,73 +60,6 @@ async def two_slots(lake: Path) -> AsyncIterator[Sandbox]:
     sandbox = await started(lake, slots=2)
     yield sandbox
     await sandbox.close()
-
-
-def job(lake: Path, name: str) -> Reuse:
-    generation = lake / name / "generation"
-    staging = generation / "staging"
-    staging.mkdir(parents=True, exist_ok=True)
-    return Reuse(key=name, readable=(generation,), writable=(staging,))
-
-
-async def run(
-    sandbox: Sandbox,
-    of: Reuse,
-    *acts: str,
-    timeout: float = 120,
-    on_events: Any = None,
-    entrypoint: str = "warm_operators:look_then_act",
-    code: Path = CODE,
-    limits: RunLimits | None = None,
-    task_id: str | None = None,
-    attempt: int = 1,
-    **config: Any,
-) -> WarmRun:
-    lines: list[str] = []
-    task_id = task_id or f"task-{next(_numbers)}"
-    result = await sandbox.run(
-        Assignment(
-            task_id=task_id,
-            attempt=attempt,
-            entrypoint=entrypoint,
-            payload=TaskPayload(
-                config={"acts": acts, **config},
-                outputs=(DeclaredOutput("rows", str(of.writable[0] / task_id / str(attempt))),),
-            ),
-            code_paths=(code,),
-            limits=limits or RunLimits(),
-            reuse=of,
-        ),
-        on_log=lines.append,
-        on_events=on_events,
-        timeout=timeout,
-    )
-    return WarmRun(result, lines)
-
-
-def processes_of(uids: list[int]) -> list[int]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if _uid_of(name) in uids:
-                found.append(int(name))
-    return found
-
-
-def _uid_of(pid: str) -> int:
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["Uid"].split()[0])
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-async def eventually(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
 
 
 async def test_tasks_of_one_job_share_a_process(sandbox: Sandbox, lake: Path) -> None:
