@@ -13,10 +13,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from examples.signals import market
+from tests.docs_pages import blocks
 from tests.platform import free_port, until
 from tests.spark import signal_reference as reference
 from tests.spark.conftest import SparkPlatform
-from tests.unit.test_docs import blocks
 from traceplane.client import Client
 from traceplane.errors import InvalidInput
 from traceplane.trigger import messages

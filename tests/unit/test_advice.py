@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.unit.test_docs import page, rows
+from tests.docs_pages import page, rows
 from traceplane.model.advice import REMEDIES, Cause, Remedy, advice
 from traceplane.operators import catalog
 

@@ -10,15 +10,16 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
-from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import click
 import pytest
 
-from traceplane import crash_points, errors, telemetry
+from tests.docs_pages import DOCS, PAGES, ROOT, SOURCE, blocks, name_of, page, rows, sections
+from tests.raised_codes import CODE, NOT_CODES, codes
+from traceplane import crash_points, telemetry
 from traceplane.cli.main import cli
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.api import InternalApi
@@ -29,47 +30,8 @@ from traceplane.model import hook_keys
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime, RuntimeLimits
 from traceplane.operators import catalog
 from traceplane.operators import config as operator_config
-from traceplane.postgres.embedded.problems import PROBLEMS
 from traceplane.registry.spec import dag_file
 from traceplane.settings import PREFIX, Settings
-from traceplane.wire.tasks import EmissionOutcome
-
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src/traceplane"
-DOCS = ROOT / "docs"
-PAGES = sorted((*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
-
-
-def page(name: str) -> str:
-    return (DOCS / name).read_text()
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def rows(text: str) -> dict[str, list[str]]:
-    """The table rows of a page, by the code in their first cell."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for name in re.findall(r"`([^`]+)`", cells[0]) if cells else ():
-            found.setdefault(name, cells)
-    return found
-
-
-def sections(text: str, level: int = 3) -> dict[str, str]:
-    """The text below each heading, by the heading without its backticks."""
-    parts = re.split(rf"^#{{1,{level}}} +(.*)$", text, flags=re.MULTILINE)
-    return {title.replace("`", ""): body for title, body in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def blocks(text: str, *languages: str) -> list[str]:
-    return [
-        body
-        for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
-        if language in languages
-    ]
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("guides/*.md")), ids=name_of)
@@ -355,91 +317,6 @@ def test_every_direct_dependency_is_documented_with_its_reason() -> None:
 
 
 # --- error codes ------------------------------------------------------------------------------------
-
-CODE = re.compile(r"[a-z_]+\.[a-z_]+")
-# What else is a dotted word: names of log events, spans, boundaries and groups are the first argument of these.
-NOT_RAISED_BY = {
-    "emit",
-    "note",
-    "span",
-    "record_span",
-    "crash_point",
-    "GroupCommit",
-    "error",
-    "warning",
-    "info",
-    "exception",
-}
-
-
-def _tree(kind: type[Any]) -> Iterator[type[Any]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _tree(child)
-
-
-CARRIERS = {kind.__name__ for kind in _tree(errors.TraceplaneError)} | {
-    "EmitRefused",
-    "Failure",
-    "OperatorError",
-    "SpecProblem",
-    "TaskError",
-    "UnusableOperator",
-}
-
-
-@cache
-def codes() -> dict[str, str]:
-    """Every stable error code of the source tree, and a file that has it."""
-    found: dict[str, str] = {f"postgres.{name}": "postgres/embedded/problems.py" for name in PROBLEMS}
-    outcomes = get_args(get_type_hints(EmissionOutcome)["outcome"])
-    found |= {f"task.{outcome}": "worker/attempt.py" for outcome in outcomes if outcome != "ok"}
-    for path in SOURCE.rglob("*.sql"):
-        for code in re.findall(r"'code', '([a-z_.]+)'", path.read_text()):
-            found[code] = name_of(path)
-    for path in SOURCE.rglob("*.py"):
-        found |= dict.fromkeys(_codes_in(path), name_of(path))
-    return found
-
-
-def _codes_in(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text())
-    skipped: set[int] = set()
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        if name in NOT_RAISED_BY and call.args:
-            skipped.add(id(call.args[0]))
-        elif path.name == "capability.py" and name == "_refused":
-            yield f"token.{ast.literal_eval(call.args[0])}"
-        elif name in CARRIERS:
-            given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "code")]
-            yield from (
-                str(g.value) for g in given if isinstance(g, ast.Constant) and CODE.fullmatch(str(g.value))
-            )
-    words = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in skipped)
-    for word in (str(node.value) for node in words):
-        if CODE.fullmatch(word) and word.partition(".")[0] in _families() and word not in NOT_CODES:
-            yield word
-
-
-NOT_CODES = {
-    *crash_points.ALL,
-    "dag.yaml",
-    "postgres.log",
-    "postgresql.conf",
-    "service.name",
-    "service.namespace",
-    "worker.complete",
-    "worker.settle",
-    "task.attempt",
-}
-
-
-@cache
-def _families() -> frozenset[str]:
-    """The first words of the codes that are documented: `spec`, `token`, …"""
-    documented = (name for name in rows(page("reference/errors.md")) if CODE.fullmatch(name))
-    return frozenset(name.partition(".")[0] for name in documented)
 
 
 def test_codes_built_at_run_time_are_listed_here() -> None:

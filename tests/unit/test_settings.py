@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_docs import page, rows, sections
+from tests.docs_pages import page, rows, sections
 from traceplane.errors import InvalidInput
 from traceplane.settings import (
     CELERY_BROKER,
