@@ -1,11 +1,11 @@
-"""What travels between processes, as types: one module for each contract.
+"""The messages that processes exchange, as types: one module per contract.
 
 control    the gateway's public API: events, backfills, tasks, status
 deploys    the same: deploys and versions of DAGs
 jobs       the same: jobs, as people look after them
 pipelines  the same: pipelines, lists of tickers, executions
 queries    the same: queries and the catalog
-scalars    what the contracts share
-tasks      the internal API, between the dispatcher and its workers
+scalars    the base and the field types that all contracts share
+tasks      the internal API between the dispatcher and its workers
 webhooks   the gateway's public API: deliveries to webhook sources
 """

@@ -14,17 +14,17 @@ from traceplane.wire.scalars import MAX_BATCH, Position, Scope, Text, Wire
 
 
 class ManualEvent(Wire, frozen=True):
-    """An event of a source dataset, by its name."""
+    """An event of a source's dataset."""
 
     dataset: Text
     scope: Scope | None = None
     kind: Literal["data", "invalidation"] = "data"
     emission: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Another value makes another event of the same scope and kind; with the same value it is a repetition."""
+    """Distinguishes events of the same scope and kind; an event with the same value is a duplicate."""
     partition: Text | None = None
-    """Instead of a scope: a partition by its name, such as 2026-11-16."""
+    """Instead of a scope: the name of a partition, such as 2026-11-16."""
     through: Text | None = None
-    """The last of several partitions, which are one event each."""
+    """The last partition of a range; each partition is one event."""
 
     def __post_init__(self) -> None:
         if (self.scope is None) == (self.partition is None):
@@ -47,15 +47,15 @@ class BackfillRequest(Wire, frozen=True):
     start: Position | Text
     """A position, or the name of a partition, such as 2026-11-16."""
     end: Position | Text
-    """Belongs to the range."""
+    """The end of the range, inclusive."""
     only: Literal["missing", "failed", "all"] = "missing"
-    """Scopes without a live commit; those whose last task is dead; or all of them."""
+    """missing: scopes without a live commit. failed: scopes whose last task is dead."""
     partition_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
-    """Positions of one task; unset: one for each cursor, or the ranges that the job is fed with."""
+    """Positions per task; if unset, one task per cursor, or the ranges that the job usually receives."""
     allow_gaps: bool = False
-    """Also scopes for which an input lacks positions."""
+    """Include scopes for which an input lacks positions."""
     dry_run: bool = False
-    """Only tell how the scopes stand."""
+    """Count the scopes, but create no tasks."""
 
 
 class BackfillResponse(Wire, frozen=True):
@@ -63,15 +63,15 @@ class BackfillResponse(Wire, frozen=True):
     job: str
     scopes: int
     created: int
-    """Tasks that were made; or would be, for a dry run."""
+    """Tasks that were created or, in a dry run, would be."""
     unfinished: int
-    """Scopes with a task under way."""
+    """Scopes with an unfinished task."""
     missing: int
     """Scopes without a live commit."""
     failed: int
     """Scopes whose last task is dead."""
     left_out: int = 0
-    """Scopes that got no task, since an input lacks positions of them."""
+    """Scopes that got no task because an input lacks some of their positions."""
     gaps: tuple[LackingView, ...] = ()
     """The first of those positions."""
 
@@ -81,7 +81,7 @@ class TaskQuery(Wire, frozen=True):
     job: str | None = None
     state: Literal["queued", "dispatched", "running", "completed", "dead", "canceled"] | None = None
     standing: Literal["open", "superseded", "retired", "acknowledged"] | None = None
-    """Of dead tasks: whether they still need somebody."""
+    """For dead tasks: whether they still need attention."""
     start: Text | None = None
     end: Text | None = None
     """Only tasks whose scope has positions from `start` to `end`, or partitions of the job."""
@@ -107,7 +107,7 @@ class TaskView(Wire, frozen=True):
     progress: JsonObject | None = None
     error: JsonObject | None = None
     standing: Literal["open", "superseded", "retired", "acknowledged"] | None = None
-    """Of a dead task. superseded: what it was to do has been done since. retired: its job is no longer deployed."""
+    """For a dead task. superseded: its work has been done since. retired: its job is no longer deployed."""
 
 
 class TasksResponse(Wire, frozen=True):
@@ -123,14 +123,14 @@ class LineageView(Wire, frozen=True):
 
 
 class WholeReadView(Wire, frozen=True):
-    """What the last attempt of a task saw of a dataset that it reads as a whole."""
+    """What a task's last attempt read of a dataset that it reads as a whole."""
 
     dataset: str
     commit_id: int | None = None
-    """The newest commit of the dataset then; none: it was empty."""
+    """The newest commit at that time; unset if the dataset was empty."""
     committed_at: str | None = None
     newer: int = 0
-    """Commits that the dataset has had since."""
+    """The number of commits since then."""
 
 
 class TaskDetail(Wire, frozen=True):
@@ -148,7 +148,7 @@ class ReasonView(Wire, frozen=True):
 class AttemptLog(Wire, frozen=True):
     attempt: int
     text: str
-    """The end of what it wrote."""
+    """The end of the log."""
     written_at: str
 
 
@@ -156,9 +156,9 @@ class TaskLogs(Wire, frozen=True):
     task_id: UUID
     state: str
     attempt: int
-    """The last one that there was."""
+    """The number of the last attempt."""
     attempts: list[AttemptLog]
-    """Those that wrote something and are over, the newest first."""
+    """Finished attempts that logged something, newest first."""
 
 
 class ExplainResponse(Wire, frozen=True):
@@ -169,11 +169,11 @@ class ExplainResponse(Wire, frozen=True):
     dag: str = ""
     scope: str | None = None
     error: JsonObject | None = None
-    """Of the last failed attempt."""
+    """The error of the last failed attempt."""
     log: AttemptLog | None = None
-    """What the last attempt wrote that wrote something."""
+    """The log of the last attempt that has one."""
     next_step: str | None = None
-    """Of a dead task."""
+    """For a dead task."""
     retry_helps: bool | None = None
     """Whether retrying a dead task can help, once the next step is done."""
 
@@ -188,9 +188,9 @@ class TaskSelection(Wire, frozen=True):
     start: Position | Text | None = None
     end: Position | Text | None = None
     state: Literal["dead", "canceled"] = "dead"
-    """Which ones of a DAG are started again."""
+    """Which tasks of the DAG to retry."""
     after: UUID | None = None
-    """Where the call before stopped."""
+    """The `after` of the previous response."""
 
     def __post_init__(self) -> None:
         if bool(self.task_ids) == (self.dag is not None):
@@ -203,26 +203,26 @@ class TaskChanges(Wire, frozen=True):
     changed: dict[str, str]
     """The new state of each task that changed."""
     unchanged: list[UUID]
-    """Unknown tasks, and those in a state that does not allow it."""
+    """Unknown tasks, and those whose state does not allow the change."""
     after: UUID | None = None
-    """There may be more tasks of the DAG: repeat the call with this."""
+    """Set if the DAG may have more such tasks: repeat the call with this value."""
     why_unchanged: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of each unchanged task: its state; `unknown`; `retired`, if its job is of a version that no longer serves; or
-    `pipeline`, if it is of an execution that is over."""
+    """For each unchanged task: its state; `unknown`; `retired` if its job belongs to a version that no longer
+    serves; or `pipeline` if it belongs to a finished execution."""
 
 
 class CoverageView(Wire, frozen=True):
-    """Which positions there are."""
+    """The positions that a dataset holds."""
 
     first: int | None = None
     last: int | None = None
     gap_count: int = 0
     gaps: tuple[tuple[int, int], ...] = ()
-    """First and last position of the first of them."""
+    """The first few gaps, each as its first and last position."""
     dead: int = 0
-    """Scopes whose task died, and that nothing else covers."""
+    """Scopes whose task is dead and that nothing else covers."""
     first_name: str | None = None
-    """Of a dataset whose partitions have names: what first, last and gaps are called."""
+    """For a dataset with named partitions: `first`, `last` and `gaps` by name."""
     last_name: str | None = None
     gap_names: tuple[tuple[str, str], ...] = ()
     dropped: tuple[int, int] | None = None
@@ -241,10 +241,10 @@ class ScopeExplanation(Wire, frozen=True):
     first: int
     last: int
     missing: tuple[tuple[int, int], ...]
-    """What of it is not there, as first and last positions."""
+    """The missing ranges, as first and last positions."""
     reasons: list[ReasonView]
     scope: str = ""
-    """What was asked for, as people write it; and what of it is missing."""
+    """The requested range and the missing ranges, as users write them."""
     missing_scopes: tuple[str, ...] = ()
 
 
@@ -257,11 +257,11 @@ class DatasetView(Wire, frozen=True):
     coverage: CoverageView | None = None
     storage: str = "parquet"
     at_most: bool = False
-    """Newer commits have replaced some of the rows that are counted; how many is not known."""
+    """`rows` is an upper bound: newer commits have replaced an unknown number of the counted rows."""
     events: int | None = None
-    """Of a dataset without rows: how many there are, counted up to 10,000. `cursor` is the last one's position."""
+    """For a dataset without rows: its number of events, counted up to 10,000. `cursor` is the position of the last."""
     cursor_name: str | None = None
-    """The partition at `cursor`, if partitions have names; those by name have no last one."""
+    """The name of the partition at `cursor`, if it is a period; partitions by name have no last one."""
 
 
 class FailureView(Wire, frozen=True):
@@ -275,13 +275,13 @@ class FailureView(Wire, frozen=True):
     message: str
     newest: UUID
     scope: str | None = None
-    """Of the newest."""
+    """The scope of the newest task."""
     and_more: bool = False
-    """The job has more dead tasks than are counted."""
+    """Whether the job has more dead tasks than were counted."""
 
 
 class StuckView(Wire, frozen=True):
-    """A job whose tasks do not go on."""
+    """A job whose tasks make no progress."""
 
     dag: str
     job: str

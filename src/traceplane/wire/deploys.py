@@ -14,26 +14,26 @@ ModulePath = Annotated[str, msgspec.Meta(max_length=512, pattern=MODULE_PATH)]
 
 class DeployRequest(Wire, frozen=True):
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=1_048_576)]
-    """The DAG file itself."""
+    """The contents of the DAG file."""
     file: Text = "dag.yaml"
     """Its name, for error messages."""
     expect_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    """Refuse if another version has been deployed in the meantime; 0 means none."""
+    """Refuse if the deployed version is another one; 0 means that none is deployed."""
     manual_cutover: bool = False
-    """Wait for a call when the version is built, rather than let it serve at once."""
+    """Once the version is built, wait for a cutover call instead of serving at once."""
     drop_missing: bool = False
-    """Let it serve although readers lose scopes that they have, and that it does not compute."""
+    """Let the version serve even if readers lose scopes that it does not compute."""
     no_rematerialize: bool = False
-    """Jobs that differ in nothing but `execution_strategy` keep their data; refused if others need to be rebuilt."""
+    """Jobs that differ only in `execution_strategy` keep their data; refused if other jobs must be rebuilt."""
     code: dict[ModulePath, str] | None = None
-    """The Python modules that its jobs are to run, sources by path below a code path. Without them, jobs run what
-    the workers' own folders have."""
+    """The source of each Python module that the jobs run, by its path below a code path. If unset, jobs run what
+    the workers' own folders contain."""
 
 
 class FieldChangeView(Wire, frozen=True):
     field: str
     old: str | None = None
-    """As JSON text; unset where the field was absent, and for code, of which only a hash is known."""
+    """As JSON text; unset if the field was absent, and for code, of which only a hash is known."""
     new: str | None = None
 
 
@@ -43,9 +43,9 @@ class JobChangeView(Wire, frozen=True):
     operator: str
     changes: list[FieldChangeView] = msgspec.field(default_factory=list)
     downstream_of: list[str] = msgspec.field(default_factory=list)
-    """Changed jobs and virtual datasets upstream, for which it is rebuilt."""
+    """The changed jobs and virtual datasets upstream that cause the rebuild."""
     generated_for: str | None = None
-    """The Bulk job that it was made for."""
+    """The Bulk job that it was generated for."""
 
 
 class DatasetChangeView(Wire, frozen=True):
@@ -59,7 +59,7 @@ class WeightView(Wire, frozen=True):
     rows: int
     bytes: int
     events: int = 0
-    """How many events its source has emitted; 0 if it has none."""
+    """The number of events that its source has emitted."""
 
 
 class ConcernedView(Wire, frozen=True):
@@ -67,7 +67,7 @@ class ConcernedView(Wire, frozen=True):
     job: str
     dataset: str
     loses_it: bool
-    """Nobody will produce the dataset any more; otherwise the job follows at the cutover and computes it all anew."""
+    """Whether the dataset loses its producer. If not, the job follows at the cutover and recomputes everything."""
     broken_columns: list[str] = msgspec.field(default_factory=list)
 
 
@@ -86,18 +86,18 @@ class PlanSteps(Wire, frozen=True):
     in_place: list[JobChangeView]
     """Jobs that keep their data."""
     rebuilt: list[JobChangeView]
-    """Jobs whose data is computed anew beside what serves; they are cut over together."""
+    """Jobs whose data is recomputed alongside the serving version; they are cut over together."""
     removed: list[JobChangeView]
     unchanged: list[str]
     datasets_added: list[str]
     datasets_changed: list[DatasetChangeView]
     datasets_removed: list[str]
     computed_anew: list[WeightView]
-    """How much of each dataset there is to compute."""
+    """How much of each dataset will be recomputed."""
     readers: list[ConcernedView]
     """Jobs of other DAGs that read what changes."""
     dropped: list[WeightView] = msgspec.field(default_factory=list)
-    """What is served now and has no job any more; needs `drop_missing`."""
+    """Datasets that are served now and would have no job; this needs `drop_missing`."""
     ticks: list[NextTicksView] = msgspec.field(default_factory=list)
 
 
@@ -109,12 +109,12 @@ class PlanResponse(Wire, frozen=True):
     blocked: str | None = None
     """Why a deploy would be refused."""
     blocked_code: str | None = None
-    """The error code of that."""
+    """The error code of that refusal."""
     steps: PlanSteps | None = None
     gives_up: int | None = None
-    """The version being built that a deploy would abort, since the file is what serves."""
+    """The version being built that a deploy would abort, because the file equals the serving version."""
     being_built: int | None = None
-    """The version that is being built from this file already; a deploy changes nothing."""
+    """The version that is already being built from this file; a deploy changes nothing."""
 
 
 class DeployResponse(Wire, frozen=True):
@@ -122,10 +122,10 @@ class DeployResponse(Wire, frozen=True):
     version: int
     changed: bool
     building: bool
-    """Whether it has to be built before it serves."""
+    """Whether the version must be built before it serves."""
     text: str
     given_up: int | None = None
-    """The version that was being built and was aborted, since the file is what serves."""
+    """The version whose build was aborted, because the file equals the serving version."""
 
 
 class DagName(Wire, frozen=True):
@@ -135,15 +135,15 @@ class DagName(Wire, frozen=True):
 class CutoverRequest(Wire, frozen=True):
     dag: Text
     drop_missing: bool = False
-    """Also if readers lose scopes by it."""
+    """Cut over even if readers lose scopes."""
 
 
 class RollbackRequest(Wire, frozen=True):
     dag: Text
     to: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
-    """The version to go back to; unset: the one that served before."""
+    """The version to roll back to; the default is the one that served before the active one."""
     drop_missing: bool = False
-    """Also if it lacks data that readers have."""
+    """Roll back even if that version lacks data that readers have."""
 
 
 class LackingView(Wire, frozen=True):
@@ -151,33 +151,33 @@ class LackingView(Wire, frozen=True):
     first: int
     last: int
     scope: str = ""
-    """From the first to the last, as people write it."""
+    """The range from `first` to `last`, as users write it."""
 
 
 class MovedResponse(Wire, frozen=True):
     dag: str
     version: int
-    """The one that serves now, or was given up."""
+    """The version that serves now, or that was aborted."""
     before: int | None = None
-    """The one that served until now."""
+    """The version that served before."""
     lacking: tuple[LackingView, ...] = ()
-    """Of a rollback: the first of what readers had, and this version does not hold yet."""
+    """For a rollback: the first positions that readers had and that this version still lacks."""
     given_up: int | None = None
-    """Of a rollback: the version that was being built."""
+    """For a rollback: the version whose build was aborted."""
 
 
 class DeleteRequest(Wire, frozen=True):
     dag: Text
     force: bool = False
-    """Also if others read its datasets or run its jobs."""
+    """Delete even if other DAGs read its datasets or pipelines run its jobs."""
 
 
 class DeletedResponse(Wire, frozen=True):
     dag: str
     datasets: list[str]
-    """Those that readers had, and that are gone."""
+    """The datasets that can no longer be read."""
     readers: list[str]
-    """Who read them or ran its jobs, and does so in vain."""
+    """What still reads the datasets or runs the jobs, and gets nothing from now on."""
 
 
 class VersionQuery(Wire, frozen=True):
@@ -188,18 +188,18 @@ class VersionQuery(Wire, frozen=True):
 class BuildView(Wire, frozen=True):
     dataset: str
     built: int
-    """Scopes of the serving generation that the new one has too."""
+    """Scopes of the serving generation that the new one also has."""
     serving: int
-    """Scopes that the serving one has."""
+    """Scopes of the serving generation."""
 
 
 class SourceBehindView(Wire, frozen=True):
-    """A source that has yet to emit what the serving one did."""
+    """A source that has not yet emitted everything that the serving one has."""
 
     job: str
     dataset: str
     position: int
-    """The first that it has to emit."""
+    """The first position that it still has to emit."""
 
 
 class VersionView(Wire, frozen=True):
@@ -209,17 +209,17 @@ class VersionView(Wire, frozen=True):
     activated_at: str | None = None
     manual_cutover: bool = False
     datasets: tuple[BuildView, ...] = ()
-    """Of a version that is being built: how far each dataset is."""
+    """For a version being built: the progress of each dataset."""
     replays: int = 0
     """Jobs whose past scopes have not all been turned into tasks yet."""
     unfinished: int = 0
-    """Tasks that it lacks, counted up to a thousand."""
+    """Unfinished tasks that keep it from serving, counted up to a thousand."""
     dead: int = 0
     """Dead tasks that keep it from serving, counted up to a thousand."""
     sources_behind: int = 0
     """Sources that have not yet emitted what the serving ones have."""
     lacking: tuple[LackingView, ...] = ()
-    """The first positions that readers have and that it does not hold."""
+    """The first positions that readers have and that it lacks."""
     behind: tuple[SourceBehindView, ...] = ()
     """The sources that `sources_behind` counts."""
 
@@ -238,7 +238,7 @@ class JobView(Wire, frozen=True):
     max_concurrency: int | None = None
     hold_level: int | None = None
     next_tick: str | None = None
-    """Of a cron source."""
+    """For a cron source."""
     last_tick: str | None = None
     """The last one that fired."""
     paused: bool = False

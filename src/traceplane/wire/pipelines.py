@@ -20,13 +20,13 @@ Status = Literal["PENDING", "RUNNING", "COMPLETED", "FAILED"]
 
 
 class Subscription(Wire, frozen=True):
-    """Which signals of its tickers launch a pipeline."""
+    """Restricts which signals on a pipeline's tickers launch it."""
 
     signal_type: Text | None = None
-    """Unset: signals of any type."""
+    """Unset means any type."""
     min_confidence: Confidence = 0.0
     direction: Literal["BULLISH", "BEARISH", "NEUTRAL"] | None = None
-    """Unset: any."""
+    """Unset means any direction."""
 
 
 Subscriptions = Annotated[list[Subscription], msgspec.Meta(max_length=1000)]
@@ -37,12 +37,12 @@ class PipelineConfig(Wire, frozen=True):
 
     dag: Text | None = None
     job: Text | None = None
-    """A job of the source kind `pipeline`; with target celery, neither is given."""
+    """A job with the source kind `pipeline`. With the target celery, leave out `dag` and `job`."""
     parameters: JsonObject = msgspec.field(default_factory=dict)
-    """Handed to the operator."""
+    """Passed to the operator."""
     target: Literal["task", "celery"] = "task"
     timeout_seconds: Timeout | None = None
-    """With target celery: when an unfinished execution has failed; unset: an hour."""
+    """With the target celery: how long an execution may take before it counts as failed; the default is an hour."""
 
     def __post_init__(self) -> None:
         named = (self.dag is not None, self.job is not None)
@@ -59,21 +59,21 @@ class PipelineRequest(Wire, frozen=True):
     config: PipelineConfig
     trigger_mode: Literal["signal", "periodic"] = "signal"
     user_id: Text | None = None
-    """Whose it is; unset: the name of the caller's token."""
+    """The owner; the default is the name of the caller's token."""
     scanner_tickers: Tickers | None = None
     scanner_list: Text | None = None
-    """A list of tickers that pipelines share, instead of tickers of its own."""
+    """A shared list of tickers, instead of the pipeline's own."""
     signal_subscriptions: Subscriptions = msgspec.field(default_factory=list)
-    """None: every signal of its tickers."""
+    """Empty means every signal on its tickers."""
     rules: JsonObject = msgspec.field(default_factory=dict)
     schedule: Schedule | None = None
-    """Of a periodic one: five cron fields, in UTC."""
+    """For a periodic pipeline: five cron fields, in UTC."""
     is_active: bool = True
     launches_per_hour: PerHour | None = None
 
 
 class PipelineChange(Wire, frozen=True):
-    """What is given is changed; null takes it away."""
+    """Only the given fields change; null clears a field."""
 
     name: Text | msgspec.UnsetType = msgspec.UNSET
     config: PipelineConfig | msgspec.UnsetType = msgspec.UNSET
@@ -102,9 +102,9 @@ class PipelineView(Wire, frozen=True, omit_defaults=False):
     schedule: str | None = None
     launches_per_hour: int | None = None
     running: UUID | None = None
-    """The execution that it is at."""
+    """The unfinished execution, if there is one."""
     hidden_parameters: list[str] = msgspec.field(default_factory=list)
-    """Names of the config's parameters, whose values a reader may not see; the parameters are left out then."""
+    """For a reader, who may not see values: the names of the config's parameters, instead of the parameters."""
 
 
 class PipelineQuery(Wire, frozen=True):
@@ -128,7 +128,7 @@ class ScannerListView(Wire, frozen=True):
     name: str
     tickers: list[str]
     pipelines: int
-    """How many use it."""
+    """The number of pipelines that use it."""
 
 
 class ScannerListsResponse(Wire, frozen=True):
@@ -137,12 +137,12 @@ class ScannerListsResponse(Wire, frozen=True):
 
 class UserLimitRequest(Wire, frozen=True):
     launches_per_hour: PerHour | None
-    """Null: no limit."""
+    """Null means no limit."""
 
 
 class UserLimitsResponse(Wire, frozen=True):
     launches_per_hour: dict[str, int]
-    """By user, for those who have a limit."""
+    """By user; users without a limit are not listed."""
 
 
 class ExecutionQuery(Wire, frozen=True):
@@ -153,7 +153,7 @@ class ExecutionQuery(Wire, frozen=True):
 
 
 class ExecutionChange(Wire, frozen=True):
-    """A step of an execution that a Celery worker runs."""
+    """A status report for an execution that a Celery worker runs."""
 
     status: Literal["RUNNING", "COMPLETED", "FAILED"]
     error: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
@@ -175,12 +175,12 @@ class ExecutionView(Wire, frozen=True, omit_defaults=False):
     signal: JsonObject | None = None
     scheduled_for: str | None = None
     parameters: JsonObject = msgspec.field(default_factory=dict)
-    """Of the pipeline's config, as it is now."""
+    """From the pipeline's current config."""
     started_at: str | None = None
     finished_at: str | None = None
     error: JsonObject | None = None
     hidden_parameters: list[str] = msgspec.field(default_factory=list)
-    """Names of the parameters, whose values a reader may not see; the parameters are left out then."""
+    """For a reader, who may not see values: the names of the parameters, instead of the parameters."""
 
 
 class ExecutionsResponse(Wire, frozen=True):

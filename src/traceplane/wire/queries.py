@@ -16,15 +16,15 @@ class QueryRequest(Wire, frozen=True):
     sql: Annotated[str, msgspec.Meta(max_length=65_536)]
     """One SELECT, in DuckDB's dialect."""
     format: Literal["json", "csv", "arrow", "parquet"] | None = None
-    """Of the result; unset: by the Accept header, or JSON."""
+    """The format of the result; if unset, the Accept header decides, and the default is JSON."""
     as_of_version: dict[str, Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]] = msgspec.field(
         default_factory=dict
     )
-    """Versions of DAGs, by their names, to read instead of the active ones."""
+    """DAG versions to read instead of the active ones, by DAG name."""
     as_of_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    """Read what was there at this time."""
+    """Read the data as of this time."""
     max_rows: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
-    """Refuse a larger result; unset: the setting query_max_rows."""
+    """Refuse a larger result; the default is the setting query_max_rows."""
 
     def __post_init__(self) -> None:
         if self.as_of_version and self.as_of_time is not None:
@@ -35,18 +35,18 @@ class QueryTaskRequest(Wire, frozen=True):
     sql: Annotated[str, msgspec.Meta(max_length=65_536)]
     """One SELECT, in DuckDB's dialect."""
     dataset: Annotated[str, msgspec.Meta(pattern=r"^[^\s#\x00-\x20\x7f]{1,200}$")]
-    """The dataset that its result becomes."""
+    """The name of the dataset that the result becomes."""
     as_of_version: dict[str, Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]] = msgspec.field(
         default_factory=dict
     )
-    """Versions of DAGs, by their names, to read instead of the active ones."""
+    """DAG versions to read instead of the active ones, by DAG name."""
 
 
 class QueryTask(Wire, frozen=True):
     task_id: UUID
     dataset: str
     dag: str
-    """Made for this query alone."""
+    """Created for this query only."""
 
 
 class ColumnView(Wire, frozen=True):
@@ -54,9 +54,9 @@ class ColumnView(Wire, frozen=True):
     type: str
     nullable: bool
     pii: bool = False
-    """Marked as personal data; listed only for those who may see it."""
+    """Marked as personal data; listed only for callers who may see it."""
     derived_from: list[str] | None = None
-    """Columns of other datasets, as dataset.column, that it is computed from; unset where that is not known."""
+    """The columns it is computed from, as dataset.column; unset if unknown."""
 
 
 class CatalogEntry(Wire, frozen=True):
@@ -67,17 +67,17 @@ class CatalogEntry(Wire, frozen=True):
     bytes: int
     commits: int
     version: int | None = None
-    """The DAG's version that is read."""
+    """The version of the DAG that is read."""
     generation: UUID | None = None
     cursor: int | None = None
     coverage: CoverageView | None = None
     description: str = ""
     at_most: bool = False
-    """Newer commits have replaced some of the rows that are counted; how many is not known."""
+    """`rows` is an upper bound: newer commits have replaced an unknown number of the counted rows."""
     events: int | None = None
-    """Of a dataset without rows: how many there are, counted up to 10,000. `cursor` is the last one's position."""
+    """For a dataset without rows: its number of events, counted up to 10,000. `cursor` is the position of the last."""
     cursor_name: str | None = None
-    """The partition at `cursor`, if partitions have names; those by name have no last one."""
+    """The name of the partition at `cursor`, if it is a period; partitions by name have no last one."""
 
 
 class CatalogResponse(Wire, frozen=True):
@@ -88,11 +88,11 @@ class DatasetDetail(Wire, frozen=True):
     dataset: CatalogEntry
     columns: list[ColumnView]
     position: str | None = None
-    """The column that says to which position a row belongs."""
+    """The column that holds each row's position."""
     produced_by: list[str] = msgspec.field(default_factory=list)
     """Jobs, as dag/job."""
     read_by: list[str] = msgspec.field(default_factory=list)
     sql: str | None = None
-    """Of a virtual dataset: what it is."""
+    """For a virtual dataset: its query."""
     cron: CronView | None = None
     """The schedule of its source."""

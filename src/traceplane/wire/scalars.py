@@ -1,4 +1,4 @@
-"""What the contracts share: the base of all messages, and types of their fields."""
+"""The base of all messages, and the field types that the contracts share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The wire contract between the dispatcher and its workers.
 
-All calls are batches; the dispatcher also groups concurrent calls into one transaction. A worker proves
-itself with the worker token (claim and wake calls) and, for everything about a task it holds, with that
-task's capability token and fence: (task_id, attempt, lease_token). A stale caller is answered "stale" and
-has changed nothing.
+All calls are batches; the dispatcher also groups concurrent calls into one transaction. A worker
+authenticates with the worker token (claim and wake calls) and, for every call about a task it holds, with that
+task's capability token and fence: (task_id, attempt, lease_token). A stale caller gets "stale" and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from traceplane.wire.scalars import (
 )
 
 LONGEST_LOG = 20_000
-"""Characters of what one attempt wrote that are kept."""
+"""How many characters of an attempt's log are kept."""
 _Batch = msgspec.Meta(min_length=1, max_length=MAX_BATCH)
 
 
 class Fence(Wire, frozen=True):
-    """What proves that a caller holds the current attempt of a task."""
+    """Proof that the caller holds the current attempt of a task."""
 
     task_id: UUID
     attempt: AttemptNumber
     lease_token: UUID
     token: Annotated[int, msgspec.Meta(ge=0, lt=MAX_BATCH)] = 0
-    """Which of the call's `tokens` is the capability that covers this task."""
+    """The index in the call's `tokens` of the capability that covers this task."""
 
 
 Tokens = Annotated[
@@ -55,7 +55,7 @@ class ClaimRequest(Wire, frozen=True):
 
 
 class TakeRequest(Wire, frozen=True):
-    """For workers of the local queue: whatever is ready, up to a limit, as soon as something is."""
+    """Asks for tasks from the local queue: up to `limit`, as soon as any are ready."""
 
     worker_id: Text
     runtime: Text
@@ -64,15 +64,15 @@ class TakeRequest(Wire, frozen=True):
 
 
 class LeaveRequest(Wire, frozen=True):
-    """From a worker that stops: its calls that wait for tasks are answered now, so that no lease is on its way to
-    somebody who is gone."""
+    """Sent by a worker that is stopping. Its calls that wait for tasks are answered at once, so that no lease is
+    granted to a worker that is gone."""
 
     worker_id: Text
 
 
 class LeaveResponse(Wire, frozen=True):
     ended: int
-    """Calls that were waiting."""
+    """The number of calls that were waiting."""
 
 
 class InputRef(Wire, frozen=True):
@@ -83,13 +83,13 @@ class InputRef(Wire, frozen=True):
     dataset_version: UUID
     where: JsonObject = {}
     columns: list[str] = []
-    """Those that the job reads; none: all of them."""
+    """The columns that the job reads; empty means all."""
     storage: str = ""
-    """Prefix below which the committed files lie."""
+    """The prefix of the committed files."""
     position: str | None = None
-    """The column that says to which position a row belongs."""
+    """The column that holds each row's position."""
     hot: bool = False
-    """Whether its rows are in a hot table."""
+    """Whether the rows are in a hot table."""
 
 
 class OutputRef(Wire, frozen=True):
@@ -99,28 +99,28 @@ class OutputRef(Wire, frozen=True):
     dataset_uuid: UUID
     dataset_version: UUID
     columns: list[ColumnSchema] = []
-    """Those that the dataset declares, with Arrow's types; none: it declares none."""
+    """The columns that the dataset declares, with Arrow types; empty if it declares none."""
 
 
 class ViewRef(Wire, frozen=True):
-    """SQL over inputs, or over views before it."""
+    """SQL over inputs or earlier views."""
 
     name: str
     sql: str
     reads: dict[str, str] = {}
-    """The tables that it names, and the inputs that these are."""
+    """The input behind each table that the SQL names."""
 
 
 class GivenInput(Wire, frozen=True):
     name: str
     view: str | None = None
-    """None: the input of this name."""
+    """Unset means the input of this name."""
     where: JsonObject = {}
     columns: list[str] = []
 
 
 class JobPayload(Wire, frozen=True):
-    """What a worker needs to know of a job; the same for all its tasks."""
+    """What a worker needs to know about a job; the same for all its tasks."""
 
     job_id: UUID
     org: str
@@ -138,21 +138,21 @@ class JobPayload(Wire, frozen=True):
     inputs: list[InputRef]
     outputs: list[OutputRef]
     code_bundle: str | None = None
-    """The code that it was deployed with; None: what the worker's own folders have."""
+    """The code that the job was deployed with; unset if it runs what the worker's own folders contain."""
     package: str | None = None
-    """The installed package that has its operator, and its version; None: it is built in."""
+    """The installed package that provides the operator, and its version; unset for a built-in operator."""
     source_kind: str | None = None
-    """Of a source: what sets it off."""
+    """For a source: its kind."""
     views: list[ViewRef] = []
-    """What virtual datasets make of its inputs."""
+    """The virtual datasets that it reads, as SQL over its inputs."""
     network: bool = False
-    """Whether it asks for the network."""
+    """Whether the job requests network access."""
     given: list[GivenInput] = []
-    """Where there are views: the inputs that the operator is given."""
+    """If there are views: the inputs that the operator receives."""
 
     @property
     def endless(self) -> bool:
-        """Whether its task is kept running, rather than being one of many that end."""
+        """Whether the job has one task that runs forever."""
         return self.source_kind == "always_on"
 
 
@@ -164,22 +164,22 @@ class ColumnSchema(Wire, frozen=True):
 
 
 class MovedFile(Wire, frozen=True):
-    """A file that took up rows of a hot table."""
+    """A file with rows that were moved out of a hot table."""
 
     path: str
     rows: int
     keep: list[tuple[int, int]] | None = None
-    """Positions, from the first to the last, whose rows still count; None: all of them."""
+    """Ranges of positions whose rows still count, both ends included; unset means all."""
 
 
 class HotInput(Wire, frozen=True):
-    """Where the rows of a hot input are, as of one moment."""
+    """Where the rows of a hot input are, in one consistent state."""
 
     state: str
-    """A word for that moment; who asks for rows repeats it."""
+    """A fingerprint of that state; every request for rows repeats it."""
     position: str
     parts: list[tuple[int, int]]
-    """The task's scope in pieces of a good size; each is asked for by itself."""
+    """The task's scope, split into pieces of a suitable size; each is requested separately."""
     files: list[MovedFile] = []
 
 
@@ -190,21 +190,21 @@ class InputFile(Wire, frozen=True):
     rows: int
     bytes: int
     kept: list[tuple[int, int]] | None = None
-    """Positions, from the first to the last, of the rows that count; None: all of them."""
+    """Ranges of positions whose rows count, both ends included; unset means all."""
 
 
 class PipelineRun(Wire, frozen=True):
-    """The execution that a task of a pipeline is."""
+    """The pipeline execution that a task runs."""
 
     pipeline_id: UUID
     pipeline: str
     user_id: str
     parameters: JsonObject = {}
-    """What the pipeline's config says."""
+    """From the pipeline's config."""
     signal: JsonObject | None = None
     """The signal that launched it."""
     scheduled_for: str | None = None
-    """The time that it was launched for."""
+    """The scheduled time of this launch."""
 
 
 class ClaimedTask(Wire, frozen=True):
@@ -218,21 +218,21 @@ class ClaimedTask(Wire, frozen=True):
     """Per output, where this attempt may stage files."""
     scope: Scope | None = None
     input_files: list[list[InputFile]] = []
-    """Per input, the live files for the task's scope, without those that cannot hold what `where` asks for."""
+    """Per input, the live files in the task's scope, except those in which no row can match `where`."""
     input_schemas: list[list[ColumnSchema] | None] = []
-    """Per input, every column that a file of it may have; None where that is not known."""
+    """Per input, every column that its files may have; None if that is unknown."""
     hot_inputs: list[HotInput | None] = []
-    """Per input, where the rows of a hot one are; none if no input is hot."""
+    """Per input, where its rows are if it is hot; empty if no input is hot."""
     output_files: list[list[InputFile]] = []
-    """Of an `append` job, per output: the live files of the task's scope, to drop duplicates by."""
+    """For an `append` job, per output: the live files in the task's scope, for dropping duplicates."""
     seen_commit: Count | None = None
-    """Of an `append` job: the newest commit among those files; the report repeats it."""
+    """For an `append` job: the newest commit among those files; the report repeats it."""
     emission: str = ""
-    """Of an operator that asks for it: the emission of the event that the task is for."""
+    """The emission of the event that created the task, if the operator requests it."""
     resume: list[tuple[int, str, str]] = []
-    """Of a source: its newest cursors, the highest first, with emission and kind of the last event about each."""
+    """For a source: its newest cursors, highest first, each with the emission and kind of its last event."""
     execution: PipelineRun | None = None
-    """Of a pipeline's job: what is run."""
+    """For a pipeline's job: the execution."""
     traceparent: str | None = None
     token: int = 0
 
@@ -262,10 +262,10 @@ class HeartbeatRequest(Wire, frozen=True):
 class HeartbeatOutcome(Wire, frozen=True):
     task_id: UUID
     outcome: Literal["ok", "canceled", "stale", "unknown"]
-    """canceled: stop, and report it. stale: somebody else holds the task; stop, and report nothing."""
+    """canceled: stop, and report it. stale: another worker holds the task; stop, and report nothing."""
     lease_seconds: float | None = None
     token: str | None = None
-    """A fresh capability token for this task, when the one sent is near its end."""
+    """A new capability token for this task, if the one sent is about to expire."""
 
 
 class HeartbeatResponse(Wire, frozen=True):
@@ -273,7 +273,7 @@ class HeartbeatResponse(Wire, frozen=True):
 
 
 class EventOut(Wire, frozen=True):
-    """An event of a task's own output."""
+    """An event on one of the task's own outputs."""
 
     output_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
     scope: Scope
@@ -303,7 +303,7 @@ class EventsResponse(Wire, frozen=True):
 
 
 class ColumnStatistics(Wire, frozen=True):
-    """What a file holds of one column. A bound that is left out says nothing."""
+    """Statistics of one column in a file. A missing bound is unknown."""
 
     min: Scalar = None
     max: Scalar = None
@@ -327,11 +327,11 @@ class OutputManifest(Wire, frozen=True):
     bytes: Count = 0
     schema_hash: Annotated[str, msgspec.Meta(max_length=128)] = ""
     schema: Annotated[list[ColumnSchema], msgspec.Meta(max_length=10_000)] | None = None
-    """The columns of the files; left out, they are not checked against those of earlier commits."""
+    """The columns of the files; if missing, they are not checked against earlier commits."""
 
 
 class TaskError(Wire, frozen=True):
-    """Why an attempt failed; stored with its task as it is."""
+    """Why an attempt failed; stored unchanged with the task."""
 
     code: Text
     message: Annotated[str, msgspec.Meta(max_length=20_000)]
@@ -346,7 +346,7 @@ class TaskError(Wire, frozen=True):
 
 
 class HotRead(Wire, frozen=True):
-    """As of which moment a hot input was read."""
+    """The state in which a hot input was read."""
 
     input_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
     state: Annotated[str, msgspec.Meta(max_length=64)]
@@ -354,16 +354,16 @@ class HotRead(Wire, frozen=True):
 
 class Completion(Fence, frozen=True, kw_only=True):
     status: Literal["completed", "failed", "canceled", "returned"]
-    """returned: the worker stops; the task is queued again, and the attempt does not count."""
+    """returned: the worker is stopping; the task is queued again, and the attempt does not count."""
     outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = []
     events: Annotated[list[EventOut], msgspec.Meta(max_length=10_000)] = []
     error: TaskError | None = None
     hot_reads: Annotated[list[HotRead], msgspec.Meta(max_length=10_000)] = []
-    """Of a job that moves rows out of a hot table."""
+    """For a job that moves rows out of a hot table."""
     seen_commit: Count | None = None
-    """Of an `append` job, as it came with the claim: rows of a newer commit may be among those that are reported."""
+    """For an `append` job, from the claim. If a newer commit exists, the reported rows may duplicate its rows."""
     log: Annotated[str, msgspec.Meta(max_length=LONGEST_LOG)] = ""
-    """The end of what the operator wrote."""
+    """The end of the operator's log."""
     traceparent: Traceparent | None = None
     """The attempt's span; downstream events continue its trace."""
 
@@ -376,7 +376,7 @@ class CompleteRequest(Wire, frozen=True):
 class CompletionOutcome(Wire, frozen=True):
     task_id: UUID
     outcome: Literal["committed", "retrying", "dead", "canceled", "stale", "unknown"]
-    """What the task is now because of this report, or of the first report that this one repeats."""
+    """The result of this report, or of the earlier report that it repeats."""
 
 
 class CompleteResponse(Wire, frozen=True):
@@ -414,7 +414,7 @@ class CodeQuery(Wire, frozen=True):
 
 class CodeResponse(Wire, frozen=True):
     content: str
-    """As `model.code_bundle` encodes it; the bundle's name is its SHA-256."""
+    """In the encoding of `model.code_bundle`; the bundle's name is its SHA-256."""
 
 
 class Jwks(Wire, frozen=True):
