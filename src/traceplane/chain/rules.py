@@ -53,7 +53,7 @@ CHAINS = {
     "polygon": ChainRules(
         137,
         frozenset({Quirk.RECEIPTS_MISSING}),
-        reason="many nodes have no receipts of state sync transactions",
+        reason="many nodes have no receipts for state sync transactions",
     ),
     "sepolia": ChainRules(11155111),
 }

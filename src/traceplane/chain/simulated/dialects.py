@@ -1,7 +1,7 @@
-"""How nodes of other chains answer: each dialect departs from the book in one way, in all answers alike.
+"""How nodes of other chains answer: each dialect deviates from the specification in one way, in all answers alike.
 
 Dialects are armed like faults, usually forever: `sim_fault({"kind": "log_index_gaps", "requests": null})`.
-Hashes, blooms and roots stay those of the chain by the book.
+Hashes, blooms and roots stay those of a chain that follows the specification.
 """
 
 from __future__ import annotations
