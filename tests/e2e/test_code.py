@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -76,80 +78,104 @@ async def said(platform: Platform, dataset: str) -> set[str]:
     return {row["said"] for table in tables for row in table.to_pylist()}
 
 
-@pytest.mark.timeout(900)
-async def test_each_dag_runs_its_own_code_under_the_same_names(database_url: str, tmp_path: Path) -> None:
-    code, files = tmp_path / "code", {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
-    code.mkdir()
-    (code / "words.py").write_text(OPERATORS)
-    for name, file in files.items():
-        file.write_text(dag(name))
-    settings = {"TRACEPLANE_WORKER_CODE_PATHS": str(code)}
-    async with Platform.start(database_url, tmp_path / "home", environment=settings) as platform:
-        # Nothing is sent that cannot work.
-        plan = ("plan", str(files["one"]), "--code", str(code))
-        (code / "words.py").write_text(OPERATORS + "def half(:\n")
-        exit_code, printed = await command_line(platform, *plan)
-        assert (exit_code, f"{code}/words.py:6" in printed, "code.syntax" in printed) == (2, True, True)
-        (code / "words.py").write_text("import helper.no\n" + OPERATORS)
-        (code / "helper.py").write_text("WORD = 'A'\n")
-        exit_code, printed = await command_line(platform, *plan)
-        assert (exit_code, "code.module_missing" in printed, "helper.no" in printed) == (2, True, True)
-        assert await platform.value("select count(*) from dags") == 0
+DEPLOYED = {"words.py": OPERATORS, "helper.py": "WORD = 'A'\n"}
 
-        # Two deploys of the same modules with other contents.
-        (code / "words.py").write_text(OPERATORS)
-        exit_code, printed = await command_line(platform, "deploy", str(files["one"]), "--code", str(code))
+
+@dataclass(frozen=True)
+class CodeFolder:
+    """A folder of code, and a platform whose workers look for their code in it."""
+
+    platform: Platform
+    folder: Path
+
+    def write(self, **modules: str) -> None:
+        for name, text in modules.items():
+            (self.folder / f"{name}.py").write_text(text)
+
+    async def command(self, command: str, dag_name: str) -> tuple[int, str]:
+        file = self.folder.parent / f"{dag_name}.yaml"
+        file.write_text(dag(dag_name))
+        return await command_line(self.platform, command, str(file), "--code", str(self.folder))
+
+    async def deploy_both(self) -> None:
+        """Deploys the same modules for two DAGs, with other contents for the second."""
+        self.write(words=OPERATORS, helper="WORD = 'A'\n")
+        exit_code, printed = await self.command("deploy", "one")
         assert (exit_code, "Deployed one version 1, which serves." in printed) == (0, True), printed
-        (code / "helper.py").write_text("WORD = 'B'\n")
-        exit_code, printed = await command_line(platform, "deploy", str(files["two"]), "--code", str(code))
+        self.write(helper="WORD = 'B'\n")
+        exit_code, printed = await self.command("deploy", "two")
         assert exit_code == 0, printed
-        deployed = {"words.py": OPERATORS, "helper.py": "WORD = 'A'\n"}
 
-        # The same code in other words is no change; other code is.
-        exit_code, printed = await command_line(platform, "plan", str(files["one"]), "--code", str(code))
-        assert (exit_code, "-/+ job one-say" in printed, "\n      code\n" in printed) == (3, True, True)
-        reworded = {**deployed, "helper.py": "# the word\nWORD = (\n    'A'\n)\n"}
-        assert not (await platform.deploy(dag("one"), code=reworded)).changed
-        other = DeployRequest(dag("one"), code={**deployed, "helper.py": "WORD = 'C'\n"})
-        assert not (await platform.api.call("POST", "/api/v1/plan", PlanResponse, other)).noop
-        assert await platform.value("select count(*) from code_bundles") == 2
 
-        # So it is with queries, also when something else changes in between.
-        assert (await platform.deploy(sql("select n, 1 as one from numbers"))).changed
-        assert not (await platform.deploy(sql("SELECT n,  1 AS one -- same\n FROM numbers"))).changed
-        assert (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
-        assert not (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
-        other = DeployRequest(sql("select n, 2 as one from numbers", "2m"))
-        assert not (await platform.api.call("POST", "/api/v1/plan", PlanResponse, other)).noop
+@pytest.fixture
+async def code(database_url: str, tmp_path: Path) -> AsyncIterator[CodeFolder]:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    settings = {"TRACEPLANE_WORKER_CODE_PATHS": str(folder)}
+    async with Platform.start(database_url, tmp_path / "home", environment=settings) as platform:
+        yield CodeFolder(platform, folder)
 
-        # What the API refuses.
-        for bad, refusal in (({"../x.py": ""}, InvalidInput), ({"words.py": "#" * (1 << 21)}, TooLarge)):
-            request = DeployRequest(dag("bad"), code=bad)
-            with pytest.raises(refusal):
-                await platform.api.call("POST", "/api/v1/plan", PlanResponse, request)
 
-        # Each runs its own, though the worker's folder has nothing any more.
-        for file in code.iterdir():
-            file.unlink()
-        for name in files:
-            await platform.emit(f"{name}.in", range(3))
-        assert await platform.settled() == {"completed": 6}
-        assert (await said(platform, "one.said"), await said(platform, "two.said")) == ({"A"}, {"B"})
+async def test_code_that_cannot_work_is_not_sent(code: CodeFolder) -> None:
+    code.write(words=OPERATORS + "def half(:\n")
+    exit_code, printed = await code.command("plan", "one")
+    assert (exit_code, f"{code.folder}/words.py:6" in printed, "code.syntax" in printed) == (2, True, True)
+    code.write(words="import helper.no\n" + OPERATORS, helper="WORD = 'A'\n")
+    exit_code, printed = await code.command("plan", "one")
+    assert (exit_code, "code.module_missing" in printed, "helper.no" in printed) == (2, True, True)
+    assert await code.platform.value("select count(*) from dags") == 0
+    for bad, refusal in (({"../x.py": ""}, InvalidInput), ({"words.py": "#" * (1 << 21)}, TooLarge)):
+        request = DeployRequest(dag("bad"), code=bad)
+        with pytest.raises(refusal):
+            await code.platform.api.call("POST", "/api/v1/plan", PlanResponse, request)
 
-        # A worker believes neither the database nor its own disk.
-        await platform["worker-1"].stop()
-        cached = sorted((platform.folder / "code_bundles").iterdir())
-        assert len(cached) == 2
-        for folder in cached:
-            (folder / "helper.py").chmod(0o644)
-            (folder / "helper.py").write_text("WORD = 'tampered'\n")
-        await platform.sql(
-            "update code_bundles set content = replace(content, '''B''', '''X''') where content like '%''B''%'"
-        )
-        await platform["worker-1"].start()
-        for name in files:
-            await platform.emit(f"{name}.in", range(3, 5))
-        assert await platform.settled() == {"completed": 8, "dead": 2}
-        assert (await said(platform, "one.said"), await said(platform, "two.said")) == ({"A"}, {"B"})
-        errors = await platform.sql("select distinct error ->> 'code' from tasks where state = 'dead'")
-        assert [row[0] for row in errors] == ["code.damaged"]
+
+async def test_the_same_code_in_other_words_is_no_change_and_other_code_is(code: CodeFolder) -> None:
+    platform = code.platform
+    await code.deploy_both()
+    exit_code, printed = await code.command("plan", "one")
+    assert (exit_code, "-/+ job one-say" in printed, "\n      code\n" in printed) == (3, True, True)
+    reworded = {**DEPLOYED, "helper.py": "# the word\nWORD = (\n    'A'\n)\n"}
+    assert not (await platform.deploy(dag("one"), code=reworded)).changed
+    other = DeployRequest(dag("one"), code={**DEPLOYED, "helper.py": "WORD = 'C'\n"})
+    assert not (await platform.api.call("POST", "/api/v1/plan", PlanResponse, other)).noop
+    assert await platform.value("select count(*) from code_bundles") == 2
+
+    # So it is with queries, also when something else changes in between.
+    assert (await platform.deploy(sql("select n, 1 as one from numbers"))).changed
+    assert not (await platform.deploy(sql("SELECT n,  1 AS one -- same\n FROM numbers"))).changed
+    assert (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
+    assert not (await platform.deploy(sql("SELECT n, 1 AS one FROM numbers", "2m"))).changed
+    other = DeployRequest(sql("select n, 2 as one from numbers", "2m"))
+    assert not (await platform.api.call("POST", "/api/v1/plan", PlanResponse, other)).noop
+
+
+@pytest.mark.timeout(900)
+async def test_each_dag_runs_its_own_code_under_the_same_names(code: CodeFolder) -> None:
+    platform = code.platform
+    await code.deploy_both()
+    # Each runs its own, though the worker's folder has nothing any more.
+    for file in code.folder.iterdir():
+        file.unlink()
+    for name in ("one", "two"):
+        await platform.emit(f"{name}.in", range(3))
+    assert await platform.settled() == {"completed": 6}
+    assert (await said(platform, "one.said"), await said(platform, "two.said")) == ({"A"}, {"B"})
+
+    # A worker believes neither the database nor its own disk.
+    await platform["worker-1"].stop()
+    cached = sorted((platform.folder / "code_bundles").iterdir())
+    assert len(cached) == 2
+    for folder in cached:
+        (folder / "helper.py").chmod(0o644)
+        (folder / "helper.py").write_text("WORD = 'tampered'\n")
+    await platform.sql(
+        "update code_bundles set content = replace(content, '''B''', '''X''') where content like '%''B''%'"
+    )
+    await platform["worker-1"].start()
+    for name in ("one", "two"):
+        await platform.emit(f"{name}.in", range(3, 5))
+    assert await platform.settled() == {"completed": 8, "dead": 2}
+    assert (await said(platform, "one.said"), await said(platform, "two.said")) == ({"A"}, {"B"})
+    errors = await platform.sql("select distinct error ->> 'code' from tasks where state = 'dead'")
+    assert [row[0] for row in errors] == ["code.damaged"]

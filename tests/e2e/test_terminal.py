@@ -51,6 +51,52 @@ def leaves(command: Any = cli, path: tuple[str, ...] = ()) -> set[str]:
     return {leaf for name, child in command.commands.items() for leaf in leaves(child, (*path, name))}
 
 
+SQL = "select * from shop.out"
+
+
+def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict[str, list[list[str]]]:
+    """The arguments with which each command shows something hostile."""
+    failing = f"select cast(text as int) as {json.dumps('x')} from shop.out"
+    return {
+        "plan": [[str(dag)], [str(dag), "--json"]],
+        "tasks": [[], ["--json"]],
+        "explain": [[task] for task in tasks] + [[tasks[0], "--json"]],
+        "dead": [[], ["--all"], ["--json"]],
+        "logs": [[task] for task in tasks] + [[tasks[0], "--json"]],
+        "status": [[], ["--json"]],
+        "dags": [[], ["--json"]],
+        "datasets": [[], ["--json"], ["shop.out"], ["shop.out", "--json"]],
+        "versions": [["shop"], ["shop", "--json"]],
+        "query": [
+            *([SQL, "--format", kind] for kind in ("table", "json", "csv")),
+            [failing],
+            [SQL, "--to-dataset", "shop.copy"],
+        ],
+        "pipelines list": [[], ["--json"]],
+        "pipelines show": [[pipeline]],
+        "pipelines update": [[pipeline, "--inactive"]],
+        "pipelines create": [[HOSTILE, "--tickers", "A", "--celery", "--user", "another"]],
+        "pipelines limit": [[HOSTILE, "5"]],
+        "executions list": [[], ["--json"]],
+        "executions show": [[execution]],
+        "scanner-lists list": [[], ["--json"]],
+        "scanner-lists set": [[HOSTILE, "A"]],
+        "scanner-lists delete": [["none"], [HOSTILE]],
+        "trigger doctor": [[], ["--json"]],
+        "emit": [["shop.in", "9"], [HOSTILE, "9"]],
+        "backfill": [["shop.out", "--range", "2:3", "--only-failed", "--wait"]],
+        "cancel": [tasks],
+        "retry": [tasks],
+        "gc": [["--dry-run", "--grace", "0s"]],
+        "deploy": [[str(dag), "--wait"]],
+        "cutover": [["shop"]],
+        "abort": [["shop"]],
+        "rollback": [["shop"], [HOSTILE]],
+        "pipelines delete": [[pipeline]],
+        "delete": [[HOSTILE, "--yes"]],
+    }
+
+
 async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path: Path) -> None:
     async with Platform.start(database_url, tmp_path) as platform, Commands.of(platform) as commands:
         dag = tmp_path / "dag.yaml"
@@ -124,7 +170,7 @@ async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path
         assert forged == {}
         # It was there, so it was escaped.
         looks = (["tasks"], ["tasks", "--json"], ["explain", tasks[0]], ["logs", tasks[0]])
-        for arguments in (*looks, ["query", sql], ["datasets", "shop.out"]):
+        for arguments in (*looks, ["query", SQL], ["datasets", "shop.out"]):
             assert "FORGED" in await commands.on_a_terminal(*arguments)
         for log in tmp_path.glob("*.log"):
             assert unescaped(log.read_text()) == []

@@ -150,16 +150,14 @@ async def test_files_are_not_left_out_by_hidden_columns_below_a_virtual_dataset(
         assert answers == [[[1]]] * 3, sql
 
 
-async def test_a_query_handed_to_spark_is_a_separate_task_over_pinned_generations(
-    shop: Shop, asked: Asked
-) -> None:
+async def hand_over(shop: Shop, sql: str, dataset: str = "results.first") -> QueryTask:
+    return await shop.plane.api.query_task(shop.plane._call(QueryTaskRequest(sql, dataset)))
+
+
+async def test_a_query_handed_to_spark_is_a_separate_task_over_pinned_generations(shop: Shop) -> None:
     plane = shop.plane
-
-    async def hand_over(sql: str, dataset: str = "results.first") -> QueryTask:
-        return await plane.api.query_task(plane._call(QueryTaskRequest(sql, dataset)))
-
     made = await hand_over(
-        "select * from shop.large l join shop.items i on i.order_id = l.id where l.id > 21"
+        shop, "select * from shop.large l join shop.items i on i.order_id = l.id where l.id > 21"
     )
     pinned = await plane.sql(
         "select generation_id from job_inputs join jobs using (job_id) where operator = 'query'"
@@ -192,6 +190,9 @@ async def test_a_query_handed_to_spark_is_a_separate_task_over_pinned_generation
         await plane.api.deploys.delete(plane._call(DeleteRequest("shop")))
     assert "query" not in in_use.value.message
 
+
+async def test_a_query_that_spark_may_not_run_is_refused_and_denials_are_audited(shop: Shop) -> None:
+    await hand_over(shop, "select id from shop.orders")
     for sql, dataset, code in (
         ("select id from shop.orders", "results.first", "query.dataset_exists"),
         ("select id from shop.orders for timestamp as of '2024-01-01'", "x", "query.nothing_then"),
@@ -202,22 +203,28 @@ async def test_a_query_handed_to_spark_is_a_separate_task_over_pinned_generation
         ('select "user" from shop.orders', "x", "virtual.not_for_spark"),
     ):
         with pytest.raises(TraceplaneError) as refused:
-            await hand_over(sql, dataset)
+            await hand_over(shop, sql, dataset)
         assert refused.value.code == code
-    denied = await plane.sql("select reason from query_denials order by denial_id")
+    denied = await shop.plane.sql("select reason from query_denials order by denial_id")
     assert [row["reason"] for row in denied] == [
         "query.personal_data",
         "query.function_denied",
         "query.syntax_denied",
     ]
 
-    # Results expire: nobody finds them any more, and then their files go.
+
+async def test_the_result_of_a_query_handed_to_spark_expires_before_its_files_go(
+    shop: Shop, asked: Asked
+) -> None:
+    plane = shop.plane
+    made = await hand_over(shop, "select id from shop.orders")
+    assert await plane.complete(*await plane.claim([made.task_id], runtime="spark")) == ["committed"]
     store = FolderObjectStore(shop.store)
     await collect(plane.database, store, Policy(timedelta(0), keep_versions=2))
     with pytest.raises(TraceplaneError, match=r"query\.nothing_then"):
         await asked.rows("select * from results.first")
     assert (await collect(plane.database, store, Policy(timedelta(0), keep_versions=2))).commits == 1
-    again = await hand_over("select id from shop.orders")  # the name is free
+    again = await hand_over(shop, "select id from shop.orders")  # the name is free
     assert again.task_id != made.task_id
 
 

@@ -297,9 +297,7 @@ async def newer_commit(spark: SparkPlatform, name: str, before: int) -> bool:
     return await newest_commit(spark, name) > before
 
 
-async def test_a_query_that_fails_is_told_with_its_line_in_the_job(spark: SparkPlatform) -> None:
-    """And not with a file of the platform, nor with advice on functions."""
-    text = """
+DIVISION = """
 version: 1
 dag: division
 defaults: {max_attempts: 1}
@@ -342,7 +340,11 @@ jobs:
 datasets:
   division.shares: {storage: virtual, sql: "select n, 1 / (n - n) as share from division.numbers"}
 """
-    await spark.platform.deploy(text)
+
+
+async def test_a_query_that_fails_is_told_with_its_line_in_the_job(spark: SparkPlatform) -> None:
+    """And not with a file of the platform, nor with advice on functions."""
+    await spark.platform.deploy(DIVISION)
     await spark.platform.emit("division.in", [1])
     places = {}
     for job_name in ("one", "several", "below"):

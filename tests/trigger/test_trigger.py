@@ -16,6 +16,30 @@ from traceplane.postgres.database import Database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import migrate
 
+MALFORMED = [b"{", b"", b"[]", b'{"signal_id": 1}', b"\xff\xfe", b'"' + b"x" * 300_000 + b'"']
+
+
+def log_with_the_events_of_the_guide(process: Process) -> list[dict[str, Any]]:
+    """The lines of a log, in which each event of the guide has the fields that the guide promises."""
+    lines = [json.loads(line) for line in process.log.read_text().splitlines()]
+    for event, fields in GUIDE.items():
+        of_event = [line for line in lines if line["event"] == event]
+        assert of_event, event
+        assert fields <= of_event[0].keys(), event
+    return lines
+
+
+async def four_tasks_a_celery_message_and_the_offsets_are_stored(pipelines: Pipelines) -> None:
+    tasks = await pipelines.sql(
+        "select task_id from tasks join executions on execution_id = task_id where state = 'queued'"
+    )
+    assert len(tasks) == 4
+    assert len(await pipelines.sql("select 1 from celery_outbox join executions using (execution_id)")) == 1
+    (row,) = await pipelines.sql("select signal from executions where signal_id = 'three'")
+    assert row["signal"]["extra"] == {"deep": [1]}
+    offsets = await pipelines.sql("select partition, next_offset from trigger_offsets order by 1")
+    assert [tuple(r) for r in offsets] == [(0, 10), (1, 1), (2, 0), (3, 1)]
+
 
 async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_invalid_input_blocks_nothing(
     database: Database, database_url: str, tmp_path: Path
@@ -28,9 +52,7 @@ async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_invalid_in
     celery = await pipelines.add("MSFT", "NVDA", config={"target": "celery"})
     homeless = await pipelines.add("AAPL", config={"dag": "desk", "job": "nowhere"})
     with mock_cluster() as topic:
-        bad = [b"{", b"", b"[]", b'{"signal_id": 1}', b"\xff\xfe", b'"' + b"x" * 300_000 + b'"']
-        future = signal("later", "AAPL", timestamp=4e12)
-        topic.publish([*bad, future], partition=0)
+        topic.publish([*MALFORMED, signal("later", "AAPL", timestamp=4e12)], partition=0)
         topic.publish(
             [signal("one", "AAPL"), signal("two", ("AAPL", "BULLISH", 95)), signal("one", "AAPL")],
             partition=0,
@@ -72,21 +94,8 @@ async def test_a_signal_launches_the_idle_pipelines_that_watch_it_and_invalid_in
     assert {dict(m.headers())["code"] for m in dead} == {
         b"signal.malformed", b"signal.invalid", b"signal.from_the_future",
     }  # fmt: skip
-    tasks = await pipelines.sql(
-        "select task_id from tasks join executions on execution_id = task_id where state = 'queued'"
-    )
-    assert len(tasks) == 4
-    assert len(await pipelines.sql("select 1 from celery_outbox join executions using (execution_id)")) == 1
-    (row,) = await pipelines.sql("select signal from executions where signal_id = 'three'")
-    assert row["signal"]["extra"] == {"deep": [1]}
-    offsets = await pipelines.sql("select partition, next_offset from trigger_offsets order by 1")
-    assert [tuple(r) for r in offsets] == [(0, 10), (1, 1), (2, 0), (3, 1)]
-    # The log has the events of the guide, with their fields.
-    lines = [json.loads(line) for line in process.log.read_text().splitlines()]
-    for event, fields in GUIDE.items():
-        of_event = [line for line in lines if line["event"] == event]
-        assert of_event, event
-        assert fields <= of_event[0].keys(), event
+    await four_tasks_a_celery_message_and_the_offsets_are_stored(pipelines)
+    lines = log_with_the_events_of_the_guide(process)
     matched = next(line for line in lines if line.get("pipeline_id") == str(celery))
     assert (matched["signal_id"], matched["matched_tickers"]) == ("three", ["MSFT"])
 

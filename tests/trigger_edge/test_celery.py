@@ -62,6 +62,11 @@ async def running(*command: str, folder: Path) -> AsyncIterator[None]:
         await process.wait()
 
 
+async def create(platform: Platform, name: str, **config: Any) -> UUID:
+    request = PipelineRequest(name, PipelineConfig(target="celery", **config), scanner_tickers=["AAPL"])
+    return (await platform.api.call("POST", "/api/v1/pipelines", PipelineView, request)).pipeline_id
+
+
 async def test_celery_runs_executions_once_and_reports_their_status(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,15 +81,8 @@ async def test_celery_runs_executions_once_and_reports_their_status(
                 broker=broker, gateway=platform.gateway_url, token=platform.user_token, effects=effects
             )
         )
-
-        async def create(name: str, **config: Any) -> UUID:
-            request = PipelineRequest(
-                name, PipelineConfig(target="celery", **config), scanner_tickers=["AAPL"]
-            )
-            return (await platform.api.call("POST", "/api/v1/pipelines", PipelineView, request)).pipeline_id
-
-        good, bad = await create("good"), await create("bad", parameters={"fail": "no money"})
-        slow = await create("slow", timeout_seconds=1)
+        good = await create(platform, "good")
+        bad = await create(platform, "bad", parameters={"fail": "no money"})
 
         # While the broker is unavailable, messages wait.
         first, second = await launch(platform, good, 1), await launch(platform, bad, 2)
@@ -125,11 +123,17 @@ async def test_celery_runs_executions_once_and_reports_their_status(
 
             lines = await until(refused, seconds=120, what="the repeated message was rejected")
             assert sorted(lines) == sorted([f"{first} s1", f"{second} s2", f"{first} not ours"])
+        assert await platform.value("select count(*) from celery_outbox") == 0
 
-        # An execution that times out has failed; its pipeline is free, and a late report changes nothing.
-        third = await launch(platform, slow, 3)
-        path = f"/api/v1/executions/{third}"
-        late = await ended(platform, third)
+
+async def test_an_execution_that_times_out_has_failed_and_a_late_report_changes_nothing(
+    database_url: str, tmp_path: Path
+) -> None:
+    environment = {"CELERY_BROKER_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    async with Platform.start(database_url, tmp_path, workers=0, environment=environment) as platform:
+        execution = await launch(platform, await create(platform, "slow", timeout_seconds=1), 1)
+        path = f"/api/v1/executions/{execution}"
+        late = await ended(platform, execution)
         assert late.error is not None
         assert (late.status, late.error["code"]) == ("FAILED", "execution.timed_out")
         with pytest.raises(Conflict, match="is FAILED and cannot become COMPLETED"):
