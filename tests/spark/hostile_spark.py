@@ -1,6 +1,6 @@
 """Operators and functions that try to get out through Spark, or at others who use it.
 
-Each probe is a function here and one line of a table in `test_hostile_spark`. What came of it is told as one JSON
+Each probe is a function here and one line of a table in `probes`. What came of it is told as one JSON
 line of the operator's log: `did: ...` with what it got, or the name of the refusal.
 """
 
