@@ -18,7 +18,7 @@ import pytest
 
 from tests.platform import Platform, die_with_parent, free_port, until
 from tests.spark.conftest import SparkPlatform
-from tests.spark.test_spark_jobs import dag, job
+from tests.spark.spark_dags import dag, job
 from traceplane.dataplane.java import find_java
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres

@@ -16,7 +16,7 @@ import pytest
 
 from tests.platform import Platform, until
 from tests.spark.conftest import SparkPlatform
-from tests.spark.test_spark_jobs import dag, job
+from tests.spark.spark_dags import dag, job
 from tests.unit.test_java import installed
 from traceplane.dataplane.java import SUPPORTED, find_java
 from traceplane.errors import InvalidInput

@@ -16,7 +16,7 @@ import pytest
 from tests.operators import spark_jobs
 from tests.platform import until
 from tests.spark.conftest import SparkPlatform
-from tests.spark.test_spark_jobs import dag, job
+from tests.spark.spark_dags import dag, job
 from traceplane.wire.control import BackfillRequest, BackfillResponse, ExplainResponse
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -297,18 +297,9 @@ async def newer_commit(spark: SparkPlatform, name: str, before: int) -> bool:
     return await newest_commit(spark, name) > before
 
 
-DIVISION = """
-version: 1
-dag: division
-defaults: {max_attempts: 1}
-jobs:
-- {name: division-ticks, activation: source, source: {kind: manual}, outputs: [{dataset: division.in}]}
-- name: division-numbers
-  runtime: python
-  operator: python
-  inputs: [{from: {dataset: division.in}}]
-  outputs: [{name: numbers, dataset: division.numbers}]
-  config: {entrypoint: "spark_jobs:numbers"}
+DIVISION = dag(
+    "division",
+    """\
 - name: division-one
   runtime: spark
   operator: sql
@@ -339,7 +330,9 @@ jobs:
   config: {query: select count(share) as shares from shares}
 datasets:
   division.shares: {storage: virtual, sql: "select n, 1 / (n - n) as share from division.numbers"}
-"""
+""",
+    defaults="{max_attempts: 1}",
+)
 
 
 async def test_a_query_that_fails_is_told_with_its_line_in_the_job(spark: SparkPlatform) -> None:

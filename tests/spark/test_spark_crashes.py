@@ -18,6 +18,7 @@ import pytest
 
 from tests.platform import Process, until
 from tests.process.effects import settle, watched
+from tests.spark import spark_dags
 from tests.spark.conftest import SparkPlatform, descendants
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -29,18 +30,8 @@ LONG_LEASE, SHORT_LEASE = "120s", "2s"
 
 
 def dag(name: str, *, source: str, function: str, lease: str, seconds: float = 0.0) -> str:
-    return f"""
-version: 1
-dag: {name}
-defaults: {{retry: {{base: 50ms, max: 200ms}}, max_attempts: 20, lease: {lease}}}
-jobs:
-- {{name: {name}-ticks, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.in}}]}}
-- name: {name}-numbers
-  runtime: python
-  operator: python
-  inputs: [{{from: {{dataset: {name}.in}}}}]
-  outputs: [{{name: numbers, dataset: {name}.numbers}}]
-  config: {{entrypoint: "spark_jobs:{source}"}}
+    defaults = f"{{retry: {{base: 50ms, max: 200ms}}, max_attempts: 20, lease: {lease}}}"
+    out = f"""\
 - name: {name}-out
   runtime: spark
   operator: pyspark
@@ -48,6 +39,7 @@ jobs:
   outputs: [{{name: out, dataset: {name}.out}}]
   config: {{entrypoint: "spark_jobs:{function}", seconds: {seconds}}}
 """
+    return spark_dags.dag(name, out, entrypoint=f"spark_jobs:{source}", defaults=defaults)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.docs_pages import blocks
 from tests.platform import free_port, until
 from tests.spark import signal_reference as reference
 from tests.spark.conftest import SparkPlatform
+from tests.spark.spark_dags import dag, job
 from traceplane.client import Client
 from traceplane.errors import InvalidInput
 from traceplane.trigger import messages
@@ -26,37 +27,6 @@ from traceplane.wire.queries import QueryTask, QueryTaskRequest
 from traceplane.wire.scalars import Scope
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
-
-
-def dag(name: str, *jobs: str) -> str:
-    source = f"""
-version: 1
-dag: {name}
-defaults: {{retry: {{base: 50ms}}, max_attempts: 2}}
-jobs:
-- {{name: {name}-ticks, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.in}}]}}
-- name: {name}-numbers
-  runtime: python
-  operator: python
-  inputs: [{{from: {{dataset: {name}.in}}}}]
-  outputs: [{{name: numbers, dataset: {name}.numbers}}]
-  config: {{entrypoint: "spark_jobs:numbers"}}
-"""
-    return source + "".join(jobs)
-
-
-def job(
-    dag: str, name: str, config: str, *, operator: str = "pyspark", outputs: str = "", more: str = ""
-) -> str:
-    return f"""
-- name: {dag}-{name}
-  runtime: spark
-  operator: {operator}
-  inputs: [{{name: numbers, from: {{dataset: {dag}.numbers}}}}]
-  outputs: [{outputs or f"{{name: {name}, dataset: {dag}.{name}}}"}]
-  config: {config}
-  {more}
-"""
 
 
 async def all_completed(spark: SparkPlatform, dag: str) -> None:

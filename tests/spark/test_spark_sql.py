@@ -9,7 +9,8 @@ import pytest
 from tests.query.published import queries
 from tests.query.test_for_spark import ENV_OF_SPARK, on_spark
 from tests.spark.conftest import SparkPlatform
-from tests.spark.test_spark_jobs import all_completed, dag, job
+from tests.spark.spark_dags import dag, job
+from tests.spark.test_spark_jobs import all_completed
 from traceplane.errors import TraceplaneError
 from traceplane.sql.gate import admit
 from traceplane.sql.spark_functions import FUNCTIONS, GRAMMAR

@@ -30,6 +30,8 @@ class RpcError(PlatformError):
     """Names the endpoint (never with credentials), the method and the offending value."""
 
     stable_code: ClassVar[str] = "chain.rpc_unavailable"
+    usual_step: ClassVar[str | None] = None
+    """What to do about it, if the caller has nothing better to say."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class RpcError(PlatformError):
         next_step: str | None = None,
     ) -> None:
         sentence = _sentence(message, method, endpoint)
-        super().__init__(self.stable_code, sentence, value=value, next_step=next_step)
+        super().__init__(self.stable_code, sentence, value=value, next_step=next_step or self.usual_step)
         self.endpoint = endpoint
         self.method = method
 
@@ -70,18 +72,7 @@ class RpcInconsistent(RpcError):
 
 class QuirkRefused(RpcInconsistent):
     stable_code = "chain.quirk_refused"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        endpoint: str | None = None,
-        method: str | None = None,
-        value: object = None,
-        next_step: str | None = None,
-    ) -> None:
-        step = next_step or "use another endpoint, or leave out `chain` to accept and record it"
-        super().__init__(message, endpoint=endpoint, method=method, value=value, next_step=step)
+    usual_step = "use another endpoint, or leave out `chain` to accept and record it"
 
 
 class EndpointsDisagree(RpcError):
