@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -21,12 +20,6 @@ FOLLOWER = dag(
     ' config: {entrypoint: "basic:copy"}, outputs: [{dataset: in}]}\n',
     job("copy", "in", "out"),
 )
-
-
-@pytest.fixture
-async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
-    async with ControlPlane.open(database_url) as opened:
-        yield opened
 
 
 async def test_a_paused_job_keeps_its_events_and_runs_them_when_it_is_resumed(plane: ControlPlane) -> None:

@@ -2,7 +2,7 @@
 
 control    the gateway's public API: events, backfills, tasks, status
 deploys    the same: deploys and versions of DAGs
-jobs       the same: jobs, as people look after them
+jobs       the same: pausing and resuming jobs
 pipelines  the same: pipelines, lists of tickers, executions
 queries    the same: queries and the catalog
 scalars    the base and the field types that all contracts share

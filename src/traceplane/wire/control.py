@@ -314,4 +314,4 @@ class StatusResponse(Wire, frozen=True):
     """Dead tasks of jobs that are no longer deployed."""
     cron: list[CronView] = msgspec.field(default_factory=list)
     paused: list[PauseView] = msgspec.field(default_factory=list)
-    """Jobs that somebody paused."""
+    """Paused jobs."""

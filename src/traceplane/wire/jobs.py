@@ -1,4 +1,4 @@
-"""Jobs of the public API, as people look after them."""
+"""Jobs in the public API: pausing and resuming them, and closing their batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PauseRequest(Wire, frozen=True):
     dag: Text
     job: Text
     reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
-    """For those who wonder why the job does nothing."""
+    """Shown to anyone who asks why the job does not run."""
 
 
 class PauseView(Wire, frozen=True):
-    """A job that somebody paused."""
+    """A paused job."""
 
     dag: str
     job: str
@@ -30,18 +30,18 @@ class PauseView(Wire, frozen=True):
     since: str
     reason: str = ""
     waiting: int = 0
-    """Its tasks that wait, counted up to 10,000."""
+    """The number of waiting tasks, counted up to 10,000."""
 
 
 class PauseChange(Wire, frozen=True):
     changed: bool
-    """False: the job was paused, or not paused, before."""
+    """False if the job was already paused, or already running."""
     pause: PauseView | None = None
-    """The pause that holds now, or that ended; none: the job was not paused."""
+    """The current pause, or the one that ended; unset if the job was not paused."""
 
 
 class OpenBatch(Wire, frozen=True):
-    """Positions that have arrived and are in no batch."""
+    """Positions that have arrived and are not in a batch yet."""
 
     job: str
     """The aggregator that collects them."""
@@ -54,4 +54,4 @@ class OpenBatch(Wire, frozen=True):
 
 class BatchesClosing(Wire, frozen=True):
     closing: list[OpenBatch]
-    """What is closed in the next pass of a dispatcher; empty: nothing is open."""
+    """The batches that the next pass of a dispatcher will close; empty if none is open."""
