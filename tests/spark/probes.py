@@ -206,3 +206,13 @@ SHARED = {
     "daemon_that_watches": "what a task left running in a server sees what later tasks of that server are shown",
 }
 """What tasks can do to each other that share a server, however it is confined."""
+
+SPOILED = {
+    "keep_file_open": "operator.output_in_use",
+    "exchange_by_link": "operator.result_invalid",
+    "link_twice": None,
+    "exchange_by_folder": "operator.result_invalid",
+    "exchange_by_pipe": "operator.result_invalid",
+    "set_id_file": None,
+}
+"""What a function does to its task's output, and what becomes of the task."""

@@ -1,16 +1,14 @@
 """Guarantee 9 for Spark: whatever users' code makes a Spark server do, it reaches its running tasks' data only.
 
 After all probes the victims are looked at: content, mode, owner, and whether the processes live. The file runs once
-with every layer of this machine. `test_each_way_of_confining_spark` runs it again in processes of their own.
+with every layer of this machine. `test_ways_of_confining_spark` runs it again with fewer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -18,7 +16,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,16 +25,25 @@ import pytest
 import pytest_asyncio
 
 from tests.process.sandbox.attacks import processes_with
-from tests.process.sandbox_run import Run
-from tests.spark.probes import FROM_A_UDF, FROM_CONNECT, FROM_SQL, SHARED, UNCHANGED, WEAKEST, WITHOUT, Probe
-from tests.spark.victims import CODE, SECRET, Victims, standing_victims, state_of
-from traceplane.model.task_payload import DeclaredOutput, TaskPayload
-from traceplane.sandbox.assignment import Assignment
+from tests.spark import probes
+from tests.spark.attacked_server import (
+    AS_ROOT,
+    LOCAL_UID,
+    OTHER_USER,
+    command_line,
+    eventually,
+    jvm_of,
+    port_of,
+    run,
+    spark_settings,
+    told_by_udf,
+)
+from tests.spark.probes import WEAKEST, WITHOUT, Probe
+from tests.spark.victims import SECRET, Victims, standing_victims, state_of
 from traceplane.sandbox.confinement import NAMESPACES, NETWORK_NAMESPACE
-from traceplane.sandbox.frames import Reach, ReachNothing, ReachSpark, RunLimits
+from traceplane.sandbox.frames import Reach, ReachNothing, ReachSpark
 from traceplane.sandbox.pool import Sandbox
 from traceplane.sandbox.sandbox_settings import SandboxSettings
-from traceplane.spark.command import SparkSettings
 from traceplane.spark.server import SparkServer
 from traceplane.spark.servers import SparkServers
 
@@ -46,12 +53,6 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-RUN_AS = CODE.parent / "process" / "run_as.py"
-IN_A_WAY_OF_CONFINING = "TRACEPLANE_TEST_SPARK_WITHOUT" in os.environ
-AS_ROOT = os.geteuid() == 0
-WORKER_UID, LOCAL_UID = pwd.getpwnam("nobody").pw_uid, 60_710
-"""Of the unprivileged worker, which needs a name (Java asks for it), and of somebody else on the machine."""
-
 needs_namespaces = pytest.mark.skipif(WEAKEST, reason="without namespaces there is nothing to take away")
 
 
@@ -59,18 +60,6 @@ needs_namespaces = pytest.mark.skipif(WEAKEST, reason="without namespaces there 
 def victims() -> Iterator[Victims]:
     with standing_victims() as victims:
         yield victims
-
-
-def spark_settings(victims: Victims) -> SparkSettings:
-    return SparkSettings(
-        folder=victims.spark,
-        object_store=victims.objects,
-        code_paths=(victims.code_folder,),
-        master="local[2]",
-        memory_mb=512,
-        quick=True,
-        disabled_layers=WITHOUT,
-    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -110,71 +99,6 @@ async def sandbox(victims: Victims, servers: SparkServers) -> AsyncIterator[Sand
     await started.close()
 
 
-async def run(
-    sandbox: Sandbox,
-    server: SparkServer,
-    victims: Victims,
-    operator: str,
-    *,
-    readable: tuple[Path, ...] = (),
-    output: Path | None = None,
-    uses_spark: bool = True,
-    **config: Any,
-) -> Run:
-    """A task as a worker runs it: its output folder is shown to the server to write, the rest to read."""
-    outputs = () if output is None else (DeclaredOutput("rows", str(output)),)
-    assignment = Assignment(
-        task_id="task",
-        attempt=1,
-        entrypoint=f"hostile_spark:{operator}",
-        payload=TaskPayload(config={"remote": server.remote, **config}, outputs=outputs),
-        code_paths=(victims.code_folder,),
-        limits=RunLimits(processes=256),
-        spark=server.used if uses_spark else None,
-    )
-    lines: list[str] = []
-    writable = [] if output is None else [output]
-    grant = server.granting([*readable, *(path.parent for path in writable)], writable)
-    result = await sandbox.run(assignment, on_log=lines.append, timeout=600, grant=grant)
-    return Run(result, lines)
-
-
-async def told_by_udf(
-    sandbox: Sandbox, server: SparkServer, victims: Victims, act: str, *arguments: Any, **fields: Any
-) -> str:
-    probes = [["told", act, list(arguments)]]
-    done = await run(sandbox, server, victims, "in_udf", probes=probes, **fields)
-    assert done.code is None, done.result.error
-    return str(done.told["told"])
-
-
-async def eventually(condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"it never came true: {what}"
-        await asyncio.sleep(0.02)
-    return found
-
-
-def jvm_of(server: SparkServer) -> int:
-    """The Java process below a launcher."""
-    below = {server.pid}
-    for _ in range(3):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-                if parent in below:
-                    below.add(int(name))
-    (jvm,) = (pid for pid in below if b"SparkConnectServer" in _command_line(pid))
-    return jvm
-
-
-def _command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
 # --- the probes ---------------------------------------------------------------------------------------------------
 
 
@@ -184,11 +108,15 @@ async def outcomes(sandbox: Sandbox, server: SparkServer, victims: Victims) -> d
     (victims.granted / "attempt").mkdir(mode=0o755)
     victims.remember()
     found: dict[str, dict[str, str]] = {}
-    for table, operator in ((FROM_A_UDF, "in_udf"), (FROM_SQL, "in_sql"), (FROM_CONNECT, "in_client")):
-        probes = [victims.filled_in(probe) for probe in table]
+    for table, operator in (
+        (probes.FROM_A_UDF, "in_udf"),
+        (probes.FROM_SQL, "in_sql"),
+        (probes.FROM_CONNECT, "in_client"),
+    ):
+        acts = [victims.filled_in(probe) for probe in table]
         if operator != "in_sql":
-            probes = [[*probe, []][:3] for probe in probes]
-        done = await run(sandbox, server, victims, operator, readable=(victims.granted,), probes=probes)
+            acts = [[*act, []][:3] for act in acts]
+        done = await run(sandbox, server, victims, operator, readable=(victims.granted,), probes=acts)
         assert done.code is None, (done.result.error, done.lines[-20:])
         found[operator] = done.told
     return found
@@ -199,17 +127,17 @@ def check(probe: Probe, outcome: str) -> None:
     assert SECRET not in outcome
 
 
-@pytest.mark.parametrize("probe", FROM_A_UDF, ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", probes.FROM_A_UDF, ids=lambda probe: probe.name)
 async def test_a_function_in_spark_is_refused_when_it(probe: Probe, outcomes: Any) -> None:
     check(probe, outcomes["in_udf"][probe.name])
 
 
-@pytest.mark.parametrize("probe", FROM_SQL, ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", probes.FROM_SQL, ids=lambda probe: probe.name)
 async def test_sql_is_refused_when_it(probe: Probe, outcomes: Any) -> None:
     check(probe, outcomes["in_sql"][probe.name])
 
 
-@pytest.mark.parametrize("probe", FROM_CONNECT, ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", probes.FROM_CONNECT, ids=lambda probe: probe.name)
 async def test_a_client_of_connect_is_refused_when_it(probe: Probe, outcomes: Any) -> None:
     check(probe, outcomes["in_client"][probe.name])
 
@@ -246,25 +174,14 @@ async def test_a_task_has_spark_write_its_output(
     assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o444)
 
 
-SPOILED = {
-    "keep_file_open": "operator.output_in_use",
-    "exchange_by_link": "operator.result_invalid",
-    "link_twice": None,
-    "exchange_by_folder": "operator.result_invalid",
-    "exchange_by_pipe": "operator.result_invalid",
-    "set_id_file": None,
-}
-"""What a function does to its task's output, and what becomes of the task."""
-
-
-@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("spoil", probes.SPOILED)
 async def test_an_output_that_is_not_a_plain_file_or_is_still_open_does_not_count(
     spoil: str, sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
     output = victims.granted / spoil
     done = await run(sandbox, server, victims, "spoils_its_output", output=output, spoil=spoil)
     assert done.told["spoil"].startswith("did:"), done.told
-    expected = SPOILED[spoil]
+    expected = probes.SPOILED[spoil]
     assert done.code == expected
     if expected is not None:
         await eventually(lambda: not output.exists(), "the output is removed")
@@ -302,7 +219,7 @@ async def test_an_output_cannot_be_replaced_once_it_was_inspected(
     told = ""
     while not told.startswith("did:"):
         told = await told_by_udf(sandbox, server, victims, "in_temp", "exchanged")
-    assert re.search(UNCHANGED, told), told
+    assert re.search(probes.UNCHANGED, told), told
     (file,) = done.result.outputs[0].files
     assert [path for path in output.rglob("*") if path.is_symlink()] == []
     assert stat.S_ISREG(os.lstat(file.path).st_mode)
@@ -348,24 +265,24 @@ async def test_readable_folders_cannot_be_changed_while_they_are_being_mounted(
 async def test_what_tasks_of_one_server_can_do_to_each_other_is_what_the_docs_say(
     sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
-    """`SHARED`: with a server for each job, only tasks of one job can."""
-    probes = [["sessions", "use_session_of_another", []]]
-    done = await run(sandbox, server, victims, "in_client", probes=probes)
-    assert done.told == {"sessions": "did: [3, 5]"}, SHARED["use_session_of_another"]
+    """`probes.SHARED`: with a server for each job, only tasks of one job can."""
+    acts = [["sessions", "use_session_of_another", []]]
+    done = await run(sandbox, server, victims, "in_client", probes=acts)
+    assert done.told == {"sessions": "did: [3, 5]"}, probes.SHARED["use_session_of_another"]
 
 
 @needs_namespaces
 async def test_a_daemon_of_one_job_sees_later_tasks_of_its_server(
     sandbox: Sandbox, server: SparkServer, victims: Victims
 ) -> None:
-    """`SHARED`: what a job leaves in a server stays there as long as the server does."""
+    """`probes.SHARED`: what a job leaves in a server stays there as long as the server does."""
     watched = str(victims.other / "second")
     await told_by_udf(sandbox, server, victims, "daemon_that_watches", watched, "stolen")
     assert await told_by_udf(sandbox, server, victims, "in_temp", "stolen") == "ENOENT"
     async with server.granting([victims.other], []):
         while (told := await told_by_udf(sandbox, server, victims, "in_temp", "stolen")) == "ENOENT":
             pass
-    assert "committed" in told, SHARED["daemon_that_watches"]
+    assert "committed" in told, probes.SHARED["daemon_that_watches"]
 
 
 async def test_servers_of_two_jobs_reach_nothing_of_each_other(victims: Victims) -> None:
@@ -384,14 +301,14 @@ async def test_servers_of_two_jobs_reach_nothing_of_each_other(victims: Victims)
             assert (one.used.uid != two.used.uid) == AS_ROOT
             address = two.remote.partition("/;")[0]
             port = int(address.rpartition(":")[2])
-            probes = [
+            acts = [
                 ["data", "read", [str(victims.other / "first")]],
                 ["ports", "ask_every_port_as_an_executor", []],
                 ["signals", "signal_strangers", []],
                 ["reaches the port", "connect", ["127.0.0.1", port]],
             ]
             async with two.granting([victims.other], []):
-                done = await run(sandbox, one, victims, "in_udf", probes=probes)
+                done = await run(sandbox, one, victims, "in_udf", probes=acts)
                 assert done.told == {
                     "data": "ENOENT",
                     "ports": "did: []",
@@ -430,15 +347,11 @@ async def test_an_operator_without_spark_cannot_use_it_even_with_the_token(
         await sandbox.close()
 
 
-def _port(server: SparkServer) -> int:
-    return int(server.remote.partition("/;")[0].rpartition(":")[2])
-
-
 async def test_no_outside_process_is_in_the_servers_network(
     server: SparkServer, victims: Victims, sandbox: Sandbox
 ) -> None:
     listening = int((await told_by_udf(sandbox, server, victims, "listen")).removeprefix("did: "))
-    for port in (_port(server), listening):
+    for port in (port_of(server), listening):
         with socket.socket() as client:
             reached = client.connect_ex(("127.0.0.1", port)) == 0
         assert reached == WEAKEST  # left open: there, the credential alone keeps others out
@@ -449,21 +362,6 @@ async def test_a_servers_files_are_closed_to_other_users(server: SparkServer, vi
         assert not path.stat().st_mode & 0o007, path
     for log in (victims.spark / "logs").iterdir():
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
-
-
-_OTHER_USER = """
-import json, os, socket, sys
-os.setgroups([]); os.setresgid(*[int(sys.argv[1])] * 3); os.setresuid(*[int(sys.argv[1])] * 3)
-outcomes = {}
-for path in sys.argv[3:]:
-    try:
-        outcomes[path] = str(os.listdir(path) if os.path.isdir(path) else open(path, "rb").read())
-    except OSError as error:
-        outcomes[path] = type(error).__name__
-with socket.socket() as client:
-    outcomes["port"] = client.connect_ex(("127.0.0.1", int(sys.argv[2])))
-print(json.dumps(outcomes))
-"""
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="it needs root to be somebody else")
@@ -487,7 +385,7 @@ async def test_another_user_of_the_machine_gets_nothing_from_a_server(
             for name in ("environ", "mem", "fd", "root")
         ),
     ]
-    command = [sys.executable, "-I", "-S", "-c", _OTHER_USER, str(LOCAL_UID), str(_port(server))]
+    command = [sys.executable, "-I", "-S", "-c", OTHER_USER, str(LOCAL_UID), str(port_of(server))]
     if not os.access(sys.executable, os.X_OK):
         pytest.skip("the interpreter lies in a closed folder")
     process = await asyncio.create_subprocess_exec(*command, *map(str, paths), stdout=asyncio.subprocess.PIPE)
@@ -541,7 +439,7 @@ async def test_a_killed_servers_processes_are_gone_and_its_grants_move_to_the_ne
     async with server.granting([victims.other], []):
         os.kill(jvm if victim == "the JVM" else launcher, signal.SIGKILL)
         await eventually(lambda: not processes_with(marker), f"{victim} takes its daemon with it")
-        await eventually(lambda: not _command_line(jvm), "the JVM is gone")
+        await eventually(lambda: not command_line(jvm), "the JVM is gone")
         await eventually(lambda: server.pid != launcher, "it is started again", 120)
         told = await told_by_udf(sandbox, server, victims, "read", str(victims.other / "first"))
         assert "committed" in told, victim
@@ -600,33 +498,3 @@ async def test_a_server_that_fills_the_disk_is_restarted(victims: Victims) -> No
         await running
         await sandbox.close()
         await servers.close()
-
-
-# --- the same again, with less ------------------------------------------------------------------------------------
-
-WAYS = {
-    "an unprivileged user": "",
-    "an unprivileged user without namespaces": "namespaces,network_namespace",
-}
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(IN_A_WAY_OF_CONFINING or not AS_ROOT, reason="one level is enough, and it needs root")
-@pytest.mark.parametrize("way", WAYS)
-async def test_each_way_of_confining_spark(way: str) -> None:
-    options = ("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(RUN_AS), "user", str(WORKER_UID)),
-        *(sys.executable, "-m", "pytest", *options, str(CODE / "test_hostile_spark.py")),
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "TRACEPLANE_TEST_SPARK_WITHOUT": WAYS[way],
-        },
-        cwd=CODE.parents[1],
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()[-6000:]
