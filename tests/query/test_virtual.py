@@ -218,6 +218,7 @@ async def test_the_result_of_a_query_handed_to_spark_expires_before_its_files_go
 ) -> None:
     plane = shop.plane
     made = await hand_over(shop, "select id from shop.orders")
+    await plane.meter()
     assert await plane.complete(*await plane.claim([made.task_id], runtime="spark")) == ["committed"]
     store = FolderObjectStore(shop.store)
     await collect(plane.database, store, Policy(timedelta(0), keep_versions=2))
