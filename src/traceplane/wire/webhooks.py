@@ -1,4 +1,4 @@
-"""Deliveries to webhook sources, and what the public API shows of these sources."""
+"""Deliveries to webhook sources, and these sources in the public API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from traceplane.wire.scalars import Wire
 
 class DeliveryResponse(Wire, frozen=True):
     status: Literal["accepted", "duplicate", "answered"]
-    """`duplicate`: it was accepted before; `answered`: the sender only tests the URL, and nothing is kept."""
+    """`duplicate`: it was accepted before. `answered`: the sender only tested the URL, and nothing is kept."""
     delivery: int | None = None
-    """Its number, if it is kept and new."""
+    """The number of the delivery, if it is new and kept."""
     challenge: str | None = None
-    """What Slack wants to be sent back."""
+    """The challenge that Slack expects in the response."""
 
 
 class RefusalView(Wire, frozen=True):
@@ -29,13 +29,13 @@ class WebhookView(Wire, frozen=True):
     dag: str
     job: str
     dataset: str
-    """What its events are of; the deliveries themselves, where they are kept."""
+    """The dataset of its events; if deliveries are kept, the one that holds them."""
     verification: str
     """The preset, `hmac`, or `none`."""
     keys_missing: list[str]
-    """Variables that the gateway which answers does not have."""
+    """Environment variables that are not set in the gateway that responds."""
     refusals: list[RefusalView]
-    """Most frequent first; `duplicate` counts repetitions."""
+    """Most frequent first; `duplicate` counts repeated deliveries."""
 
 
 class WebhooksResponse(Wire, frozen=True):
