@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 from tests.commands import Commands
 from tests.e2e.attacked_platform import (
@@ -18,21 +16,10 @@ from tests.e2e.attacked_platform import (
     POSTS_TO_GATEWAY,
     TASK,
     AttackedPlatform,
-    attacked_platform,
     event,
 )
-from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(
-    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[AttackedPlatform]:
-    folder = tmp_path_factory.mktemp("bad_input")
-    async with attacked_platform(postgres_server, template_database, folder) as attacked:
-        yield attacked
 
 
 # Bodies ---------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import pytest_asyncio
 
 from tests.e2e.attacked_platform import (
     DAG,
@@ -18,26 +17,15 @@ from tests.e2e.attacked_platform import (
     POSTS_TO_GATEWAY,
     TASK,
     AttackedPlatform,
-    attacked_platform,
     event,
 )
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant, mint
 from traceplane.auth.keyring import Keyring, generate
 from traceplane.auth.store import load_keyring, read_master_key
 from traceplane.postgres.database import Database
-from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.wire.tasks import ClaimRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(
-    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[AttackedPlatform]:
-    folder = tmp_path_factory.mktemp("refused_callers")
-    async with attacked_platform(postgres_server, template_database, folder) as attacked:
-        yield attacked
 
 
 # Who may call ---------------------------------------------------------------------------------------

@@ -9,13 +9,11 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator
 from itertools import cycle
 from typing import Any
 from uuid import UUID
 
 import pytest
-import pytest_asyncio
 
 from tests.process.effects import settle
 from tests.process.two_dispatchers import (
@@ -26,32 +24,15 @@ from tests.process.two_dispatchers import (
     one_job,
     sampled,
     take_all,
-    two_dispatchers,
 )
 from traceplane.postgres import events
 from traceplane.postgres.database import Database
-from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.events import NewEvent
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import Emission, EventOut
 from traceplane.worker.dispatcher_client import DispatcherClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[TwoDispatchers]:
-    folder = tmp_path_factory.mktemp("reported_event_failures")
-    async with two_dispatchers(postgres_server, template_database, folder) as platform:
-        yield platform
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: TwoDispatchers) -> TwoDispatchers:
-    await shared.revive()
-    return shared
 
 
 async def test_events_lost_when_the_consumer_is_at_its_concurrency_limit(world: TwoDispatchers) -> None:

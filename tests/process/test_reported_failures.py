@@ -10,7 +10,6 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from tests.platform import Platform, until
 from tests.process.effects import settle, stored_rows, watched
@@ -30,7 +28,6 @@ from tests.process.two_dispatchers import (
     one_job,
     patiently,
     take_all,
-    two_dispatchers,
 )
 from traceplane.errors import PlatformError
 from traceplane.postgres.database import SCHEMA
@@ -42,21 +39,6 @@ from traceplane.wire.tasks import ClaimRequest, Completion, Emission, EventOut
 from traceplane.worker.dispatcher_client import DispatcherClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    postgres_server: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[TwoDispatchers]:
-    folder = tmp_path_factory.mktemp("reported_failures")
-    async with two_dispatchers(postgres_server, template_database, folder) as platform:
-        yield platform
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: TwoDispatchers) -> TwoDispatchers:
-    await shared.revive()
-    return shared
 
 
 # Slots, leases, heartbeats ------------------------------------------------------------------------------
