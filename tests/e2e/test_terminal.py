@@ -59,6 +59,7 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
     failing = f"select cast(text as int) as {json.dumps('x')} from shop.out"
     return {
         "plan": [[str(dag)], [str(dag), "--json"]],
+        "jobs pause": [["shop", "write", "--reason", HOSTILE]],
         "tasks": [[], ["--json"]],
         "explain": [[task] for task in tasks] + [[tasks[0], "--json"]],
         "dead": [[], ["--all"], ["--json"]],
@@ -83,6 +84,9 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "scanner-lists set": [[HOSTILE, "A"]],
         "scanner-lists delete": [["none"], [HOSTILE]],
         "trigger doctor": [[], ["--json"]],
+        "jobs resume": [["shop", "write"], [HOSTILE, "write"]],
+        "batch close": [["shop", "write"], [HOSTILE, "write"]],
+        "webhooks": [[], ["--json"]],
         "emit": [["shop.in", "9"], [HOSTILE, "9"]],
         "backfill": [["shop.out", "--range", "2:3", "--only-failed", "--wait"]],
         "cancel": [tasks],

@@ -11,9 +11,9 @@ import pytest
 from tests.control_plane import ControlPlane
 from tests.dags import SOURCE, job
 from tests.hot_worker import HotWorker
+from tests.postgres.hot_history import DATASETS as HOT_DATASETS
+from tests.postgres.hot_history import pairs, stored
 from tests.postgres.test_garbage import claim, files, staged
-from tests.postgres.test_hot_tables import DATASETS as HOT_DATASETS
-from tests.postgres.test_hot_tables import pairs, stored
 from tests.postgres.test_scopes import dag as scopes_dag
 from tests.postgres.test_scopes import day, new_scopes
 from tests.postgres.test_scopes import job as reading

@@ -2,7 +2,7 @@
 
 control    the gateway's public API: events, backfills, tasks, status
 deploys    the same: deploys and versions of DAGs
-jobs       the same: pausing and resuming jobs
+jobs       the same: pauses of jobs, and their batches
 pipelines  the same: pipelines, lists of tickers, executions
 queries    the same: queries and the catalog
 scalars    the base and the field types that all contracts share
