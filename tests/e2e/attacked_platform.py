@@ -112,8 +112,8 @@ async def attacked_platform(
 ) -> AsyncIterator[AttackedPlatform]:
     name = folder.name
     url = await asyncio.to_thread(create_database, server, name, template=template_database)
-    # Nothing may change by itself while tests compare: lost wake-ups are not sent again.
-    patient = {"TRACEPLANE_RESEND_AFTER_SECONDS": "3600"}
+    # Nothing may change by itself while tests compare: lost wake-ups are not sent again, and no history is looked for.
+    patient = {"TRACEPLANE_RESEND_AFTER_SECONDS": "3600", "TRACEPLANE_BACKGROUND_GC": "false"}
     tokens = await _tokens(url)
     async with (
         Platform.start(url, folder, workers=0, environment=patient) as platform,
