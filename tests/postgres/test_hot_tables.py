@@ -16,6 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.control_plane import ControlPlane, Held
+from tests.dags import SOURCE, job
 from tests.hot_worker import HotWorker
 from tests.postgres.hot_history import COLUMNS, DAG, History, pairs, span, stored, table
 from traceplane.adapters.object_store_folder import FolderObjectStore
