@@ -56,6 +56,7 @@ FIRST_ROWS = {
     " join datasets d using (dataset_uuid) {mine} order by t.commit_id",
     "jobs": "select t.* from jobs t join dags d using (dag_id) {mine} order by t.job_id",
     "dags": "select d.* from dags d {mine} order by d.dag_id",
+    "pauses": "select t.* from job_pauses t join dags d using (dag_id) {mine} order by t.job",
     "versions": "select t.* from dag_versions t join dags d using (dag_id) {mine} order by t.dag_version_id",
     "pipelines": "select d.* from pipelines d {mine} order by d.pipeline_id",
     "executions": "select t.* from executions t join pipelines d using (pipeline_id) {mine} order by t.execution_id",
@@ -182,6 +183,9 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "POST /api/v1/delete": [("/api/v1/delete", {"dag": MARK, "force": True})],
         "POST /api/v1/events": [("/api/v1/events", {"events": [event]})],
         "POST /api/v1/backfill": [("/api/v1/backfill", {"dataset": f"{MARK}.in", "start": 0, "end": 9})],
+        "POST /api/v1/jobs/pause": [("/api/v1/jobs/pause", {"dag": MARK, "job": MARK})],
+        "POST /api/v1/jobs/resume": [("/api/v1/jobs/resume", {"dag": MARK, "job": MARK})],
+        "POST /api/v1/batches/close": [("/api/v1/batches/close", {"dag": MARK, "job": MARK})],
         "POST /api/v1/tasks/retry": [("/api/v1/tasks/retry", {"task_ids": tasks})],
         "POST /api/v1/tasks/cancel": [
             ("/api/v1/tasks/cancel", {"task_ids": tasks}),
@@ -218,6 +222,7 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "POST /api/v1/pipelines": [("/api/v1/pipelines", PIPELINE)],
         "PUT /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", {"tickers": ["MSFT"]})],
         "PUT /api/v1/user-limits/{user_id}": [(f"/api/v1/user-limits/{MARK}", {"launches_per_hour": None})],
+        "POST /api/v1/jobs/resume": [("/api/v1/jobs/resume", {"dag": "shop", "job": "copy"})],
         "POST /api/v1/rollback": [("/api/v1/rollback", {"dag": "shop"})],
     }
 
@@ -278,6 +283,7 @@ async def test_nothing_of_another_organization_is_changed(two: Two) -> None:
 
 
 async def test_what_has_the_same_name_is_its_own(two: Two) -> None:
+    await two.expect(two.first, "POST", "/api/v1/jobs/pause", {"dag": "shop", "job": "copy"})
     first = await two.rows_of("default")
     for route, calls in own(two).items():
         for path, body in calls:
