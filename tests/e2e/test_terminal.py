@@ -88,7 +88,7 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "batch close": [["shop", "write"], [HOSTILE, "write"]],
         "webhooks": [[], ["--json"]],
         "emit": [["shop.in", "9"], [HOSTILE, "9"]],
-        "backfill": [["shop.out", "--range", "2:3", "--only-failed", "--wait"]],
+        "backfill": [["shop.out", "--range", "2..3", "--only-failed", "--wait"]],
         "cancel": [tasks],
         "retry": [tasks],
         "gc": [["--dry-run", "--grace", "0s"]],
@@ -118,46 +118,7 @@ async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path
         tasks = [str(task.task_id) for task in listed.tasks if task.state == "dead"]
         pipeline, execution = await _pipeline(platform)
         dag.write_text(DAG.replace("NOTE", json.dumps(f"{HOSTILE} again")))
-        sql = "select * from shop.out"
-        failing = f"select cast(text as int) as {json.dumps('x')} from shop.out"
-        calls: dict[str, list[list[str]]] = {
-            "plan": [[str(dag)], [str(dag), "--json"]],
-            "tasks": [[], ["--json"]],
-            "explain": [[task] for task in tasks] + [[tasks[0], "--json"]],
-            "dead": [[], ["--all"], ["--json"]],
-            "logs": [[task] for task in tasks] + [[tasks[0], "--json"]],
-            "status": [[], ["--json"]],
-            "dags": [[], ["--json"]],
-            "datasets": [[], ["--json"], ["shop.out"], ["shop.out", "--json"]],
-            "versions": [["shop"], ["shop", "--json"]],
-            "query": [
-                *([sql, "--format", kind] for kind in ("table", "json", "csv")),
-                [failing],
-                [sql, "--to-dataset", "shop.copy"],
-            ],
-            "pipelines list": [[], ["--json"]],
-            "pipelines show": [[pipeline]],
-            "pipelines update": [[pipeline, "--inactive"]],
-            "pipelines create": [[HOSTILE, "--tickers", "A", "--celery", "--user", "another"]],
-            "pipelines limit": [[HOSTILE, "5"]],
-            "executions list": [[], ["--json"]],
-            "executions show": [[execution]],
-            "scanner-lists list": [[], ["--json"]],
-            "scanner-lists set": [[HOSTILE, "A"]],
-            "scanner-lists delete": [["none"], [HOSTILE]],
-            "trigger doctor": [[], ["--json"]],
-            "emit": [["shop.in", "9"], [HOSTILE, "9"]],
-            "backfill": [["shop.out", "--range", "2..3", "--only-failed", "--wait"]],
-            "cancel": [tasks],
-            "retry": [tasks],
-            "gc": [["--dry-run", "--grace", "0s"]],
-            "deploy": [[str(dag), "--wait"]],
-            "cutover": [["shop"]],
-            "abort": [["shop"]],
-            "rollback": [["shop"], [HOSTILE]],
-            "pipelines delete": [[pipeline]],
-            "delete": [[HOSTILE, "--yes"]],
-        }
+        calls = calls_of(dag, tasks, pipeline, execution)
         assert set(calls) | SHOWS_NOTHING_OF_OTHERS == leaves()
         shown, forged = {}, {}
         for name, variants in calls.items():

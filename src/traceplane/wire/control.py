@@ -84,7 +84,7 @@ class TaskQuery(Wire, frozen=True):
     """For dead tasks: whether they still need attention."""
     start: Text | None = None
     end: Text | None = None
-    """Only tasks whose scope has positions from `start` to `end`, or partitions of the job."""
+    """Only tasks whose scope overlaps `start` to `end`, given as positions or as partitions of the job."""
     before: UUID | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
 
@@ -179,7 +179,7 @@ class ExplainResponse(Wire, frozen=True):
 
 
 class TaskSelection(Wire, frozen=True):
-    """Tasks by their ids; or those of a DAG, of one of its jobs, of positions or partitions from `start` to
+    """Tasks by id, or the tasks of a DAG, optionally of one job and of positions or partitions from `start` to
     `end`."""
 
     task_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_BATCH)] = msgspec.field(default_factory=list)
