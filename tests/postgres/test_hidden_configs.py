@@ -139,6 +139,7 @@ class ShopWithSecrets:
                 (f"/api/v1/versions?dag={self.query_dag}", None),
             ],
             "GET /api/v1/dags": [("/api/v1/dags", None)],
+            "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
             "GET /api/v1/tasks": [("/api/v1/tasks", None)],
             "GET /api/v1/tasks/{task_id}": [
                 (f"/api/v1/tasks/{t}", None) for t in (self.dead, self.queued, self.executions[0])
@@ -169,6 +170,7 @@ class ShopWithSecrets:
             "GET /healthz": [("/healthz", None)],
             "GET /readyz": [("/readyz", None)],
             "GET /metrics": [("/metrics", None)],
+            "POST /hooks/{org}/{path}": [("/hooks/default/none", {})],
         }
 
 
