@@ -90,6 +90,12 @@ async def test_a_window_waits_for_what_it_reads_and_a_change_recomputes_exactly_
     assert await new_scopes(plane, "a", 10, kind="invalidation") == ["10!", "11!", "12!", "13!"]
 
 
+async def test_a_window_that_waits_for_nothing_runs_at_once(plane: ControlPlane) -> None:
+    await plane.deploy(dag(job("j", "{from: {dataset: a}, read: {before: 3}, wait_for: nothing}")))
+    assert await new_scopes(plane, "a", 6) == ["6"]
+    assert await new_scopes(plane, "a", 5) == ["5", "6!"]
+
+
 async def test_a_window_that_looks_ahead_waits_for_it(plane: ControlPlane) -> None:
     await plane.deploy(dag(job("j", "{from: {dataset: a}, read: {before: 1, after: 1}}")))
     assert await new_scopes(plane, "a", 0, 1, 2) == ["0", "1"]

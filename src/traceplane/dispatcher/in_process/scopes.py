@@ -177,7 +177,7 @@ async def _ready(
     answers = await scopes.held(
         tx, job.job_id, [(used.input_index, positions) for _, used, positions in asked]
     ) if asked else []  # fmt: skip
-    verdicts: dict[str, list[bool]] = {}
+    verdicts: dict[str, list[bool]] = {scope.scope_key: [] for scope in candidates}
     dropped = await dataset_retention.dropped_inputs(tx, job.job_id)
     for (scope, used, positions), held in zip(asked, answers, strict=True):
         wait_for = used.edge.read.wait_for
@@ -186,10 +186,10 @@ async def _ready(
             there = extent is not None and extent[1] > positions[1] and held.some_of_it
         else:
             there = held.all_of_it if wait_for is WaitFor.ALL else held.some_of_it
-        verdicts.setdefault(scope.scope_key, []).append(there)
+        verdicts[scope.scope_key].append(there)
     enough = all if job.config.get("when", "all") == "all" else any
     unreadable = {scope.scope_key for scope in candidates if _reads_any(job, scope, dropped)}
-    return {key for key, there in verdicts.items() if enough(there) and key not in unreadable}
+    return {key for key, there in verdicts.items() if (not there or enough(there)) and key not in unreadable}
 
 
 def _reads_any(job: InProcessJob, scope: KnownScope, dropped: Sequence[tuple[int, Range]]) -> bool:
