@@ -14,7 +14,7 @@ from tests.dags import SOURCE, job
 from tests.postgres.test_garbage import claim, files, staged
 from traceplane.adapters.object_store import StagingPrefix
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.dispatcher.loops.retention import Ended, Retention
+from traceplane.dispatcher.loops.retention import Retention, RetentionPass
 from traceplane.errors import PlatformError
 from traceplane.postgres import history, tasks
 from traceplane.registry.garbage import Collected, Policy, collect
@@ -227,9 +227,9 @@ async def test_two_dispatchers_run_a_round_once(plane: ControlPlane, root: Path)
     loops = [Retention(plane.database, lambda: FolderObjectStore(root), POLICY, share=1.0) for _ in range(2)]
     done = [*await asyncio.gather(*(rounds(loop) for loop in loops))]
     assert sum(d.tasks for d in done) == 20
-    assert [await rounds(loop) for loop in loops] == [Ended(), Ended()]
+    assert [await rounds(loop) for loop in loops] == [RetentionPass(), RetentionPass()]
     await plane.set_clock(31 * DAY + 5 * 3600)
-    assert await rounds(loops[0]) == Ended()
+    assert await rounds(loops[0]) == RetentionPass()
 
 
 async def test_the_round_of_a_dispatcher_that_died_is_taken_over(plane: ControlPlane, root: Path) -> None:
@@ -250,7 +250,7 @@ async def rounds(loop: Retention) -> Collected:
         done = await loop.run_once()
         total = total + done
         if not done.more:
-            return Ended.of(total)
+            return RetentionPass.of(total)
 
 
 async def test_a_round_that_failed_is_due_again_soon(plane: ControlPlane, root: Path) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from traceplane.model.dag import CatchUp, CatchUpPolicy, Period, Source, SourceKind
+from traceplane.model.dag import CatchUpPolicy, Period, Source, SourceCatchUp, SourceKind
 from traceplane.model.partitions import By, Partitions
 from traceplane.schedule.due_ticks import DueTicks, delay_of, position, settle
 
@@ -19,7 +19,7 @@ def at(hour: int, minute: int = 0, day: int = 16) -> datetime:
 
 
 def cron(schedule: str = HOURLY, policy: str = "latest", most: int = 100, **fields: object) -> Source:
-    catch_up = CatchUp(CatchUpPolicy(policy), most)
+    catch_up = SourceCatchUp(CatchUpPolicy(policy), most)
     return Source(SourceKind.CRON, schedule, catch_up=catch_up, **fields)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,6 @@ from tests.dag_texts import DAYS, FULL, HEAD, SOURCE, job, parse
 from traceplane.errors import SpecInvalid
 from traceplane.model.dag import (
     Activation,
-    CatchUp,
     CatchUpPolicy,
     Column,
     Dataset,
@@ -25,6 +24,7 @@ from traceplane.model.dag import (
     Priority,
     ScalingMode,
     Source,
+    SourceCatchUp,
     SourceKind,
     Storage,
     UpdateStrategy,
@@ -210,7 +210,10 @@ def test_valid_schedules_are_accepted(schedule: str) -> None:
 
 def test_a_cron_source_says_when_it_fires_and_what_of_the_missed_ticks() -> None:
     fields = "kind: cron, schedule: '0 6 * * *', time_zone: Europe/Berlin, jitter: 2m, period: previous"
-    catch_up = {"all": CatchUp(CatchUpPolicy.ALL), "{policy: none, most: 3}": CatchUp(CatchUpPolicy.NONE, 3)}
+    catch_up = {
+        "all": SourceCatchUp(CatchUpPolicy.ALL),
+        "{policy: none, most: 3}": SourceCatchUp(CatchUpPolicy.NONE, 3),
+    }
     for text, expected in catch_up.items():
         dag = parse(DAYS + SOURCE.replace("kind: manual", f"{fields}, catch_up: {text}"))
         assert dag.jobs[0].source == Source(

@@ -19,7 +19,7 @@ from traceplane.model.task_payload import DeclaredOutput, OperatorInput, TaskPay
 from traceplane.sdk import OperatorError, OperatorTask
 from traceplane.webhooks import bodies, rows
 from traceplane.webhooks.bodies import NotABody, find, parse, pointer_problem
-from traceplane.webhooks.values import DoesNotFit, as_json, converted
+from traceplane.webhooks.values import ValueUnfit, as_json, converted
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -115,7 +115,7 @@ def test_a_value_becomes_what_its_column_is(value: Any, type_: pa.DataType, want
     ([[]], pa.list_(pa.int64())),
 ])  # fmt: skip
 def test_a_value_that_does_not_fit_is_never_bent(value: Any, type_: pa.DataType) -> None:
-    with pytest.raises(DoesNotFit) as refused:
+    with pytest.raises(ValueUnfit) as refused:
         converted(value, type_)
     assert str(value) not in str(refused.value) or len(str(value)) < 3
 

@@ -14,14 +14,14 @@ from tests.webhooks import KEY, as_sent, digest, from_github, from_slack, from_s
 from traceplane.model import hook_keys
 from traceplane.webhooks import signatures
 from traceplane.webhooks.config import Algorithm, Encoding, Preset, Timestamp, Verify
-from traceplane.webhooks.signatures import Refused, read, scheme_of
+from traceplane.webhooks.signatures import SignatureRefused, read, scheme_of
 
 GITHUB, STRIPE, SLACK = (scheme_of(Verify(preset=preset)) for preset in Preset)
 NOW = 1_700_000_000.0
 
 
 def code(scheme: signatures.Scheme, headers: dict[str, str], now: float = NOW) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(SignatureRefused) as refused:
         read(scheme, as_sent(headers), now)
     return refused.value.code
 
@@ -87,10 +87,10 @@ def test_a_header_that_is_given_twice_is_none() -> None:
     headers = as_sent(from_github(b"x"))
     signature = next(h for h in headers if h[0] == b"x-hub-signature-256")
     for more in (signature, (b"x-hub-signature-256", b"sha256=00")):
-        with pytest.raises(Refused, match="one header"):
+        with pytest.raises(SignatureRefused, match="one header"):
             read(GITHUB, [*headers, more], NOW)
     stamped = as_sent(from_slack(b"x", at=NOW))
-    with pytest.raises(Refused, match="given once"):
+    with pytest.raises(SignatureRefused, match="given once"):
         read(SLACK, [*stamped, stamped[0]], NOW)
 
 
@@ -145,7 +145,7 @@ def test_whatever_is_in_the_headers_is_read_or_refused(value: bytes) -> None:
         headers = [(scheme.header.lower().encode(), value), (b"x-slack-request-timestamp", value)]
         try:
             signature = read(scheme, headers, NOW)
-        except Refused:
+        except SignatureRefused:
             continue
         assert not signature.matches(["key"], b"body")
 

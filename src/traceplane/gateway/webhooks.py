@@ -34,7 +34,7 @@ from traceplane.settings import Settings
 from traceplane.webhooks import bodies, signatures
 from traceplane.webhooks.bodies import Body
 from traceplane.webhooks.config import LONGEST_KEY, Preset
-from traceplane.webhooks.signatures import Refused, Scheme
+from traceplane.webhooks.signatures import Scheme, SignatureRefused
 from traceplane.wire.webhooks import DeliveryResponse, RefusalView, WebhooksResponse, WebhookView
 
 READER = "reader"
@@ -259,7 +259,7 @@ class Webhooks:
                     else _Delivery(endpoint.source, key, None, _scope(endpoint.source, config.scope, body))
                 )
                 return await self._deliver(delivery)
-        except Refused as refused:
+        except SignatureRefused as refused:
             raise Forbidden(refused.code, refused.message, next_step=refused.next_step) from None
 
     @asynccontextmanager

@@ -144,7 +144,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
+class SourceCatchUp:
     policy: CatchUpPolicy = CatchUpPolicy.LATEST
     most: int = 100
     """With `all`: only so many of the missed ticks fire, the latest ones."""
@@ -157,7 +157,7 @@ class Source:
     kind: SourceKind
     schedule: str | None = None
     time_zone: str = "UTC"
-    catch_up: CatchUp = CatchUp()
+    catch_up: SourceCatchUp = SourceCatchUp()
     jitter_seconds: float = 0.0
     """Ticks fire up to this much later, always by the same amount for one source."""
     period: Period = Period.THIS

@@ -116,30 +116,7 @@ def _queued(facts: ExplainFacts) -> list[Reason]:
                 "scope_busy", f"Task {facts.scope_held_by} is running on the same scope; one runs at a time."
             )
         )
-    limit, name = (
-        (facts.max_concurrency, "max_concurrency")
-        if facts.max_concurrency is not None
-        else (facts.dispatch_window, "dispatch window")
-    )
-    if facts.in_flight >= limit:
-        reasons.append(
-            Reason(
-                "concurrency",
-                f"Job {facts.job} has {facts.in_flight} tasks in flight; its {name} is {limit}.",
-            )
-        )
-    elif (
-        facts.priority == 1
-        and facts.backfill_concurrency is not None
-        and facts.backfill_in_flight >= facts.backfill_concurrency
-    ):
-        reasons.append(
-            Reason(
-                "concurrency",
-                f"Job {facts.job} has {facts.backfill_in_flight} backfill tasks in flight, and keeps the other of its "
-                f"{limit} slots for new events; scaling.mode: backfill gives them to backfills.",
-            )
-        )
+    reasons += _no_slot(facts)
     if facts.ahead:
         tasks = "1 task" if facts.ahead == 1 else f"{facts.ahead} tasks"
         verb = "is" if facts.ahead == 1 else "are"
@@ -147,6 +124,34 @@ def _queued(facts: ExplainFacts) -> list[Reason]:
     if not facts.routed:
         reasons.append(Reason("retired", "Its job is no longer deployed."))
     return reasons or [Reason("due", "Nothing holds it; the dispatcher sends it in its next pass.")]
+
+
+def _no_slot(facts: ExplainFacts) -> list[Reason]:
+    limit, name = (
+        (facts.max_concurrency, "max_concurrency")
+        if facts.max_concurrency is not None
+        else (facts.dispatch_window, "dispatch window")
+    )
+    if facts.in_flight >= limit:
+        return [
+            Reason(
+                "concurrency",
+                f"Job {facts.job} has {facts.in_flight} tasks in flight; its {name} is {limit}.",
+            )
+        ]
+    if (
+        facts.priority == 1
+        and facts.backfill_concurrency is not None
+        and facts.backfill_in_flight >= facts.backfill_concurrency
+    ):
+        return [
+            Reason(
+                "concurrency",
+                f"Job {facts.job} has {facts.backfill_in_flight} backfill tasks in flight, and keeps the other of its "
+                f"{limit} slots for new events; scaling.mode: backfill gives them to backfills.",
+            )
+        ]
+    return []
 
 
 def _dispatched(facts: ExplainFacts) -> list[Reason]:

@@ -14,7 +14,7 @@ from traceplane.operators import config as operator_config
 from traceplane.sdk import OperatorError, OperatorOutput, OperatorTask
 from traceplane.webhooks.bodies import NotABody, find, value_of
 from traceplane.webhooks.specs import BODY_PLACE, DELIVERY_PLACES, HEADER_PLACE, RowsConfig
-from traceplane.webhooks.values import DoesNotFit, converted
+from traceplane.webhooks.values import ValueUnfit, converted
 
 _LIMIT = 10_000
 """Rows in memory at once."""
@@ -70,7 +70,7 @@ class _Columns:
             value = item.at(place)
             try:
                 row.append(converted(value, field.type))
-            except DoesNotFit as error:
+            except ValueUnfit as error:
                 raise _unfit(item, field.name, str(error)) from None
             if value is None and not field.nullable:
                 raise _unfit(

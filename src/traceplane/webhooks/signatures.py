@@ -26,7 +26,7 @@ _MOST_SIGNATURES = 10
 """In one header; a sender that is changing its key sends two."""
 
 
-class Refused(Exception):
+class SignatureRefused(Exception):
     """The headers or the signature of a delivery are not right; `code` is stable."""
 
     def __init__(self, code: str, message: str, next_step: str) -> None:
@@ -115,7 +115,7 @@ def signed_text_problem(signed: str, *, timestamp: bool) -> str | None:
 
 
 def read(scheme: Scheme, headers: Headers, now: float) -> Signature:
-    """What the headers say; raises `Refused`. `now`: in seconds since 1970."""
+    """What the headers say; raises `SignatureRefused`. `now`: in seconds since 1970."""
     value = the_one(headers, scheme.header)
     if value is None:
         raise _refused("webhook.signature_missing", f"there must be one header {scheme.header}")
@@ -131,7 +131,7 @@ def read(scheme: Scheme, headers: Headers, now: float) -> Signature:
     return Signature(digests, scheme.algorithm, scheme.before_body.replace(_TIMESTAMP, text).encode())
 
 
-def wrong() -> Refused:
+def wrong() -> SignatureRefused:
     return _refused("webhook.signature_wrong", "no key of this source made this signature over this body")
 
 
@@ -170,14 +170,14 @@ def _digest(scheme: Scheme, value: bytes) -> bytes:
 
 def _check_time(stamp: bytes | None, scheme: Scheme, now: float) -> None:
     if stamp is None or not _SECONDS.fullmatch(stamp):
-        raise Refused(
+        raise SignatureRefused(
             "webhook.timestamp_invalid",
             "the time of the signature must be given once, in whole seconds since 1970",
             "send it as the source's `verify` says",
         )
     late = now - int(stamp)
     if abs(late) > scheme.tolerance_seconds:
-        raise Refused(
+        raise SignatureRefused(
             "webhook.timestamp_outside",
             f"the signature is {abs(late):.0f} seconds {'old' if late > 0 else 'ahead'},"
             f" more than {scheme.tolerance_seconds:g}",
@@ -185,5 +185,5 @@ def _check_time(stamp: bytes | None, scheme: Scheme, now: float) -> None:
         )
 
 
-def _refused(code: str, message: str) -> Refused:
-    return Refused(code, message, "sign the raw body with the key, as the source's `verify` says")
+def _refused(code: str, message: str) -> SignatureRefused:
+    return SignatureRefused(code, message, "sign the raw body with the key, as the source's `verify` says")

@@ -17,18 +17,18 @@ import pyarrow as pa
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class DoesNotFit(ValueError):
+class ValueUnfit(ValueError):
     """A value that a type cannot hold."""
 
 
 def converted(value: Any, type_: pa.DataType) -> Any:
-    """What Arrow takes for a value of this type; raises `DoesNotFit`."""
+    """What Arrow takes for a value of this type; raises `ValueUnfit`."""
     if value is None:
         return None
     try:
         return _converted(value, type_)
     except (ValueError, OverflowError, InvalidOperation, RecursionError):
-        raise DoesNotFit(f"{_shown(value)} does not fit into {type_}") from None
+        raise ValueUnfit(f"{_shown(value)} does not fit into {type_}") from None
 
 
 def _converted(value: Any, type_: pa.DataType) -> Any:

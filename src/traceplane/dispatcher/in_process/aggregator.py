@@ -46,7 +46,7 @@ _HIGHEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class BatchRule:
     """How positions are cut into batches."""
 
     size: int | None
@@ -96,7 +96,7 @@ class Batching:
 
 
 async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -> Work:
-    batching = Batching.of(job)
+    batching = BatchRule.of(job)
     accepted, refused = take(batch, batching)
     changed = await _changed(tx, job.job_id, accepted)
     told = await scopes.told_by(tx, [t.task_id for t in accepted if t.kind == "invalidation"])
@@ -109,7 +109,7 @@ async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -
     return Work(events, accepted, dict.fromkeys((task.task_id for task in refused), too_wide("aggregator")))
 
 
-def take(batch: Sequence[QueuedTask], batching: Batching) -> tuple[list[QueuedTask], list[QueuedTask]]:
+def take(batch: Sequence[QueuedTask], batching: BatchRule) -> tuple[list[QueuedTask], list[QueuedTask]]:
     """The tasks to process now, in order, and those that are too wide for any pass."""
     accepted: list[QueuedTask] = []
     refused: list[QueuedTask] = []
@@ -138,7 +138,7 @@ async def _changed(
 
 
 async def _fill(
-    tx: Transaction, job: InProcessJob, batching: Batching, bringers: Sequence[QueuedTask]
+    tx: Transaction, job: InProcessJob, batching: BatchRule, bringers: Sequence[QueuedTask]
 ) -> list[NewEvent]:
     """Adds what has arrived; returns the events of batches that are full now."""
     causes: dict[int, list[QueuedTask]] = {}
@@ -163,7 +163,7 @@ async def _fill(
 async def _full(
     tx: Transaction,
     job: InProcessJob,
-    batching: Batching,
+    batching: BatchRule,
     bringers: Sequence[QueuedTask],
     causes: Mapping[int, Sequence[QueuedTask]],
     old_head: int | None,
@@ -213,7 +213,7 @@ async def _slots_with_positions(tx: Transaction, job_id: UUID, within: Range, si
 
 async def close_due(tx: Transaction, job: InProcessJob) -> list[NewEvent]:
     """Closes the batches of a locked aggregator whose time has come; returns their events."""
-    batching = Batching.of(job)
+    batching = BatchRule.of(job)
     due = await aggregator.due_slots(tx, job.job_id)
     if not due:
         return []
@@ -229,7 +229,7 @@ async def close_due(tx: Transaction, job: InProcessJob) -> list[NewEvent]:
 
 
 async def _closed(
-    tx: Transaction, job: InProcessJob, batching: Batching, due: Sequence[DueSlot], *, by_hand: bool
+    tx: Transaction, job: InProcessJob, batching: BatchRule, due: Sequence[DueSlot], *, by_hand: bool
 ) -> list[ClosedBatch]:
     if batching.size is None:
         reason: ClosedBy = "hand" if by_hand else "every" if batching.every is not None else "all"

@@ -31,11 +31,11 @@ _TAKEN_OVER_AFTER = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Collected):
+class RetentionPass(Collected):
     more: bool = False
 
     @classmethod
-    def of(cls, collected: Collected, *, more: bool = False) -> Ended:
+    def of(cls, collected: Collected, *, more: bool = False) -> RetentionPass:
         return cls(**collected.counts(), more=more)
 
 
@@ -55,7 +55,7 @@ class Retention:
         self._running: tuple[Round, AsyncIterator[Collected]] | None = None
         self._store: ObjectStore | None = None
 
-    async def run_once(self) -> Ended:
+    async def run_once(self) -> RetentionPass:
         began, total = time.monotonic(), Collected()
         store = self._store = self._store or self._object_store()
         if self._running is None and (due := await self._next_due()) is not None:
@@ -68,13 +68,13 @@ class Retention:
             if batch is None:
                 await self._due_after(self._running[0], self._interval(self._running[0]))
                 self._running = None
-                return Ended.of(total, more=True)  # another round may be due
+                return RetentionPass.of(total, more=True)  # another round may be due
             total += batch
             worked = time.monotonic() - batch_began
             await asyncio.sleep(min(worked * (1 / self._share - 1), _LONGEST_REST))
             if time.monotonic() - began > _PASS_SECONDS:
-                return Ended.of(total, more=True)
-        return Ended.of(total)
+                return RetentionPass.of(total, more=True)
+        return RetentionPass.of(total)
 
     async def close(self) -> None:
         if self._store is not None:

@@ -101,13 +101,13 @@ def _what_is_read(problems: Problems, node: yaml.Node) -> edges.What | read.Yaml
     return what
 
 
-def _catch_up(problems: Problems, node: yaml.Node) -> model.CatchUp | None:
+def _catch_up(problems: Problems, node: yaml.Node) -> model.SourceCatchUp | None:
     """A policy, alone or with its limit."""
     if not isinstance(node, yaml.MappingNode):
-        return model.CatchUp(read.choice(model.CatchUpPolicy)(problems, node))
+        return model.SourceCatchUp(read.choice(model.CatchUpPolicy)(problems, node))
     found: read.YamlMap = read.record(_CATCH_UP, "policy")(problems, node)
     given = {name: value for name, value in found.values.items() if value is not None}
-    return model.CatchUp(**given)
+    return model.SourceCatchUp(**given)
 
 
 def _most_missed(problems: Problems, node: yaml.Node) -> int:
