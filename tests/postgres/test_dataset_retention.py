@@ -19,6 +19,8 @@ from tests.postgres.test_scopes import day, new_scopes
 from tests.postgres.test_scopes import job as reading
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict
+from traceplane.postgres import pinned
+from traceplane.query.catalog import Catalog
 from traceplane.registry.garbage import Collected, Policy, collect
 from traceplane.wire.scalars import Scope
 
@@ -75,6 +77,22 @@ async def test_positions_are_dropped_by_the_time_of_their_commit(plane: ControlP
     assert (await end(plane, root)).files == 5
     assert len(files(root)) == 5
     assert (await end(plane, root)).partitions == 0
+
+
+async def test_a_gateway_that_has_listed_the_files_reads_the_dropped_ones_no_more(
+    plane: ControlPlane, root: Path
+) -> None:
+    await old_and_new(plane, root)
+    catalog = Catalog()
+
+    async def listed() -> list[int]:
+        async with plane.database.snapshot() as tx:
+            dataset = (await pinned.datasets(tx, "default", ["mid"]))["mid"]
+            return [commit.positions[0] for commit in (await catalog.files(tx, dataset, ())).commits]
+
+    assert await listed() == [*range(10)]
+    await end(plane, root)
+    assert await listed() == [*range(5, 10)]
 
 
 async def test_what_was_dropped_is_told_as_dropped(plane: ControlPlane, root: Path) -> None:

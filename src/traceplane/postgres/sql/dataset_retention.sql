@@ -59,6 +59,9 @@ with gone as materialized (
       or c.generation_id = any($2::uuid[]) and c.range_start between g.first and g.last
          and g.positions @> coverage_range(c.range_start, c.range_end))
   returning c.commit_id
+), noticed as (
+  -- Whoever has listed the commits of a generation compares this row.
+  update generation_cursors k set updated_at = k.updated_at where k.generation_id = any($2::uuid[])
 ), held as (
   update generation_coverage c set positions = c.positions - g.positions
   from gone g where c.generation_id = any($2::uuid[]) and c.positions && g.positions
