@@ -158,6 +158,28 @@ async def test_explain_names_the_manifest_of_a_batch(plane: ControlPlane) -> Non
     )
 
 
+async def test_a_rebuild_does_not_compute_the_old_batches_beside_a_wider_one(plane: ControlPlane) -> None:
+    await plane.deploy(bulk("{ all: true }"))
+    for position in range(3):
+        await plane.emit("in", [position])
+        await settle(plane)
+        await plane.run_all()
+    assert await batches(plane) == ["0-0", "1-1", "2-2"]
+    await plane.deploy(bulk("{ every: 5m }"))
+    for clock in (0, 300):
+        await plane.set_clock(clock)
+        await plane.builds.run_once()
+        await settle(plane)
+    held = await plane.claim(await plane.send())
+    assert [task.task.scope.partition_key for task in held if task.task.scope] == ["0-2"]
+    for _ in range(2):
+        await plane.builds.run_once()
+        await plane.meter()
+    await plane.complete(*held)
+    await plane.builds.run_once()
+    assert (await batches(plane))[3:] == ["0-2"]
+
+
 @pytest.mark.parametrize(
     ("by", "partitions", "arrived"),
     [

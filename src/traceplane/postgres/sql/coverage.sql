@@ -108,9 +108,12 @@ with unreadable as materialized (
   select range_size_of($1) as positions
 ), dead as materialized (
   select scope_key from tasks where job_id = $1 and stage = 3
+), in_flight as materialized (  -- a batch that was cut elsewhere than in the serving version holds several of its scopes
+  select coalesce(range_agg(coverage_range(range_start, range_end)), '{}') as positions
+  from tasks where job_id = $1 and stage = 1 and range_start is not null
 ), wanted as materialized (
   select distinct on (c.range_start, c.scope_key) c.partition_key, c.range_start, c.range_end
-  from own cross join coming cross join unreadable
+  from own cross join coming cross join unreadable cross join in_flight
   cross join lateral (
     select c.partition_key, c.range_start, c.range_end, c.scope_key from dataset_commits c
     where c.generation_id = $2 and c.superseded_by is null and not own.holds_all
@@ -122,7 +125,7 @@ with unreadable as materialized (
     and not unreadable.positions && coverage_range(c.range_start, c.range_end)
     and not exists (select 1 from size s where c.range_end::numeric - c.range_start + 1 <> s.positions
                       or mod(c.range_start, s.positions) <> 0)
-    and not exists (select 1 from tasks t where t.job_id = $1 and t.scope_key = c.scope_key and t.stage = 1 offset 0)
+    and not in_flight.positions && coverage_range(c.range_start, c.range_end)
     and c.scope_key not in (select scope_key from dead)
   order by c.range_start, c.scope_key limit $3
 ), made as (
