@@ -6,6 +6,7 @@ after the commit and not before, and starts the process again.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ RUNTIMES = f"""
 [runtimes.call]
 driver = "invoke"
 invoker = "process"
-target = "{sys.executable} -I -S {OPERATORS / "function.py"}"
+target = "{shlex.join([sys.executable, "-I", "-S", str(OPERATORS / "function.py")])}"
 capabilities = ["reactive"]
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
@@ -29,7 +30,7 @@ RUNTIMES = f"""
 [runtimes.call]
 driver = "invoke"
 invoker = "process"
-target = "{sys.executable} -I -S {OPERATORS / "slow_function.py"}"
+target = "{shlex.join([sys.executable, "-I", "-S", str(OPERATORS / "slow_function.py")])}"
 capabilities = ["reactive"]
 """
 
