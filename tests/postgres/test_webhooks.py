@@ -218,6 +218,10 @@ async def test_a_key_that_is_changed_is_known_beside_the_old_one(database_url: s
             403,
             "webhook.signature_wrong",
         )
+        # A gateway that has not read the deploy yet accepts nothing by a key that was replaced.
+        await plane.deploy(dag().replace(VARIABLE, "TRACEPLANE_HOOK_KEY_NEW"))
+        answers = [await sender.refused({}, from_github({}, "d-5", key="old")) for _ in range(2)]
+        assert answers == [(503, "webhook.source_changed"), (403, "webhook.signature_wrong")]
         # The key of another organization is none of this one.
         await plane.deploy(dag().replace(VARIABLE, "TRACEPLANE_HOOK_KEY_ACME__X"))
         await plane.api.webhooks.refresh()

@@ -27,7 +27,7 @@ from traceplane.model.partitions import By
 from traceplane.postgres import events, partition_names, tokens, webhooks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
-from traceplane.postgres.webhooks import KeptDelivery, WebhookSource
+from traceplane.postgres.webhooks import KeptDelivery, SourceAsRead, WebhookSource
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.runtime.process import Outcome
 from traceplane.settings import Settings
@@ -346,7 +346,7 @@ async def _commit(
     }
     return [
         _Committed("gone")
-        if d.source.job_id not in serving
+        if d.source.as_read not in serving
         else _Committed("accepted", numbers[id(d)])
         if id(d) in numbers
         else _Committed("duplicate")
@@ -354,13 +354,15 @@ async def _commit(
     ], accepted
 
 
-async def _new_ones(tx: Transaction, deliveries: Sequence[_Delivery]) -> tuple[set[UUID], list[_Delivery]]:
-    """The jobs of sources that are still as they were read, and of their deliveries those that are new: in their
+async def _new_ones(
+    tx: Transaction, deliveries: Sequence[_Delivery]
+) -> tuple[set[SourceAsRead], list[_Delivery]]:
+    """The sources that are still as they were read, and of their deliveries those that are new: in their
     order, and of those with the same key the first."""
-    first: dict[tuple[UUID, str], _Delivery] = {}
+    first: dict[tuple[SourceAsRead, str], _Delivery] = {}
     for delivery in deliveries:
-        first.setdefault((delivery.source.job_id, delivery.key), delivery)
-    sources = {delivery.source.job_id: delivery.source for delivery in deliveries}
+        first.setdefault((delivery.source.as_read, delivery.key), delivery)
+    sources = {delivery.source.as_read: delivery.source for delivery in deliveries}
     serving, added = await webhooks.add_keys(tx, list(sources.values()), list(first))
     return serving, [delivery for place, delivery in first.items() if place in added]
 

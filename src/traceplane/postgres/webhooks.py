@@ -19,6 +19,10 @@ from traceplane.webhooks.config import WebhookConfig
 _SQL = statements("webhooks")
 
 
+SourceAsRead = tuple[UUID, str]
+"""A job, and the config that deliveries to it were checked by."""
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookSource:
     org: str
@@ -27,12 +31,17 @@ class WebhookSource:
     """As its DAG file names it."""
     job_id: UUID
     config: WebhookConfig
+    config_hash: str
     dataset_uuid: UUID
     dataset_id: str
     generation_id: UUID
     voice: UUID
     """In whose name its events are emitted."""
     partitions: Partitions
+
+    @property
+    def as_read(self) -> SourceAsRead:
+        return self.job_id, self.config_hash
 
 
 async def sources(tx: Transaction) -> list[WebhookSource]:
@@ -65,21 +74,23 @@ async def paths_elsewhere(tx: Transaction, org: str, dag: str, paths: Sequence[s
 
 
 async def add_keys(
-    tx: Transaction, sources: Sequence[WebhookSource], keys: Sequence[tuple[UUID, str]]
-) -> tuple[set[UUID], set[tuple[UUID, str]]]:
-    """The jobs of those sources that are still as they were read, and the keys of theirs that no delivery had before,
-    each with its job."""
+    tx: Transaction, sources: Sequence[WebhookSource], keys: Sequence[tuple[SourceAsRead, str]]
+) -> tuple[set[SourceAsRead], set[tuple[SourceAsRead, str]]]:
+    """The sources that are still as they were read, and the keys of theirs that no delivery had before."""
     row = await tx.row(
         _SQL["add_keys"],
         [source.job_id for source in sources],
         [source.generation_id for source in sources],
-        [job_id for job_id, _ in keys],
+        [source.config_hash for source in sources],
+        [job_id for (job_id, _), _ in keys],
+        [config_hash for (_, config_hash), _ in keys],
         [key for _, key in keys],
     )
     assert row is not None
-    job_of = {source.dataset_uuid: source.job_id for source in sources}
+    serving = set(zip(row["jobs"] or (), row["config_hashes"] or (), strict=True))
+    by_dataset = {source.dataset_uuid: source.as_read for source in sources if source.as_read in serving}
     added = zip(row["datasets"] or (), row["keys"] or (), strict=True)
-    return set(row["serving"] or ()), {(job_of[dataset_uuid], key) for dataset_uuid, key in added}
+    return serving, {(by_dataset[dataset_uuid], key) for dataset_uuid, key in added}
 
 
 async def forget_keys(tx: Transaction, older_than: timedelta, limit: int) -> int:

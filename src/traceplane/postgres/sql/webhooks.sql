@@ -3,7 +3,7 @@
 -- name: sources
 -- Every source with a path that serves, of all organizations. `voice` as in registry.manual_target.
 select o.slug as org, d.name as dag, coalesce(j.definition->>'generated_for', j.name) as job, j.job_id,
-       j.definition->'config' as config, s.dataset_uuid, s.dataset_id, s.current_generation_id as generation_id,
+       j.definition->'config' as config, md5((j.definition->'config')::text) as config_hash, s.dataset_uuid, s.dataset_id, s.current_generation_id as generation_id,
        (select f.job_id from job_outputs f where f.generation_id = s.current_generation_id order by f.job_id limit 1) as voice,
        s.definition->'partitions' as partitions
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
@@ -24,22 +24,25 @@ where j.source_kind = 'webhook' and j.definition->'config' ? 'path' and j.routed
 order by 1, 2
 
 -- name: add_keys
--- Adds keys that are new, of jobs that still write to these generations, which their datasets still have. Another
--- transaction that is adding the same key is waited for. In the order of the primary key, so that two transactions with
+-- Adds keys that are new, of jobs that still have these configs, by which deliveries were checked, and write to these
+-- generations, which their datasets still have. Another transaction that is adding the same key is waited for. In the order of the primary key, so that two transactions with
 -- the same keys cannot deadlock.
 with serving as materialized (
-  select j.job_id, s.dataset_uuid from unnest($1::uuid[], $2::uuid[]) as w (job_id, generation_id)
+  select j.job_id, w.config_hash, s.dataset_uuid
+  from unnest($1::uuid[], $2::uuid[], $3::text[]) as w (job_id, generation_id, config_hash)
   join jobs j using (job_id) join job_outputs x on x.job_id = j.job_id and x.generation_id = w.generation_id
   join datasets s on s.dataset_uuid = x.dataset_uuid and s.current_generation_id = w.generation_id
-  where j.routed and not j.building
+  where j.routed and not j.building and md5((j.definition->'config')::text) = w.config_hash
 ), added as (
   insert into webhook_keys (dataset_uuid, key, received_at)
   select s.dataset_uuid, n.key, tp_now()
-  from unnest($3::uuid[], $4::text[]) as n (job_id, key) join serving s using (job_id)
+  from unnest($4::uuid[], $5::text[], $6::text[]) as n (job_id, config_hash, key)
+  join serving s using (job_id, config_hash)
   order by s.dataset_uuid, n.key collate "C"
   on conflict do nothing returning dataset_uuid, key
 )
-select (select array_agg(job_id) from serving) as serving, array_agg(dataset_uuid) as datasets, array_agg(key) as keys
+select (select array_agg(job_id) from serving) as jobs, (select array_agg(config_hash) from serving) as config_hashes,
+       array_agg(dataset_uuid) as datasets, array_agg(key) as keys
 from added
 
 -- name: last_numbers
