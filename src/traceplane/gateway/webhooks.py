@@ -427,8 +427,7 @@ def _check_keys(endpoint: Endpoint) -> None:
         raise PlatformError(
             "webhook.no_key",
             "the gateway does not have the key that deliveries are signed with",
-            value=", ".join(endpoint.missing),
-            next_step="set the variable in the gateway's environment, and restart the gateway",
+            next_step="tell the owner of the source, whom `traceplane webhooks` shows what is missing",
         )
 
 
