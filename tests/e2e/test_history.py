@@ -66,6 +66,11 @@ async def test_a_range_is_recomputed_and_the_replaced_files_are_deleted(
         assert (code, out.split(",")[0]) == (0, "deleted 10 files")
         assert stored(platform) == 30
 
+        code, out, _ = await traceplane(platform, "backfill", "out", "--range", "13..16", "--force", "--wait")
+        assert code == 1
+        assert "2 scopes skipped because of gaps in inputs. Missing: mid 15-16" in out
+        assert "2 of 4 done, 0 failed, 2 skipped" in out
+
         for wrong, told in (
             (("backfill", "mid", "--range", "5"), "cli.bad_range"),
             (("backfill", "mid", "--range", "5..1"), "backfill.bad_range"),

@@ -378,6 +378,21 @@ async def test_a_scope_that_was_canceled_is_explained_by_its_task(plane: Control
     assert str(third) in why.reasons[0].sentence
 
 
+async def test_each_scope_of_a_range_is_explained_by_its_own_reason(plane: ControlPlane) -> None:
+    await plane.deploy(chain(1))
+    await plane.emit("in", range(2))
+    _, second = await plane.tasks("a")
+    await plane.cancel(second)
+    await plane.run_all()
+    why = await plane.explain_scope("a", 0, 3)  # 1 was canceled, 2 and 3 were never emitted
+    assert [r.code for r in why.reasons] == ["input", "source", "task_canceled"]
+    assert str(second) in why.reasons[-1].sentence
+    await plane.emit("in", [2])
+    await plane.meter()
+    why = await plane.explain_scope("a", 0, 3)
+    assert [r.code for r in why.reasons] == ["task_dispatched", "input", "source", "task_canceled"]
+
+
 async def test_an_explanation_counts_the_tasks_that_it_does_not_list(plane: ControlPlane) -> None:
     await plane.deploy(chain(1))
     await plane.emit("in", range(7))

@@ -101,8 +101,10 @@ def _wait(
             if bar is not None:
                 bar.update(before.unfinished - answer.unfinished)
     if not quiet:
-        done = answer.scopes - answer.unfinished - answer.failed
-        say(f"{done} of {answer.scopes} done, {answer.failed} failed")
+        # A skipped scope may be one that failed before.
+        done = max(0, answer.scopes - answer.failed - begun.left_out)
+        skipped = f", {begun.left_out} skipped" if begun.left_out else ""
+        say(f"{done} of {answer.scopes} done, {answer.failed} failed{skipped}")
     return msgspec.structs.replace(answer, created=begun.created)
 
 

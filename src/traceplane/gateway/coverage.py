@@ -135,17 +135,17 @@ class _Why:
         if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
             where = f"the whole of {written(positions)}"
+        # Each scope of a range may lack for a reason of its own.
         tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_COUNTED)
-        if tasks:
-            return _of_tasks(dataset, tasks, _of_task)
-        reasons = await self._of_inputs(dataset, producer, positions, where, depth)
+        reasons = _of_tasks(dataset, tasks, _of_task)
+        if positions[0] < positions[1] or not reasons:
+            reasons += await self._of_inputs(dataset, producer, positions, where, depth)
+            reasons += await self._of_canceled(dataset, producer, positions, tasks)
         if reasons:
             return reasons
         job = f"{producer.dag}/{producer.job}"
         if producer.runtime == "dispatcher":
             return [ReasonView("passes_on", f"{dataset} lacks {where}: {job} has had no event about it.")]
-        if tasks := await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_COUNTED):
-            return _of_tasks(dataset, tasks, _of_task)
         first, last = map(read.partitions.name, positions)
         ticks = [_ticks(cron) for cron in await cron_sources.views(self._tx, self._org, dataset)]
         return [
@@ -155,6 +155,17 @@ class _Why:
                 f"`traceplane backfill {dataset} --range {first}..{last}` computes it.",
             )
         ]
+
+    async def _of_canceled(
+        self, dataset: str, producer: Producer, positions: Range, unfinished: Sequence[ScopeTask]
+    ) -> list[ReasonView]:
+        """The last canceled task of each scope that has no other one."""
+        if producer.runtime == "dispatcher":
+            return []
+        tasks = await coverage.canceled(self._tx, producer.job_id, positions, _TASKS_COUNTED)
+        last = {task.scope: task for task in reversed(tasks)}
+        others = {task.scope for task in unfinished}
+        return _of_tasks(dataset, [task for scope, task in last.items() if scope not in others], _of_task)
 
     async def _of_source(self, read: MissingPositions, source: Producer, positions: Range) -> ReasonView:
         dataset, job = read.dataset_id, f"{source.dag}/{source.job}"
