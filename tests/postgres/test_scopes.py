@@ -516,9 +516,69 @@ async def test_per_partition_of_bare_positions_is_refused_with_what_to_write(
 async def test_per_partition_of_a_dataset_of_another_dag_needs_partitions_too(plane: ControlPlane) -> None:
     await plane.deploy(dag("", "{}", ("a",)))
     text = dag(job("j", "{from: {dataset: a}}", more=PER_PARTITION), DAILY_OUTPUT, ())
-    with pytest.raises(InvalidInput, match=r"deploy\.unmapped_partitions: other\.yaml:9:31") as refused:
+    with pytest.raises(SpecInvalid) as refused:
         await plane.deploy(text.replace("dag: scopes", "dag: other"), file="other.yaml")
-    assert refused.value.value == "a"
+    (problem,) = refused.value.problems
+    assert problem.code == "spec.partitions_differ"
+    assert "other.yaml:9:21: spec.partitions_differ: no position of 'a' belongs to one day of the job" in str(
+        problem
+    )
+
+
+def other(text: str) -> str:
+    return text.replace("dag: scopes", "dag: other")
+
+
+async def test_a_dataset_of_another_dag_passes_on_its_partitions(plane: ControlPlane) -> None:
+    await plane.deploy(dag("", "{a: {partitions: {by: day, time_zone: Europe/Berlin}}}", ("a",)))
+    weekly = "{k.out: {partitions: {by: week, time_zone: Europe/Berlin}}}"
+    jobs = job("j", "{from: {dataset: a}}") + job("k", "{from: {dataset: j.out}, wait_for: end}")
+    await plane.deploy(other(dag(jobs, weekly, ())))
+    (row,) = await plane.sql(
+        "select definition->'partitions' as own from datasets where dataset_id = 'j.out'"
+    )
+    assert (row["own"]["by"], row["own"]["time_zone"]) == ("day", "Europe/Berlin")
+    assert await new_scopes(plane, "a", day("2026-11-16"), day("2026-11-23")) == ["2026-11-16", "2026-11-23"]
+    assert await scopes(plane, "k") == ["2026-W47"]
+    assert not (await plane.deploy(other(dag(jobs, weekly, ())))).changed
+
+
+async def test_a_coarser_job_of_another_dag_gets_whole_periods(plane: ControlPlane) -> None:
+    await plane.deploy(dag("", "{a: {partitions: {by: hour}}}", ("a",)))
+    await plane.deploy(other(dag(job("j", "{from: {dataset: a}, wait_for: any}"), DAILY_OUTPUT, ())))
+    assert await new_scopes(plane, "a", hour("2026-11-16T05")) == ["2026-11-16"]
+
+
+async def test_partitions_of_another_dag_that_do_not_fit_are_refused_with_what_to_write(
+    plane: ControlPlane,
+) -> None:
+    await plane.deploy(dag("", "{a: {partitions: {by: day}}}", ("a",)))
+    text = other(dag(job("j", "{from: {dataset: a}}"), "{j.out: {partitions: {by: position}}}", ()))
+    for call in (plane.deploy, plane.plan):
+        with pytest.raises(SpecInvalid) as refused:
+            await call(text, file="other.yaml")
+        (problem,) = refused.value.problems
+        assert problem.code == "spec.partitions_differ"
+        assert (
+            "other.yaml:9:21: spec.partitions_differ: no day of 'a' belongs to one position of the job"
+            in str(problem)
+        )
+        assert "write partitions: { by: day } for j.out" in str(problem)
+
+
+async def test_partitions_that_another_dag_builds_on_stay_as_they_are(plane: ControlPlane) -> None:
+    await plane.deploy(dag("", "{a: {partitions: {by: hour}}, b: {partitions: {by: hour}}}"))
+    inputs = ("{from: {dataset: a}}", "{from: {dataset: b}, read: all}")
+    await plane.deploy(other(dag(job("j", *inputs), "{}", ())))
+    changed = "{a: {partitions: {by: day}}, b: {partitions: {by: hour}}}"
+    with pytest.raises(
+        Conflict, match=r"scopes\.yaml:3:28: DAG other, job j\S* reads this dataset by hour"
+    ) as refused:
+        await plane.deploy(dag("", changed), file="scopes.yaml")
+    assert (refused.value.code, refused.value.value) == ("deploy.partitions_in_use", "a")
+    assert (await plane.plan(dag("", changed))).blocked_code == "deploy.partitions_in_use"
+    read_as_a_whole = "{a: {partitions: {by: hour}}, b: {partitions: {by: day}}}"
+    assert (await plane.deploy(dag("", read_as_a_whole))).changed
 
 
 async def test_tasks_are_selected_by_the_partitions_of_their_job(plane: ControlPlane) -> None:

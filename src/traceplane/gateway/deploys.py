@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -15,6 +16,7 @@ from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag
+from traceplane.model.partitions import Partitions
 from traceplane.model.runtimes import Runtime
 from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Database, Transaction
@@ -23,7 +25,7 @@ from traceplane.postgres.versions import ListedVersion, Missing
 from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.spec import dag_file
-from traceplane.registry.spec.job_faults import place_of_input
+from traceplane.registry.spec.job_faults import place_of_input, place_of_partitions
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
     BuildView,
@@ -71,7 +73,7 @@ class DeployApi:
         ]  # fmt: skip
 
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
-        dag, code = await self._parse(call.body)
+        dag, code = await self._parse(call)
         async with self._database.transaction() as tx:
             prepared = await preparation.prepare(
                 tx,
@@ -99,7 +101,7 @@ class DeployApi:
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
-        dag, code = await self._parse(call.body)
+        dag, code = await self._parse(call)
         try:
             done = await apply.deploy(
                 self._database,
@@ -174,9 +176,20 @@ class DeployApi:
         telemetry.emit("dag.deleted", dag=body.dag, datasets=len(done.datasets), readers=len(done.readers))
         return DeletedResponse(body.dag, list(done.datasets), list(done.readers))
 
-    async def _parse(self, body: DeployRequest) -> tuple[Dag, DeployedCode | None]:
+    async def _parse(self, call: Call[DeployRequest]) -> tuple[Dag, DeployedCode | None]:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
-        return await asyncio.to_thread(_parse, body, self._settings.runtimes)
+        dag = await asyncio.to_thread(_parsed, call.body, self._settings.runtimes)
+        if dag.external_datasets:
+            async with self._database.transaction() as tx:
+                stored = await registry.datasets_by_id(tx, call.principal.org, dag.external_datasets)
+            # Their names may grow without a deploy of this DAG.
+            elsewhere = {
+                row.dataset_id: replace(row.partitions, names=())
+                for row in stored.values()
+                if row.sql is None
+            }
+            dag = await asyncio.to_thread(_parsed, call.body, self._settings.runtimes, elsewhere)
+        return dag, await asyncio.to_thread(_checked_code, dag, call.body, self._settings.runtimes)
 
     async def dags(self, call: Call[None]) -> DagsResponse:
         async with self._database.transaction() as tx:
@@ -195,17 +208,25 @@ def _job_view(row: DeployedJob) -> JobView:
     return JobView(**{**fields, **ticks})
 
 
-def _parse(body: DeployRequest, runtimes: Mapping[str, Runtime]) -> tuple[Dag, DeployedCode | None]:
-    dag = dag_file.parse(body.text, body.file, known_runtimes=frozenset(runtimes))
+def _parsed(
+    body: DeployRequest, runtimes: Mapping[str, Runtime], elsewhere: Mapping[str, Partitions] = {}
+) -> Dag:
+    return dag_file.parse(body.text, body.file, known_runtimes=frozenset(runtimes), elsewhere=elsewhere)
+
+
+def _checked_code(dag: Dag, body: DeployRequest, runtimes: Mapping[str, Runtime]) -> DeployedCode | None:
     project = code_project.project_sent(body.code or {})
     job_checks.refuse(dag, runtimes, project, body.text, body.file, is_elsewhere=lambda _: True)
-    return dag, code_identity.identify(dag, runtimes, body.code)
+    return code_identity.identify(dag, runtimes, body.code)
+
+
+_PLACES = {"deploy.unknown_dataset": place_of_input, "deploy.partitions_in_use": place_of_partitions}
 
 
 async def _placed(refusal: UserError, body: DeployRequest) -> UserError:
-    """With the place in the file that it is about, if it is about an input."""
-    if refusal.code in ("deploy.unknown_dataset", "deploy.unmapped_partitions"):
-        place = await asyncio.to_thread(place_of_input, str(refusal.value), body.text, body.file)
+    """With the place in the file that it is about, if it is about an input or the partitions of a dataset."""
+    if (place_of := _PLACES.get(refusal.code)) is not None:
+        place = await asyncio.to_thread(place_of, str(refusal.value), body.text, body.file)
         if place is not None:
             return type(refusal)(
                 refusal.code, f"{place}: {refusal.message}", value=refusal.value, next_step=refusal.next_step

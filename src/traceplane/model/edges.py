@@ -99,9 +99,14 @@ def can_map(source: Partitions, target: Partitions) -> bool:
     return source.by is target.by or (source.is_time and target.is_time)
 
 
+def same_periods(one: Partitions, other: Partitions) -> bool:
+    """Whether a position stands for the same data in both."""
+    return one.by is other.by and (one.time_zone == other.time_zone or one.by is By.HOUR)
+
+
 def overlapping(positions: Range, source: Partitions, target: Partitions) -> Range:
     """The partitions of `target` that have something in common with some of `source`."""
-    if source.by is target.by and (source.time_zone == target.time_zone or source.by is By.HOUR):
+    if same_periods(source, target):
         return positions
     if not (source.is_time and target.is_time):
         raise ValueError(f"a {source.by} is in no {target.by}")

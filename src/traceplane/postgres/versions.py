@@ -284,6 +284,8 @@ class DatasetReader:
     dataset_id: str
     dag: str
     job: str
+    by_scope: bool
+    """Whether the scopes of the dataset say which scopes the job has."""
 
 
 async def readers_elsewhere(tx: Transaction, org: str, dataset_ids: Sequence[str]) -> list[DatasetReader]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
-from traceplane.model.dag import Dag, ExecutionStrategy, Job, SourceKind, Storage, UpdateStrategy, WriteMode
-from traceplane.model.edges import What, can_map
+from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.edges import same_periods
 from traceplane.model.near_names import nearest
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators.grouping import rows_of
-from traceplane.postgres import registry, webhooks
+from traceplane.postgres import registry, versions, webhooks
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
 from traceplane.postgres.versions import Version
@@ -184,7 +184,7 @@ async def _dataset_refusal(
                 if meant
                 else "deploy its producer first",
             )
-    if refusal := _unmapped_refusal(dag, rows):
+    if refusal := await _repartition_refusal(tx, org, dag, rows):
         return refusal
     for job in dag.jobs:
         for used in job.inputs:
@@ -200,25 +200,28 @@ async def _dataset_refusal(
     return _query_refusal(dag, runtimes, rows)
 
 
-def _unmapped_refusal(dag: Dag, rows: Mapping[str, StoredDataset]) -> UserError | None:
-    """A `PerPartition` job whose input, of another DAG, has scopes that belong to no partition of the job."""
-    for job in dag.jobs:
-        if job.execution_strategy is not ExecutionStrategy.PER_PARTITION or not job.outputs:
-            continue
-        own = dag.datasets_by_id[job.outputs[0].dataset_id].partitions
-        for used in job.inputs_read:
-            stored = rows.get(used.dataset_id) if used.dataset_id in dag.external_datasets else None
-            if stored is None or stored.sql is not None or used.read.what is not What.SCOPE:
-                continue
-            if not (own.is_named and can_map(stored.partitions, own)):
-                return InvalidInput(
-                    "deploy.unmapped_partitions",
-                    f"job {job.name} is PerPartition, but its input is by {stored.partitions.by}, "
-                    f"which belongs to no {own.by if own.is_named else 'partition'} of what it writes",
-                    value=used.dataset_id,
-                    next_step="declare partitions of its output to which those of the input belong, or remove "
-                    "execution_strategy to get one task per event",
-                )
+async def _repartition_refusal(
+    tx: Transaction, org: str, dag: Dag, rows: Mapping[str, StoredDataset]
+) -> UserError | None:
+    """Jobs of other DAGs were deployed for the partitions that a dataset had then, and may have passed them on."""
+    changed = [
+        dataset.dataset_id
+        for dataset in dag.datasets
+        if (stored := rows.get(dataset.dataset_id)) is not None
+        and stored.dag == dag.name
+        and stored.current_generation_id is not None
+        and not same_periods(stored.partitions, dataset.partitions)
+    ]
+    for reader in await versions.readers_elsewhere(tx, org, changed) if changed else ():
+        if reader.by_scope:
+            before = rows[reader.dataset_id].partitions
+            return Conflict(
+                "deploy.partitions_in_use",
+                f"DAG {reader.dag}, job {reader.job} reads this dataset by {before.by}",
+                value=reader.dataset_id,
+                next_step=f"keep its partitions, write the new ones to another dataset, or first deploy {reader.dag} "
+                "without that input",
+            )
     return None
 
 

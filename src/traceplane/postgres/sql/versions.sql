@@ -327,9 +327,9 @@ order by d.dataset_id
 
 -- name: readers_elsewhere
 -- Jobs of other DAGs that read these datasets; a query job reads them once, so only an unfinished one counts.
-select distinct d.dataset_id, g.name as dag, j.name as job
+select d.dataset_id, g.name as dag, j.name as job, bool_or(coalesce(i.read->>'what', 'scope') = 'scope') as by_scope
 from datasets d join orgs o using (org_id) join job_inputs i using (dataset_uuid) join jobs j using (job_id)
 join dags g on g.dag_id = j.dag_id
 where o.slug = $1 and d.dataset_id = any($2::text[]) and j.routed and j.dag_id <> d.dag_id
   and (j.operator <> all($3::text[]) or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
-order by d.dataset_id, dag, job
+group by d.dataset_id, g.name, j.name order by d.dataset_id, dag, job

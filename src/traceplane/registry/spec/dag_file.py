@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
+from traceplane.model.partitions import Partitions
 from traceplane.registry.spec import datasets, fields, jobs, scoping, webhooks
 from traceplane.registry.spec.jobs import Draft
 from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
 
-def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
-    """The DAG that this text declares; raises `SpecInvalid` with every problem, located in `file`."""
+def parse(
+    text: str,
+    file: str,
+    *,
+    known_runtimes: frozenset[str],
+    elsewhere: Mapping[str, Partitions] = {},
+) -> Dag:
+    """The DAG that this text declares; raises `SpecInvalid` with every problem, located in `file`.
+
+    `elsewhere`: how datasets of other DAGs are partitioned. What follows from one that is not there is not checked.
+    """
     problems = Problems(file)
     try:
         top: YamlMap = fields.whole_file(problems, compose(text))
@@ -29,10 +40,15 @@ def parse(text: str, file: str, *, known_runtimes: frozenset[str]) -> Dag:
     below = datasets.read_by_virtual(problems, top)
     ordered = _order(problems, drafts, producers, below)
     scoping.check_reads(problems, drafts)
-    partitions = scoping.known_partitions(problems, top, ordered)
+    partitions = scoping.known_partitions(problems, top, ordered, elsewhere)
     scoping.check_partitions(problems, drafts, partitions)
     scoping.check_ticks(problems, top, drafts, partitions)
-    scoping.check_per_partition(problems, ordered, partitions, producers)
+    unknown = (
+        {used.dataset_id for draft in drafts for used, _ in draft.inputs}
+        - producers.keys()
+        - elsewhere.keys()
+    )
+    scoping.check_per_partition(problems, ordered, partitions, unknown)
     if problems:
         raise problems.invalid()
     built = tuple(

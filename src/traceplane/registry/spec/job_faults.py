@@ -58,8 +58,21 @@ def place_of_input(dataset_id: str, text: str, file: str) -> str | None:
         if dataset_id in virtual.reads(node.value)
     )
     for node in itertools.chain(named, in_sql):
-        return f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        return _place(node, file)
     return None
+
+
+def place_of_partitions(dataset_id: str, text: str, file: str) -> str | None:
+    """Where a DAG file declares how a dataset is partitioned."""
+    for datasets in _values(compose(text), "datasets"):
+        for dataset in _values(datasets, dataset_id):
+            for node in _values(dataset, "partitions"):
+                return _place(node, file)
+    return None
+
+
+def _place(node: yaml.Node, file: str) -> str:
+    return f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def _values(node: yaml.Node, name: str) -> list[yaml.Node]:

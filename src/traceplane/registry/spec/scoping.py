@@ -41,12 +41,14 @@ def partitions_of(problems: Problems, dataset: YamlMap | None) -> Partitions | N
         return None
 
 
-def known_partitions(problems: Problems, top: YamlMap, ordered: list[Draft]) -> dict[str, Partitions]:
+def known_partitions(
+    problems: Problems, top: YamlMap, ordered: list[Draft], elsewhere: Mapping[str, Partitions]
+) -> dict[str, Partitions]:
     """Those that datasets declare; what a job writes has those of what it reads, if it declares none.
 
-    `ordered`: upstream first.
+    `ordered`: upstream first. `elsewhere`: of datasets of other DAGs.
     """
-    known = {
+    known = dict(elsewhere) | {
         dataset_id: found
         for dataset_id, dataset in (top.get("datasets") or {}).items()
         if (found := partitions_of(problems, dataset)) is not None
@@ -199,22 +201,28 @@ def check_partitions(problems: Problems, drafts: list[Draft], known: Mapping[str
                 continue
             if not can_map(theirs, outputs[0][0]):
                 message = f"no {theirs.by} of {used.dataset_id[:100]!r} belongs to one {outputs[0][0].by} of the job"
-                suggestion = "read it with read: all or read: latest, or give both the same partitions"
+                suggestion = (
+                    f"write partitions: {{ by: {theirs.by} }} for {draft.outputs[0][0].dataset_id[:100]}, "
+                    "or read the input with read: all or read: latest"
+                )
                 problems.add("spec.partitions_differ", item.at("from"), message, suggestion)
 
 
 def check_per_partition(
-    problems: Problems, ordered: list[Draft], known: Mapping[str, Partitions], produced: Collection[str]
+    problems: Problems, ordered: list[Draft], known: Mapping[str, Partitions], unknown: Collection[str]
 ) -> None:
     """What the inputs of a `PerPartition` job tell must belong to partitions of the job.
 
-    `ordered`: upstream first. `produced`: by jobs of this file; of other datasets, only a deploy knows the partitions.
+    `ordered`: upstream first. `unknown`: datasets of other DAGs whose partitions only a deploy knows.
     """
     ranged: set[str] = set()
+    unknown = set(unknown)
     for draft in ordered:
         scoped = [(used, item) for used, item in draft.inputs if used.read.what is What.SCOPE]
         if draft.record.has("execution_strategy", "PerPartition") and scoped:
-            _check_mapped(problems, draft, scoped, known, produced, ranged)
+            _check_mapped(problems, draft, scoped, known, unknown, ranged)
+        if scoped and scoped[0][0].dataset_id in unknown:
+            unknown.update(output.dataset_id for output, _ in draft.outputs if output.dataset_id not in known)
         batches = draft.record.has("execution_strategy", "Bulk") or draft.record.has("operator", "aggregator")
         passes_on = not draft.record.has("operator", "splitter")
         if batches or (scoped and passes_on and all(used.dataset_id in ranged for used, _ in scoped)):
@@ -226,18 +234,20 @@ def _check_mapped(
     draft: Draft,
     scoped: Sequence[tuple[Input, YamlMap]],
     known: Mapping[str, Partitions],
-    produced: Collection[str],
+    unknown: Collection[str],
     ranged: Collection[str],
 ) -> None:
     datasets = [output.dataset_id for output, _ in draft.outputs] + [used.dataset_id for used, _ in scoped]
-    own = next((known[dataset_id] for dataset_id in datasets if dataset_id in known), Partitions())
+    first = next(
+        (dataset_id for dataset_id in datasets if dataset_id in known or dataset_id in unknown), None
+    )
+    if first in unknown:
+        return
+    own = Partitions() if first is None else known[first]
+    # `check_partitions` compares those that are known.
+    mapped = {*unknown, *known} if own.is_named else ranged
     for used, item in scoped:
-        theirs = known.get(used.dataset_id)
-        if own.is_named:
-            mapped = used.dataset_id not in produced or (theirs is not None and theirs.is_named)
-        else:
-            mapped = used.dataset_id in ranged
-        if not mapped:
+        if used.dataset_id not in mapped:
             wanted = f"one {own.by}" if own.is_named else "one partition"
             message = f"PerPartition: the positions of {used.dataset_id[:100]!r} do not belong to {wanted} of the job"
             suggestion = (
