@@ -12,11 +12,12 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from traceplane import telemetry
 from traceplane.errors import Forbidden, InvalidInput, NotFound, PlatformError, TooLarge, TraceplaneError
@@ -53,7 +54,7 @@ class Endpoint:
 
     source: WebhookSource
     scheme: Scheme | None
-    keys: tuple[str, ...]
+    keys: tuple[bytes, ...]
     missing: tuple[str, ...]
     """Variables of keys that this process does not have."""
 
@@ -67,8 +68,7 @@ class Endpoint:
         return verify.preset if verify is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivery:
+class _Delivery(msgspec.Struct, frozen=True):
     source: WebhookSource
     key: str
     kept: KeptDelivery | None
@@ -77,8 +77,7 @@ class _Delivery:
     """Of that event: a position, or a name whose position the transaction finds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Committed:
+class _Committed(msgspec.Struct, frozen=True):
     outcome: str
     """accepted | duplicate | gone: the source was changed in the meantime"""
     number: int | None = None
@@ -154,7 +153,7 @@ class Webhooks:
         }
         missing = tuple(variable for variable in variables if variable not in found)
         scheme = signatures.scheme_of(verify) if verify is not None else None
-        return Endpoint(source, scheme, tuple(found.values()), missing)
+        return Endpoint(source, scheme, tuple(key.encode() for key in found.values()), missing)
 
     def _log(self, refused: Mapping[tuple[UUID, str], int]) -> None:
         """One line for each reason, however often: whoever sends rubbish must not fill the disk."""
@@ -244,7 +243,9 @@ class Webhooks:
             if endpoint.scheme is not None:
                 _check_keys(endpoint)
                 signature = signatures.read(endpoint.scheme, headers, self._sources.now)
-            async with self._body(call) as raw:
+            pieces: list[bytes] = []
+            try:
+                raw = await self._body(call, pieces)
                 if signature is not None and not signature.matches(endpoint.keys, raw):
                     raise signatures.wrong()
                 body = _parsed(raw, form=form)
@@ -259,36 +260,33 @@ class Webhooks:
                     else _Delivery(endpoint.source, key, None, _scope(endpoint.source, config.scope, body))
                 )
                 return await self._deliver(delivery)
+            finally:
+                self._bytes -= sum(map(len, pieces))
         except SignatureRefused as refused:
             raise Forbidden(refused.code, refused.message, next_step=refused.next_step) from None
 
-    @asynccontextmanager
-    async def _body(self, call: Call[bytes]) -> AsyncIterator[bytes]:
-        """The whole body. All bodies together have a limit: what was received counts, not what was announced, so a
-        slow sender takes only the room of what it has sent."""
+    async def _body(self, call: Call[bytes], pieces: list[bytes]) -> bytes:
+        """The whole body; its pieces are added to `pieces` as they arrive. All bodies together have a limit: what
+        was received counts, not what was announced, so a slow sender takes only the room of what it has sent."""
         limit, most = self._settings.webhook_max_body_bytes, self._settings.webhook_memory_mb << 20
         size = int(call.header("content-length") or 0)
-        pieces: list[bytes] = []
         held = 0
-        try:
-            if size <= limit:
-                async for piece in call.pieces():
-                    held += len(piece)
-                    self._bytes += len(piece)
-                    if held > limit:
-                        break
-                    if self._bytes > most:
-                        raise _overloaded("the gateway holds as many deliveries as it may")
-                    pieces.append(piece)
-            if max(size, held) > limit:
-                raise TooLarge(
-                    "request.too_large",
-                    f"the body is longer than {limit} bytes",
-                    next_step="send less at once",
-                )
-            yield b"".join(pieces)
-        finally:
-            self._bytes -= held
+        if size <= limit:
+            async for piece in call.pieces():
+                pieces.append(piece)
+                held += len(piece)
+                self._bytes += len(piece)
+                if held > limit:
+                    break
+                if self._bytes > most:
+                    raise _overloaded("the gateway holds as many deliveries as it may")
+        if max(size, held) > limit:
+            raise TooLarge(
+                "request.too_large",
+                f"the body is longer than {limit} bytes",
+                next_step="send less at once",
+            )
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _deliver(self, delivery: _Delivery) -> DeliveryResponse:
         source = delivery.source

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+import msgspec
+
 from traceplane.operators import catalog
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("events")
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(msgspec.Struct, frozen=True):
     """An event as it is accepted; a cursor has no partition key and start equal to end."""
 
     producer_id: UUID

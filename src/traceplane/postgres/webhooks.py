@@ -97,8 +97,7 @@ async def forget_keys(tx: Transaction, older_than: timedelta, limit: int) -> int
     return len(await tx.rows(_SQL["forget_keys"], older_than, limit))
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDelivery:
+class KeptDelivery(msgspec.Struct, frozen=True):
     key: str
     headers: str
     """A JSON object."""

@@ -58,7 +58,7 @@ def parse(raw: bytes, *, form: bool) -> Body:
 def value_of(text: str) -> Any:
     """Of a JSON text, without constants that JSON does not have; raises `NotABody`."""
     try:
-        return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+        return _JSON.decode(text)
     except RecursionError:
         raise NotABody("it is nested too deeply") from None
     except ValueError as error:
@@ -67,6 +67,9 @@ def value_of(text: str) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
+
+
+_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
 
 
 def _form(text: str) -> dict[str, str | list[str]]:

@@ -72,13 +72,11 @@ class Signature:
     algorithm: Algorithm
     before_body: bytes
 
-    def matches(self, keys: Iterable[str], body: bytes) -> bool:
+    def matches(self, keys: Iterable[bytes], body: bytes) -> bool:
         """Whether one of the signatures was made with one of the keys. All are compared, whichever matches."""
         found = False
         for key in keys:
-            expected = hmac.new(key.encode(), self.before_body, str(self.algorithm))
-            expected.update(body)
-            digest = expected.digest()
+            digest = hmac.digest(key, self.before_body + body, str(self.algorithm))
             for given in self.digests:
                 found |= hmac.compare_digest(given, digest)
         return found

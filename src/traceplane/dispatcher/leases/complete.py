@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from msgspec import structs
+
 from traceplane import telemetry
 from traceplane.crash_points import crash_point
 from traceplane.dispatcher.leases import hot_writes
@@ -291,9 +293,9 @@ def _events(completed: Sequence[Judged], rewrote: Sequence[bool]) -> list[NewEve
     for report in completed:
         call, task = report.call, report.task
         assert task is not None
-        own = [replace(e, kind="invalidation") if next(rewrites) else e for e in call.implied]
+        own = [structs.replace(e, kind="invalidation") if next(rewrites) else e for e in call.implied]
         own += call.events
-        drafts += [replace(event, backfill=True) for event in own] if task.backfill else own
+        drafts += [structs.replace(event, backfill=True) for event in own] if task.backfill else own
     return drafts
 
 
