@@ -51,7 +51,7 @@ def codes() -> dict[str, str]:
     """Every stable error code of the source tree, and a file that has it."""
     found: dict[str, str] = {f"postgres.{name}": "postgres/embedded/problems.py" for name in PROBLEMS}
     outcomes = get_args(get_type_hints(EmissionOutcome)["outcome"])
-    found |= {f"task.{outcome}": "worker/attempt.py" for outcome in outcomes if outcome != "ok"}
+    found |= {f"task.{outcome}": "worker/sandboxed_operators.py" for outcome in outcomes if outcome != "ok"}
     for path in SOURCE.rglob("*.sql"):
         for code in re.findall(r"'code', '([a-z_.]+)'", path.read_text()):
             found[code] = name_of(path)

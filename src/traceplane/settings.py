@@ -208,6 +208,14 @@ class Settings:
         return Path(self.object_store) if self.object_store else self.home / "objects"
 
     @property
+    def object_store_address(self) -> str:
+        """Where the object store is, for a process in another folder."""
+        if self.object_bucket is None:
+            return str(self.object_store_root.resolve())
+        assert self.object_store is not None
+        return self.object_store
+
+    @property
     def object_cache_root(self) -> Path:
         return self.object_cache or self.home / "cache"
 

@@ -23,7 +23,8 @@ from aiobotocore.session import AioSession
 from aiohttp import web
 
 from traceplane.adapters.invokers import HttpInvoker, InvocationFailed, Invoker, LambdaInvoker, ProcessInvoker
-from traceplane.dispatcher.invocations import Answer, read_answer
+from traceplane.dispatcher.invocations import read_answer
+from traceplane.wire.invocations import Answer
 from traceplane.wire.tasks import Completion, Fence
 
 REGION = "eu-central-1"
@@ -412,8 +413,8 @@ def test_an_answer_is_a_completion_without_its_fence() -> None:
         return {f.name: f.type for f in msgspec.structs.fields(struct)}
 
     completion, answer = types(Completion), types(Answer)
-    # Functions that are invoked read no hot tables, keep their own logs, hand nothing back, and are claimed for.
-    for name in (*types(Fence), "traceparent", "hot_reads", "seen_commit", "log"):
+    # Functions that are invoked delete no rows of hot tables, hand nothing back, and are claimed for.
+    for name in (*types(Fence), "traceparent", "hot_reads", "seen_commit"):
         del completion[name]
     del answer["accepted"]
     assert answer.pop("status") == Literal["completed", "failed", "canceled"] | None

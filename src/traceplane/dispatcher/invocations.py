@@ -17,7 +17,6 @@ import math
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -47,15 +46,13 @@ from traceplane.runtime.group_commit import GroupCommit
 from traceplane.runtime.process import Outcome, describe, run_loop
 from traceplane.runtime.retrying import pauses, retrying
 from traceplane.settings import Settings
-from traceplane.wire.scalars import Wire
+from traceplane.wire.invocations import COMPLETE_PATH, Answer, Invocation
 from traceplane.wire.tasks import (
     ClaimedTask,
     Completion,
-    EventOut,
     Heartbeat,
     HeartbeatOutcome,
     JobPayload,
-    OutputManifest,
     TaskError,
 )
 
@@ -68,35 +65,6 @@ _AT_ONCE = {
 _CLAIMS_AT_ONCE = 32
 _STOP_SECONDS = 5.0
 _SHORTEST_PATIENCE_SECONDS = 60.0
-
-
-class Invocation(Wire, frozen=True):
-    """What a function is called with."""
-
-    task: ClaimedTask
-    job: JobPayload
-    token: str
-    """The capability token for this task only."""
-    complete_url: str
-    """Where a function that answers `accepted` reports, with the task's fence and the token."""
-
-
-class Answer(Wire, frozen=True):
-    """What a function answers: a completion without its fence, or that it will report by itself."""
-
-    status: Literal["completed", "failed", "canceled"] | None = None
-    outputs: Annotated[list[OutputManifest], msgspec.Meta(max_length=10_000)] = msgspec.field(
-        default_factory=list
-    )
-    events: Annotated[list[EventOut], msgspec.Meta(max_length=10_000)] = msgspec.field(default_factory=list)
-    error: TaskError | None = None
-    accepted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.accepted == (self.status is not None):
-            raise ValueError("an answer needs either a status or accepted: true")
-        if self.accepted and (self.outputs or self.events or self.error):
-            raise ValueError("an answer with accepted: true may have no other fields")
 
 
 _encode = msgspec.json.Encoder().encode
@@ -165,6 +133,7 @@ class _Held:
             outputs=answer.outputs,
             events=answer.events,
             error=answer.error,
+            log=answer.log,
             traceparent=t.traceparent,
             seen_commit=t.seen_commit,
         )
@@ -176,7 +145,8 @@ class Invocations:
         self._leases = leases
         self._settings = settings
         self._worker_id = f"invoker:{socket.gethostname()}:{os.getpid()}"
-        self._complete_url = f"{settings.dispatcher_address}/internal/task-complete"
+        self._complete_url = f"{settings.dispatcher_address}{COMPLETE_PATH}"
+        self._object_store = settings.object_store_address
         self._lanes: dict[str, _Lane] = {}
         self._kick = asyncio.Event()
         self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
@@ -293,7 +263,7 @@ class Invocations:
     async def _call(self, lane: _Lane, held: _Held) -> Answer | None:
         """What to report; None if the function reports, or the lease is lost."""
         assert lane.runtime.target is not None
-        payload = _encode(Invocation(held.task, held.job, held.token, self._complete_url))
+        payload = _encode(Invocation(held.task, held.job, held.token, self._complete_url, self._object_store))
         calling = asyncio.create_task(
             lane.invoker.invoke(lane.runtime.target, payload, held.job.timeout_seconds)
         )

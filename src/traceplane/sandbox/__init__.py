@@ -23,6 +23,7 @@ On the other side, which imports nothing of the platform:
 
     confinement       which barriers this machine has for operators, and how a process is confined by them
     frames            messages between the wrapper, the fork server, its slots and the child that runs a task
+    operator_call     calls an operator with its task, and says how it ended
     private_root      a private file system for each task: the interpreter, its code, its inputs, its folders
     process_tree      ends every process of a tree, and proves that none is left
     runner            inside the sandbox: wait for a task, drop all privileges, run the operator, report

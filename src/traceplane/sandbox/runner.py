@@ -3,16 +3,11 @@
 A child that may be kept then waits for the next task of the same job; one whose task failed ends.
 
 The first half (`serve` up to `confine`) belongs to the platform and is trusted. From the import of the
-entrypoint on, anything may happen in this process, and the wrapper trusts nothing it says. Every
-way an operator can end has a stable code:
+entrypoint on, anything may happen in this process, and the wrapper trusts nothing it says. `operator_call` says how
+an operator can end; before it is called, a task can fail with one of these codes:
 
-    operator.raised            it raised; with the type, message, location and the user's part of the traceback
     operator.no_entrypoint     the module or function does not exist
     operator.import_failed     its module could not be imported
-    operator.wrong_parameters  it cannot be called with the task alone
-    operator.exited            it called sys.exit, or the process ended without a result
-    operator.output_unknown    it wrote to, or emitted for, an output the job does not declare
-    operator.result_invalid    what it returned is not a valid result
     sandbox.setup_failed       the confinement could not be built; no user code ran
 """
 
@@ -20,21 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import inspect
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from traceplane.linux.confine import NOBODY_ELSE, close_descriptors
 from traceplane.model.task_payload import TaskPayload
-from traceplane.sandbox import confinement, frames
+from traceplane.sandbox import confinement, frames, operator_call
 from traceplane.sandbox.frames import Assign, Failure
 from traceplane.sandbox.surroundings import LoadedCode, Surroundings
 from traceplane.sdk import EmitRefused, Event, OperatorError, OperatorTask, load
@@ -44,8 +37,6 @@ _LOG = 2
 _CHANNEL = 3
 _SUPERVISOR = 16
 """The lowest number for its descriptor, above those that have a fixed number."""
-_MAX_TEXT = 8_000
-_MAX_FRAMES = 40
 _REHEARSAL = "traceplane.sandbox.selfcheck:look_around"
 
 _assignments: msgspec.json.Decoder[Assign] = msgspec.json.Decoder(Assign)
@@ -174,7 +165,7 @@ def rehearse() -> None:
     )
     load(assignment.entrypoint)
     frames.encode(frames.Started(time.monotonic_ns()))
-    frames.encode(frames.Succeeded(_written(task), as_events(task.emitted)))
+    frames.encode(operator_call.succeeded(task))
 
 
 def _confine(cell: confinement.Cell, assignment: Assign, spare_processes: int) -> str:
@@ -230,109 +221,23 @@ def _outcome(
     except OperatorError as error:
         return frames.Failed(Failure(code=error.code, message=str(error)))
     except SystemExit as error:
-        return frames.Failed(_exited(error))
+        return frames.Failed(operator_call.exited(error))
     except BaseException as error:
-        return frames.Failed(describe("operator.import_failed", error, code_paths))
+        return frames.Failed(operator_call.described("operator.import_failed", error, code_paths))
     try:
         connection.sendall(frames.encode(frames.Started(time.monotonic_ns())))
-        task.write_returned(operator(task))
-        if assignment.keep:
-            loaded.note(began_ns)
-        return frames.Succeeded(_written(task), as_events(task.emitted))
-    except SystemExit as error:
-        return frames.Failed(_exited(error))
-    except OperatorError as error:
-        is_allowed = error.code in assignment.error_codes or error.code.startswith(("operator.", "sandbox."))
-        code = error.code if is_allowed else "operator.raised"
-        return frames.Failed(describe(code, error, code_paths))
-    except BaseException as error:
-        if isinstance(error, TypeError) and not _takes_one_argument(operator):
-            return frames.Failed(_wrong_parameters(assignment.entrypoint, operator))
-        return frames.Failed(describe("operator.raised", error, code_paths))
-
-
-def _takes_one_argument(operator: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(operator).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # a function in C need not have a signature
-        pass
-    return True
-
-
-def _wrong_parameters(entrypoint: str, operator: Callable[..., Any]) -> Failure:
-    name = f"{entrypoint.rpartition(':')[2]}{inspect.signature(operator)}"
-    message = f"{name} cannot be called with the task, which is the only argument of a Python operator"
-    return Failure(code="operator.wrong_parameters", message=message[:_MAX_TEXT])
-
-
-def _written(task: OperatorTask) -> list[frames.ReportedOutput]:
-    return [
-        frames.ReportedOutput(
-            name,
-            [
-                frames.ReportedFile(
-                    file.name,
-                    file.rows,
-                    file.bytes,
-                    {
-                        column: frames.ColumnBounds(facts.min, facts.max, facts.null_count)
-                        for column, facts in file.statistics.items()
-                    },
-                    file.content,
-                )
-                for file in written.files
-            ],
-            written.schema_hash,
-            [frames.ReportedColumn(c.name, c.type, c.nullable) for c in written.columns],
-        )
-        for name, written in task.written.items()
-    ]
-
-
-def as_events(events: list[Event]) -> list[frames.EmittedEvent]:
-    try:
-        return msgspec.convert(events, list[frames.EmittedEvent])
-    except msgspec.ValidationError as error:
-        raise OperatorError("operator.result_invalid", f"an event is invalid: {error}") from None
-
-
-def _exited(error: SystemExit) -> Failure:
-    code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-    message = f"the operator called sys.exit({error.code!r}) instead of returning"
-    return Failure(code="operator.exited", message=message[:_MAX_TEXT], exit_code=code)
-
-
-def describe(code: str, error: BaseException, code_paths: tuple[str, ...]) -> Failure:
-    """An exception in the user's terms: their frames, their file and line."""
-    stack = traceback.extract_tb(error.__traceback__)
-    first = next((i for i, frame in enumerate(stack) if frame.filename.startswith(code_paths)), len(stack))
-    users = stack[first:] if code_paths else []
-    place = next((frame for frame in reversed(users) if frame.filename.startswith(code_paths)), None)
-    file, line = (place.filename, place.lineno) if place else (None, None)
-    if isinstance(error, SyntaxError) and error.filename:
-        file, line = error.filename, error.lineno
-    if file is None and (location := getattr(error, "place", None)):
-        file, line = location
-    text = "".join(traceback.format_list(users[-_MAX_FRAMES:]))
-    return Failure(
-        code=code,
-        message=_text_of(error),
-        type=type(error).__name__,
-        traceback=text[-_MAX_TEXT:] or None,
-        file=file,
-        line=line,
-        hint="out of memory: the task reached its memory limit" if isinstance(error, MemoryError) else None,
+    except OSError:
+        os._exit(EXIT_BROKEN)  # nobody is left to report to
+    outcome = operator_call.outcome(
+        operator,
+        task,
+        name=assignment.entrypoint,
+        error_codes=assignment.error_codes,
+        code_paths=code_paths,
     )
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str(getattr(error, "people_read", None) or error)
-        return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode()
-    except BaseException:  # the operator's own __str__ may raise
-        return "(its message could not be read)"
+    if assignment.keep and isinstance(outcome, frames.Succeeded):
+        loaded.note(began_ns)
+    return outcome
 
 
 def _finish(connection: socket.socket, outcome: frames.Succeeded | frames.Failed, limit: int) -> NoReturn:
@@ -380,7 +285,7 @@ class EventStream:
 
     def push(self, events: list[Event], wait: bool) -> None:
         batch, self._next = self._next, self._next + 1
-        self._connection.sendall(frames.encode(frames.Events(batch, as_events(events))))
+        self._connection.sendall(frames.encode(frames.Events(batch, operator_call.as_events(events))))
         self._take_answers(until=batch if wait else None)
 
     def _take_answers(self, until: int | None) -> None:

@@ -1,11 +1,12 @@
 """The messages that processes exchange, as types: one module per contract.
 
-control    the gateway's public API: events, backfills, tasks, status
-deploys    the same: deploys and versions of DAGs
-jobs       the same: pauses of jobs, and their batches
-pipelines  the same: pipelines, lists of tickers, executions
-queries    the same: queries and the catalog
-scalars    the base and the field types that all contracts share
-tasks      the internal API between the dispatcher and its workers
-webhooks   the gateway's public API: deliveries to webhook sources
+control      the gateway's public API: events, backfills, tasks, status
+deploys      the same: deploys and versions of DAGs
+invocations  the calls of functions by the dispatcher, and what they answer
+jobs         the gateway's public API: pauses of jobs, and their batches
+pipelines    the same: pipelines, lists of tickers, executions
+queries      the same: queries and the catalog
+scalars      the base and the field types that all contracts share
+tasks        the internal API between the dispatcher and its workers
+webhooks     the gateway's public API: deliveries to webhook sources
 """

@@ -1,18 +1,19 @@
 """The worker: a trusted wrapper around untrusted operator code.
 
-    attempt            one attempt of a task: fetches inputs, runs the operator, stores outputs
-    code_cache         the code that jobs were deployed with, in folders of this worker
-    dispatcher_client  the internal API, as a worker calls it
-    heartbeats         extends every lease after a third of its duration
-    held_task          a task whose lease this worker holds
-    hot_inputs         hot inputs as files, fetched from the dispatcher in pieces
-    intake             how a worker gets its tasks: from the dispatcher in one call, or woken by SQS
-    main               the worker process, wired by hand
-    pace               how many tasks a worker holds beyond those that run
-    payload            what the operator of a claimed task receives
-    report             what is reported to the dispatcher about an attempt
-    store_on_disk      where the object store's files are on this machine
-    wrapper            from wake-up to completion, for as many tasks at once as there are slots; holds the worker token
+    attempt              one attempt of a task: fetches inputs, runs the operator, stores outputs
+    code_cache           the code that jobs were deployed with, in folders of this worker
+    dispatcher_client    the internal API, as a worker calls it
+    heartbeats           extends every lease after a third of its duration
+    held_task            a task whose lease this worker holds
+    hot_inputs           hot inputs as files, fetched from the dispatcher in pieces
+    intake               how a worker gets its tasks: from the dispatcher in one call, or woken by SQS
+    main                 the worker process, wired by hand
+    pace                 how many tasks a worker holds beyond those that run
+    payload              what the operator of a claimed task receives
+    report               what is reported to the dispatcher about an attempt
+    sandboxed_operators  runs operators in the sandbox, with the code that their jobs were deployed with
+    store_on_disk        where the object store's files are on this machine
+    wrapper              from wake-up to completion, for as many tasks at once as it has slots; holds the worker token
 
 The wrapper sends heartbeats for all its tasks from its own event loop, so an operator that burns the CPU, blocks
 or hangs never loses its lease; the timeout ends it instead. If the worker dies, its leases expire and the

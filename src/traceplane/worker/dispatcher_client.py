@@ -40,7 +40,8 @@ _PATIENCE_SECONDS = 900.0
 class DispatcherClient:
     """The internal API, as a worker calls it."""
 
-    def __init__(self, base_url: str, worker_token: str) -> None:
+    def __init__(self, base_url: str, worker_token: str | None) -> None:
+        """Without a worker token, only the calls about tasks whose capability token is at hand."""
         self._caller = Caller(base_url, worker_token)
 
     async def close(self) -> None:

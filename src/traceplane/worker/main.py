@@ -28,6 +28,7 @@ from traceplane.worker.attempt import Attempts
 from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
 from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
+from traceplane.worker.sandboxed_operators import SandboxedOperators
 from traceplane.worker.store_on_disk import StoreOnDisk
 from traceplane.worker.wrapper import Wrapper
 
@@ -80,15 +81,10 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     sandboxes = await _sandboxes(settings, runtime, spark, opened)
     decoders = Decoders()
     opened.push_async_callback(asyncio.to_thread, decoders.close)
-    attempts = Attempts(
-        client=client,
-        sandboxes=sandboxes,
-        runtime=runtime,
-        store=store,
-        code=code,
-        decoders=decoders,
-        spark=spark,
+    operators = SandboxedOperators(
+        client=client, sandboxes=sandboxes, runtime=runtime, store=store, code=code, spark=spark
     )
+    attempts = Attempts(client=client, operators=operators, store=store, decoders=decoders)
     wrapper = _wrapper(settings, runtime, client, intake, attempts, store)
     telemetry.emit("worker.ready", runtime=name, isolation=list(sandboxes.layers))
     return _Worker(wrapper, intake, spark, settings.worker_drain_seconds)

@@ -24,6 +24,7 @@ from traceplane.wire.tasks import (
 from traceplane.worker.held_task import HeldTask
 
 _LONGEST_VALUE = 500
+_LONGEST_MESSAGE = 2_000
 _SPARK_LOST = "operator.spark_lost"
 NOT_WORTH_A_RETRY = frozenset(
     {
@@ -91,6 +92,13 @@ def completion_of_error(held: HeldTask, error: TraceplaneError, traceparent: str
     )
     failure = TaskError(error.code, message, retryable=not isinstance(error, UserError))
     return completion(held, "failed", traceparent, error=failure)
+
+
+def completion_of_refusal(held: HeldTask, refused: Completion, refusal: TraceplaneError) -> Completion:
+    """For an attempt whose report the dispatcher does not accept, because of the operator's part in it."""
+    message = f"the dispatcher refused the report: {refusal.message}"
+    error = TaskError("operator.result_invalid", message[:_LONGEST_MESSAGE], retryable=False)
+    return completion(held, "failed", refused.traceparent, error=error, log=refused.log)
 
 
 def _error_of_failure(held: HeldTask, failure: Failure, log_lines: list[str]) -> TaskError:

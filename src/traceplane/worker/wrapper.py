@@ -17,7 +17,7 @@ from traceplane.errors import InvalidInput, TooLarge, TraceplaneError
 from traceplane.operators import catalog
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.sandbox.assignment import Reuse
-from traceplane.wire.tasks import ClaimResponse, Completion, CompletionOutcome, TaskError
+from traceplane.wire.tasks import ClaimResponse, Completion, CompletionOutcome
 from traceplane.worker import report
 from traceplane.worker.attempt import Attempts
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
@@ -32,7 +32,6 @@ Answer = TypeVar("Answer")
 _LEAVE_SECONDS = 5.0
 _HAND_BACK_SECONDS = 5.0
 """How long the dispatcher has to answer when the worker is in a hurry."""
-_LONGEST_MESSAGE = 2_000
 _MOST_UNREPORTED = 2000
 _MANY = 100
 _GATHER_SECONDS = 0.03
@@ -188,11 +187,7 @@ class Wrapper:
         except (InvalidInput, TooLarge) as refusal:  # the report contains data from the operator
             if completion.status != "completed":
                 raise
-            message = f"the dispatcher refused the report: {refusal.message}"
-            error = TaskError("operator.result_invalid", message[:_LONGEST_MESSAGE], retryable=False)
-            completion = report.completion(
-                held, "failed", completion.traceparent, error=error, log=completion.log
-            )
+            completion = report.completion_of_refusal(held, completion, refusal)
             (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
         crash_point("worker.after_complete")
         if outcome.outcome not in ("committed", "canceled") and completion.status != "returned":

@@ -1,0 +1,124 @@
+"""Operators of workers: each task runs in the sandbox, with the code that its job was deployed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from traceplane.errors import InvalidInput, PlatformError
+from traceplane.model.json_object import JsonObject
+from traceplane.model.runtimes import Runtime
+from traceplane.model.task_payload import SparkAccess, TaskPayload
+from traceplane.operators import catalog
+from traceplane.operators.spec import OperatorSpec
+from traceplane.sandbox.assignment import Assignment, RunResult
+from traceplane.sandbox.frames import EmittedEvent
+from traceplane.sandbox.sandboxes import Sandboxes
+from traceplane.spark.server import SparkGrant
+from traceplane.spark.servers import OneRemoteSpark, Spark, SparkServers
+from traceplane.wire.tasks import Emission, EventOut
+from traceplane.worker import report
+from traceplane.worker.code_cache import CodeCache, JobCode
+from traceplane.worker.dispatcher_client import DispatcherClient, patiently
+from traceplane.worker.held_task import HeldTask
+from traceplane.worker.payload import entrypoint_of, run_limits, task_payload
+from traceplane.worker.store_on_disk import StoreOnDisk
+
+_SPARK_TASK = "traceplane.dataplane.task:run"
+
+
+class SandboxedOperators:
+    def __init__(
+        self,
+        *,
+        client: DispatcherClient,
+        sandboxes: Sandboxes,
+        runtime: Runtime,
+        store: StoreOnDisk,
+        code: CodeCache,
+        spark: SparkServers | OneRemoteSpark | None,
+    ) -> None:
+        self._client = client
+        self._sandboxes = sandboxes
+        self._runtime = runtime
+        self._store = store
+        self._code = code
+        self._spark = spark
+
+    async def run(
+        self, held: HeldTask, *, on_log: Callable[[str], None], traceparent: str | None
+    ) -> RunResult:
+        job = held.job
+        async with AsyncExitStack() as during:
+            spark = None
+            if self._spark is not None:
+                spark = await during.enter_async_context(self._spark.for_job(f"{job.org}/{job.job_id}"))
+                held.spark = spark
+            operator = _usable_operator(held)
+            code = await self._code.code_of(job.code_bundle)
+            sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
+            # No await from here to the run: the payload names the server that gets access to its folders.
+            assignment = self._assignment(held, operator, code, spark)
+
+            async def on_events(events: list[EmittedEvent]) -> None:
+                await self._emit(held, report.events_of(events), traceparent)
+
+            def on_progress(progress: JsonObject) -> None:
+                held.progress = progress
+
+            return await sandbox.run(
+                assignment,
+                on_log=on_log,
+                on_events=on_events if job.endless else None,
+                on_progress=on_progress,
+                timeout=None if job.endless else job.timeout_seconds,
+                grant=self._grant(held, spark, assignment.payload) if spark is not None else None,
+            )
+
+    def _assignment(
+        self, held: HeldTask, operator: OperatorSpec, code: JobCode, spark: Spark | None
+    ) -> Assignment:
+        task, job = held.task, held.job
+        entrypoint = entrypoint_of(job, operator)
+        access = SparkAccess(spark.remote, entrypoint, code.bundled) if spark is not None else None
+        return Assignment(
+            task_id=str(task.task_id),
+            attempt=task.attempt,
+            entrypoint=entrypoint if spark is None else _SPARK_TASK,
+            error_codes=tuple(error.code for error in operator.errors),
+            payload=task_payload(task, job, self._store, held.local, access),
+            code_paths=code.paths,
+            limits=run_limits(self._runtime),
+            spark=spark.used if spark is not None else None,
+            reuse=None if job.endless else held.reuse,
+        )
+
+    def _grant(self, held: HeldTask, spark: Spark, payload: TaskPayload) -> SparkGrant:
+        """The generations that the task reads and writes; writable are only this attempt's folders."""
+        local = [Path(file).parent for files in held.local.files.values() for file in files]
+        writable = [Path(output.folder) for output in payload.outputs if output.folder is not None]
+        return spark.granting([*self._store.readable_generations(held.task), *local], writable)
+
+    async def _emit(self, held: HeldTask, events: list[EventOut], traceparent: str | None) -> None:
+        task = held.task
+        emission = Emission(
+            task.task_id, task.attempt, task.lease_token, events=events, traceparent=traceparent
+        )
+        (answer,) = await patiently(lambda: self._client.events([held.token], [emission]))
+        if answer.outcome != "ok":
+            message = f"the task's events were not accepted: it is {answer.outcome}"
+            raise PlatformError(f"task.{answer.outcome}", message)
+
+
+def _usable_operator(held: HeldTask) -> OperatorSpec:
+    """The operator's spec as installed on this worker."""
+    if held.operator is not None:
+        return held.operator
+    name, package = held.job.operator, held.job.package
+    if package is None:
+        raise InvalidInput("operator.unknown", "this worker has no operator of that name", value=name)
+    if catalog.listed(name) and (problem := catalog.problem(name)) is not None:
+        raise PlatformError("operator.package_broken", problem.message)
+    message = f"the operator {name} is in the package {package}, which this worker does not have"
+    raise PlatformError("operator.package_missing", message)
