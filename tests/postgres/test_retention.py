@@ -243,6 +243,12 @@ async def test_the_round_of_a_dispatcher_that_died_is_taken_over(plane: ControlP
     assert (await rounds(second)).tasks == 20
 
 
+def test_the_longer_a_round_takes_the_larger_is_its_share(plane: ControlPlane, root: Path) -> None:
+    loop = Retention(plane.database, lambda: FolderObjectStore(root), POLICY)
+    shares = [loop.share_after(hours * 3600, timedelta(hours=6)) for hours in (0, 5, 6, 20, 10_000)]
+    assert shares == pytest.approx([0.02, 0.02, 0.04, 0.08, 0.5])
+
+
 async def rounds(loop: Retention) -> Collected:
     """Passes until nothing is left to do."""
     total = Collected()

@@ -2,7 +2,8 @@
 
 The work is divided into rounds (`registry.garbage`). A round is due after an interval by the database's clock, and one
 dispatcher runs it, a batch at a time. It rests after each batch for as long as keeps it to a small share of the time,
-so that a year of history can go while the platform is busy.
+so that a year of history can go while the platform is busy. The share grows while a round takes longer than its
+interval, so that history goes as fast as it comes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from traceplane.postgres import history
 from traceplane.postgres.database import Database
 from traceplane.registry.garbage import Collected, Policy, Round, batches
 
-_SHARE = 0.1
+_SHARE = 0.02
 """Of the time; the rest of it, this loop rests."""
+_LARGEST_SHARE = 0.5
 _PASS_SECONDS = 2.0
 """A pass ends after this time, so that the process can stop."""
 _LONGEST_REST = 5.0
@@ -39,6 +41,13 @@ class RetentionPass(Collected):
         return cls(**collected.counts(), more=more)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    round: Round
+    batches: AsyncIterator[Collected]
+    since: float
+
+
 class Retention:
     def __init__(
         self,
@@ -52,26 +61,27 @@ class Retention:
         self._object_store = object_store
         self._policy = policy
         self._share = share
-        self._running: tuple[Round, AsyncIterator[Collected]] | None = None
+        self._running: _Running | None = None
         self._store: ObjectStore | None = None
 
     async def run_once(self) -> RetentionPass:
         began, total = time.monotonic(), Collected()
         store = self._store = self._store or self._object_store()
         if self._running is None and (due := await self._next_due()) is not None:
-            self._running = due, batches(due, self._database, store, self._policy)
+            self._running = _Running(due, batches(due, self._database, store, self._policy), began)
         elif self._running is not None:
-            await self._due_after(self._running[0], _TAKEN_OVER_AFTER)
-        while self._running is not None:
+            await self._due_after(self._running.round, _TAKEN_OVER_AFTER)
+        while (running := self._running) is not None:
             batch_began = time.monotonic()
-            batch = await self._batch(*self._running)
+            batch = await self._batch(running)
             if batch is None:
-                await self._due_after(self._running[0], self._interval(self._running[0]))
+                await self._due_after(running.round, self._interval(running.round))
                 self._running = None
                 return RetentionPass.of(total, more=True)  # another round may be due
             total += batch
-            worked = time.monotonic() - batch_began
-            await asyncio.sleep(min(worked * (1 / self._share - 1), _LONGEST_REST))
+            now = time.monotonic()
+            share = self.share_after(now - running.since, self._interval(running.round))
+            await asyncio.sleep(min((now - batch_began) * (1 / share - 1), _LONGEST_REST))
             if time.monotonic() - began > _PASS_SECONDS:
                 return RetentionPass.of(total, more=True)
         return RetentionPass.of(total)
@@ -87,6 +97,10 @@ class Retention:
                     return round_
         return None
 
+    def share_after(self, seconds: float, interval: timedelta) -> float:
+        """Of a round that has taken so long. After each interval, the first share is added."""
+        return max(self._share, min(self._share * (1 + seconds // interval.total_seconds()), _LARGEST_SHARE))
+
     def _interval(self, round_: Round) -> timedelta:
         match round_:
             case Round.FILES | Round.DATASETS:
@@ -97,14 +111,14 @@ class Retention:
                 age = self._policy.history or timedelta(days=30)
                 return min(timedelta(hours=6), max(age / 10, timedelta(minutes=1)))
 
-    async def _batch(self, round_: Round, running: AsyncIterator[Collected]) -> Collected | None:
+    async def _batch(self, running: _Running) -> Collected | None:
         """The next batch of a round; None if that is over."""
         try:
-            return await anext(running, None)
+            return await anext(running.batches, None)
         except Exception:
             self._running = None
             with contextlib.suppress(TraceplaneError):
-                await self._due_after(round_, _RETRY_AFTER)
+                await self._due_after(running.round, _RETRY_AFTER)
             raise
 
     async def _due_after(self, round_: Round, pause: timedelta) -> None:
