@@ -15,9 +15,11 @@ only when the platform commits the task; an operator that raises leaves nothing 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,9 +141,10 @@ class OperatorTask:
         """The rows of an input for this task's scope. If there are none, an empty table with the columns that the
         dataset has or declares; if neither is known, one without columns."""
         import pyarrow as pa
+        import pyarrow.compute as pc
         import pyarrow.parquet as parquet
 
-        from traceplane.columnar import arrow_types
+        from traceplane.columnar import arrow_types, row_filters
 
         source = self._input(name)
         selected_columns = list(source.select) or None if columns is None else list(columns)
@@ -149,14 +152,14 @@ class OperatorTask:
             schema = arrow_types.schema_of(source.columns)
             empty = pa.table({}) if schema is None else schema.empty_table()
             return empty if selected_columns is None or schema is None else empty.select(selected_columns)
-        equal = [(column, "=", value) for column, value in source.where.items()]
+        types = {column.name: arrow_types.type_of(column.type) for column in source.columns}
+        position = source.position or ""
+        equal = [pc.field(column) == value for column, value in source.where.items()]
 
         def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
-            within = [
-                [*equal, (source.position, ">=", first), (source.position, "<=", last)]
-                for first, last in ranges
-            ]
-            return parquet.read_table(list(files), columns=selected_columns, filters=within or equal or None)
+            kept = [row_filters.within(position, types.get(position), ranges)] if ranges else []
+            filters = functools.reduce(operator.and_, [*equal, *kept]) if equal or kept else None
+            return parquet.read_table(list(files), columns=selected_columns, filters=filters)
 
         tables = [table(files, ranges) for files, ranges in source.by_kept_ranges()]
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")

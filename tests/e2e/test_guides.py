@@ -121,7 +121,7 @@ def _data_comes_in(terminal: Terminal, network: str, files: str, clock: str) -> 
 
 
 def _days_become_weeks_and_months(terminal: Terminal) -> None:
-    emit, queries = blocks(DATES, "bash")
+    emit, queries, tills = blocks(DATES, "bash")
     assert "35 accepted" in terminal.run(emit)
     weeks = "select period, total from dates.weekly order by period"
     until_answered(terminal, weeks, *((f"2024-W0{n}", 70) for n in range(1, 6)))
@@ -136,6 +136,8 @@ def _days_become_weeks_and_months(terminal: Terminal) -> None:
     terminal.until(redone.format("monthly"), "2")
     refused = terminal.run("traceplane emit dates.days 2024-02-30 2>&1 || true")
     assert "scope.bad_partition" in refused
+    terminal.run("\n".join(tills.splitlines()[:2]))
+    until_answered(terminal, "select month, total from tills.monthly", ("2024-01", 140))
 
 
 def _jobs_run_for_each_event(terminal: Terminal) -> None:

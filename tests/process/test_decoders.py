@@ -37,10 +37,10 @@ from traceplane.model.hot_table import HotColumn, HotTable
 
 TABLE = HotTable(UUID(int=0), (HotColumn("position", "bigint"), HotColumn("signal_id", "string")), "position")
 WORKS: list[Work] = [
-    HotRowsWork(TABLE, 1, 1),
+    HotRowsWork(TABLE, (1, 2)),
     SignalsWork(None),
     KeptRowsWork(
-        [KeptColumn("position", "int64", True), KeptColumn("signal_id", "string", True)], "position", [(1, 1)]
+        [KeptColumn("position", "int64", True), KeptColumn("signal_id", "string", True)], "position", [(1, 2)]
     ),
 ]
 LIMITS = FileLimits(64 << 20)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from tests.query.asked import ADMIN, READER, Asked
 from tests.query.published import DAG, SECRET, Shop, items, orders, queries
 from traceplane.errors import Conflict, NotFound, TraceplaneError
 from traceplane.gateway.datasets import detail
+from traceplane.model.partitions import By, Partitions
 from traceplane.postgres import commits
 from traceplane.query.datasets import AsOf
 from traceplane.wire.deploys import DeleteRequest
@@ -148,6 +150,57 @@ async def test_a_condition_without_a_relation_leaves_out_files_only_if_it_is_una
         ],
     }.items():
         assert await asked.rows(sql) == rows, sql
+
+
+DAYS = Partitions(By.DAY, "Europe/Berlin")
+KINDS = {"date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us")}
+BY_DAY = """
+version: 1
+dag: days
+datasets:
+  days.in: {partitions: {by: day, time_zone: Europe/Berlin}}
+  days.rows: {position: at, columns: [{name: at, type: KIND}, {name: n, type: bigint}]}
+jobs:
+- {name: days, activation: source, source: {kind: manual}, outputs: [{dataset: days.in}]}
+- {name: rows, runtime: python, operator: python, config: {entrypoint: "basic:copy"},
+   inputs: [{from: {dataset: days.in}}], outputs: [{dataset: days.rows}]}
+"""
+
+
+def by_day(kind: str, first: int, last: int, n: int) -> pa.Table:
+    """The first and last moment of each day in Berlin."""
+    at: list[Any] = []
+    for day in range(first, last + 1):
+        if kind == "timestamp":
+            at += [DAYS.starts_at(day), DAYS.starts_at(day + 1) - timedelta(microseconds=1)]
+        else:
+            start = datetime.combine(DAYS.first_date(day), datetime.min.time())
+            at += [start, start + timedelta(days=1, microseconds=-1)]
+    at = [moment.date() for moment in at] if kind == "date" else at
+    return pa.table({"at": pa.array(at, KINDS[kind]), "n": pa.array([n] * len(at), pa.int64())})
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+async def test_newer_commits_of_days_hide_exactly_the_rows_of_these_days(
+    shop: Shop, asked: Asked, kind: str
+) -> None:
+    await shop.plane.deploy(BY_DAY.replace("KIND", kind))
+    first = DAYS.position("2026-10-24")  # the next day has 25 hours
+    await shop.publish("days.rows", by_day(kind, first, first + 3, 1), first, first + 3)
+    await shop.publish("days.rows", by_day(kind, first + 1, first + 1, 100), first + 1, first + 1)
+    await shop.publish("days.rows", by_day(kind, first + 3, first + 5, 10_000), first + 3, first + 5)
+    assert await asked.rows("select sum(n) from days.rows") == [[2 * 2 + 2 * 100 + 6 * 10_000]]
+    files = {
+        "at < date '2026-10-23'": 0,
+        "at >= '2026-10-28' and at < '2026-10-29'": 1,
+        "at between timestamp '2026-10-26 00:00:00' and '2026-10-26 12:00:00.5'": 1 if kind != "date" else 3,
+        "at > timestamptz '2026-10-26T02:00:00+02:00'": 2 if kind != "date" else 3,
+        "at < '2026-10-24 01:00:00+02:00'": {"date": 3, "timestamp": 1, "timestamp_ntz": 3}[kind],
+    }
+    for where, expected in files.items():
+        assert await asked.files(f"select * from days.rows where {where}") == [expected], where
+        pruned = await asked.rows(f"select sum(n) from days.rows where {where}")
+        assert pruned == await asked.rows(f"select sum(n) from (select * from days.rows) where {where}")
 
 
 async def test_newer_commits_hide_exactly_their_positions_and_new_columns_are_null_before(

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from traceplane.columnar.arrow_types import as_declared, schema_of
 from traceplane.model.task_payload import OperatorInput, Ranges
@@ -40,7 +40,7 @@ def read(spark: SparkSession, source: OperatorInput, *, in_one_part: bool = Fals
     if not source.files:
         return narrowed(spark.createDataFrame([], schema), {}, source.select)
     frames = [
-        _within(spark.read.schema(schema).parquet(*files), source.position, ranges)
+        _within(spark.read.schema(schema).parquet(*files), schema, source.position, ranges)
         for files, ranges in source.by_kept_ranges()
     ]
     frame: DataFrame = reduce(lambda all_, more: all_.unionByName(more), frames)
@@ -56,11 +56,26 @@ def narrowed(frame: DataFrame, where: Mapping[str, Any], columns: Sequence[str])
     return frame.select(*(functions.col(f"`{name}`") for name in columns)) if columns else frame
 
 
-def _within(frame: DataFrame, position: str | None, ranges: Ranges) -> DataFrame:
+def _within(frame: DataFrame, schema: StructType, position: str | None, ranges: Ranges) -> DataFrame:
     if not ranges:
         return frame
-    column = functions.col(str(position))
-    return frame.filter(reduce(lambda a, b: a | b, [column.between(first, last) for first, last in ranges]))
+    assert position is not None, "ranges are those of a position column"
+    column, type_ = functions.col(f"`{position}`"), schema[position].dataType
+    return frame.filter(reduce(lambda a, b: a | b, [_between(column, type_, *values) for values in ranges]))
+
+
+def _between(column: Column, type_: DataType, first: int | str | None, end: int | str | None) -> Column:
+    inside = column.isNotNull()
+    if first is not None:
+        inside = inside & (column >= _literal(first, type_))
+    if end is not None:
+        inside = inside & (column < _literal(end, type_))
+    return inside
+
+
+def _literal(value: int | str, type_: DataType) -> Column:
+    """A date or time is cast by Spark: a Python datetime would depend on the time zones of processes."""
+    return functions.lit(value) if isinstance(value, int) else functions.lit(value).cast(type_)
 
 
 def _schema(source: OperatorInput) -> StructType:

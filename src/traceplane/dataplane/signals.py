@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as f
+from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
 from traceplane.operators.config import read
 from traceplane.operators.market import Indicators
@@ -20,6 +21,12 @@ def generate(task: OperatorTask, bars: DataFrame) -> DataFrame:
     if source.position is None or task.scope is None:
         raise OperatorError(
             "operator.misconfigured", "signal_generate needs an input whose dataset names its position column"
+        )
+    if isinstance(bars.schema[source.position].dataType, DateType | TimestampType | TimestampNTZType):
+        raise OperatorError(
+            "operator.misconfigured",
+            f"signal_generate counts bars by their position, and {source.position} holds dates or times; name a "
+            "column of whole numbers as the position of the input's dataset",
         )
     indicators = read(task.config, Indicators)
     if indicators.gapless:

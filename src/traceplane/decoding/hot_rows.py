@@ -12,9 +12,11 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from traceplane.columnar.arrow_types import type_of
+from traceplane.columnar.row_filters import within
 from traceplane.decoding.messages import HotRowsWork, InvalidContents
 from traceplane.model.dataset_schema import SchemaColumn, undeclared
 from traceplane.model.hot_table import HotColumn, HotTable
+from traceplane.model.row_positions import in_words
 
 _ROWS_AT_ONCE = 16_384
 
@@ -25,7 +27,7 @@ def write(file: parquet.ParquetFile, work: HotRowsWork, sink: Any) -> int:
     options = csv.WriteOptions(include_header=False, quoting_style="needed")
     count = 0
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
-        fitting = _fitted(pa.Table.from_batches([batch]), work.table, work.start, work.end)
+        fitting = _fitted(pa.Table.from_batches([batch]), work)
         csv.write_csv(fitting, sink, options)
         count += batch.num_rows
     return count
@@ -46,8 +48,9 @@ def _check_types(schema: pa.Schema, table: HotTable) -> None:
         )
 
 
-def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
+def _fitted(rows: pa.Table, work: HotRowsWork) -> pa.Table:
     """The checked rows with the table's columns, in its order and types."""
+    table = work.table
     names = [c.name for c in table.columns]
     columns = []
     for column in table.columns:
@@ -60,15 +63,14 @@ def _fitted(rows: pa.Table, table: HotTable, start: int, end: int) -> pa.Table:
             raise _invalid(column.name, "is null or missing", "write a value in every row")
         columns.append(_as_text(_storable(values, column.name)))
     fitted = pa.table(columns, names=names)
-    if fitted.num_rows:
-        low, high = pc.min_max(fitted[table.position]).as_py().values()
-        if low < start or high > end:
-            where = low if low < start else high
-            raise _invalid(
-                table.position,
-                f"has {where}, which is outside the task's scope {start} to {end}",
-                "write only rows of the task's own scope",
-            )
+    positions = fitted.select([table.position])
+    outside = positions.filter(~within(table.position, positions.schema.field(0).type, [work.values]))
+    if outside.num_rows:
+        raise _invalid(
+            table.position,
+            f"has {outside[table.position][0].as_py()}, which is outside the task's scope {in_words(work.values)}",
+            "write only rows of the task's own scope",
+        )
     return fitted
 
 
@@ -122,4 +124,4 @@ def warm_up(buffer: Any) -> None:
     parquet.write_table(pa.table(kinds), buffer)
     table = HotTable(UUID(int=0), tuple(HotColumn(kind, kind) for kind in kinds), "bigint")
     with parquet.ParquetFile(buffer) as file:
-        write(file, HotRowsWork(table, 1, 1), pa.BufferOutputStream())
+        write(file, HotRowsWork(table, (1, 2)), pa.BufferOutputStream())

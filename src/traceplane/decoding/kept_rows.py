@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from traceplane.columnar.arrow_types import schema_of
+from traceplane.columnar.row_filters import within
 from traceplane.decoding.messages import InvalidContents, KeptColumn, KeptRowsWork
 
 _ROWS_AT_ONCE = 16_384
@@ -22,14 +21,11 @@ def write(file: parquet.ParquetFile, work: KeptRowsWork, sink: Any) -> int:
     names = list(dict.fromkeys((*schema.names, work.position)))
     if missing := [name for name in names if name not in file.schema_arrow.names]:
         raise InvalidContents(f"it has no column {missing[0]}", column=missing[0])
+    inside = within(work.position, file.schema_arrow.field(work.position).type, work.ranges)
     count = 0
     with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names, use_threads=False):
-            at = batch[work.position]
-            inside = [
-                pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)) for low, high in work.ranges
-            ]
-            rows = batch.filter(functools.reduce(pc.or_, inside)).select(schema.names)
+            rows = batch.filter(inside).select(schema.names)
             if rows.num_rows:
                 writer.write_batch(rows.cast(schema))
                 count += rows.num_rows
@@ -38,7 +34,7 @@ def write(file: parquet.ParquetFile, work: KeptRowsWork, sink: Any) -> int:
 
 def warm_up(buffer: Any) -> None:
     parquet.write_table(pa.table({"at": pa.array([1], pa.int64()), "text": ["x"]}), buffer)
-    work = KeptRowsWork([KeptColumn("at", "int64", True), KeptColumn("text", "string", True)], "at", [(1, 1)])
+    work = KeptRowsWork([KeptColumn("at", "int64", True), KeptColumn("text", "string", True)], "at", [(1, 2)])
     with parquet.ParquetFile(buffer) as file:
         write(file, work, _Nowhere())
 

@@ -11,12 +11,13 @@ from typing import Literal
 import msgspec
 
 from traceplane.model.hot_table import HotTable
+from traceplane.model.row_positions import ValueRange
 
 
 class HotRowsWork(msgspec.Struct, frozen=True, tag="hot_rows"):
     table: HotTable
-    start: int
-    end: int
+    values: ValueRange
+    """Of the position column in the task's scope."""
 
 
 class SignalsWork(msgspec.Struct, frozen=True, tag="signals"):
@@ -33,7 +34,8 @@ class KeptColumn(msgspec.Struct, frozen=True):
 class KeptRowsWork(msgspec.Struct, frozen=True, tag="kept_rows"):
     columns: list[KeptColumn]
     position: str
-    ranges: list[tuple[int, int]]
+    ranges: list[ValueRange]
+    """Of the position column."""
 
 
 Work = HotRowsWork | SignalsWork | KeptRowsWork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from traceplane.model.positions import Range
+from traceplane.model.row_positions import ValueRange
 
 
 class StoredBounds(TypedDict, total=False):
@@ -22,5 +22,5 @@ class CommittedFile(TypedDict):
     rows: int
     bytes: int
     statistics: NotRequired[dict[str, StoredBounds] | None]
-    kept: NotRequired[list[Range]]
-    """The positions to read of it, if it is not read in full; never stored."""
+    kept: NotRequired[list[ValueRange]]
+    """The values of the position column to read of it, if it is not read in full; never stored."""

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from traceplane.model.committed_file import CommittedFile
+from traceplane.model.partitions import Partitions
+from traceplane.model.row_positions import PositionColumn
 
 _TYPES = {
     "boolean": ("boolean", "bool"),
@@ -37,7 +39,6 @@ _TYPES = {
     "timestamp_ntz": ("timestamp", "timestamp[us]"),
 }
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
-_POSITIONS = frozenset({"tinyint", "smallint", "int", "integer", "bigint", "long"})
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _LONGEST_NAME = 63
 
@@ -71,6 +72,12 @@ class HotTable:
     columns: tuple[HotColumn, ...]
     position: str
     unique_key: tuple[str, ...] = ()
+    partitions: Partitions = Partitions()
+
+    @property
+    def position_column(self) -> PositionColumn:
+        types = {column.name: column.arrow_type for column in self.columns}
+        return PositionColumn(self.position, types[self.position], self.partitions)
 
     @property
     def replaces(self) -> bool:
@@ -102,10 +109,6 @@ def stored_as(type_: str) -> tuple[str, str] | None:
             return None
         return f"numeric({precision}, {scale})", f"decimal128({precision}, {scale})"
     return _TYPES.get(name)
-
-
-def can_be_position(type_: str) -> bool:
-    return type_.strip().lower() in _POSITIONS
 
 
 def can_be_column(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Which files can contain rows with a value, judged by column statistics.
 
 A file is skipped only if its statistics prove that it has no such row. Bounds are compared only if JSON and the
-column order values the same way: integers, doubles, text, booleans and dates; not single-precision floats, which
-are rounded, nor decimals and timestamps, whose bounds are text.
+column order values the same way: integers, doubles, text, booleans, dates, and times that are written in the usual
+way; not single-precision floats, which are rounded, nor decimals, whose bounds are unknown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from traceplane.model.committed_file import CommittedFile, StoredBounds
@@ -18,8 +19,12 @@ from traceplane.model.committed_file import CommittedFile, StoredBounds
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
 _TEXT = {"string", "large_string", "string_view"}
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIME = re.compile(
+    _DAY.pattern + r"([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(?P<zone>Z|[+-][0-9]{2}(:[0-9]{2})?)?)?"
+)
+_TIMES = re.compile(r"timestamp\[(s|ms|us)(?P<zone>, tz=.+)?\]")
 
-Literal = str | int | float | bool
+Literal = str | int | float | bool | datetime
 Span = tuple[Literal | None, Literal | None]
 """First and last value, both included; None for no bound."""
 
@@ -98,7 +103,28 @@ def _comparable(value: Any, type_: str | None) -> Any:
             return value
         case str() if type_ == "date32[day]" and _DAY.fullmatch(value):
             return value
+        case str() | datetime() if (column := _TIMES.fullmatch(type_ or "")) is not None:
+            moment = as_moment(value) if isinstance(value, str) else value
+            # What an offset means for a column without a time zone is up to the engine.
+            unclear = isinstance(value, str) and has_zone(value) and not column["zone"]
+            return None if unclear else moment
     return None
+
+
+def has_zone(text: str) -> bool:
+    written = _TIME.fullmatch(text)
+    return written is not None and written["zone"] is not None
+
+
+def as_moment(text: str) -> datetime | None:
+    """A date or time as it is usually written, in UTC unless it says otherwise; None for any other text."""
+    if not _TIME.fullmatch(text):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _as_double(value: int) -> float | None:

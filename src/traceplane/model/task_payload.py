@@ -9,10 +9,10 @@ from datetime import datetime
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.job_definition import InputView
 from traceplane.model.json_object import JsonObject
+from traceplane.model.row_positions import ValueRange
 from traceplane.model.scope import Cursor, Partition, Scope
 
-Ranges = tuple[tuple[int, int], ...]
-"""First and last positions, both included."""
+Ranges = tuple[ValueRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OperatorInput:
     position: str | None = None
     """The column that holds a row's position, if the dataset has one."""
     kept: dict[str, Ranges] = field(default_factory=dict)
-    """The position ranges to read of files that are not read in full."""
+    """The ranges of the position column to read of files that are not read in full."""
 
     def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
         """The files, grouped by the ranges to read of them; no ranges: the whole file."""

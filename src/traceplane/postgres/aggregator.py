@@ -47,10 +47,7 @@ class ClosedBatch:
     first: int
     last: int
     closed_by: ClosedBy
-
-    @property
-    def partition_key(self) -> str:
-        return f"{self.first}-{self.last}"
+    partition_key: str
 
 
 @dataclass(frozen=True, slots=True)

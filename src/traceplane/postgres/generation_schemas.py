@@ -10,7 +10,10 @@ import msgspec
 
 from traceplane.errors import ConcurrentChange
 from traceplane.model.dataset_schema import Schema, SchemaColumn
+from traceplane.model.partitions import Partitions
+from traceplane.model.row_positions import PositionColumn
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("generation_schemas")
 
@@ -26,6 +29,14 @@ class StoredSchema:
     """By how much the ends of its widest commit differ."""
     declared: Schema = ()
     """What the DAG file says of its columns, with types as Spark SQL spells them; empty: nothing."""
+    partitions: Partitions = Partitions()
+
+    def position_column(self, columns: Schema) -> PositionColumn | None:
+        """The column that holds a row's position, with its type among these columns."""
+        if self.position is None:
+            return None
+        types = {column.name: column.type for column in columns}
+        return PositionColumn(self.position, types.get(self.position, "int64"), self.partitions)
 
 
 async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, StoredSchema]:
@@ -37,6 +48,7 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, St
             r["position_column"],
             r["widest"],
             tuple(SchemaColumn(c["name"], c["type"], c["nullable"]) for c in r["declared"] or ()),
+            partitions_of(r["partitions"]),
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))
     }

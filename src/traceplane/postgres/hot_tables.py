@@ -16,6 +16,7 @@ import msgspec
 
 from traceplane.model.hot_table import HeldCommit, HotColumn, HotTable
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("hot_tables")
 
@@ -69,6 +70,7 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, Ho
             tuple(HotColumn(**column) for column in r["columns"]),
             r["position"],
             tuple(r["unique_key"]),
+            partitions_of(r["partitions"]),
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))
     }
@@ -97,7 +99,8 @@ async def states(tx: Transaction, ranges: Sequence[Range]) -> list[str]:
 
 async def clear(tx: Transaction, table: HotTable, start: int, end: int) -> None:
     """Removes the rows of these positions."""
-    await tx.run(f"delete from {_name(table)} where {_quoted(table.position)} between $1 and $2", start, end)
+    condition, arguments = _within(table, start, end)
+    await tx.run(f"delete from {_name(table)} where {condition}", *arguments)
 
 
 async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> int:
@@ -155,17 +158,33 @@ async def read(
 ) -> None:
     """Sends the rows of these positions in CSV, without a header; only these columns, only rows equal to `where`."""
     types = {c.name: c.postgres_type for c in table.columns}
+    condition, arguments = _within(table, start, end)
     filters = [
-        f" and {_quoted(name)} = ${number}::text::{types[name]}" for number, name in enumerate(where, start=3)
+        f" and {_quoted(name)} = ${number}::text::{types[name]}"
+        for number, name in enumerate(where, start=len(arguments) + 1)
     ]
     query = (
-        f"select {', '.join(map(_quoted, columns))} from {_name(table)}"
-        f" where {_quoted(table.position)} between $1::bigint and $2::bigint{''.join(filters)}"
+        f"select {', '.join(map(_quoted, columns))} from {_name(table)} where {condition}{''.join(filters)}"
     )
     try:
-        await tx.copy_out(query, start, end, *(_as_text(value) for value in where.values()), push=push)
+        await tx.copy_out(query, *arguments, *(_as_text(value) for value in where.values()), push=push)
     except asyncpg.DataError as error:
         raise FilterRefused(str(error)) from error
+
+
+def _within(table: HotTable, start: int, end: int) -> tuple[str, list[str]]:
+    """A condition on the position column, and its arguments."""
+    column = table.position_column
+    types = {c.name: c.postgres_type for c in table.columns}
+    # A number may be too large for the type of its column.
+    type_ = types[column.name] if column.is_time else "bigint"
+    first, end_ = column.values((start, end))
+    bounds = [(sign, str(value)) for sign, value in ((">=", first), ("<", end_)) if value is not None]
+    conditions = [
+        f"{_quoted(column.name)} {sign} ${number}::text::{type_}"
+        for number, (sign, _) in enumerate(bounds, start=1)
+    ]
+    return " and ".join(conditions) or "true", [value for _, value in bounds]
 
 
 def _as_text(value: Any) -> str:

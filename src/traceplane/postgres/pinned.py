@@ -14,8 +14,11 @@ from traceplane.model.column_types import arrow_type
 from traceplane.model.committed_file import StoredBounds
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.json_object import JsonObject
+from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
+from traceplane.model.row_positions import PositionColumn
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.registry import partitions_of
 from traceplane.postgres.versions import Version
 
 _SQL = statements("pinned")
@@ -47,6 +50,15 @@ class PinnedDataset:
     """The source whose events it consists of; None if it has rows."""
     absent: frozenset[str] = frozenset()
     """The columns that are declared, but that no file has yet: they are null."""
+    partitions: Partitions = Partitions()
+    """Those of the dataset that has the rows."""
+
+    @property
+    def position_column(self) -> PositionColumn | None:
+        if self.position is None:
+            return None
+        types = {column.name: column.type for column in self.columns}
+        return PositionColumn(self.position, types.get(self.position, "int64"), self.partitions)
 
 
 class CommitFiles(msgspec.Struct, frozen=True, gc=False):
@@ -151,6 +163,7 @@ def _dataset(row: Any) -> PinnedDataset:
         sql=shown.get("sql"),
         source=row["source"],
         absent=frozenset(column.name for column in lacking) if of_files else frozenset(),
+        partitions=partitions_of(row["row_partitions"]),
     )
 
 

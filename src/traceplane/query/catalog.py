@@ -187,18 +187,24 @@ def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condit
         if (bounds := listed.bounds.get((name, type_))) is not None:
             remaining = narrowed(remaining, bounds, condition.spans, type_)
         if name == dataset.position:
-            remaining = _within_commits(listed, remaining, condition)
+            remaining = _within_commits(listed, dataset, remaining, condition)
     return ChosenFiles(_grouped(listed, dataset, remaining), len(remaining), len(listed.paths))
 
 
-def _within_commits(listed: FileList, remaining: Sequence[int], condition: Condition) -> list[int]:
+def _within_commits(
+    listed: FileList, dataset: PinnedDataset, remaining: Sequence[int], condition: Condition
+) -> Sequence[int]:
     """A row lies within the positions of its commit, even if a file has no bounds for the column."""
+    column = dataset.position_column
+    if column is None or column.is_time:  # whose bounds files have, if there are any
+        return remaining
     positions = [listed.commit_of_file[index].positions for index in remaining]
     return [remaining[n] for n in narrowed(range(len(remaining)), positions, condition.spans, "int64")]
 
 
 def _grouped(listed: FileList, dataset: PinnedDataset, remaining: Sequence[int]) -> list[FileGroup]:
-    if not listed.hidden or dataset.position is None:
+    column = dataset.position_column
+    if not listed.hidden or column is None:
         whole = (
             listed.paths
             if len(remaining) == len(listed.paths)
@@ -212,7 +218,7 @@ def _grouped(listed: FileList, dataset: PinnedDataset, remaining: Sequence[int])
         ranges = kept(commit.positions, _EVERYTHING, hidden) if hidden else None
         if ranges is None or ranges:
             groups.setdefault(tuple(ranges or ()), []).append(listed.paths[index])
-    return [FileGroup(paths, list(ranges)) for ranges, paths in groups.items()]
+    return [FileGroup(paths, column.all_values(ranges)) for ranges, paths in groups.items()]
 
 
 def _by_lower_case(names: Mapping[str, str]) -> dict[str, str]:

@@ -91,8 +91,19 @@ def _schema(relation: EngineRelation) -> str:
 def _kept(relation: EngineRelation, group: FileGroup) -> str:
     if not group.kept or relation.position is None:
         return ""
-    column = _quoted(relation.position.name)
-    return " where " + " or ".join(f"{column} between {a} and {b}" for a, b in group.kept)
+    return " where " + " or ".join(_between(relation.position, *values) for values in group.kept)
+
+
+def _between(column: EngineColumn, first: int | str | None, end: int | str | None) -> str:
+    name = _quoted(column.name)
+    bounds = [
+        f"{name} {sign} {_value(v, column)}" for sign, v in ((">=", first), ("<", end)) if v is not None
+    ]
+    return f"({' and '.join(bounds)})" if bounds else f"{name} is not null"
+
+
+def _value(value: int | str, column: EngineColumn) -> str:
+    return str(value) if isinstance(value, int) else f"cast({_text(value)} as {column.type})"
 
 
 def _quoted(name: str) -> str:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from traceplane.model.row_positions import ValueRange
+
 Format = Literal["json", "csv", "arrow", "parquet"]
 
 
@@ -28,8 +30,8 @@ class QueryLimits(msgspec.Struct, frozen=True):
 
 class FileGroup(msgspec.Struct, frozen=True):
     paths: list[str]
-    kept: list[tuple[int, int]] = []
-    """The ranges of positions to read; empty for all rows."""
+    kept: list[ValueRange] = []
+    """The ranges of the position column to read; empty for all rows."""
 
 
 class EngineColumn(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from traceplane.model.pruning import Condition, Literal, Span
+from traceplane.model.pruning import Condition, Literal, Span, as_moment, has_zone
 
 _PLAIN_JOIN_KINDS = {"", "INNER", "OUTER", "CROSS"}
 
@@ -136,6 +136,11 @@ def _literal(node: exp.Expr) -> Literal | None:
             return bool(node.this)
         case exp.Cast() if node.to.is_type(exp.DType.DATE) and isinstance(node.this, exp.Literal):
             return _literal(node.this)
+        case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
+            text = str(node.this.this)
+            zoned = node.to.is_type(exp.DType.TIMESTAMPTZ)
+            if zoned or (node.to.is_type(exp.DType.TIMESTAMPNTZ) and not has_zone(text)):
+                return as_moment(text)
     return None
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.model.json_object import JsonObject
+from traceplane.model.row_positions import ValueRange
 from traceplane.wire.scalars import (
     MAX_BATCH,
     AttemptNumber,
@@ -168,8 +169,8 @@ class MovedFile(Wire, frozen=True):
 
     path: str
     rows: int
-    keep: list[tuple[int, int]] | None = None
-    """Ranges of positions whose rows still count, both ends included; unset means all."""
+    keep: list[ValueRange] | None = None
+    """Ranges of the position column whose rows still count; unset means all."""
 
 
 class HotInput(Wire, frozen=True):
@@ -189,8 +190,8 @@ class InputFile(Wire, frozen=True):
     path: str
     rows: int
     bytes: int
-    kept: list[tuple[int, int]] | None = None
-    """Ranges of positions whose rows count, both ends included; unset means all."""
+    kept: list[ValueRange] | None = None
+    """Ranges of the position column whose rows count; unset means all."""
 
 
 class PipelineRun(Wire, frozen=True):

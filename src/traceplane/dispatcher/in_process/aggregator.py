@@ -185,7 +185,7 @@ async def _full(
             full.append(piece)
         else:
             filling.add(piece.slot)
-    await aggregator.close(tx, job.job_id, [ClosedBatch(p.first, p.last, "full") for p in full])
+    await aggregator.close(tx, job.job_id, [_batch(job, p.first, p.last, "full") for p in full])
     newest = max(bringers, key=lambda task: task.range_end)
     events = [_event(job, (p.first, p.last), None, causes.get(p.slot, [newest])) for p in full]
     return filling, events
@@ -233,14 +233,22 @@ async def _closed(
 ) -> list[ClosedBatch]:
     if batching.size is None:
         reason: ClosedBy = "hand" if by_hand else "every" if batching.every is not None else "all"
-        return [ClosedBatch(p.first, p.last, reason) for p in await aggregator.unbatched(tx, job.job_id)]
+        return [_batch(job, p.first, p.last, reason) for p in await aggregator.unbatched(tx, job.job_id)]
     slots = {slot.slot for slot in due if slot.slot != BY_HAND}
     if by_hand:
         slots |= await _slots_with_positions(tx, job.job_id, (_LOWEST, _HIGHEST), batching.size)
     pieces = await aggregator.open_pieces(
         tx, job.job_id, sorted(slots), batching.size, await scopes.widest(tx, job.job_id)
     )
-    return [ClosedBatch(p.first, p.arrived, "hand" if by_hand else "max_wait") for p in pieces]
+    return [_batch(job, p.first, p.arrived, "hand" if by_hand else "max_wait") for p in pieces]
+
+
+def _batch(job: InProcessJob, first: int, last: int, closed_by: ClosedBy) -> ClosedBatch:
+    return ClosedBatch(first, last, closed_by, _name(job, (first, last)))
+
+
+def _name(job: InProcessJob, positions: Range) -> str:
+    return job.partitions.written(positions) if job.partitions.is_time else f"{positions[0]}-{positions[1]}"
 
 
 def _event(
@@ -254,7 +262,7 @@ def _event(
         producer_id=job.job_id,
         generation_id=job.outputs[0],
         kind="invalidation" if again is not None else "data",
-        partition_key=again.partition_key if again is not None else f"{first}-{last}",
+        partition_key=again.partition_key if again is not None else _name(job, positions),
         start=first,
         end=last,
         emission=f"task:{cause.task_id}" if again is not None else "",

@@ -18,6 +18,7 @@ from traceplane.model.dataset_schema import as_read
 from traceplane.model.edges import EVERYTHING, What
 from traceplane.model.positions import Range, kept
 from traceplane.model.pruning import may_hold
+from traceplane.model.row_positions import PositionColumn
 from traceplane.postgres import commits, events, executions, generation_schemas
 from traceplane.postgres.commits import LiveCommit, WholeRead
 from traceplane.postgres.database import Transaction
@@ -109,6 +110,11 @@ async def _inputs(
         if (columns := as_read(stored.schema, stored.declared))
     }
     types = {generation: {c.name: c.type for c in columns} for generation, columns in schemas.items()}
+    positions_in = {
+        generation: column
+        for generation, stored in stored_schemas.items()
+        if (column := stored.position_column(as_read(stored.schema, stored.declared) or ())) is not None
+    }
     for c in reading:
         entry = jobs[c.job_id]
         sides = list(zip(entry.payload.inputs, entry.row_generations, strict=True))
@@ -117,21 +123,24 @@ async def _inputs(
             [
                 _handed(f)
                 for commit, positions in input_commits.get((c.task_id, number), [])
-                for f in _of_range(commit, positions, i.position)
+                for f in _of_range(commit, positions, positions_in.get(generation))
                 if not i.where or may_hold(f, i.where, types.get(generation, {}))
             ]
             for number, (i, generation) in enumerate(sides)
         ]
 
 
-def _of_range(commit: LiveCommit, positions: Range | None, position: str | None) -> list[CommittedFile]:
-    """The commit's files, with the position ranges to read of them if they are not read in full."""
-    if position is None:
+def _of_range(
+    commit: LiveCommit, positions: Range | None, column: PositionColumn | None
+) -> list[CommittedFile]:
+    """The commit's files, with the ranges of their position column to read if they are not read in full."""
+    if column is None:
         return commit.files
     ranges = kept(commit.positions, positions or commit.positions, commit.hidden)
     if ranges is None:
         return commit.files
-    return [{**f, "kept": ranges} for f in commit.files] if ranges else []
+    values = column.all_values(ranges)
+    return [{**f, "kept": values} for f in commit.files] if values else []
 
 
 async def _hot_inputs(

@@ -38,7 +38,8 @@ def _place(table: HotTable, held: Sequence[HeldCommit], start: int, end: int) ->
     files = []
     for commit, kept in moved_rows(held, start, end, replaces=table.replaces):
         whole = kept == ((commit.start, commit.end),)
-        files += [MovedFile(f["path"], f["rows"], None if whole else list(kept)) for f in commit.files]
+        keep = table.position_column.all_values(kept)
+        files += [MovedFile(f["path"], f["rows"], None if whole else keep) for f in commit.files]
     pieces = parts(held, start, end, rows_per_part=_ROWS_PER_PART)
     return HotInput(state_of(held), table.position, pieces, files)
 

@@ -135,7 +135,7 @@ async def apply(tx: Transaction, rows: Sequence[HotRows]) -> list[int]:
 
 
 def _encoded(decoders: Decoders, table: HotTable, paths: Sequence[Path], start: int, end: int) -> HotRows:
-    work = HotRowsWork(table, start, end)
+    work = HotRowsWork(table, table.position_column.values((start, end)))
     count, budget = 0, Budget(MOST_BYTES)
     with contextlib.ExitStack() as undo:
         sink = undo.enter_context(tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from traceplane.model.dataset_schema import Incompatible, Schema, merge, same_in_sql, undeclared
+from traceplane.model.row_positions import PositionColumn
 from traceplane.postgres import commits, generation_schemas
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction
@@ -36,8 +37,10 @@ async def refuse_misfits(
             }:
                 errors[task_id] = _no_position(current.dataset_id, current.position)
                 break
-            if current.position is not None and (
-                problem := _outside_scope(current.dataset_id, current.position, output)
+            column = current.position_column(tuple(output.schema))
+            if column is not None and (
+                problem := _unfit_position(current.dataset_id, column)
+                or _outside_scope(current.dataset_id, column, output)
             ):
                 errors[task_id] = problem
                 break
@@ -131,30 +134,48 @@ def _twice(dataset_id: str, one: str, other: str) -> TaskError:
     )
 
 
-def _outside_scope(dataset_id: str, position: str, output: OutputCommit) -> TaskError | None:
+def _outside_scope(dataset_id: str, column: PositionColumn, output: OutputCommit) -> TaskError | None:
     """Readers look for rows of a position only in commits whose scope has it."""
     for file in output.files:
-        statistics = (file.statistics or {}).get(position)
+        statistics = (file.statistics or {}).get(column.name)
         if statistics is None:
             continue
         outside = [
             value
             for value in (statistics.min, statistics.max)
-            if isinstance(value, int | float) and not output.start <= value <= output.end
+            if value is not None and not column.has((output.start, output.end), value)
         ]
         if outside or statistics.null_count:
             value = str(outside[0]) if outside else "null"
-            scope = output.partition_key or str(output.start)
             return TaskError(
                 "commit.position_out_of_scope",
-                f"dataset {dataset_id}, column {position}: a row has the position {value}, which is not in the task's "
-                f"scope {scope}"
-                + (f", positions {output.start} to {output.end}" if output.end > output.start else ""),
+                f"dataset {dataset_id}, column {column.name}: a row has the position {value}, which is not in the "
+                f"task's scope {output.partition_key or output.start}{_extent(column, output)}",
                 value=value,
                 next_step="write only rows of the task's scope, then deploy or retry the task",
                 retryable=False,
             )
     return None
+
+
+def _extent(column: PositionColumn, output: OutputCommit) -> str:
+    """What a scope means for the column, unless its name says so."""
+    first, end = column.values((output.start, output.end))
+    if isinstance(first, str) or isinstance(end, str):
+        return f", from {first} until before {end}"
+    return f", positions {output.start} to {output.end}" if output.end > output.start else ""
+
+
+def _unfit_position(dataset_id: str, column: PositionColumn) -> TaskError | None:
+    if column.misfit is None:
+        return None
+    return TaskError(
+        "commit.position_missing",
+        f"dataset {dataset_id}: the position column {column.name} is {column.type}, but {column.misfit}",
+        value=column.name,
+        next_step="write the column with another type, or name another position in the DAG file and deploy",
+        retryable=False,
+    )
 
 
 def _no_position(dataset_id: str, position: str) -> TaskError:

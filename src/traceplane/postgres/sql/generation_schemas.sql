@@ -6,7 +6,9 @@
 -- declares is the same in all versions that share a generation: another declaration makes another generation.
 select g.generation_id, d.dataset_id, s.columns, s.revision, g.position_column, coalesce(k.widest, 0) as widest,
        (select v.definition -> 'columns' from dag_version_datasets v where v.generation_id = g.generation_id limit 1)
-       as declared
+       as declared,
+       (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = g.generation_id limit 1)
+       as partitions
 from generations g join datasets d using (dataset_uuid) left join generation_schemas s using (generation_id)
 left join generation_cursors k using (generation_id)
 where g.generation_id = any($1::uuid[])

@@ -10,7 +10,10 @@ insert into hot_tables (generation_id, columns, position, unique_key) values ($1
 
 -- name: load
 -- The tables of those generations that have one.
-select generation_id, columns, position, unique_key from hot_tables where generation_id = any($1::uuid[])
+select generation_id, columns, position, unique_key,
+  (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = h.generation_id limit 1)
+  as partitions
+from hot_tables h where generation_id = any($1::uuid[])
 
 -- name: lock
 -- Commits of a hot generation take turns on this lock. It is always taken before the cursors, in the same order.

@@ -30,6 +30,8 @@ with wanted as materialized (
 )
 select p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versioned_definition,
        r.generation_id as row_generation_id, r.position_column, owner.definition as owner_definition,
+       (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = r.generation_id limit 1)
+       as row_partitions,
        s.columns, k.position as cursor, k.forgotten_until, k.xmin::text || k.ctid::text as row_version,
        t.created_at as generation_created_at,
        case when s.columns is null then (select j.name from job_outputs x join jobs j using (job_id)

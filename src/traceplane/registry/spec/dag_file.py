@@ -49,6 +49,7 @@ def parse(
         - elsewhere.keys()
     )
     scoping.check_per_partition(problems, ordered, partitions, unknown)
+    datasets.check_positions(problems, top, partitions, unknown)
     if problems:
         raise problems.invalid()
     built = tuple(

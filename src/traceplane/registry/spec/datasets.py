@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import yaml
@@ -12,6 +12,7 @@ from traceplane.model import dag as model
 from traceplane.model.dag import Job
 from traceplane.model.near_names import near
 from traceplane.model.partitions import Partitions
+from traceplane.model.row_positions import PositionColumn
 from traceplane.operators import catalog
 from traceplane.registry.spec import webhooks
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
@@ -48,8 +49,6 @@ def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict
             problems.add("spec.write_mode_needs_postgres", dataset.at("write_mode"), message, "remove it")
         columns = [(column.get("name"), column.at("name")) for column in dataset.get("columns") or ()]
         refuse_repeats(problems, "column", columns)
-        if dataset_id not in virtual_ones:
-            _check_position(problems, dataset)
         if dataset.has("storage", "postgres") and dataset.has("write_mode", "direct"):
             _check_hot_table(problems, dataset)
     for draft in drafts:
@@ -120,8 +119,21 @@ def stored_below(dataset_id: str, below: dict[str, list[str]]) -> set[str]:
     return seen - below.keys()
 
 
-def _check_position(problems: Problems, dataset: YamlMap) -> None:
-    """Queries and tasks select rows by comparing their position with whole numbers."""
+def check_positions(
+    problems: Problems, top: YamlMap, partitions: Mapping[str, Partitions], unknown: Collection[str]
+) -> None:
+    """Queries and tasks select rows by the values of their position column.
+
+    `unknown`: datasets whose partitions only a deploy knows, and which may be those of any other that declares none.
+    """
+    for dataset_id, dataset in (top.get("datasets") or {}).items():
+        if dataset is not None and not _is_virtual(dataset):
+            not_known = unknown or not dataset.lacks("partitions")  # or what it declares is invalid
+            own = partitions.get(dataset_id, None if not_known else Partitions())
+            _check_position(problems, dataset, own)
+
+
+def _check_position(problems: Problems, dataset: YamlMap, partitions: Partitions | None) -> None:
     columns = _columns_by_name(dataset)
     position = dataset.get("position")
     if not position or not columns:
@@ -129,9 +141,27 @@ def _check_position(problems: Problems, dataset: YamlMap) -> None:
     if position not in columns:
         message = f"no column {position[:100]!r} here"
         problems.add("spec.unknown_column", dataset.at("position"), message, near(position, columns))
-    elif (type_ := columns[position].get("type")) and not hot_table.can_be_position(type_):
-        message = f"positions must be whole numbers, but {position[:100]!r} is {type_[:100]}"
-        problems.add("spec.bad_position", dataset.at("position"), message, "name a bigint column")
+        return
+    if not (type_ := columns[position].get("type")):
+        return
+    column = PositionColumn(position, column_types.arrow_type(type_) or "", partitions or Partitions())
+    if column.type not in _WHOLE_NUMBERS and not column.is_time:
+        message = f"positions are whole numbers, dates or timestamps, but {position[:100]!r} is {type_[:100]}"
+        suggestion = "name a bigint column" + (
+            ", or a timestamp column" if partitions and partitions.is_time else ""
+        )
+        problems.add("spec.bad_position", dataset.at("position"), message, suggestion)
+    elif partitions is not None and column.misfit is not None:
+        message = f"{position[:100]!r} is {type_[:100]}, but {column.misfit}"
+        suggestion = (
+            "name a timestamp or bigint column"
+            if partitions.is_time
+            else "add partitions: { by: day }, or name a bigint column"
+        )
+        problems.add("spec.bad_position", dataset.at("position"), message, suggestion)
+
+
+_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64")
 
 
 def _columns_by_name(dataset: YamlMap) -> dict[str, YamlMap]:

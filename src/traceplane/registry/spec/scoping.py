@@ -137,9 +137,13 @@ def scopes_dataset(dag: str, job: str) -> str:
 def with_scopes(dag: str, draft: Draft, jobs: list[Job], known: dict[str, Partitions]) -> list[Job]:
     """The jobs of a draft, with one in front of the last that finds its scopes, where that is needed.
 
-    `known`: the partitions of the datasets of this file; the dataset of the scopes is added to it.
+    `known`: the partitions of the datasets of this file; those of the jobs in front are added to it.
     """
     *before, job = jobs
+    for added in before:  # an aggregator's batches are of the positions of what it batches
+        for output in added.outputs:
+            if added.inputs and added.inputs[0].dataset_id in known:
+                known[output.dataset_id] = known[added.inputs[0].dataset_id]
     own = known.get(job.outputs[0].dataset_id) if job.outputs else None
     if not _needs_scopes(draft, job, own, known):
         return jobs
