@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +27,7 @@ from traceplane.errors import InvalidInput
 from traceplane.linux.connect_supervisor import Endpoints
 from traceplane.model import durations, hook_keys
 from traceplane.model.invalid_values import in_words
-from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, Runtime
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 
 PREFIX = "TRACEPLANE_"
 _S3 = "s3://"
@@ -357,6 +358,20 @@ def load(
     return settings
 
 
+def of_function(object_store: str, environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a function on AWS Lambda, where only the temporary folder can be written. The call says where the
+    object store is, unless the function's environment knows better."""
+    environment = os.environ if environment is None else environment
+    defaults = {
+        "OBJECT_STORE": object_store,
+        "OBJECT_CACHE": os.path.join(tempfile.gettempdir(), "traceplane-cache"),
+        "OBJECT_CACHE_MB": "256",
+        "AWS_REGION": environment.get("AWS_REGION", ""),
+    }
+    prefixed = {f"{PREFIX}{name}": value for name, value in defaults.items() if value}
+    return load(environment={**prefixed, **environment})
+
+
 def with_tokens(settings: Settings) -> Settings:
     """The settings, with missing tokens read from the home folder."""
     return replace(
@@ -576,8 +591,14 @@ def _runtime(name: str, entry: Any) -> Runtime:
         raise InvalidInput(
             "settings.runtime_invalid", f"runtime {name!r} needs a queue", next_step='add queue = "…"'
         )
-    if runtime.driver is Driver.INVOKE and not (runtime.invoker and runtime.target):
+    if runtime.driver is Driver.INVOKE and not (runtime.invoker and (runtime.target or runtime.functions)):
         raise InvalidInput("settings.runtime_invalid", f"runtime {name!r} needs invoker and target")
+    if runtime.functions and runtime.invoker is not InvokerKind.AWS_LAMBDA:
+        raise InvalidInput(
+            "settings.runtime_invalid",
+            f"runtime {name!r} has functions, which only the invoker aws_lambda calls",
+            next_step="remove functions: a job must not choose which URLs and commands the dispatcher calls",
+        )
     return runtime
 
 

@@ -358,16 +358,19 @@ def test_codes_in_other_pages_exist_too(name: str) -> None:
 # --- examples and links -----------------------------------------------------------------------------
 
 
-def dags() -> Iterator[tuple[str, str]]:
+def dags() -> Iterator[tuple[str, str, frozenset[str]]]:
+    """With the runtimes that they may use: those of a settings file on the same page too."""
     for path in PAGES:
+        files = [tomllib.loads(block) for block in blocks(path.read_text(), "toml")]
+        runtimes = {name for file in files for name in file.get("runtimes", ())}
         for block in blocks(path.read_text(), "yaml"):
             if re.search(r"^dag:", block, re.M):
-                yield name_of(path), block
+                yield name_of(path), block, frozenset(DEFAULT_RUNTIMES) | runtimes
 
 
-@pytest.mark.parametrize(("where", "text"), [*dags()])
-def test_dags_in_the_docs_parse(where: str, text: str) -> None:
-    assert dag_file.parse(text, where, known_runtimes=frozenset(DEFAULT_RUNTIMES)).jobs
+@pytest.mark.parametrize(("where", "text", "runtimes"), [*dags()])
+def test_dags_in_the_docs_parse(where: str, text: str, runtimes: frozenset[str]) -> None:
+    assert dag_file.parse(text, where, known_runtimes=runtimes).jobs
 
 
 @pytest.mark.parametrize("text", [b for p in PAGES for b in blocks(p.read_text(), "toml")])

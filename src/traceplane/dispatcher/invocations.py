@@ -262,11 +262,11 @@ class Invocations:
 
     async def _call(self, lane: _Lane, held: _Held) -> Answer | None:
         """What to report; None if the function reports, or the lease is lost."""
-        assert lane.runtime.target is not None
+        target = lane.runtime.function_of(held.job.function)
+        if target is None:
+            return _failure(_not_allowed(held.job.function))
         payload = _encode(Invocation(held.task, held.job, held.token, self._complete_url, self._object_store))
-        calling = asyncio.create_task(
-            lane.invoker.invoke(lane.runtime.target, payload, held.job.timeout_seconds)
-        )
+        calling = asyncio.create_task(lane.invoker.invoke(target, payload, held.job.timeout_seconds))
         losing = asyncio.create_task(self._keep_lease(held))
         try:
             await asyncio.wait((calling, losing), return_when=asyncio.FIRST_COMPLETED)
@@ -315,6 +315,16 @@ def _forget(batch: list[tuple[_Lane, UUID]]) -> None:
 def _failure(error: InvocationFailed) -> Answer:
     message = error.message if error.value is None else f"{error.message}: {error.value}"
     return Answer("failed", error=TaskError(error.code, message, type=type(error).__name__))
+
+
+def _not_allowed(function: str | None) -> InvocationFailed:
+    """The settings have changed since the deploy, which checks this too."""
+    return InvocationFailed(
+        "invoke.refused",
+        "the runtime's settings do not let the job call this function",
+        value=function,
+        next_step="add it to the runtime's functions in the settings of the dispatchers",
+    )
 
 
 def _bad_answer(why: str) -> InvocationFailed:

@@ -24,6 +24,7 @@ pipeline_rules  further conditions before a matching signal launches a pipeline
 positions       which positions of a commit a reader gets
 printable       text that is safe to print to a terminal
 pruning         which files can contain rows with a value, judged by column statistics
+resources       what a worker has for its tasks, and what a job needs of it
 row_positions   which rows have given positions: the values of the column that tells rows apart
 runtimes        how a task reaches code: the runtime registry, as data
 scope           the scope of a change: one position of an ordered stream, or a named range of positions

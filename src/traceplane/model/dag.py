@@ -6,13 +6,14 @@ always valid: names are unique, inputs resolve, the graph has no cycle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
 from traceplane.model.edges import Read
 from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
+from traceplane.model.resources import Resources
 
 
 class Activation(StrEnum):
@@ -179,6 +180,22 @@ class ExecutionSettings:
     retry_max_seconds: float = 300.0
     network: bool = False
     """Whether its operator needs network access; built-in operators that need it always have it."""
+    function: str | None = None
+    """For an `invoke` runtime: what is called; None: what the runtime names."""
+    requires: Resources = Resources()
+    """What its tasks need of the worker that runs them."""
+
+    def of_the_dispatcher(self) -> ExecutionSettings:
+        """For a job that is added in front of this one and that the dispatcher runs: it holds back nothing, since this
+        job would otherwise wait for itself, and it needs no worker."""
+        return replace(
+            self,
+            max_concurrency=None,
+            max_queue_depth=None,
+            max_queue_age_seconds=None,
+            function=None,
+            requires=Resources(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 
 class Driver(StrEnum):
@@ -50,13 +51,21 @@ class Runtime:
     queue: str | None = None
     invoker: InvokerKind | None = None
     target: str | None = None
-    """What the invoker calls: a URL, a command, or a function's name."""
+    """What the invoker calls: a URL, a command, or a function's name. None: each job names its function."""
+    functions: tuple[str, ...] = ()
+    """Patterns of the Lambda functions that jobs may name instead."""
     capabilities: frozenset[str] = frozenset({"reactive"})
     """reactive: runs tasks of events. source: runs always-on sources. spark: its workers keep Spark running."""
     limits: RuntimeLimits = field(default_factory=RuntimeLimits)
     heartbeat_seconds: float = 10.0
     """A worker sends heartbeats at least this often, and at least three times per lease."""
     network: Network = Network.JOB
+
+    def function_of(self, named: str | None) -> str | None:
+        """What is called for a job that names this function, or none; None: the runtime does not allow it."""
+        if named is None:
+            return self.target
+        return named if any(fnmatchcase(named, pattern) for pattern in self.functions) else None
 
     @property
     def family(self) -> str | None:

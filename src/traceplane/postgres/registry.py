@@ -186,6 +186,8 @@ def _execution_fields(execution: ExecutionSettings, window: int) -> tuple[object
         timedelta(seconds=execution.retry_max_seconds),
         execution.network,
         _backfill_concurrency(execution),
+        execution.function,
+        asdict(execution.requires) if execution.requires else None,
     )
 
 
@@ -338,6 +340,8 @@ class JobRow:
     lease_seconds: float
     max_attempts: int
     network: bool
+    function: str | None
+    requires: JsonObject | None
     inputs: list[JsonObject]
     """As `wire.tasks.InputRef`."""
     row_generations: list[UUID]

@@ -36,6 +36,8 @@ def _job_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
         refusal = (
             next((_refusal(job, fault) for fault in job_checks.operator_faults(job, dag, runtimes)), None)
             or (_network_refusal(job, runtime) if job.execution.network else None)
+            or _function_refusal(job, runtime)
+            or _requires_refusal(job, runtime)
             or _capability_refusal(job, runtimes)
         )
         if refusal is not None:
@@ -53,6 +55,42 @@ def _capability_refusal(job: Job, runtimes: Mapping[str, Runtime]) -> UserError 
         f"job {job.name}: its runtime cannot run {needed} jobs",
         value=job.runtime,
         next_step=f"use one of {', '.join(able)}, or give the runtime the capability {needed!r}",
+    )
+
+
+def _function_refusal(job: Job, runtime: Runtime) -> UserError | None:
+    named = job.execution.function
+    if runtime.driver is not Driver.INVOKE:
+        if named is None:
+            return None
+        why, next_step = (
+            "its runtime calls no functions",
+            "use a runtime with driver invoke, or remove function",
+        )
+    elif runtime.function_of(named) is not None:
+        return None
+    elif named is None:
+        why, next_step = "its runtime names no function", "add function: ..."
+    else:
+        why = "its runtime does not let jobs call this function"
+        next_step = f"name one of {', '.join(runtime.functions)}" if runtime.functions else "remove function"
+        next_step += f", or add it to functions of [runtimes.{runtime.name}] in the settings"
+    return InvalidInput(
+        "deploy.function_not_allowed",
+        f"job {job.name}: {why}",
+        value=named or job.runtime,
+        next_step=next_step,
+    )
+
+
+def _requires_refusal(job: Job, runtime: Runtime) -> UserError | None:
+    if not job.execution.requires or runtime.driver is Driver.QUEUE:
+        return None
+    return InvalidInput(
+        "deploy.requires_no_worker",
+        f"job {job.name}: its runtime has no workers that could have what it requires",
+        value=job.runtime,
+        next_step="remove requires, or use a runtime with workers",
     )
 
 
@@ -93,13 +131,6 @@ def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
                 f"job {job.name}: {job.operator} reads rows before its scope, which hot tables do not support",
                 value=", ".join(sorted(hot & reads)),
                 next_step="keep the dataset as Parquet, or read a compacted one",
-            )
-        if runtimes[job.runtime].driver is Driver.INVOKE and hot & reads:
-            return InvalidInput(
-                "deploy.hot_input_unsupported",
-                f"job {job.name}: an invoked function cannot read a hot table",
-                value=", ".join(sorted(hot & reads)),
-                next_step="use a runtime with workers, or read a compacted dataset",
             )
     return None
 

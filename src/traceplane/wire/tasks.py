@@ -49,6 +49,15 @@ Tokens = Annotated[
 """Capability tokens; one covers all tasks that were claimed together."""
 
 
+class Resources(Wire, frozen=True):
+    """What a worker has for each of its tasks, or what a job needs of its worker."""
+
+    memory: Count = 0
+    """In bytes."""
+    gpu: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    labels: Annotated[list[Annotated[str, msgspec.Meta(max_length=63)]], msgspec.Meta(max_length=100)] = []
+
+
 class ClaimRequest(Wire, frozen=True):
     worker_id: Text
     runtime: Text
@@ -150,6 +159,10 @@ class JobPayload(Wire, frozen=True):
     """Whether the job requests network access."""
     given: list[GivenInput] = []
     """If there are views: the inputs that the operator receives."""
+    function: str | None = None
+    """For an `invoke` runtime: the function that the job names."""
+    requires: Resources = Resources()
+    """What the job needs of the worker that runs its tasks."""
 
     @property
     def endless(self) -> bool:

@@ -43,6 +43,7 @@ class DispatcherClient:
     def __init__(self, base_url: str, worker_token: str | None) -> None:
         """Without a worker token, only the calls about tasks whose capability token is at hand."""
         self._caller = Caller(base_url, worker_token)
+        self.is_worker = worker_token is not None
 
     async def close(self) -> None:
         await self._caller.close()

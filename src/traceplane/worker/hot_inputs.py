@@ -110,7 +110,8 @@ class _Fetch:
             except Conflict as error:
                 if error.code != "hot.changed":
                     raise PlatformError("task.stale", error.message, value=error.value) from error
-                if (pause := next(tries, None)) is None:
+                # A function has no token to fetch its task again with, so the task is retried.
+                if (pause := next(tries, None)) is None or not self.client.is_worker:
                     raise _never_still(task) from error
             except PlatformError:  # the dispatcher may be unavailable for a moment
                 if (pause := next(tries, None)) is None:
@@ -138,7 +139,7 @@ class _Fetch:
 def _never_still(task: ClaimedTask) -> PlatformError:
     return PlatformError(
         "hot.never_still",
-        f"a hot input was written during each of {_TRIES} attempts to read it",
+        "a hot input was written each time it was read",
         value=str(task.scope),
         next_step="the task is retried; use ranges that are written less often",
     )

@@ -110,10 +110,11 @@ def entrypoint_of(job: JobPayload, operator: OperatorSpec) -> str:
     return operator.entrypoint or str(job.config.get(operator.code_field or "", ""))
 
 
-def run_limits(runtime: Runtime) -> RunLimits:
+def run_limits(runtime: Runtime, job: JobPayload) -> RunLimits:
+    """Those of the runtime. A job that requires more memory may use it: only workers that have it get its tasks."""
     limits = runtime.limits
     return RunLimits(
-        memory_bytes=limits.memory_mb << 20,
+        memory_bytes=max(limits.memory_mb << 20, job.requires.memory),
         cpu_seconds=limits.cpu_seconds,
         open_files=limits.open_files,
         processes=limits.processes,

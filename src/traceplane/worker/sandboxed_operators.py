@@ -89,7 +89,7 @@ class SandboxedOperators:
             error_codes=tuple(error.code for error in operator.errors),
             payload=task_payload(task, job, self._store, held.local, access),
             code_paths=code.paths,
-            limits=run_limits(self._runtime),
+            limits=run_limits(self._runtime, job),
             spark=spark.used if spark is not None else None,
             reuse=None if job.endless else held.reuse,
         )

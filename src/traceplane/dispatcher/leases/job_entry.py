@@ -17,7 +17,15 @@ from traceplane.model.positions import Range
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import JobRow
-from traceplane.wire.tasks import ColumnSchema, GivenInput, InputRef, JobPayload, OutputRef, ViewRef
+from traceplane.wire.tasks import (
+    ColumnSchema,
+    GivenInput,
+    InputRef,
+    JobPayload,
+    OutputRef,
+    Resources,
+    ViewRef,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,8 @@ def _payload(row: JobRow) -> JobPayload:
         lease_seconds=row.lease_seconds,
         max_attempts=row.max_attempts,
         network=row.network,
+        function=row.function,
+        requires=msgspec.convert(row.requires or {}, Resources),
         inputs=[msgspec.convert(i, InputRef) for i in row.inputs],
         outputs=[
             msgspec.convert({**o, "columns": _declared(o["columns"]) or []}, OutputRef) for o in row.outputs

@@ -7,7 +7,7 @@ import zoneinfo
 import yaml
 
 from traceplane.errors import TraceplaneError
-from traceplane.model import column_types, edges, partitions
+from traceplane.model import column_types, edges, partitions, resources
 from traceplane.model import dag as model
 from traceplane.model.near_names import near
 from traceplane.registry.spec import webhooks
@@ -21,6 +21,10 @@ MAX_NAME = 63
 
 _name = read.matching(
     rf"[a-z][a-z0-9_-]{{0,{MAX_NAME - 1}}}", f"a name: a-z, then a-z, 0-9, _ or -, up to {MAX_NAME} in all"
+)
+_function = read.matching(
+    r"((arn:aws[a-z-]*:lambda:[a-z0-9-]{1,40}:)?[0-9]{12}:function:)?[A-Za-z0-9_-]{1,64}(:[A-Za-z0-9$_-]{1,128})?",
+    "the name or ARN of a Lambda function",
 )
 _label = read.matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
 
@@ -116,6 +120,26 @@ def _most_missed(problems: Problems, node: yaml.Node) -> int:
     return value
 
 
+def _memory(problems: Problems, node: yaml.Node) -> int:
+    try:
+        return resources.parsed_memory(str(read.scalar(problems, node)))
+    except resources.BadResources as error:
+        raise BadValue("spec.bad_memory", node, str(error), resources.MEMORY_FORM) from None
+
+
+def _worker_label(problems: Problems, node: yaml.Node) -> str:
+    value: str = read.text(problems, node)
+    if not resources.is_label(value):
+        raise BadValue("spec.bad_name", node, f"{value[:100]!r} is not {resources.LABEL_RULE}")
+    return value
+
+
+def _requirements(problems: Problems, node: yaml.Node) -> resources.Resources:
+    needed: read.YamlMap = read.record(_REQUIRES)(problems, node)
+    labels = resources.sorted_labels(needed.get("labels") or ())
+    return resources.Resources(needed.get("memory") or 0, needed.get("gpu") or 0, labels)
+
+
 _MOST_MISSED = 10_000
 _MOST_AROUND = 1_000_000
 _WINDOW: Fields = {"before": _extent, "after": _extent}
@@ -177,12 +201,14 @@ _EXECUTION: Fields = {
     "retry": read.record(_RETRY),
     "network": read.boolean,
 }
+_REQUIRES: Fields = {"memory": _memory, "gpu": read.count, "labels": read.list_of(_worker_label)}
 _JOB: Fields = {
     "name": _name,
     "description": read.text,
     "activation": read.choice(model.Activation),
     "source": read.record(_SOURCE, "kind"),
     "runtime": read.text,
+    "function": _function,
     "operator": _label,
     "config": read.map_of(read.free),
     "inputs": read.list_of(read.record(_INPUT, "from")),

@@ -32,6 +32,8 @@ _EXECUTION_PATHS = {
     "retry_base_seconds": ("retry", "base"),
     "retry_max_seconds": ("retry", "max"),
     "network": ("network",),
+    "function": ("function",),
+    "requires": ("requires",),
 }
 
 
@@ -316,7 +318,6 @@ def _with_source(job: Job) -> tuple[Job, Job]:
     """A source with an operator as it is deployed: what relays the events and, behind it, what runs for each."""
     dataset = events_dataset(job.outputs[0].dataset_id)
     # Events are accepted whatever waits behind them.
-    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     source = replace(
         job,
         name=f"{job.name}{EVENTS_SUFFIX}",
@@ -327,7 +328,7 @@ def _with_source(job: Job) -> tuple[Job, Job]:
         update_strategy=model.UpdateStrategy.REPLACE,
         execution_strategy=model.ExecutionStrategy.PER_UPDATE,
         unique_key=(),
-        execution=unmetered,
+        execution=job.execution.of_the_dispatcher(),
         description="",
         generated_for=job.name,
     )
@@ -392,7 +393,6 @@ def _with_aggregators(draft: Draft, job: Job) -> list[Job]:
         "max_wait_seconds": draft.record.get("batch", "max_wait"),
     }
     # An aggregator that waits for a full range must not hold back its own inputs.
-    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     aggregators = [
         Job(
             name=name,
@@ -407,7 +407,7 @@ def _with_aggregators(draft: Draft, job: Job) -> list[Job]:
             outputs=(Output("batches", batches[dataset_id]),),
             execution_strategy=model.ExecutionStrategy.PER_UPDATE,
             update_strategy=model.UpdateStrategy.REPLACE,
-            execution=unmetered,
+            execution=job.execution.of_the_dispatcher(),
             generated_for=job.name,
         )
         for dataset_id, name in names.items()

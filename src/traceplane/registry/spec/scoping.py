@@ -151,7 +151,6 @@ def with_scopes(dag: str, draft: Draft, jobs: list[Job], known: dict[str, Partit
     if own is not None:
         known[dataset] = own
     # Waiting for an input must not hold that input back.
-    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     finder = Job(
         name=f"{job.name}{SUFFIX}",
         activation=model.Activation.REACTIVE,
@@ -168,7 +167,7 @@ def with_scopes(dag: str, draft: Draft, jobs: list[Job], known: dict[str, Partit
         outputs=(Output("scopes", dataset),),
         execution_strategy=model.ExecutionStrategy.PER_UPDATE,
         update_strategy=model.UpdateStrategy.REPLACE,
-        execution=unmetered,
+        execution=job.execution.of_the_dispatcher(),
         generated_for=job.name,
     )
     inputs = (

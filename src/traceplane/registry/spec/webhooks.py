@@ -222,7 +222,6 @@ def with_receiver(dag: str, record: YamlMap, job: Job) -> list[Job]:
         return [replace(job, operator=RECEIVER, config=config)]
     dataset = deliveries_dataset(dag, job.name)
     # Deliveries are accepted whatever waits behind them.
-    unmetered = replace(job.execution, max_concurrency=None, max_queue_depth=None, max_queue_age_seconds=None)
     receiver = Job(
         name=f"{job.name}{SUFFIX}",
         activation=model.Activation.SOURCE,
@@ -234,7 +233,7 @@ def with_receiver(dag: str, record: YamlMap, job: Job) -> list[Job]:
         execution_strategy=model.ExecutionStrategy.PER_UPDATE,
         update_strategy=model.UpdateStrategy.REPLACE,
         source=job.source,
-        execution=unmetered,
+        execution=job.execution.of_the_dispatcher(),
         generated_for=job.name,
     )
     reader = replace(
