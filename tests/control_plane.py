@@ -20,6 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from traceplane.adapters.wake_queue import Depth, Message
+from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.auth.opaque import Role
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.authority import Authority
@@ -28,6 +29,7 @@ from traceplane.dispatcher.leases.service import Leases
 from traceplane.dispatcher.loops.batch_closer import BatchCloser
 from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
+from traceplane.dispatcher.loops.file_listing import FileListing
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
@@ -204,6 +206,7 @@ class ControlPlane:
         self.backpressure = self.scheduler.backpressure
         self.builds = Builds(database)
         self.cron = CronTicks(database)
+        self.files = FileListing(database, WatchedFiles(settings))
         self.batch_closer = BatchCloser(database, work_created=self.scheduler.work_created)
         self.sources = SourceMonitor(database)
         self.reaper = Reaper(database, grace_seconds=0.0)

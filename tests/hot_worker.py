@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from tests.control_plane import ControlPlane, Held
+from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.dispatcher.leases.calls import granted
 from traceplane.sdk import schema_hash
 from traceplane.wire.tasks import (
@@ -84,6 +85,7 @@ class HotWorker:
             lambda: held.capability_token,
             self.objects,
             self.plane.decoders,
+            WatchedFiles(self.plane.settings),
         ) as local:
             return parquet.read_table(local.files[number]), local
 

@@ -44,6 +44,7 @@ import msgspec
 from traceplane import settings as process_settings
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
+from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import InvalidInput, PlatformError, TooLarge, TraceplaneError
 from traceplane.model.json_object import JsonObject
@@ -119,6 +120,7 @@ class _Process:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._stores: dict[str, StoreOnDisk] = {}
+        self._watched_files: dict[str, WatchedFiles] = {}
         self._decoders = Decoders()
         self._thread = threading.Thread(target=self._loop.run_forever, name="traceplane", daemon=True)
         self._thread.start()
@@ -159,12 +161,20 @@ class _Process:
         except TraceplaneError as error:
             return report.completion_of_error(held, error, traceparent)
         operators = _FunctionOperators(call, store)
-        attempts = Attempts(client=client, operators=operators, store=store, decoders=self._decoders)
+        attempts = Attempts(
+            client=client,
+            operators=operators,
+            store=store,
+            decoders=self._decoders,
+            watched_files=self._watched_files[address],
+        )
         return await attempts.run(held, traceparent, on_ran=lambda _: None)
 
     async def _store(self, address: str) -> StoreOnDisk:
         if address not in self._stores:
-            self._stores[address] = await _open_store(process_settings.of_function(address))
+            settings = process_settings.of_function(address)
+            self._watched_files[address] = WatchedFiles(settings)
+            self._stores[address] = await _open_store(settings)
         return self._stores[address]
 
 

@@ -28,6 +28,7 @@ TRANSACTIONS = (
     "cutover",
     "launch",
     "cron",
+    "files",
     "webhook",
 )
 """Labelled transactions. Each has a boundary before its commit and one after it, before the result is reported. Only

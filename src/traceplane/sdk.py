@@ -164,6 +164,11 @@ class OperatorTask:
         tables = [table(files, ranges) for files, ranges in source.by_kept_ranges()]
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
 
+    def files(self, name: str = "files") -> dict[str, Path]:
+        """The files of the job's own file source that belong to this task's scope: by their paths there, local
+        copies, in the order of their paths."""
+        return {path: Path(local) for path, local in sorted(self._input(name).attached.items())}
+
     def write(self, name: str, rows: Any) -> None:
         """Add a Parquet file to an output. All writes to one output must have the same columns; one without rows and
         columns, such as an empty list, adds nothing.

@@ -25,7 +25,7 @@ import msgspec
 
 from traceplane.errors import InvalidInput
 from traceplane.linux.connect_supervisor import Endpoints
-from traceplane.model import durations, hook_keys
+from traceplane.model import durations, file_places, hook_keys
 from traceplane.model.invalid_values import in_words
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 
@@ -131,6 +131,8 @@ class Settings:
     """Deliveries of one source that wait for their commit; others are told to come again."""
     webhook_key_days: int = 7
     """How long a delivery is recognized when it is repeated; senders repeat for up to three days."""
+    file_source_allow: tuple[str, ...] = ()
+    """Folders and S3 prefixes that file sources may list, and whose files their jobs get; unset: none."""
     hook_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The signing keys of webhook sources, by the variables that hold them."""
     database_connections: int = 10
@@ -285,7 +287,12 @@ _REMOVED = frozenset({"data_url"})
 _SECRET_WORDS = ("token", "password", "url")
 """Parts of the names of settings whose values may hold a secret, so that errors do not repeat them."""
 
-LISTS = {"worker_code_paths": os.pathsep, "operator_network_allow": ",", "operator_network_deny": ","}
+LISTS = {
+    "worker_code_paths": os.pathsep,
+    "operator_network_allow": ",",
+    "operator_network_deny": ",",
+    "file_source_allow": ",",
+}
 """Settings that are lists, with their separator in the environment."""
 
 _CHOICES = {
@@ -640,6 +647,14 @@ def _check(settings: Settings) -> None:
     for name in ("operator_network_allow", "operator_network_deny"):
         for endpoint in getattr(settings, name):
             _check_endpoint(name, endpoint)
+    for place in settings.file_source_allow:
+        if (problem := file_places.problem(place)) is not None:
+            raise InvalidInput(
+                "settings.invalid",
+                f"file_source_allow must list folders and S3 prefixes: {problem}",
+                value=place,
+                next_step="for example /data/in,s3://my-bucket/incoming",
+            )
     if settings.spark_servers < 1:
         raise InvalidInput(
             "settings.invalid", "spark_servers must be at least 1", value=settings.spark_servers

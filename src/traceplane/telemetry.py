@@ -121,6 +121,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "cron_ticks_skipped_total", "counter", "Missed ticks that were skipped, as the source's policy says."
     ),
+    Metric("file_partitions_announced_total", "counter", "Partitions of file sources that have new files."),
     Metric("executions_scheduled_total", "counter", "Executions of periodic pipelines launched."),
     Metric("queries_total", "counter", "Queries, by how they ended.", ("outcome",)),
     Metric("query_seconds", "histogram", "Time until a query's result begins, by part.", ("part",)),

@@ -22,9 +22,9 @@ from traceplane.client import Client
 from traceplane.errors import TraceplaneError
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
-DATA_IN, DATES, RUNS, SCHEDULES, TESTING = (
-    (GUIDES / name).read_text()
-    for name in ("data_in.md", "scopes_and_dates.md", "when_jobs_run.md", "schedules.md", "testing.md")
+DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES = (
+    (GUIDES / f"{name}.md").read_text()
+    for name in ("data_in", "scopes_and_dates", "when_jobs_run", "schedules", "testing", "files")
 )
 
 
@@ -83,11 +83,19 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
     folder.mkdir()
     shop.mkdir()
     (shop / "products.csv").write_text("product,price\ntea,3\ncoffee,4\n")
-    for page in (DATA_IN, DATES, RUNS, SCHEDULES):
-        write_files(
-            folder, page, {"https://files.example": f"http://{files_example}", "/srv/shop": str(shop)}
-        )
-    terminal = Terminal(folder, TRACEPLANE_OPERATOR_NETWORK_ALLOW=files_example)
+    data = tmp_path / "data"
+    elsewhere = {
+        "https://files.example": f"http://{files_example}",
+        "/srv/shop": str(shop),
+        "/data": str(data),
+    }
+    for page in (DATA_IN, DATES, RUNS, SCHEDULES, FILES):
+        write_files(folder, page, elsewhere)
+    terminal = Terminal(
+        folder,
+        TRACEPLANE_OPERATOR_NETWORK_ALLOW=files_example,
+        TRACEPLANE_FILE_SOURCE_ALLOW=str(data),
+    )
     network, up, files, clock = blocks(DATA_IN, "bash")
     process = terminal.start(f"{up.strip().replace('/srv/shop', str(shop))} --no-spark")
     try:
@@ -97,6 +105,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         _days_become_weeks_and_months(terminal)
         _jobs_run_for_each_event(terminal)
         _ticks_fire_and_are_made_up_for(terminal)
+        _files_become_rows(terminal, data)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(180)
@@ -118,6 +127,23 @@ def _data_comes_in(terminal: Terminal, network: str, files: str, clock: str) -> 
     until_answered(
         terminal, f"select min(hour) from clock.readings where hour >= {started - 1}", (started - 1,)
     )
+
+
+def _files_become_rows(terminal: Terminal, data: Path) -> None:
+    (data / "in").mkdir(parents=True)
+    (data / "letters/2026/11").mkdir(parents=True)
+    for name, rows in (("2026-11-16", "1,9.50\n"), ("2026-11-16_late", "2,\n"), ("2026-11-17", "3,1\n")):
+        (data / f"in/orders_{name}.csv").write_text(f"id,amount\n{rows}")
+    for number in range(2):
+        (data / f"letters/2026/11/{number}.txt").write_text("first\nsecond\n")
+    _, deploy = blocks(FILES, "bash")
+    terminal.run(deploy)
+    terminal.run("traceplane deploy letters.yaml")
+    until_answered(terminal, "select id from shop.orders order by id", (1,), (2,), (3,))
+    until_answered(terminal, "select count(*), count(distinct path) from letters.lines", (4, 2))
+    said = terminal.run("traceplane files")
+    assert "orders_{YYYY}-{MM}-{DD}*.csv  shop.orders, listed" in said
+    assert "3 files match, 0 ignored" in said
 
 
 def _days_become_weeks_and_months(terminal: Terminal) -> None:

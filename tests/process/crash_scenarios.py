@@ -249,6 +249,31 @@ async def ticks_are_due(crash: Crash) -> None:
     await platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
 
 
+async def files_arrive(crash: Crash) -> None:
+    """Files are announced once, by a dispatcher that dies of it or by the next."""
+    crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
+    platform, folder = crash.platform, crash.platform.folder / "incoming" / crash.dag
+    folder.mkdir(parents=True)
+    source = f"""\
+- name: files
+  activation: source
+  source: {{kind: file, path: {folder}, pattern: "{{position}}", every: 100ms, settle: 0}}
+  outputs: [{{dataset: {crash.dag}.in}}]
+"""
+    await platform.deploy(dag(crash.dag, source, job("copy", f"{crash.dag}.in", f"{crash.dag}.out")))
+    await crash.arm()
+    for cursor in crash.cursors:
+        (folder / str(cursor)).touch()
+    await crash.strike()
+    await platform.sql("update file_sources set held_until = tp_now()")  # rather than wait for a minute
+    own = (crash.dag, crash.first, crash.first + EVENTS)
+    await until(lambda: platform.value(f"{MINE} select count(*) >= {EVENTS} from told", *own))
+    await settle(platform)
+    assert await crash.rows(f"{crash.dag}.out") == [{"position": c} for c in crash.cursors]
+    assert await platform.value(MINE + TRACES["files"], *own) == EVENTS
+    await platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
+
+
 async def sender_delivers(crash: Crash) -> None:
     """A sender whose deliveries were cut off repeats them."""
     crash.dag = crash.boundary.replace(".", "-")
@@ -296,5 +321,6 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "backpressure": queue_fills_up,
     "launch": signals_come_in,
     "cron": ticks_are_due,
+    "files": files_arrive,
     "webhook": sender_delivers,
 }

@@ -152,6 +152,7 @@ TRACES = {
     " join job_outputs o using (job_id) join datasets s on s.current_generation_id = o.generation_id"
     " where d.name = $1 and v.number = 2",
     "cron": "select count(*) from told",
+    "files": "select count(*) from told",
     "webhook": "select count(*) from told",
     "launch": "select count(*) from executions where (signal ->> 'position')::bigint between $2 and $3",
 }

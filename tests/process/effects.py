@@ -38,7 +38,8 @@ from pieces where completed <> committed or committed <> told
 union all
 select 'commit ' || commit_id || ' of no completed task' from dataset_commits c
 where not exists (select 1 from work w where w.task_id = c.task_id and w.completed)
-  and not exists (select 1 from jobs j where j.job_id = c.task_id)  -- deliveries to a source
+  and not exists (select 1 from job_outputs o join jobs j using (job_id)  -- deliveries to a source, or its files
+                  where o.generation_id = c.generation_id and j.activation = 'source')
 union all
 select 'cursor of ' || generation_id || ' at ' || coalesce(c.position::text, 'none') || ', not '
        || coalesce(r.position::text, 'none')
@@ -109,7 +110,8 @@ async def settle(platform: Platform, *, seconds: float = 240.0) -> Counter[str]:
 
 
 async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -> list[dict]:
-    """The rows of the committed files within a range, as a reader would find them; sorted by position."""
+    """The rows of the committed files within a range, as a reader would find them; sorted by position, if
+    they have one."""
     commits = await platform.sql(
         "select c.files, c.row_count from dataset_commits c"
         " join datasets d on d.current_generation_id = c.generation_id"
@@ -127,4 +129,4 @@ async def stored_rows(platform: Platform, dataset: str, first: int, last: int) -
         ]
         assert len(found) == commit["row_count"]
         rows += found
-    return sorted(rows, key=lambda row: row["position"])
+    return sorted(rows, key=lambda row: row.get("position", 0))

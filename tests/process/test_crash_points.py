@@ -40,6 +40,7 @@ async def world(
     settings = {
         "TRACEPLANE_CONFIG": str(folder / "traceplane.toml"),
         "TRACEPLANE_WORKER_CONCURRENCY": "3",
+        "TRACEPLANE_FILE_SOURCE_ALLOW": str(folder),
     }
     async with Platform.start(url, folder, environment=settings) as platform:
         for yaml in (FLOW, SLOW, PRESSURE, FUNCTION):

@@ -23,7 +23,49 @@ SCHEDULES = (
     *("", "@daily", "* * * *", "* * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *"),
     *("* * * * 8", "5-1 * * * *", "*/0 * * * *", "5/0 * * * *", "1,,2 * * * *", "-1 * * * *", "* * * janu *"),
 )
+FILES = "- {name: j, activation: source, outputs: [{dataset: x}], source: {kind: file, "
+FILES_BY_DAY = "version: 1\ndag: d\ndatasets: {x: {partitions: {by: day}}}\njobs:\n" + FILES
 BROKEN = {
+    # file sources
+    "no path": ("spec.missing_field", HEAD + FILES.replace("{kind", "»{kind") + "pattern: '{position}'}}\n"),
+    "no pattern": ("spec.missing_field", HEAD + FILES.replace("{kind", "»{kind") + "path: /x}}\n"),
+    "relative path": ("spec.bad_path", HEAD + FILES + "pattern: '{position}', path: »data/in}}\n"),
+    "path upwards": ("spec.bad_path", HEAD + FILES + "pattern: '{position}', path: »/data/../etc}}\n"),
+    "no bucket": ("spec.bad_path", HEAD + FILES + "pattern: '{position}', path: »'s3://'}}\n"),
+    "no partition": ("spec.bad_pattern", HEAD + FILES + "path: /x, pattern: »'*.csv'}}\n"),
+    "no such field": ("spec.bad_pattern", HEAD + FILES + "path: /x, pattern: »'{day}.csv'}}\n"),
+    "half a date": ("spec.bad_pattern", FILES_BY_DAY + "path: /x, pattern: »'{YYYY}-{MM}.csv'}}\n"),
+    "a position of days": ("spec.bad_pattern", FILES_BY_DAY + "path: /x, pattern: »'{position}.csv'}}\n"),
+    "unclosed brace": ("spec.bad_pattern", HEAD + FILES + "path: /x, pattern: »'{position.csv'}}\n"),
+    "pattern upwards": ("spec.bad_pattern", HEAD + FILES + "path: /x, pattern: »'../{position}'}}\n"),
+    "unknown format": (
+        "spec.unknown_value",
+        HEAD + FILES + "path: /x, pattern: '{position}', format: »xls}}\n",
+    ),
+    "format and operator": (
+        "spec.format_without_use",
+        HEAD + FILES + "path: /x, pattern: '{position}', format: »csv}, operator: f}\n",
+    ),
+    "runtime of a list": (
+        "spec.source_runs_no_code",
+        HEAD + FILES + "path: /x, pattern: '{position}'}, runtime: »python}\n",
+    ),
+    "columns of a list": (
+        "spec.list_of_files",
+        DATASETS
+        + "{x: {columns: »[{name: a, type: int}]}}\njobs:\n"
+        + FILES
+        + "path: /x, pattern: '{position}'}}\n",
+    ),
+    "pattern of a manual source": (
+        "spec.field_needs_file",
+        HEAD
+        + "- {name: j, activation: source, outputs: [{dataset: x}], source: {kind: manual, pattern: »a}}\n",
+    ),
+    "verify of files": (
+        "spec.field_needs_path",
+        HEAD + FILES + "path: /x, pattern: '{position}', verify: »none}}\n",
+    ),
     # the text itself
     "empty": ("spec.empty", "»"),
     "only a comment": ("spec.empty", "»# nothing\n"),

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from traceplane.columnar.json_values import ValueUnfit, as_json, converted
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.task_payload import DeclaredOutput, OperatorInput, TaskPayload
 from traceplane.sdk import OperatorError, OperatorTask
 from traceplane.webhooks import bodies, rows
 from traceplane.webhooks.bodies import NotABody, find, parse, pointer_problem
-from traceplane.webhooks.values import ValueUnfit, as_json, converted
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

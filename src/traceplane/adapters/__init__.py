@@ -17,4 +17,5 @@ signal_tail_kafka       the end of a Kafka topic
 wake_queue              wake-up queues: hints that a task is ready
 wake_queue_postgres     the local wake-up queue: a Postgres table, long-polled over LISTEN/NOTIFY
 wake_queue_sqs          wake-ups over Amazon SQS, for workers that run apart from the dispatcher
+watched_files           the files that file sources list and their jobs read: in a folder, or in S3
 """

@@ -104,6 +104,15 @@ def missing(path: str) -> PlatformError:
     )
 
 
+def changed(path: str) -> PlatformError:
+    return PlatformError(
+        "files.changed",
+        "a file was changed after it was listed",
+        value=path,
+        next_step="wait: the next listing finds it, and its partition is computed again",
+    )
+
+
 def size_mismatch(file: StoredFile, actual: int) -> PlatformError:
     return PlatformError(
         "object_store.size_mismatch",

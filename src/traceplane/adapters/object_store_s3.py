@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import posixpath
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +25,7 @@ from botocore.parsers import ResponseParserError
 from traceplane.adapters.object_store import (
     StagingPrefix,
     StoredFile,
+    changed,
     missing,
     relative,
     size_mismatch,
@@ -48,6 +52,14 @@ _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
 _REFUSED = frozenset({"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
 
 _BROKEN_OFF = (BotoCoreError, aiohttp.ClientError, TimeoutError, ConnectionError)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    path: str
+    bytes: int
+    etag: str
+    modified_at: datetime
 
 
 class S3ObjectStore:
@@ -90,22 +102,34 @@ class S3ObjectStore:
 
     # Files -----------------------------------------------------------------------------------------
 
-    async def get(self, file: StoredFile, target: Path) -> None:
+    async def listing(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
+        """All objects below a prefix, in pages. Keys that no file system could have are left out."""
+        async for page in self._pages("list_objects_v2", prefix):
+            entries = ((self._path(entry["Key"]), entry) for entry in page.get("Contents", ()))
+            yield [
+                ListedObject(path, entry["Size"], entry["ETag"], entry["LastModified"])
+                for path, entry in entries
+                if posixpath.normpath(path) == path and not path.startswith(("/", "../"))
+            ]
+
+    async def get(self, file: StoredFile, target: Path, *, etag: str | None = None) -> None:
         # The client itself retries only calls without an answer, not an answer that breaks off.
         tries = pauses(0.4, 5.0, attempts=self._tries)
         try:
-            size = await retrying(lambda: self._download(file, target), on=_BROKEN_OFF, pauses=tries)
+            size = await retrying(lambda: self._download(file, target, etag), on=_BROKEN_OFF, pauses=tries)
         except _BROKEN_OFF as error:
             raise _unavailable(file.path, error) from error
         if size != file.bytes:
             raise size_mismatch(file, size)
 
-    async def _download(self, file: StoredFile, target: Path) -> int:
+    async def _download(self, file: StoredFile, target: Path, etag: str | None) -> int:
         key = self._key(file.path)
         answer = await self._call(
             file.path, lambda s3: s3.get_object(Bucket=self._bucket, Key=key), absent=missing
         )
         async with answer["Body"] as body:
+            if etag is not None and answer["ETag"] != etag:
+                raise changed(file.path)
             if answer["ContentLength"] != file.bytes:
                 raise size_mismatch(file, answer["ContentLength"])
             return await _saved(body, target)

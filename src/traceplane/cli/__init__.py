@@ -7,7 +7,7 @@ the platform itself.
     cron         when cron sources fire, as text
     deploys      commands that deploy DAGs and choose which version of them serves
     doctor       `traceplane trigger doctor`
-    events       `traceplane emit` and `traceplane webhooks`
+    events       `traceplane emit`, `traceplane files` and `traceplane webhooks`
     failures     what went wrong, as text: failed and stuck work, and everything known about one task
     jobs         commands for jobs and their batches
     main         `traceplane`, alias `tp`: its commands and how it reports errors

@@ -1,4 +1,5 @@
-"""`traceplane emit`: emits events of a source by hand; `traceplane webhooks`: sources that receive deliveries."""
+"""`traceplane emit`: emits events of a source by hand; `traceplane files` and `traceplane webhooks`: sources that
+list files or receive deliveries."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from traceplane.errors import InvalidInput
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings
 from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.files import FileSourcesResponse
 from traceplane.wire.scalars import MAX_BATCH, Scope
 from traceplane.wire.webhooks import WebhooksResponse
 
@@ -112,4 +114,31 @@ def webhooks(settings: Settings, as_json: bool) -> None:
         say("There are no webhook sources.")
 
 
-COMMANDS: tuple[Any, ...] = (emit, webhooks)
+@click.command()
+@as_json
+@click.pass_obj
+def files(settings: Settings, as_json: bool) -> None:
+    """List the file sources, and what they found."""
+    answer = call(settings, lambda c: c.call("GET", "/api/v1/files", FileSourcesResponse))
+    if as_json:
+        say_json(answer)
+        return
+    for source in answer.sources:
+        listed = (
+            "not listed yet"
+            if source.listed_at is None
+            else f"listed {source.listed_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+        say(f"{source.path} {source.pattern}  {source.dag}.{source.job}, {listed}")
+        found = f"{source.matched:,} {'file matches' if source.matched == 1 else 'files match'}"
+        waiting = f", {source.waiting:,} not announced yet" if source.waiting else ""
+        say(f"  {found}, {source.ignored:,} ignored{waiting}")
+        if source.problem is not None:
+            say(f"  ! {source.problem}")
+        for refused in source.refusals:
+            say(f"  ! {refused.count:,} refused: {refused.reason}, such as {refused.example}")
+    if not answer.sources:
+        say("There are no file sources.")
+
+
+COMMANDS: tuple[Any, ...] = (emit, files, webhooks)

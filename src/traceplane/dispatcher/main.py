@@ -10,6 +10,7 @@ from typing import Any
 from traceplane.adapters.object_stores import object_store_for
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
+from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.auth.store import read_master_key
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.api import InternalApi
@@ -21,6 +22,7 @@ from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.celery_relay import CeleryRelay
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.dispatcher.loops.execution_status import ExecutionStatus
+from traceplane.dispatcher.loops.file_listing import FileListing
 from traceplane.dispatcher.loops.gauges import Gauges
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.periodic import PeriodicPipelines
@@ -68,6 +70,9 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         )
         relay = _relay(settings, database, queue, invocations, opened)
         retention = _retention(settings, database, opened)
+        watched_files = WatchedFiles(settings)
+        opened.push_async_callback(watched_files.close)
+        file_listing = FileListing(database, watched_files, stop=stop)
         await authority.refresh()
         await task_group(
             stop,
@@ -83,6 +88,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             invocations=invocations.run(stop),
             wake_listener=queue.listen(stop),
             work_listener=database.listen(["traceplane_work"], lambda *_: scheduler.work_created(), stop),
+            files=run_loop("files", file_listing.run_once, interval=1.0, stop=stop),
             **_loops(settings, database, scheduler, relay, retention, decoders, activity, stop),
         )
 

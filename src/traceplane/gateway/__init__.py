@@ -8,6 +8,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     datasets         the catalog as people see it
     deploys          deploys and versions of DAGs
     emits            events by hand, committed in groups
+    file_sources     file sources: what the last listing found, and what was refused
     hidden_values    what operators wrote, as far as the caller may see what they were handed
     jobs             jobs, as people look after them: pauses, and batches that are closed by hand
     main             the gateway process, wired by hand

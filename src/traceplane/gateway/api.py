@@ -22,6 +22,7 @@ from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
+from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.tasks import TaskApi, standing
@@ -64,6 +65,7 @@ class PublicApi:
         self.tasks = TaskApi(database)
         self._emits = Emits(database)
         self.webhooks = Webhooks(database, settings)
+        self.file_sources = FileSources(database)
         self._queries = Queries(
             database,
             EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
@@ -110,6 +112,7 @@ class PublicApi:
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
             *PipelineApi(self._database).routes(),
             *self.webhooks.routes(),
+            *self.file_sources.routes(),
         ]  # fmt: skip
         return App(
             routes,

@@ -189,7 +189,7 @@ class DeployApi:
                 if row.sql is None
             }
             dag = await asyncio.to_thread(_parsed, call.body, self._settings.runtimes, elsewhere)
-        return dag, await asyncio.to_thread(_checked_code, dag, call.body, self._settings.runtimes)
+        return dag, await asyncio.to_thread(_checked_code, dag, call.body, self._settings)
 
     async def dags(self, call: Call[None]) -> DagsResponse:
         async with self._database.transaction() as tx:
@@ -214,9 +214,18 @@ def _parsed(
     return dag_file.parse(body.text, body.file, known_runtimes=frozenset(runtimes), elsewhere=elsewhere)
 
 
-def _checked_code(dag: Dag, body: DeployRequest, runtimes: Mapping[str, Runtime]) -> DeployedCode | None:
+def _checked_code(dag: Dag, body: DeployRequest, settings: Settings) -> DeployedCode | None:
+    runtimes = settings.runtimes
     project = code_project.project_sent(body.code or {})
-    job_checks.refuse(dag, runtimes, project, body.text, body.file, is_elsewhere=lambda _: True)
+    job_checks.refuse(
+        dag,
+        runtimes,
+        project,
+        body.text,
+        body.file,
+        is_elsewhere=lambda _: True,
+        file_places=settings.file_source_allow,
+    )
     return code_identity.identify(dag, runtimes, body.code)
 
 

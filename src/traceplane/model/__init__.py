@@ -12,12 +12,14 @@ dataset_schema  which schemas may follow each other in one generation of a datas
 durations       lengths of time as people write them
 edges           what a task reads of an input, and which scopes a change of it makes stale
 explain         why a task is waiting, in sentences
+file_places     the folders and S3 prefixes that file sources may list
 hidden_values   removes values that an operator was passed from the text that it wrote
 hook_keys       which variables hold the signing keys of webhook sources, and whose they are
 hot_table       hot datasets: the column types of their tables, and where the rows of a range are
 invalid_values  what is wrong with a value, in words: the field and what it must be
 job_definition  the definition of a deployed job, as stored
 json_object     JSON whose keys users choose
+json_text       values of a JSON text, exactly as written
 near_names      the name that somebody probably meant
 partitions      how a dataset is partitioned, and the names of its partitions
 pipeline_rules  further conditions before a matching signal launches a pipeline

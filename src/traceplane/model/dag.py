@@ -26,6 +26,7 @@ class SourceKind(StrEnum):
     CRON = "cron"
     WEBHOOK = "webhook"
     ALWAYS_ON = "always_on"
+    FILE = "file"
     PIPELINE = "pipeline"
     """Each execution of a pipeline is one of its tasks."""
 

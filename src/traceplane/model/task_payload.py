@@ -31,6 +31,9 @@ class OperatorInput:
     kept: dict[str, Ranges] = field(default_factory=dict)
     """The ranges of the position column to read of files that are not read in full."""
 
+    attached: dict[str, str] = field(default_factory=dict)
+    """Of the job's own file source: the files that the rows name, by their paths there, and where copies are."""
+
     def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
         """The files, grouped by the ranges to read of them; no ranges: the whole file."""
         groups: dict[Ranges, list[str]] = {}

@@ -25,6 +25,8 @@ BUILT_IN: Mapping[str, str] = {
     "aggregator": "traceplane.operators.dispatching:AGGREGATOR",
     "block_follower": "traceplane.chain.operators.specs:BLOCK_FOLLOWER",
     "compact": "traceplane.operators.processing:COMPACT",
+    "file_rows": "traceplane.file_sources.specs:ROWS_SPEC",
+    "files": "traceplane.file_sources.specs:FILES_SPEC",
     "integrity_check": "traceplane.chain.operators.specs:INTEGRITY_CHECK",
     "pass": "traceplane.operators.dispatching:PASS",
     "pyspark": "traceplane.operators.processing:PYSPARK",

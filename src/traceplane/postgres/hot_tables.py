@@ -146,6 +146,23 @@ async def add_deliveries(
     )
 
 
+async def replace_files(
+    tx: Transaction, generation_id: UUID, positions: Sequence[int], partitions: Sequence[str]
+) -> None:
+    """Writes the files of these partitions to the table of a file source (`file_sources.specs.listed_files`)."""
+    table = f"{SCHEMA}.{table_name(generation_id)}"
+    await tx.run(f"delete from {table} where position = any($1::bigint[])", list(positions))
+    await tx.run(
+        f"insert into {table} (position, partition, path, bytes, modified_at, version)"
+        " select p.position, p.name, f.path, f.bytes, f.modified_at, f.version"
+        " from unnest($2::bigint[], $3::text[]) as p (position, name)"
+        " join source_files f on f.generation_id = $1 and f.position = p.position",
+        generation_id,
+        list(positions),
+        list(partitions),
+    )
+
+
 async def read(
     tx: Transaction,
     table: HotTable,

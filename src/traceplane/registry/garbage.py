@@ -20,7 +20,16 @@ from enum import StrEnum
 from typing import assert_never
 
 from traceplane.adapters.object_store import ObjectStore, StoredFile
-from traceplane.postgres import commits, coverage, dataset_retention, history, hot_tables, tasks, versions
+from traceplane.postgres import (
+    commits,
+    coverage,
+    dataset_retention,
+    history,
+    hot_tables,
+    source_files,
+    tasks,
+    versions,
+)
 from traceplane.postgres.database import Database
 from traceplane.postgres.history import Kind
 from traceplane.runtime.process import Outcome
@@ -211,6 +220,7 @@ async def _old_versions(
         if hot and not dry_run:
             async with database.transaction() as tx:
                 await hot_tables.drop(tx, generation_id)
+                await source_files.forget(tx, generation_id)
 
 
 async def _superseded(

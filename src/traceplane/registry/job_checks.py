@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from traceplane.file_sources import specs as file_specs
 from traceplane.model.dag import Dag, Job, SourceKind
+from traceplane.model.file_places import is_allowed
 from traceplane.model.near_names import near
 from traceplane.model.runtimes import Runtime
 from traceplane.operators import catalog, config
@@ -33,9 +35,11 @@ def refuse(
     is_elsewhere: Callable[[str], bool],
     no_folder: str | None = None,
     knows_packages: bool = True,
+    file_places: Sequence[str] | None = None,
 ) -> None:
     """Raises SpecInvalid, with every fault at its place in the file. `knows_packages`: the packages installed here are
-    the ones that count; otherwise operators that are not built in are left to the gateway."""
+    the ones that count; otherwise operators that are not built in are left to the gateway. `file_places`: where file
+    sources may list files, if it is known."""
     faults = [
         *(
             fault
@@ -45,9 +49,21 @@ def refuse(
         ),
         *code_identity.faults(dag, runtimes, project, is_elsewhere=is_elsewhere, no_folder=no_folder),
         *(fault for job in dag.jobs for fault in query_faults(job, dag, runtimes)),
+        *(() if file_places is None else _place_faults(dag, file_places)),
     ]
     if (invalid := placed(faults, text, file)) is not None:
         raise invalid
+
+
+def _place_faults(dag: Dag, allowed: Sequence[str]) -> Iterator[JobFault]:
+    for job in dag.jobs:
+        if job.operator == file_specs.FILES and not is_allowed(path := str(job.config["path"]), allowed):
+            places = f"below {', '.join(allowed)}" if allowed else "nowhere"
+            message = f"file sources may list files {places}, not in {path[:200]!r}"
+            step = "add it to the setting file_source_allow of gateways, dispatchers and workers"
+            yield JobFault(
+                "deploy.place_not_allowed", (job.generated_for or job.name, "source", "path"), message, step
+            )
 
 
 def operator_of(job: Job, runtimes: Mapping[str, Runtime]) -> OperatorSpec | None:

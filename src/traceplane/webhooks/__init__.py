@@ -10,5 +10,4 @@ operator, turns each of them into rows. Signatures are checked on the raw bytes,
     rows        the operator that turns deliveries into typed rows
     signatures  who signed a delivery, and when: HMAC schemes, and the shapes of GitHub, Stripe and Slack
     specs       the operators, as listed in the catalog
-    values      JSON values as the types that a dataset declares
 """

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import parse_qs
+
+from traceplane.model.json_text import parsed
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1000
@@ -58,18 +59,9 @@ def parse(raw: bytes, *, form: bool) -> Body:
 def value_of(text: str) -> Any:
     """Of a JSON text, without constants that JSON does not have; raises `NotABody`."""
     try:
-        return _JSON.decode(text)
-    except RecursionError:
-        raise NotABody("it is nested too deeply") from None
+        return parsed(text)
     except ValueError as error:
-        raise NotABody(f"it is not JSON: {error}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
-
-
-_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+        raise NotABody(str(error)) from None
 
 
 def _form(text: str) -> dict[str, str | list[str]]:

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from traceplane.columnar.arrow_types import type_of
+from traceplane.columnar.json_values import ValueUnfit, converted
 from traceplane.operators import config as operator_config
 from traceplane.sdk import OperatorError, OperatorOutput, OperatorTask
 from traceplane.webhooks.bodies import NotABody, find, value_of
 from traceplane.webhooks.specs import BODY_PLACE, DELIVERY_PLACES, HEADER_PLACE, RowsConfig
-from traceplane.webhooks.values import ValueUnfit, converted
 
 _LIMIT = 10_000
 """Rows in memory at once."""

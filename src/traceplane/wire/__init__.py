@@ -2,6 +2,7 @@
 
 control      the gateway's public API: events, backfills, tasks, status
 deploys      the same: deploys and versions of DAGs
+files        the same: file sources
 invocations  the calls of functions by the dispatcher, and what they answer
 jobs         the gateway's public API: pauses of jobs, and their batches
 pipelines    the same: pipelines, lists of tickers, executions

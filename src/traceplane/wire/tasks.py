@@ -100,6 +100,8 @@ class InputRef(Wire, frozen=True):
     """The column that holds each row's position."""
     hot: bool = False
     """Whether the rows are in a hot table."""
+    with_files: bool = False
+    """Whether the rows name files of the job's own file source, which the operator gets."""
 
 
 class OutputRef(Wire, frozen=True):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from traceplane import telemetry
 from traceplane.adapters.object_store import StoredFile
+from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.crash_points import crash_point
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import TraceplaneError
@@ -33,12 +34,19 @@ class Operators(Protocol):
 
 class Attempts:
     def __init__(
-        self, *, client: DispatcherClient, operators: Operators, store: StoreOnDisk, decoders: Decoders
+        self,
+        *,
+        client: DispatcherClient,
+        operators: Operators,
+        store: StoreOnDisk,
+        decoders: Decoders,
+        watched_files: WatchedFiles,
     ) -> None:
         self._client = client
         self._operators = operators
         self._store = store
         self._decoders = decoders
+        self._watched_files = watched_files
 
     async def run(
         self, held: HeldTask, traceparent: str | None, on_ran: Callable[[RunResult], None]
@@ -80,7 +88,13 @@ class Attempts:
                 await during.enter_async_context(self._store.cache.holding(granted_files(task)))
             if task.hot_inputs:
                 hot_rows = fetched(
-                    self._client, task, job, lambda: held.token, self._store.inputs, self._decoders
+                    self._client,
+                    task,
+                    job,
+                    lambda: held.token,
+                    self._store.inputs,
+                    self._decoders,
+                    self._watched_files,
                 )
                 held.local = await during.enter_async_context(hot_rows)
             return await self._operators.run(held, on_log=on_log, traceparent=traceparent)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traceplane.adapters.watched_files import WatchedFile, WatchedFiles
 from traceplane.columnar.postgres_csv import as_parquet
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.decoding.messages import (
@@ -29,6 +30,7 @@ from traceplane.decoding.messages import (
     Unreadable,
 )
 from traceplane.errors import Conflict, PlatformError, TooLarge
+from traceplane.runtime.in_parallel import in_parallel
 from traceplane.runtime.locked_folder import remove_tree
 from traceplane.runtime.retrying import pauses
 from traceplane.wire.tasks import (
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PIECES_AT_ONCE = 4
+_FILES_AT_ONCE = 8
 _TRIES = 5
 _PAUSE_SECONDS = 0.4
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -62,6 +65,8 @@ class LocalInputs:
     files: dict[int, list[str]] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
     reads: list[HotRead] = field(default_factory=list)
+    attached: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Copies of the files that rows of a file source name, by their paths there."""
 
 
 @contextlib.asynccontextmanager
@@ -72,6 +77,7 @@ async def fetched(
     token: Callable[[], str],
     object_store: Path,
     decoders: Decoders,
+    watched_files: WatchedFiles,
 ) -> AsyncIterator[LocalInputs]:
     """The task's hot inputs as temporary files."""
     folders = {
@@ -84,7 +90,9 @@ async def fetched(
         return
     fence = Fence(task.task_id, task.attempt, task.lease_token)
     try:
-        yield await _Fetch(client, fence, job, token, object_store, decoders, folders).run(task)
+        yield await _Fetch(client, fence, job, token, object_store, decoders, watched_files, folders).run(
+            task
+        )
     finally:
         for folder in folders.values():
             await asyncio.to_thread(_remove, folder)
@@ -100,6 +108,7 @@ class _Fetch:
     token: Callable[[], str]
     object_store: Path
     decoders: Decoders
+    watched_files: WatchedFiles
     folders: dict[int, Path]
 
     async def run(self, task: ClaimedTask) -> LocalInputs:
@@ -113,7 +122,7 @@ class _Fetch:
                 # A function has no token to fetch its task again with, so the task is retried.
                 if (pause := next(tries, None)) is None or not self.client.is_worker:
                     raise _never_still(task) from error
-            except PlatformError:  # the dispatcher may be unavailable for a moment
+            except PlatformError:  # the dispatcher or a file may be unavailable for a moment
                 if (pause := next(tries, None)) is None:
                     raise
             await asyncio.sleep(pause)
@@ -133,7 +142,34 @@ class _Fetch:
             )
             inputs.files[number], inputs.rows[number] = await reading.run(place, folder, self.object_store)
             inputs.reads.append(HotRead(used.input_index, place.state))
+            if used.with_files:
+                inputs.attached[number] = await self._attach(inputs.files[number], folder / "files")
         return inputs
+
+    async def _attach(self, rows: Sequence[str], folder: Path) -> dict[str, str]:
+        """Copies of the files that the rows name, which only the platform wrote."""
+        await asyncio.to_thread(_make_anew, folder)
+        files = await asyncio.to_thread(_named_files, rows)
+        targets = {
+            file: folder / f"{number:05d}-{file.path.rpartition('/')[2][-100:]}"
+            for number, file in enumerate(files)
+        }
+
+        async def copy(file: WatchedFile) -> None:
+            await self.watched_files.get(file, targets[file])
+            targets[file].chmod(0o644)
+
+        await in_parallel(copy, files, _FILES_AT_ONCE)
+        return {file.path: str(target) for file, target in targets.items()}
+
+
+def _named_files(rows: Sequence[str]) -> list[WatchedFile]:
+    import pyarrow.parquet as parquet
+
+    names = ["path", "bytes", "version", "modified_at"]
+    return [
+        WatchedFile(**row) for file in rows for row in parquet.read_table(file, columns=names).to_pylist()
+    ]
 
 
 def _never_still(task: ClaimedTask) -> PlatformError:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
+from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import InvalidInput
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
@@ -81,10 +82,14 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     sandboxes = await _sandboxes(settings, runtime, spark, opened)
     decoders = Decoders()
     opened.push_async_callback(asyncio.to_thread, decoders.close)
+    watched_files = WatchedFiles(settings)
+    opened.push_async_callback(watched_files.close)
     operators = SandboxedOperators(
         client=client, sandboxes=sandboxes, runtime=runtime, store=store, code=code, spark=spark
     )
-    attempts = Attempts(client=client, operators=operators, store=store, decoders=decoders)
+    attempts = Attempts(
+        client=client, operators=operators, store=store, decoders=decoders, watched_files=watched_files
+    )
     wrapper = _wrapper(settings, runtime, client, intake, attempts, store)
     telemetry.emit("worker.ready", runtime=name, isolation=list(sandboxes.layers))
     return _Worker(wrapper, intake, spark, settings.worker_drain_seconds)

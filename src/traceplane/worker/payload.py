@@ -67,6 +67,7 @@ def _inputs(
                 columns=_columns(columns or ()),
                 select=tuple(declared.columns),
                 position=declared.position,
+                attached=local.attached.get(number, {}),
                 kept={
                     path: tuple(file.kept)
                     for path, file in zip(paths, files, strict=True)

@@ -8,6 +8,7 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     celery_relay      sends executions to Celery as messages
     cron_ticks        fires the ticks of cron sources, each one once
     execution_status  executions follow the tasks or Celery workers that run them
+    file_listing      lists the files of file sources, and announces partitions that have changed
     gauges            queue depths, ages and holds as gauges
     outbox_relay      sends outbox rows to wake queues and invokers, at least once
     periodic          launches periodic pipelines when they are due, by the database's clock

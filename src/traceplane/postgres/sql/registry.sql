@@ -168,7 +168,10 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
       'where', i.filter, 'columns', i.columns, 'position', rows.position_column,
       'storage', rows.dataset_uuid || '/' || rows.generation_id || '/',
-      'hot', exists (select 1 from hot_tables h where h.generation_id = rows.generation_id)) order by i.input_index)
+      'hot', exists (select 1 from hot_tables h where h.generation_id = rows.generation_id),
+      'with_files', exists (select 1 from job_outputs x join jobs f on f.job_id = x.job_id
+        where x.generation_id = i.generation_id and f.source_kind = 'file' and f.dag_id = j.dag_id
+          and f.definition->>'generated_for' = j.name)) order by i.input_index)
     from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
     where i.job_id = j.job_id and i.role <> 'triggers'), '[]') as inputs,

@@ -8,6 +8,7 @@ and checks that would only repeat it are skipped.
 dag_file     parses and loads a file; orders its jobs
 datasets     what stored, hot and virtual datasets need
 fields       the fields of a file: where each may stand, and what it may hold
+files        file sources: their fields, and the job that stands for the listing
 job_faults   faults found only after the file is read, located in its text
 jobs         what each job reads and writes, and the rules between its fields
 normalized   the deployed form of a DAG: plain JSON values

@@ -10,7 +10,7 @@ from pathlib import Path
 from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
 from traceplane.model.partitions import Partitions
-from traceplane.registry.spec import datasets, fields, jobs, scoping, webhooks
+from traceplane.registry.spec import datasets, fields, files, jobs, scoping, webhooks
 from traceplane.registry.spec.jobs import Draft
 from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
@@ -34,7 +34,9 @@ def parse(
         raise problems.invalid() from None
     drafts = jobs.drafts_of(problems, top)
     jobs.check(problems, drafts, known_runtimes)
-    webhooks.check(problems, [draft.record for draft in drafts], top)
+    records = [draft.record for draft in drafts]
+    webhooks.check(problems, records, top)
+    files.check(problems, records, top)
     producers = jobs.producers_of(problems, drafts)
     datasets.check(problems, top, drafts, producers)
     below = datasets.read_by_virtual(problems, top)
@@ -43,6 +45,7 @@ def parse(
     partitions = scoping.known_partitions(problems, top, ordered, elsewhere)
     scoping.check_partitions(problems, drafts, partitions)
     scoping.check_ticks(problems, top, drafts, partitions)
+    files.check_patterns(problems, records, partitions)
     unknown = (
         {used.dataset_id for draft in drafts for used, _ in draft.inputs}
         - producers.keys()

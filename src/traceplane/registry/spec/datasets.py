@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import yaml
 
+from traceplane.file_sources.specs import listed_files
 from traceplane.model import column_types, hot_table
 from traceplane.model import dag as model
 from traceplane.model.dag import Job
@@ -14,7 +15,7 @@ from traceplane.model.near_names import near
 from traceplane.model.partitions import Partitions
 from traceplane.model.row_positions import PositionColumn
 from traceplane.operators import catalog
-from traceplane.registry.spec import webhooks
+from traceplane.registry.spec import files, webhooks
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
 from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries
 from traceplane.sql import job_query, virtual
@@ -238,6 +239,9 @@ def build(
 ) -> model.Dataset:
     if producer is not None and webhooks.is_receiver(producer):
         return deliveries(dataset_id)
+    if producer is not None and files.is_listing(producer):
+        retention = declared.get("retention") if declared is not None else None
+        return listed_files(dataset_id, partitions.get(dataset_id, Partitions()), retention)
     operator = catalog.find(producer.operator) if producer is not None else None
     position = operator.position if operator is not None else None
     own = partitions.get(dataset_id, Partitions())

@@ -10,7 +10,7 @@ from traceplane.errors import TraceplaneError
 from traceplane.model import column_types, edges, partitions, resources
 from traceplane.model import dag as model
 from traceplane.model.near_names import near
-from traceplane.registry.spec import webhooks
+from traceplane.registry.spec import files, webhooks
 from traceplane.registry.spec import yaml_reader as read
 from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems
 from traceplane.schedule import cron
@@ -169,6 +169,7 @@ _SOURCE: Fields = {
     "jitter": read.duration,
     "period": read.choice(model.Period),
     **webhooks.SOURCE,
+    **files.SOURCE,
 }
 _FROM: Fields = {"job": read.text, "output": read.text, "dataset": _label}
 _INPUT: Fields = {

@@ -12,11 +12,12 @@ from typing import Any
 
 import yaml
 
+from traceplane.file_sources import specs as file_sources
 from traceplane.model import dag as model
 from traceplane.model.dag import Input, Job, Output
 from traceplane.model.edges import OnChange, Read, WaitFor, What
 from traceplane.model.near_names import near
-from traceplane.registry.spec import webhooks
+from traceplane.registry.spec import files, webhooks
 from traceplane.registry.spec.fields import MAX_NAME
 from traceplane.registry.spec.yaml_reader import BadValue, Problems, YamlMap
 
@@ -108,8 +109,9 @@ _RULES: tuple[tuple[str, str, Callable[[YamlMap], bool], str, str], ...] = (
     ("spec.source_needs_activation", "source", lambda job: _reacts(job) and not job.lacks("source"),
      "a reactive job has no source", "add activation: source"),
     ("spec.source_runs_no_code", "runtime",
-     lambda job: _relays_only(job) and not _runs_code(job) and _runs_elsewhere(job),
-     "a manual, webhook or cron source without an operator only relays events, which the dispatcher does",
+     lambda job: (_relays_only(job) or (files.is_file_source(job) and not files.is_read(job)))
+     and not _runs_code(job) and _runs_elsewhere(job),
+     "a manual, webhook, cron or file source without an operator only relays events, which the dispatcher does",
      "add an operator, or remove runtime"),
     ("spec.cron_needs_schedule", "source",
      lambda job: job.get("source", "kind") == "cron" and not _has_schedule(job),
@@ -300,7 +302,7 @@ def _runtime(job: YamlMap, known_runtimes: frozenset[str]) -> Any:
     if not job.lacks("runtime"):
         return job.get("runtime")
     if job.lacks("operator"):
-        return "python" if webhooks.keeps_deliveries(job) else "dispatcher"
+        return "python" if webhooks.keeps_deliveries(job) or files.is_read(job) else "dispatcher"
     return "spark" if "spark" in known_runtimes else "python"
 
 
@@ -311,7 +313,8 @@ def build(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> list[Jo
         source, job = _with_source(job)
         return [*webhooks.with_receiver(top.get("dag"), draft.record, source), job]
     *receivers, job = webhooks.with_receiver(top.get("dag"), draft.record, job)
-    return [*receivers, *_with_aggregators(draft, job)]
+    *listings, job = files.with_listing(draft.record, job)
+    return [*receivers, *listings, *_with_aggregators(draft, job)]
 
 
 def _with_source(job: Job) -> tuple[Job, Job]:
@@ -338,6 +341,7 @@ def _with_source(job: Job) -> tuple[Job, Job]:
 
 def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
     job, source = draft.record, draft.record.get("source")
+    reads = job.get("source", "format")
     execution = {
         attribute: value
         for attribute, path in _EXECUTION_PATHS.items()
@@ -347,8 +351,8 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
         name=draft.name,
         activation=job.get("activation") or model.Activation.REACTIVE,
         runtime=_runtime(job, known_runtimes),
-        operator=job.get("operator") or (webhooks.ROWS if webhooks.keeps_deliveries(job) else "source"),
-        config=job.get("config") or {},
+        operator=job.get("operator") or _own_operator(job),
+        config=(job.get("config") or {}) | ({"format": str(reads)} if reads else {}),
         inputs=tuple(used for used, _ in draft.inputs),
         outputs=tuple(output for output, _ in draft.outputs),
         execution_strategy=job.get("execution_strategy") or model.ExecutionStrategy.PER_UPDATE,
@@ -360,11 +364,18 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
     )
 
 
+def _own_operator(job: YamlMap) -> str:
+    """Of a source that names none."""
+    if webhooks.keeps_deliveries(job):
+        return webhooks.ROWS
+    return file_sources.ROWS if files.is_read(job) else "source"
+
+
 def _source(source: YamlMap) -> model.Source:
     given = {
         name: value
         for name, value in source.values.items()
-        if value is not None and name not in webhooks.SOURCE
+        if value is not None and name not in webhooks.SOURCE and name not in files.SOURCE
     }
     if (jitter := given.pop("jitter", None)) is not None:
         given["jitter_seconds"] = jitter

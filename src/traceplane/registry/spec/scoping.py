@@ -16,6 +16,7 @@ from traceplane.model import dag as model
 from traceplane.model.dag import Input, InputRole, Job, Output
 from traceplane.model.edges import OnChange, Read, WaitFor, What, can_map
 from traceplane.model.partitions import BadPartition, By, Partitions, zone
+from traceplane.registry.spec.files import files_dataset, is_read
 from traceplane.registry.spec.jobs import Draft, events_dataset, runs_for_each_event
 from traceplane.registry.spec.yaml_reader import Problems, YamlMap
 
@@ -59,10 +60,11 @@ def known_partitions(
         for output, _ in draft.outputs:
             if inherited is not None:
                 known.setdefault(output.dataset_id, inherited)
-        if draft.outputs and runs_for_each_event(draft.record):
-            first = draft.outputs[0][0].dataset_id
-            if first in known:
-                known[events_dataset(first)] = known[first]
+        first = draft.outputs[0][0].dataset_id if draft.outputs else ""
+        if first in known and runs_for_each_event(draft.record):
+            known[events_dataset(first)] = known[first]
+        if first in known and is_read(draft.record):
+            known[files_dataset(first)] = known[first]
     return known
 
 

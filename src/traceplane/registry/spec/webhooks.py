@@ -81,7 +81,7 @@ SECRET: Fields = {"env": _variables}
 DEDUPE: Fields = {"header": _header, "pointer": _pointer}
 SCOPE: Fields = {"pointer": _pointer}
 SOURCE: Fields = {
-    "path": _path,
+    "path": read.text,
     "verify": _verification,
     "secret": read.record(SECRET, "env"),
     "dedupe": read.record(DEDUPE),
@@ -120,7 +120,7 @@ def check(problems: Problems, jobs: list[YamlMap], top: YamlMap) -> None:
         if not receives(job):
             _refuse_fields(problems, source)
             continue
-        path = source.get("path")
+        path = problems.attempt(_path, source.at("path"))
         if path in paths:
             message = f"the path {path!r} is taken, on line {paths[path].start_mark.line + 1}"
             problems.add("spec.duplicate_name", source.at("path"), message, "give it a path of its own")
@@ -133,7 +133,7 @@ def check(problems: Problems, jobs: list[YamlMap], top: YamlMap) -> None:
 
 def _refuse_fields(problems: Problems, source: YamlMap) -> None:
     for name in SOURCE:
-        if name in source.nodes:
+        if name in source.nodes and not (name == "path" and source.get("kind") == model.SourceKind.FILE):
             message = f"only a webhook source with a path has {name}"
             problems.add("spec.field_needs_path", source.at(name), message, "add path: …, or remove it")
 
