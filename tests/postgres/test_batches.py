@@ -296,3 +296,13 @@ async def test_a_batch_is_cut_in_one_way(plane: ControlPlane, batch: str, code: 
 async def test_changing_a_time_rebuilds_nothing(plane: ControlPlane) -> None:
     await plane.deploy(bulk("{ every: 5m }"))
     assert not (await plane.deploy(bulk("{ every: 10m }"))).building
+
+
+async def test_a_batch_that_a_build_collects_too_is_named_once(plane: ControlPlane) -> None:
+    await plane.deploy(bulk("{ every: 5m }"))
+    await plane.emit("in", [1, 2])
+    await settle(plane)
+    await plane.deploy(bulk("{ every: 5m }").replace("basic:copy", "basic:nothing"), manual_cutover=True)
+    await plane.builds.run_once()
+    await settle(plane)
+    assert await close(plane) == [(1, 2)]

@@ -337,3 +337,17 @@ async def test_in_a_year_with_clock_changes_and_lost_connections_three_dispatche
         found = await cron_year.emitted(clock.sql)
     assert lost > 0
     assert found == cron_year.expected(366)
+
+
+async def test_a_paused_source_has_no_next_tick(plane: ControlPlane) -> None:
+    await plane.deploy(ticking(zone="Europe/Berlin"))
+    await fire(plane, 60)
+    (cron,) = (await plane.status()).cron
+    assert (cron.next_tick is None, cron.paused) == (False, False)
+    (dag,) = (await plane.api.deploys.dags(plane._call(None))).dags
+    assert dag.jobs[0].time_zone == "UTC"
+    await plane.pause("main", "ticks")
+    (cron,) = (await plane.status()).cron
+    assert (cron.next_tick, cron.paused) == (None, True)
+    (dag,) = (await plane.api.deploys.dags(plane._call(None))).dags
+    assert dag.jobs[0].next_tick is None

@@ -102,6 +102,7 @@ async def test_what_was_dropped_is_told_as_dropped(plane: ControlPlane, root: Pa
     assert dataset.coverage is not None
     assert (dataset.coverage.first, dataset.coverage.gap_count) == (5, 0)
     assert (dataset.coverage.dropped, dataset.coverage.dropped_name) == ((0, 4), "0-4")
+    assert dataset.coverage.dropped_ranges == 1
     answer = await plane.explain_scope("mid", 3, 6)
     assert answer.missing == ()
     assert [reason.code for reason in answer.reasons] == ["dropped"]

@@ -447,3 +447,10 @@ async def test_the_clock_is_that_of_the_database(sender: Sender) -> None:
     event, then = {"id": "evt_1"}, 1893456000  # 2030
     assert (await sender.post(event, from_stripe(event, at=then + 200)))[0] == 200
     assert await sender.refused(event, from_stripe(event)) == (403, "webhook.timestamp_outside")
+
+
+async def test_a_plan_says_which_key_the_gateway_lacks(sender: Sender) -> None:
+    assert "does not have the key" not in (await sender.plane.plan(dag())).text
+    missing = dag().replace(VARIABLE, "TRACEPLANE_HOOK_KEY_LATER")
+    said = (await sender.plane.plan(missing)).text
+    assert "! job orders: the gateway does not have the key in TRACEPLANE_HOOK_KEY_LATER" in said

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from traceplane.cli import deploys, output
 from traceplane.cli.failures import error_text, explained
-from traceplane.cli.output import ChangingLine, progress_bar
+from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
 from traceplane.errors import InvalidInput, NotFound
@@ -227,3 +227,31 @@ def test_deleting_an_unknown_dag_says_that_it_is_unknown(monkeypatch: pytest.Mon
     monkeypatch.setattr(deploys, "call", unknown)
     done = CliRunner().invoke(deploys.delete, ["nope"], obj=Settings())
     assert isinstance(done.exception, NotFound)
+
+
+@pytest.mark.timeout(60)
+def test_a_result_that_is_cut_off_by_sigterm_leaves_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from traceplane.cli.output import write_file\n"
+        "def pieces():\n"
+        "    yield b'first'\n"
+        "    print('begun', flush=True)\n"
+        "    time.sleep(60)\n"
+        f"write_file(Path({str(tmp_path / 'result.csv')!r}), pieces())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.terminate()
+        assert process.wait(30) == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_waiting_says_that_the_work_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), work_goes_on("the build", "traceplane versions shop"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.strip() == (
+        "Stopped waiting; the build goes on. See `traceplane versions shop`."
+    )

@@ -335,3 +335,12 @@ def test_only_the_columns_that_differ_are_shown() -> None:
     text = render(plan_of(TEXT, TEXT.replace(HOT, columns)))
     assert "outputs[0].columns.venue: (unset) → {" in text
     assert '"name": "k"' not in text
+
+
+def test_dates_and_durations_are_shown_as_they_are_written() -> None:
+    text = TEXT.replace("datasets:\n", "datasets:\n  moves: {partitions: {by: day}, retention: 90d}\n")
+    assert "retention: (unset)" not in render(plan_of(text, text.replace("90d", "36h")))
+    assert 'retention: "90d" → "36h"' in render(plan_of(text, text.replace("90d", "36h")))
+    started = render(plan_of(text, text.replace("by: day}", "by: day, start: 2026-11-16}")))
+    assert 'partitions.start: null → "2026-11-16"' in started
+    assert "20773" not in started

@@ -26,6 +26,10 @@ SCHEDULES = (
 FILES = "- {name: j, activation: source, outputs: [{dataset: x}], source: {kind: file, "
 FILES_BY_DAY = "version: 1\ndag: d\ndatasets: {x: {partitions: {by: day}}}\njobs:\n" + FILES
 BROKEN = {
+    "retention in seconds": (
+        "spec.bad_duration",
+        DATASETS + "{x: {retention: »90}}\njobs:\n" + SOURCE,
+    ),
     # file sources
     "no path": ("spec.missing_field", HEAD + FILES.replace("{kind", "»{kind") + "pattern: '{position}'}}\n"),
     "no pattern": ("spec.missing_field", HEAD + FILES.replace("{kind", "»{kind") + "path: /x}}\n"),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_FILES_LISTED = 20
+
 
 def _in_transaction(settings: Settings, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
     from traceplane.postgres.database import Database
@@ -168,7 +170,8 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
+@click.option("--all", "list_all", is_flag=True, help="With --dry-run: list all files, not only the first.")
 @click.option("--grace", metavar="DURATION", help="Minimum age of files; by default the setting gc_grace.")
 @click.option(
     "--history", metavar="DURATION", help="Minimum age of history, or `forever`; by default the setting."
@@ -180,7 +183,12 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 )
 @click.pass_obj
 def gc(
-    settings: Settings, dry_run: bool, grace: str | None, history: str | None, keep_versions: int | None
+    settings: Settings,
+    dry_run: bool,
+    list_all: bool,
+    grace: str | None,
+    history: str | None,
+    keep_versions: int | None,
 ) -> None:
     """Delete data that nobody can read any more, and history that has ended, as dispatchers do in the background."""
     from traceplane.postgres.database import Database
@@ -202,8 +210,12 @@ def gc(
     assert chosen.state_url is not None
     url = chosen.state_url
 
+    listed = 0
+
     def list_file(path: str, size: int) -> None:
-        if dry_run:
+        nonlocal listed
+        listed += 1
+        if dry_run and (list_all or listed <= _FILES_LISTED):
             say(f"{size:>12}  {path}")
 
     async def run() -> Collected:
@@ -216,6 +228,10 @@ def gc(
             await database.close()
 
     garbage = asyncio.run(run())
+    if dry_run and not list_all and listed > _FILES_LISTED:
+        say(
+            f"and {counted(listed - _FILES_LISTED, 'more file')}; `traceplane gc --dry-run --all` lists them too"
+        )
     verb = "would delete" if dry_run else "deleted"
     say(
         f"{verb} {counted(garbage.files, 'file')}, "

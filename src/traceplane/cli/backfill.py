@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from traceplane.cli.output import as_json, progress_bar, say, say_json
+from traceplane.cli.output import as_json, progress_bar, say, say_json, work_goes_on
 from traceplane.cli.scopes import parse_range
 from traceplane.cli.whereabouts import call
 from traceplane.model.counted import counted
@@ -93,7 +93,8 @@ def _wait(
 ) -> BackfillResponse:
     """Returns when no scope is unfinished."""
     watch, answer = msgspec.structs.replace(request, dry_run=True), begun
-    with nullcontext() if quiet else progress_bar(begun.unfinished) as bar:
+    going_on = work_goes_on("the backfill", "traceplane status")
+    with going_on, nullcontext() if quiet else progress_bar(begun.unfinished) as bar:
         while answer.unfinished:
             time.sleep(_POLL_SECONDS)
             before = answer

@@ -38,7 +38,8 @@ def describe(held: CoverageView) -> str:
         more = held.gap_count - len(shown)
         text += f" except {', '.join(shown)}" + (f" and {counted(more, 'more gap')}" if more else "")
     if held.dropped is not None:
-        text += f", {held.dropped_name} dropped"
+        ranges = f"{held.dropped_ranges} ranges within " if held.dropped_ranges > 1 else ""
+        text += f", {ranges}{held.dropped_name} dropped"
     if held.dead:
         text += f", {counted(held.dead, 'scope')} dead"
     return text

@@ -11,6 +11,7 @@ from traceplane.wire.control import CronView
 def describe(cron: CronView) -> str:
     last = "none yet" if cron.last_tick is None else local(cron.last_tick, cron.time_zone)
     coming = "none" if cron.next_tick is None else local(cron.next_tick, cron.time_zone)
+    coming = "none while it is paused" if cron.paused else coming
     return f"cron {cron.schedule} ({cron.time_zone}), last tick {last}, next tick {coming}"
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import click
 import msgspec
 
-from traceplane.cli.output import ChangingLine, as_json, ask, say, say_json, say_lines
+from traceplane.cli.cron import local
+from traceplane.cli.output import ChangingLine, as_json, ask, say, say_json, say_lines, work_goes_on
 from traceplane.cli.whereabouts import call
 from traceplane.client import deploy_request
 from traceplane.errors import Conflict, InvalidInput
@@ -136,7 +137,8 @@ def deploy(
             done = "is being built" if answer.building else "serves"
             say(f"Deployed {answer.dag} version {answer.version}, which {done}.")
     if wait and answer.building:
-        _wait_for_build(settings, answer.dag, answer.version, quiet=as_json)
+        with work_goes_on("the build", f"traceplane versions {answer.dag}"):
+            _wait_for_build(settings, answer.dag, answer.version, quiet=as_json)
 
 
 def _deploy(settings: Settings, request: DeployRequest) -> DeployResponse:
@@ -350,7 +352,8 @@ def dags(settings: Settings, as_json: bool) -> None:
         for j in d.jobs:
             held = {1: ", backfill held", 2: ", held"}.get(j.hold_level or 0, "")
             held += ", paused" if j.paused else ""
-            tick = f", next tick {j.next_tick}" if j.next_tick is not None else ""
+            zone = j.time_zone or "UTC"
+            tick = f", next tick {local(j.next_tick, zone)} ({zone})" if j.next_tick is not None else ""
             say(f"  {j.job} ({j.runtime}: {j.operator}{held}{tick})")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import click
@@ -97,6 +99,7 @@ def write_file(path: Path, pieces: Iterable[bytes]) -> None:
         return
     target = path.resolve()  # a link stays one
     partial = target.with_name(f".{uuid4().hex}.partial")
+    before = signal.signal(signal.SIGTERM, _end)  # which by default ends the process at once
     try:
         with partial.open("xb") as file:
             file.writelines(pieces)
@@ -105,4 +108,21 @@ def write_file(path: Path, pieces: Iterable[bytes]) -> None:
         partial.replace(target)
     except BaseException:
         partial.unlink(missing_ok=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def work_goes_on(what: str, look: str) -> Iterator[None]:
+    """Says at Ctrl-C that only the waiting has ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(err=True)  # after the progress
+        say(f"Stopped waiting; {what} goes on. See `{look}`.", err=True)
         raise

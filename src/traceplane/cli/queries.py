@@ -13,7 +13,16 @@ import click
 
 from traceplane.cli.coverage import contents
 from traceplane.cli.cron import describe as describe_cron
-from traceplane.cli.output import as_json, hand_on, is_terminal, say, say_json, say_lines, write_file
+from traceplane.cli.output import (
+    as_json,
+    hand_on,
+    is_terminal,
+    say,
+    say_json,
+    say_lines,
+    work_goes_on,
+    write_file,
+)
 from traceplane.cli.whereabouts import call, explained, with_user_token
 from traceplane.errors import InvalidInput
 from traceplane.model.counted import counted
@@ -111,13 +120,14 @@ def _hand_over(
     query_task = call(settings, lambda c: c.call("POST", "/api/v1/query-tasks", QueryTask, request))
     say(f"Task {query_task.task_id} computes {query_task.dataset}.")
     path = f"/api/v1/tasks/{query_task.task_id}"
-    while wait:
-        task = call(settings, lambda c: c.call("GET", path, TaskDetail)).task
-        if task.state in ("completed", "dead", "canceled"):
-            message = f": {task.error.get('message')}" if task.error else ""
-            say(f"It is {task.state}{message if task.state != 'completed' else ''}.")
-            raise SystemExit(0 if task.state == "completed" else 1)
-        time.sleep(_POLL_SECONDS)
+    with work_goes_on("the task", f"traceplane explain {query_task.task_id}"):
+        while wait:
+            task = call(settings, lambda c: c.call("GET", path, TaskDetail)).task
+            if task.state in ("completed", "dead", "canceled"):
+                message = f": {task.error.get('message')}" if task.error else ""
+                say(f"It is {task.state}{message if task.state != 'completed' else ''}.")
+                raise SystemExit(0 if task.state == "completed" else 1)
+            time.sleep(_POLL_SECONDS)
 
 
 def _as_of(texts: tuple[str, ...]) -> tuple[dict[str, int], datetime | None]:

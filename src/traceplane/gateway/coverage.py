@@ -32,7 +32,8 @@ def view(held: coverage.Coverage | None) -> CoverageView | None:
         return CoverageView(dead=held.dead)
     view = CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead, dropped=held.dropped)
     if held.dropped is not None:
-        view = msgspec.structs.replace(view, dropped_name=held.partitions.written(held.dropped))
+        dropped = held.partitions.written(held.dropped)
+        view = msgspec.structs.replace(view, dropped_name=dropped, dropped_ranges=held.dropped_ranges)
     if not held.partitions.is_named or held.first is None or held.last is None:
         return view
     name = held.partitions.name

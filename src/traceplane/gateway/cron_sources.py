@@ -17,6 +17,7 @@ async def views(tx: Transaction, org: str, dataset_id: str | None = None) -> lis
             found.source.time_zone,
             None if found.next_tick is None else found.next_tick.isoformat(),
             None if found.last_tick is None else found.last_tick.isoformat(),
+            found.paused,
         )
         for found in await cron_schedules.of_org(tx, org, dataset_id)
     ]

@@ -14,6 +14,7 @@ from traceplane.errors import Conflict, UserError
 from traceplane.gateway.plan_steps import plan_steps
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
+from traceplane.model import hook_keys
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag
 from traceplane.model.partitions import Partitions
@@ -24,7 +25,7 @@ from traceplane.postgres.registry import DeployedJob
 from traceplane.postgres.versions import ListedVersion, Missing
 from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
 from traceplane.registry.code_identity import DeployedCode
-from traceplane.registry.spec import dag_file
+from traceplane.registry.spec import dag_file, webhooks
 from traceplane.registry.spec.job_faults import place_of_input, place_of_partitions
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
@@ -84,7 +85,7 @@ class DeployApi:
                 no_rematerialize=call.body.no_rematerialize,
             )
         refusal = await _placed(prepared.refusal, call.body) if prepared.refusal else None
-        text, gives_up = prepared.text, None
+        text, gives_up = prepared.text + _missing_keys(dag, call.principal.org, self._settings), None
         if prepared.gives_up is not None and refusal is None:
             gives_up = prepared.gives_up.number
             text += f"A deploy aborts version {gives_up}, which is being built.\n"
@@ -227,6 +228,20 @@ def _checked_code(dag: Dag, body: DeployRequest, settings: Settings) -> Deployed
         file_places=settings.file_source_allow,
     )
     return code_identity.identify(dag, runtimes, body.code)
+
+
+def _missing_keys(dag: Dag, org: str, settings: Settings) -> str:
+    """A warning for each webhook source whose deliveries this gateway could not verify."""
+    lines = []
+    for job in dag.jobs:
+        variables = job.config.get("keys") or () if job.operator == webhooks.RECEIVER else ()
+        missing = [v for v in variables if not hook_keys.belongs_to(v, org) or not settings.hook_keys.get(v)]
+        if missing:
+            lines.append(
+                f"! job {job.generated_for or job.name}: the gateway does not have the key in {' or '.join(missing)}; "
+                "set it in its environment, and restart it\n"
+            )
+    return "".join(lines)
 
 
 _PLACES = {"deploy.unknown_dataset": place_of_input, "deploy.partitions_in_use": place_of_partitions}

@@ -90,7 +90,8 @@ class JobApi:
             await events.notify_dispatchers(tx)
         if closing:
             telemetry.emit("batches.closed", dag=asked.dag, job=asked.job, principal=by)
-        return BatchesClosing(closing)
+        # A version that is being built collects the same batches beside those that serve.
+        return BatchesClosing(list({(b.job, b.dataset, b.first, b.last): b for b in closing}.values()))
 
 
 async def _not_deployed(tx: Transaction, org: str, dag: str, job: str) -> NotFound:

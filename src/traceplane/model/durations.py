@@ -21,6 +21,14 @@ def parsed(text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
+def written(seconds: float) -> str:
+    """In the largest unit that needs no fraction."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % length == 0:
+            return f"{seconds / length:g}{unit}"
+    return f"{seconds:g}s"
+
+
 def parsed_or_forever(text: str) -> timedelta | None:
     """None for `forever`; raises `BadDuration`."""
     return None if text == FOREVER else parsed(text)

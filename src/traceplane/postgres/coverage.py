@@ -111,6 +111,8 @@ class Coverage:
     partitions: Partitions
     dropped: Range | None = None
     """From the first to the last position that was dropped because of its age."""
+    dropped_ranges: int = 0
+    """How many ranges that is; between them is what the dataset never had."""
 
 
 async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) -> dict[str, Coverage]:
@@ -124,6 +126,7 @@ async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) 
             r["dead"],
             partitions_of(r["partitions"]),
             tuple(r["dropped"]) if r["dropped"] is not None else None,
+            r["dropped_ranges"],
         )
         for r in rows
     }

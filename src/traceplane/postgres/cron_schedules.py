@@ -87,7 +87,9 @@ class ServingSource:
     job: str
     source: Source
     next_tick: datetime | None
+    """None: there is none, or the source is paused."""
     last_tick: datetime | None
+    paused: bool
 
 
 async def of_org(tx: Transaction, org: str, dataset_id: str | None = None) -> list[ServingSource]:

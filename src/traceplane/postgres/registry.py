@@ -451,6 +451,8 @@ class DeployedJob:
     next_tick: datetime | None
     """Of a cron source."""
     last_tick: datetime | None
+    time_zone: str | None
+    """Of a cron source."""
     paused: bool
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from traceplane.model import durations
 from traceplane.model.dag import Dag, Dataset, Job
+from traceplane.model.partitions import Partitions
 from traceplane.operators import catalog
 from traceplane.registry import fingerprint
 from traceplane.sql import virtual
@@ -114,7 +116,12 @@ def plan(
         if not keeps_data:
             changes: tuple[FieldChange, ...] = ()
             if definition_fingerprints[job.name] != deployed.definition_fingerprints.get(job.name):
-                changes = tuple(_changes(old_definitions[job.name], new_definitions[job.name]))
+                changes = tuple(
+                    _changes(
+                        _as_written(old_definitions[job.name], old, _by_id(deployed.dag)),
+                        _as_written(new_definitions[job.name], job, _by_id(desired)),
+                    )
+                )
                 changes = changes or (FieldChange("code", None, None),)
             rebuilt.append(Rebuilt(job, changes, causes[job.name], in_place))
         elif in_place:
@@ -234,7 +241,29 @@ def _changed_datasets(old: dict[str, Dataset], new: dict[str, Dataset]) -> Itera
 
 
 def _columns_by_name(dataset: Dataset) -> dict[str, Any]:
-    return {**asdict(dataset), "columns": {column.name: asdict(column) for column in dataset.columns}}
+    """As it is written in the file."""
+    retention = None if dataset.retention is None else durations.written(dataset.retention)
+    return {
+        **asdict(dataset),
+        "columns": {column.name: asdict(column) for column in dataset.columns},
+        "partitions": {**asdict(dataset.partitions), "start": _start(dataset.partitions)},
+        "retention": retention,
+    }
+
+
+def _start(partitions: Partitions) -> str | None:
+    return None if partitions.start is None else partitions.name(partitions.start)
+
+
+def _as_written(definition: dict[str, Any], job: Job, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
+    """What determines the data of a job, with the start of partitions as people write it."""
+    outputs = []
+    for output, declared in zip(definition["outputs"], job.outputs, strict=True):
+        if "partitions" in output:
+            start = _start(datasets[declared.dataset_id].partitions)
+            output = {**output, "partitions": {**output["partitions"], "start": start}}
+        outputs.append(output)
+    return {**definition, "outputs": outputs}
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[FieldChange]:

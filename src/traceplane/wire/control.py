@@ -228,6 +228,8 @@ class CoverageView(Wire, frozen=True):
     dropped: tuple[int, int] | None = None
     """First and last position that was dropped because of its age."""
     dropped_name: str | None = None
+    dropped_ranges: int = 0
+    """How many ranges that is; between them is what the dataset never had."""
 
 
 class ScopeQuery(Wire, frozen=True):
@@ -299,6 +301,8 @@ class CronView(Wire, frozen=True):
     next_tick: str | None = None
     last_tick: str | None = None
     """The last one that fired."""
+    paused: bool = False
+    """A paused source has no next tick."""
 
 
 class StatusResponse(Wire, frozen=True):

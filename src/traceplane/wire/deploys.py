@@ -238,9 +238,11 @@ class JobView(Wire, frozen=True):
     max_concurrency: int | None = None
     hold_level: int | None = None
     next_tick: str | None = None
-    """For a cron source."""
+    """For a cron source, unless it is paused."""
     last_tick: str | None = None
     """The last one that fired."""
+    time_zone: str | None = None
+    """For a cron source: that of its schedule."""
     paused: bool = False
 
 

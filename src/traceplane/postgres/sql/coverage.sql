@@ -150,7 +150,8 @@ select d.dataset_id, d.definition->'partitions' as partitions, lower(h.held) as 
     from (select r from unnest(h.gaps) r limit $3) f), '[]') as gaps,
   (select count(distinct t.scope_key) from tasks t where t.job_id = j.job_id and t.stage = 3
      and not h.held @> coverage_range(t.range_start, t.range_end)) as dead,
-  (select jsonb_build_array(lower(h.dropped), upper(h.dropped) - 1) where not isempty(h.dropped)) as dropped
+  (select jsonb_build_array(lower(h.dropped), upper(h.dropped) - 1) where not isempty(h.dropped)) as dropped,
+  (select count(*) from unnest(h.dropped)) as dropped_ranges
 from datasets d join orgs o using (org_id)
 join job_outputs x on x.generation_id = d.current_generation_id
 join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'

@@ -60,8 +60,11 @@ where s.job_id = d.job_id
 -- name: of_org
 -- The cron sources of an organization that serve; or only those of a dataset. One with an operator has two jobs, of which
 -- people know the other.
-select g.name as dag, coalesce(j.definition->>'generated_for', j.name) as job, s.source, s.next_tick, s.last_tick
+select g.name as dag, coalesce(j.definition->>'generated_for', j.name) as job, s.source, s.last_tick, p.paused,
+  case when not p.paused then s.next_tick end as next_tick
 from cron_schedules s join jobs j using (job_id) join dags g on g.dag_id = s.dag_id join orgs o using (org_id)
+cross join lateral (
+  select exists (select 1 from job_pauses p where p.dag_id = s.dag_id and p.job = j.name) as paused) p
 where o.slug = $1 and ($2::text is null or exists (
   select 1 from jobs w join job_outputs x using (job_id) join datasets d using (dataset_uuid)
   where w.dag_id = s.dag_id and w.routed and not w.building and d.dataset_id = $2

@@ -236,9 +236,11 @@ order by j.job_id limit 1
 -- name: overview
 -- Deployed DAGs with their jobs.
 select d.name as dag, v.number as version, j.name as job, j.runtime, j.operator, j.activation,
-       j.source_kind, j.max_concurrency, h.level as hold_level, c.next_tick, c.last_tick,
-       exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused
+       j.source_kind, j.max_concurrency, h.level as hold_level, case when not s.paused then c.next_tick end as next_tick,
+       c.last_tick, c.source->>'time_zone' as time_zone, s.paused
 from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
 join dag_version_jobs vj using (dag_version_id) join jobs j on j.job_id = vj.job_id
 left join job_holds h on h.job_id = j.job_id left join cron_schedules c on c.job_id = j.job_id
+cross join lateral (
+  select exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused) s
 where o.slug = $1 order by d.name, j.job_id

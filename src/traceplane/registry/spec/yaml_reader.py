@@ -248,6 +248,10 @@ def duration(problems: Problems, node: yaml.Node) -> float:
 
 
 def duration_of_years(problems: Problems, node: yaml.Node) -> float:
+    """With a unit: of years, nobody thinks in seconds."""
+    if isinstance(node, yaml.ScalarNode) and type(scalar(problems, node)) in (int, float):  # not bool
+        message = f"{node.value[:40]} has no unit"
+        raise BadValue("spec.bad_duration", node, message, f"write {node.value[:40]}d for days")
     return _duration(problems, node, 100 * MAX_SECONDS)
 
 
