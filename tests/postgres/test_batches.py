@@ -306,3 +306,44 @@ async def test_a_batch_that_a_build_collects_too_is_named_once(plane: ControlPla
     await plane.builds.run_once()
     await settle(plane)
     assert await close(plane) == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("{ size: 10 }", "an open batch of in has 2-4, 7. It waits for 0-1, 5-6, 8-9."),
+        (
+            "{ size: 10, max_wait: 1h }",
+            "an open batch of in has 2-4, 7. It waits for 0-1, 5-6, 8-9, and is closed as it is at "
+            "2030-01-01 01:00:00 UTC.",
+        ),
+        (
+            "{ every: 5m }",
+            "an open batch of in has 2-4, 7. It is closed at 2030-01-01 00:05:00 UTC.",
+        ),
+        (
+            "{ size: 3, finality: 2 }",
+            "an open batch of in has 7. It waits for 6, 8.",
+        ),
+        ("{ all: true }", "an open batch of in has 2-4, 7. It is closed when sum has done the batch before."),
+    ],
+)
+async def test_explain_says_what_an_open_batch_has_and_waits_for(
+    plane: ControlPlane, batch: str, expected: str
+) -> None:
+    await plane.deploy(bulk(batch))
+    await plane.emit("in", [2, 3, 4, 7])
+    await plane.meter()
+    answer = await plane.explain_scope("out", 7, 7)
+    assert [r.sentence for r in answer.reasons if r.code == "open_batch"] == [
+        f"in#sum.batches lacks 7: {expected} `traceplane batch close main sum` closes it at once."
+    ]
+
+
+async def test_a_full_batch_that_waits_for_finality_says_so(plane: ControlPlane) -> None:
+    await plane.deploy(bulk("{ size: 3, finality: 2 }"))
+    await plane.emit("in", [0, 1, 2])
+    await plane.meter()
+    reasons = (await plane.explain_scope("out", 0, 2)).reasons
+    (sentence,) = [r.sentence for r in reasons if r.code == "open_batch"]
+    assert "has 0-2. It waits for a position 2 beyond its end." in sentence

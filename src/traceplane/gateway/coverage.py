@@ -12,9 +12,10 @@ from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.counted import counted
 from traceplane.model.edges import Edge, WaitFor, What
-from traceplane.model.partitions import By
+from traceplane.model.partitions import By, Partitions
 from traceplane.model.positions import Range
-from traceplane.postgres import coverage, registry
+from traceplane.operators import catalog
+from traceplane.postgres import aggregator, coverage, registry
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
 from traceplane.postgres.database import Transaction
 from traceplane.wire.control import CoverageView, CronView, ReasonView, ScopeExplanation
@@ -22,6 +23,7 @@ from traceplane.wire.control import CoverageView, CronView, ReasonView, ScopeExp
 _TASKS_TOLD = 3
 _TASKS_COUNTED = 100
 _RANGES_FOLLOWED = 3
+_RANGES_WRITTEN = 10
 _DEEPEST = 20
 
 
@@ -133,12 +135,13 @@ class _Why:
             return [ReasonView("no_job", f"{dataset} lacks {where}, and no deployed job makes it.")]
         if producer.activation == "source":
             return [await self._of_source(read, producer, positions)]
+        open_batch = await self._of_open_batch(read, producer, positions)
         if (size := producer.range_size) is not None:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
             where = f"the whole of {written(positions)}"
         # Each scope of a range may lack for a reason of its own.
         tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_COUNTED)
-        reasons = _of_tasks(dataset, tasks, _of_task)
+        reasons = [*open_batch, *_of_tasks(dataset, tasks, _of_task)]
         if positions[0] < positions[1] or not reasons:
             reasons += await self._of_inputs(dataset, producer, positions, where, depth)
             reasons += await self._of_canceled(dataset, producer, positions, tasks)
@@ -154,6 +157,35 @@ class _Why:
                 "never_asked",
                 f"{dataset} lacks {where}: no event has asked {job} for it.{''.join(ticks)} "
                 f"`traceplane backfill {dataset} --range {first}..{last}` computes it.",
+            )
+        ]
+
+    async def _of_open_batch(
+        self, read: MissingPositions, producer: Producer, positions: Range
+    ) -> list[ReasonView]:
+        """What the batch that a position will be in has, what it waits for, and when it is closed anyway."""
+        if producer.operator not in catalog.batching():
+            return []
+        batch = await aggregator.filling(self._tx, producer.job_id, positions[0], producer.range_size)
+        if batch is None:
+            return []
+        (row,) = await registry.job_payloads(self._tx, [producer.job_id])
+        config, job = row.definition.config, row.definition.generated_for or producer.job
+        at = None if batch.closes_at is None else f"at {batch.closes_at:%Y-%m-%d %H:%M:%S} UTC"
+        if config.get("all"):
+            closing = f"It is closed when {job} has done the batch before."
+        elif producer.range_size is None:
+            closing = f"It is closed {at}."
+        else:
+            waits = _ranges(read.partitions, batch.waits_for)
+            waits = waits or f"a position {config.get('finality')} beyond its end"
+            closing = f"It waits for {waits}" + (f", and is closed as it is {at}." if at else ".")
+        return [
+            ReasonView(
+                "open_batch",
+                f"{read.dataset_id} lacks {read.partitions.written(positions)}: an open batch of "
+                f"{row.inputs[0]['dataset_id']} has {_ranges(read.partitions, batch.arrived)}. {closing} "
+                f"`traceplane batch close {producer.dag} {job}` closes it at once.",
             )
         ]
 
@@ -206,6 +238,16 @@ class _Why:
 def _ticks(cron: CronView) -> str:
     last = "It has had no tick yet" if cron.last_tick is None else f"Its last tick was {cron.last_tick}"
     return f" {last}, its next one is {cron.next_tick}." if cron.next_tick is not None else f" {last}."
+
+
+def _ranges(partitions: Partitions, ranges: Sequence[Range]) -> str:
+    """The first of them, and how many others there are."""
+    more = (
+        f" and {counted(len(ranges) - _RANGES_WRITTEN, 'more range')}"
+        if len(ranges) > _RANGES_WRITTEN
+        else ""
+    )
+    return ", ".join(map(partitions.written, ranges[:_RANGES_WRITTEN])) + more
 
 
 def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[Range, ...]:

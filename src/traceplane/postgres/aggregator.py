@@ -17,6 +17,8 @@ from traceplane.postgres.registry import partitions_of
 _SQL = statements("aggregator")
 
 ClosedBy = Literal["full", "every", "all", "max_wait", "hand"]
+_WIDEST = 2**62
+"""More than any batch has."""
 BY_HAND = -(2**63)
 """The slot that stands for everything that has arrived."""
 
@@ -114,6 +116,49 @@ async def open_batches(
     await tx.rows(
         _SQL["open"], job_id, [s for s, _ in slots], closes_after, [backfill for _, backfill in slots]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FillingBatch:
+    """A batch that is not closed yet."""
+
+    arrived: tuple[Range, ...]
+    waits_for: tuple[Range, ...]
+    """Positions of its range; empty if it has no size, or is full."""
+    closes_at: datetime | None
+    """If a time closes it."""
+
+
+async def filling(tx: Transaction, job_id: UUID, position: int, size: int | None) -> FillingBatch | None:
+    """The batch that a position will be in, if some of it has arrived. `size`: of its range, if it has one."""
+    slot = 0 if size is None else position // size * size
+    unbatched_pieces = await unbatched(tx, job_id)
+    if size is None:
+        arrived = [r for piece in unbatched_pieces for r in piece.arrived if position <= piece.last]
+        waits_for: list[Range] = []
+    else:
+        pieces = await open_pieces(tx, job_id, [slot], size, _WIDEST)
+        bounds = next(((p.first, p.last) for p in pieces if p.first <= position <= p.last), None)
+        if bounds is None:
+            return None
+        known = [r for piece in unbatched_pieces for r in piece.arrived]
+        arrived = [(max(a, bounds[0]), min(b, bounds[1])) for a, b in known]
+        arrived = [(a, b) for a, b in arrived if a <= b]
+        waits_for = _between(arrived, bounds)
+    if not arrived:
+        return None
+    times = await tx.rows(_SQL["closing_times"], job_id, [slot])
+    return FillingBatch(tuple(arrived), tuple(waits_for), times[0]["due_at"] if times else None)
+
+
+def _between(arrived: Sequence[Range], bounds: Range) -> list[Range]:
+    """What of a range is not among some of its parts, which are in order."""
+    missing, next_ = [], bounds[0]
+    for first, last in arrived:
+        if next_ < first:
+            missing.append((next_, first - 1))
+        next_ = last + 1
+    return [*missing, (next_, bounds[1])] if next_ <= bounds[1] else missing
 
 
 async def forget_open(tx: Transaction, job_id: UUID, slots: Sequence[int]) -> None:

@@ -107,3 +107,7 @@ from task_inputs i join events e using (event_id) join known_scopes s on s.job_i
 join job_inputs u on u.job_id = s.job_id and u.input_index = 0 join datasets ds on ds.dataset_uuid = u.dataset_uuid
 join orgs o using (org_id)
 where i.task_id = $1 and o.slug = $2 and s.closed_by is not null and s.closed_by <> 'before' limit 1
+
+-- name: closing_times
+-- When batches that are filling are closed; null: once the batch before is done.
+select slot, due_at from open_batches where job_id = $1::uuid and slot = any($2::bigint[])
