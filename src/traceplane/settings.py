@@ -25,7 +25,7 @@ import msgspec
 
 from traceplane.errors import InvalidInput
 from traceplane.linux.connect_supervisor import Endpoints
-from traceplane.model import durations, file_places, hook_keys
+from traceplane.model import durations, file_places, hook_keys, resources
 from traceplane.model.invalid_values import in_words
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 
@@ -74,6 +74,8 @@ class Settings:
     worker_concurrency: int = 8
     worker_drain_seconds: float = 20.0
     """How long a stopping worker lets its tasks run before it hands them back for another worker."""
+    worker_offers: tuple[str, ...] = ()
+    """What a worker has for each of its tasks that others may lack: `memory=16g`, `gpu=1`, `label=eu`."""
     worker_code_paths: tuple[Path, ...] = _DEFAULT_CODE_PATHS
     """Folders that operator code is imported from. Operators can read all of them, so `home` must not lie inside."""
     allow_weak_sandbox: bool = False
@@ -198,6 +200,10 @@ class Settings:
         return durations.parsed(self.gc_grace)
 
     @property
+    def offers(self) -> resources.Resources:
+        return resources.parsed(self.worker_offers)
+
+    @property
     def object_bucket(self) -> tuple[str, str] | None:
         """Bucket and prefix of an object store in S3; None: it is the folder `object_store_root`."""
         if self.object_store is None or not self.object_store.startswith(_S3):
@@ -289,6 +295,7 @@ _SECRET_WORDS = ("token", "password", "url")
 
 LISTS = {
     "worker_code_paths": os.pathsep,
+    "worker_offers": ",",
     "operator_network_allow": ",",
     "operator_network_deny": ",",
     "file_source_allow": ",",
@@ -377,6 +384,13 @@ def of_function(object_store: str, environment: Mapping[str, str] | None = None)
     }
     prefixed = {f"{PREFIX}{name}": value for name, value in defaults.items() if value}
     return load(environment={**prefixed, **environment})
+
+
+def with_offers(settings: Settings, text: str) -> Settings:
+    """The settings of a worker that offers this."""
+    chosen = replace(settings, worker_offers=tuple(part for part in text.split(",") if part.strip()))
+    _check_offers(chosen)
+    return chosen
 
 
 def with_tokens(settings: Settings) -> Settings:
@@ -655,6 +669,7 @@ def _check(settings: Settings) -> None:
                 value=place,
                 next_step="for example /data/in,s3://my-bucket/incoming",
             )
+    _check_offers(settings)
     if settings.spark_servers < 1:
         raise InvalidInput(
             "settings.invalid", "spark_servers must be at least 1", value=settings.spark_servers
@@ -682,6 +697,18 @@ def _check(settings: Settings) -> None:
     for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:
             raise InvalidInput("settings.invalid", f"{name} must be greater than zero", value=value)
+
+
+def _check_offers(settings: Settings) -> None:
+    try:
+        resources.parsed(settings.worker_offers)
+    except resources.BadResources as error:
+        raise InvalidInput(
+            "settings.invalid",
+            f"worker_offers is invalid: {error}",
+            value=",".join(settings.worker_offers),
+            next_step="write for example memory=16g,gpu=1,label=eu",
+        ) from error
 
 
 def _check_retention(settings: Settings) -> None:

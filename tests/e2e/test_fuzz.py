@@ -162,6 +162,7 @@ DISPATCHER = [
     "POST /internal/events",
     "POST /internal/task-complete",
     "POST /internal/task-take",
+    "POST /internal/worker-hello",
     "POST /internal/worker-leave",
     "GET /internal/code",
     "POST /internal/input-rows",

@@ -162,6 +162,7 @@ def test_a_claim_finds_its_tasks_by_id(filled: Filled) -> None:
         "array_fill('python'::text, array[20])",
         "array['python', 'python']",
         "array[1, 2]::bigint[]",
+        "array_fill(''::text, array[20])",
     )
     no_sequential_scan(plan)
     assert plan.conditions("tasks_pkey")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from traceplane.model.stuck import PATIENCE_SECONDS, UnfinishedTasks, stuck
+from traceplane.model.resources import Resources, parsed
+from traceplane.model.stuck import PATIENCE_SECONDS, SeenWorker, UnfinishedTasks, stuck
 
 LATE, SOON = PATIENCE_SECONDS + 1, PATIENCE_SECONDS - 1
 
@@ -74,3 +77,38 @@ def test_slow_work_is_not_stuck(rows: list[UnfinishedTasks], at_work: tuple[str,
 
 def test_a_paused_job_is_not_stuck() -> None:
     assert stuck([row("queued", LATE, paused=True)], ()) == []
+
+
+NEEDED = Resources(memory=8 << 30, gpu=1, labels=("eu",))
+
+
+def needing(state: str = "dispatched") -> UnfinishedTasks:
+    return replace(row(state, SOON), requires=NEEDED)
+
+
+def worker(name: str, *offers: str, runtime: str = "spark") -> SeenWorker:
+    return SeenWorker(name, runtime, parsed(offers))
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([], "none of the runtime spark is there, and the job requires memory=8g, gpu=1, label=eu"),
+        ([worker("a", "memory=8g", "gpu=1", "label=eu", runtime="python")], "none of the runtime spark"),
+        ([worker("a", "memory=16g", "label=eu")], "but a lacks gpu=1;"),
+        (
+            [worker("a", "gpu=1"), worker("b")],
+            "a lacks memory=8g, label=eu, b lacks memory=8g, gpu=1, label=eu",
+        ),
+    ],
+)
+def test_a_job_that_no_worker_can_run_is_told_at_once(workers: list[SeenWorker], said: str) -> None:
+    (report,) = stuck([needing()], {"spark"}, workers)
+    assert report.reason == "no_able_worker"
+    assert said in report.sentence
+    assert "traceplane worker --runtime spark --offers memory=8g,gpu=1,label=eu" in report.sentence
+
+
+def test_a_job_that_a_worker_can_run_is_not_stuck() -> None:
+    able = worker("a", "memory=8g", "gpu=2", "label=us", "label=eu")
+    assert stuck([needing()], {"spark"}, [worker("b"), able]) == []

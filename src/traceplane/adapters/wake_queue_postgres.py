@@ -58,19 +58,30 @@ class PostgresWakeQueue:
     async def receive(
         self, queue: str, limit: int, *, wait_seconds: float, visibility_seconds: float
     ) -> list[Message]:
+        received = await self.receive_from(
+            (queue,), limit, wait_seconds=wait_seconds, visibility_seconds=visibility_seconds
+        )
+        return [message for _, message in received]
+
+    async def receive_from(
+        self, queues: Sequence[str], limit: int, *, wait_seconds: float, visibility_seconds: float
+    ) -> list[tuple[str, Message]]:
+        """Messages of several queues, with their queue; the first queues come first."""
         deadline = time.monotonic() + wait_seconds
         while True:
-            arrival = self._arrivals[queue]
-            arrival.clear()
-            stored = await self._take(queue, limit, visibility_seconds)
+            received: list[tuple[str, Message]] = []
+            for queue in queues:
+                if len(received) == limit:
+                    break
+                self._arrivals[queue].clear()
+                stored = await self._take(queue, limit - len(received), visibility_seconds)
+                received += [(queue, Message(str(m.message_id), m.task_id, m.receives)) for m in stored]
+                if len(received) == limit:
+                    self._arrivals[queue].set()  # there may be more for the next receiver
             remaining = deadline - time.monotonic()
-            if stored or remaining <= 0 or self._stopping:
-                if len(stored) == limit:
-                    arrival.set()  # there may be more for the next receiver
-                return [Message(str(m.message_id), m.task_id, m.receives) for m in stored]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(remaining, self._POLL_SECONDS)):
-                    await arrival.wait()
+            if received or remaining <= 0 or self._stopping:
+                return received
+            await _first_of([self._arrivals[queue] for queue in queues], min(remaining, self._POLL_SECONDS))
 
     async def _take(
         self, queue: str, limit: int, visibility_seconds: float
@@ -120,6 +131,21 @@ class PostgresWakeQueue:
                 value=error.value,
                 next_step="retry the call",
             ) from error
+
+
+async def _first_of(arrivals: Sequence[asyncio.Event], seconds: float) -> None:
+    """Waits until one of the events happens, or the time is over."""
+    if len(arrivals) == 1:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await arrivals[0].wait()
+        return
+    waits = [asyncio.ensure_future(arrival.wait()) for arrival in arrivals]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _message_ids(receipts: Sequence[str]) -> list[int]:

@@ -15,7 +15,7 @@ from traceplane.cli import preflight, profile, supervisor
 from traceplane.cli.output import note
 from traceplane.errors import TraceplaneError
 from traceplane.runtime.process import run_process, run_to_end
-from traceplane.settings import Settings, token_file, with_celery_broker, with_tokens
+from traceplane.settings import Settings, token_file, with_celery_broker, with_offers, with_tokens
 
 
 def configure(settings: Settings, service: str) -> None:
@@ -154,13 +154,14 @@ def gateway(settings: Settings) -> None:
 
 @click.command()
 @click.option("--runtime", default="python", show_default=True, help="Runtime whose tasks to run.")
+@click.option("--offers", help="What each task may use: memory=16g,gpu=1,label=eu.")
 @click.pass_obj
-def worker(settings: Settings, runtime: str) -> None:
+def worker(settings: Settings, runtime: str, offers: str | None) -> None:
     """Run a worker, which runs operator code in a sandbox."""
     from traceplane.worker import main as process
 
     configure(settings, "worker")
-    chosen = with_tokens(settings)
+    chosen = with_tokens(settings if offers is None else with_offers(settings, offers))
     hurry = asyncio.Event()
     run_process(
         lambda stop: process.run(chosen, stop, hurry=hurry, runtime=runtime),

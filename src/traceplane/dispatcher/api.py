@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from traceplane import __version__
 from traceplane.adapters.wake_queue import Message
@@ -20,11 +22,13 @@ from traceplane.dispatcher.leases.calls import (
     heartbeat_call,
 )
 from traceplane.dispatcher.leases.complete import GroupedReports
+from traceplane.dispatcher.leases.requirements import Requirements
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import InvalidInput, NotFound, UserError
 from traceplane.http_service.app import App
 from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Push, Route, Stream
-from traceplane.postgres import code_bundles, tasks
+from traceplane.model.resources import Resources
+from traceplane.postgres import code_bundles, tasks, workers
 from traceplane.postgres.database import Database
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.tasks import (
@@ -42,6 +46,8 @@ from traceplane.wire.tasks import (
     HeartbeatOutcome,
     HeartbeatRequest,
     HeartbeatResponse,
+    HelloRequest,
+    HelloResponse,
     Jwks,
     LeaveRequest,
     LeaveResponse,
@@ -54,6 +60,7 @@ CAPABILITY = "capability"
 """Sent per item in the body, since one call may cover many tasks. A worker's token in the headers also keeps its
 connection open when there are too many."""
 
+_NEW_QUEUE_SECONDS = 3.0
 _VISIBILITY_SECONDS = 30.0
 """For the time between receiving and claiming, in case the dispatcher dies in between."""
 
@@ -78,6 +85,7 @@ class InternalApi:
         self._leases = leases
         self._local_queue = local_queue
         self._queues = queues
+        self._requirements = Requirements(database)
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         """One for each waiting `take`, by worker; set when the worker leaves."""
         self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit(
@@ -99,6 +107,8 @@ class InternalApi:
                   "Wait for tasks of the local queue and take leases on them."),
             Route("POST", "/internal/worker-leave", LeaveRequest, LeaveResponse, self.leave, WORKER,
                   "End the waiting calls of a worker that stops."),
+            Route("POST", "/internal/worker-hello", HelloRequest, HelloResponse, self.hello, WORKER,
+                  "Say that a worker is there and what it offers; learn which wake queues it can serve."),
             Route("GET", "/internal/task-fetch", None, FetchResponse, self.fetch, WORKER,
                   "Fetch a held task again.", query=FetchQuery),
             Route("GET", "/internal/code", None, CodeResponse, self.code, WORKER,
@@ -137,7 +147,8 @@ class InternalApi:
 
     async def claim(self, call: Call[ClaimRequest]) -> ClaimResponse:
         body = call.body
-        claim = Claim(body.worker_id, body.runtime, tuple(dict.fromkeys(body.task_ids)))
+        serves = await self._requirements.served_by(body.runtime, _offers(body))
+        claim = Claim(body.worker_id, body.runtime, tuple(dict.fromkeys(body.task_ids)), serves=serves)
         return (await self._claims.submit([claim]))[0]
 
     async def take(self, call: Call[TakeRequest]) -> ClaimResponse:
@@ -151,13 +162,15 @@ class InternalApi:
                 value=body.runtime,
                 next_step="start the worker with the dispatcher's `wake_queue` and `runtimes` settings",
             )
+        serves = await self._requirements.served_by(body.runtime, _offers(body))
         hung_up = asyncio.ensure_future(call.hung_up())
         try:
-            messages = await self._receive(body, queue, hung_up)
-            if not messages:
+            received = await self._receive(body, [f"{queue}{suffix}" for suffix in serves], hung_up)
+            if not received:
                 return ClaimResponse([], {}, [], [])
-            task_ids = tuple(dict.fromkeys(m.task_id for m in messages))
-            claim = Claim(body.worker_id, body.runtime, task_ids, queue, tuple(m.receipt for m in messages))
+            task_ids = tuple(dict.fromkeys(m.task_id for _, m in received))
+            wake_ups = tuple((name, m.receipt) for name, m in received)
+            claim = Claim(body.worker_id, body.runtime, task_ids, wake_ups, serves)
             (answer,) = await self._claims.submit([claim])
             if hung_up.done() and answer.tasks:
                 await self._leases.hand_back(answer.tasks)
@@ -169,16 +182,26 @@ class InternalApi:
         waiting = self._waiting.get(call.body.worker_id, ())
         for left in waiting:
             left.set()
+        async with self._database.transaction() as tx:
+            await workers.leave(tx, call.body.worker_id)
         return LeaveResponse(len(waiting))
 
+    async def hello(self, call: Call[HelloRequest]) -> HelloResponse:
+        body = call.body
+        async with self._database.transaction() as tx:
+            await workers.see(tx, body.worker_id, body.runtime, _offers(body))
+        return HelloResponse(list(await self._requirements.served_by(body.runtime, _offers(body))))
+
     async def _receive(
-        self, request: TakeRequest, queue: str, hung_up: asyncio.Future[None]
-    ) -> list[Message]:
+        self, request: TakeRequest, queues: Sequence[str], hung_up: asyncio.Future[None]
+    ) -> list[tuple[str, Message]]:
+        # A deploy may add a queue that this worker could serve: one that offers something asks again soon.
+        longest = _NEW_QUEUE_SECONDS if _offers(request) else request.wait_seconds
         receiving = asyncio.ensure_future(
-            self._local_queue.receive(
-                queue,
+            self._local_queue.receive_from(
+                queues,
                 request.limit,
-                wait_seconds=request.wait_seconds,
+                wait_seconds=min(request.wait_seconds, longest),
                 visibility_seconds=_VISIBILITY_SECONDS,
             )
         )
@@ -188,11 +211,14 @@ class InternalApi:
         try:
             # A worker that died while waiting must not get tasks: they would wait until its lease expires.
             await asyncio.wait((receiving, hung_up, leaving), return_when=asyncio.FIRST_COMPLETED)
-            messages = receiving.result() if receiving.done() else []
-            if messages and hung_up.done():
-                await self._local_queue.release(queue, [m.receipt for m in messages])
+            received = receiving.result() if receiving.done() else []
+            if received and hung_up.done():
+                for queue in queues:
+                    await self._local_queue.release(
+                        queue, [m.receipt for name, m in received if name == queue]
+                    )
                 return []
-            return messages
+            return received
         finally:
             receiving.cancel()
             leaving.cancel()
@@ -240,3 +266,7 @@ class InternalApi:
 
     async def jwks(self, call: Call[None]) -> Jwks:
         return Jwks(**self._authority.jwks())
+
+
+def _offers(request: ClaimRequest | TakeRequest | HelloRequest) -> Resources:
+    return msgspec.convert(request.offers, Resources, from_attributes=True)

@@ -23,7 +23,7 @@ from traceplane.model.explain import ExplainFacts, explain
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
-from traceplane.postgres import aggregator, events, task_logs, task_views, tasks
+from traceplane.postgres import aggregator, events, task_logs, task_views, tasks, workers
 from traceplane.postgres.aggregator import BatchManifest
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask, SeenDataset
@@ -276,7 +276,7 @@ async def standing(tx: Transaction, caller: TokenRecord) -> Standing:
     for dead in deaths:
         if dead.standing != "open":
             elsewhere[dead.standing] = elsewhere.get(dead.standing, 0) + dead.tasks
-    waits = stuck(unfinished, await task_views.runtimes_at_work(tx))
+    waits = stuck(unfinished, await task_views.runtimes_at_work(tx), await workers.there(tx))
     return Standing(failed, [StuckView(s.dag, s.job, s.reason, s.sentence) for s in waits], counts, elsewhere)
 
 

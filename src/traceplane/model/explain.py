@@ -8,6 +8,8 @@ from datetime import datetime
 from uuid import UUID
 
 from traceplane.model.json_object import JsonObject
+from traceplane.model.resources import Resources
+from traceplane.model.stuck import SeenWorker, missing_worker
 from traceplane.model.task import DeadStanding
 
 
@@ -60,6 +62,10 @@ class ExplainFacts:
     """Who paused its job; None: it is not paused."""
     pause_reason: str | None = None
     paused_since: datetime | None = None
+    requires: Resources = Resources()
+    """What its job needs of the worker that runs it."""
+    workers: Sequence[SeenWorker] = ()
+    """Those that are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ def _queued(facts: ExplainFacts) -> list[Reason]:
         reasons.append(Reason("queue", f"{tasks} of job {facts.job} {verb} ahead of it."))
     if not facts.routed:
         reasons.append(Reason("retired", "Its job is no longer deployed."))
+    reasons += _no_able_worker(facts)
     return reasons or [Reason("due", "Nothing holds it; the dispatcher sends it in its next pass.")]
 
 
@@ -160,6 +167,8 @@ def _dispatched(facts: ExplainFacts) -> list[Reason]:
         return [
             Reason("outbox", f"Its wake-up has been in the outbox for {waited}; the relay has not sent it.")
         ]
+    if lacking := _no_able_worker(facts):
+        return lacking
     times = "once" if facts.resends == 1 else f"{facts.resends} times"
     again = f" It was resent {times}." if facts.resends else ""
     return [
@@ -168,6 +177,11 @@ def _dispatched(facts: ExplainFacts) -> list[Reason]:
             f"Its wake-up went out {waited} ago and no worker of runtime {facts.runtime} has claimed it yet.{again}",
         )
     ]
+
+
+def _no_able_worker(facts: ExplainFacts) -> list[Reason]:
+    lacking = missing_worker(facts.requires, facts.runtime, facts.workers)
+    return [] if lacking is None else [Reason("no_able_worker", f"It waits for a worker: {lacking}.")]
 
 
 def _running(facts: ExplainFacts) -> list[Reason]:

@@ -33,4 +33,5 @@ trigger             what the trigger stores in the database: offsets, pipelines,
 versions            versions of DAGs, and replays of the past
 wake_messages       the tables behind the local wake-up queue
 webhooks            webhook sources: their deliveries, which of them are new, and what was refused
+workers             workers that ask for tasks, and what jobs need of them
 """

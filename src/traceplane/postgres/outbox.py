@@ -15,6 +15,7 @@ _SQL = statements("outbox")
 class OutboxRow:
     outbox_id: int
     runtime: str
+    queue_suffix: str
     task_ids: tuple[UUID, ...]
     failures: int
     age_seconds: float
@@ -34,7 +35,14 @@ async def take(tx: Transaction, limit: int, *, other_than: Collection[str] = ())
     """Due rows of all runtimes but these."""
     rows = await tx.rows(_SQL["take"], limit, list(other_than))
     return [
-        OutboxRow(r["outbox_id"], r["runtime"], tuple(r["task_ids"]), r["failures"], r["age_seconds"])
+        OutboxRow(
+            r["outbox_id"],
+            r["runtime"],
+            r["queue_suffix"],
+            tuple(r["task_ids"]),
+            r["failures"],
+            r["age_seconds"],
+        )
         for r in rows
     ]
 

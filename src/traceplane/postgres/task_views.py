@@ -8,10 +8,14 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+import msgspec
+
 from traceplane.model.explain import ExplainFacts
 from traceplane.model.json_object import JsonObject
+from traceplane.model.resources import Resources
 from traceplane.model.stuck import UnfinishedTasks
 from traceplane.model.task import DeadStanding
+from traceplane.postgres import workers
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("task_views")
@@ -122,7 +126,10 @@ async def listing(
 
 
 async def counts(tx: Transaction, org: str) -> list[UnfinishedTasks]:
-    return await tx.rows_as(UnfinishedTasks, _SQL["counts"], org)
+    rows = await tx.rows(_SQL["counts"], org)
+    return [
+        UnfinishedTasks(**{**row, "requires": msgspec.convert(row["requires"], Resources)}) for row in rows
+    ]
 
 
 async def depths(tx: Transaction) -> list[QueueDepth]:
@@ -130,7 +137,11 @@ async def depths(tx: Transaction) -> list[QueueDepth]:
 
 
 async def explain_facts(tx: Transaction, org: str, task_id: UUID) -> ExplainFacts | None:
-    return await tx.row_as(ExplainFacts, _SQL["explain_facts"], task_id, org)
+    row = await tx.row(_SQL["explain_facts"], task_id, org)
+    if row is None:
+        return None
+    requires = msgspec.convert(row["requires"], Resources)
+    return ExplainFacts(**{**row, "requires": requires, "workers": await workers.there(tx)})
 
 
 async def handed_values(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> list[HandedValues]:

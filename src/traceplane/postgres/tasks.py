@@ -142,25 +142,47 @@ class InputGap:
 _CLAIMED = tuple(Claimed.__dataclass_fields__)
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """A task that a worker asks for."""
+
+    task_id: UUID
+    claim: int
+    """The number of the claim that it is part of."""
+    worker_id: str
+    runtime: str
+    serves: tuple[str, ...]
+    """The suffixes of the wake queues that the worker can serve."""
+
+
 async def claim(
-    tx: Transaction, requests: Sequence[tuple[UUID, int, str, str]], spent: Sequence[tuple[str, int]] = ()
+    tx: Transaction, requests: Sequence[LeaseRequest], spent: Sequence[tuple[str, int]] = ()
 ) -> list[tuple[int, Claimed]]:
-    """Leases for (task, claim, worker, runtime); each result names the claim that it belongs to. The local
-    wake-ups (queue, message) in `spent` are deleted."""
-    columns = [
-        *([request[n] for request in requests] for n in range(4)),
-        *([s[n] for s in spent] for n in range(2)),
-    ]
-    rows = await tx.rows(_SQL["claim"], *columns)
+    """Leases, each with the number of the claim that it belongs to. The local wake-ups (queue, message) in `spent` are
+    deleted."""
+    rows = await tx.rows(
+        _SQL["claim"],
+        [r.task_id for r in requests],
+        [r.claim for r in requests],
+        [r.worker_id for r in requests],
+        [r.runtime for r in requests],
+        [queue for queue, _ in spent],
+        [message for _, message in spent],
+        [",".join(r.serves) for r in requests],
+    )
     return [(r["claim"], Claimed(*(r[name] for name in _CLAIMED))) for r in rows]
 
 
-async def why_not_claimed(tx: Transaction, task_ids: Sequence[UUID], runtime: str) -> dict[UUID, str]:
+async def why_not_claimed(
+    tx: Transaction, task_ids: Sequence[UUID], runtime: str, serves: Sequence[str]
+) -> dict[UUID, str]:
     def reason(row: Any) -> str:
         if row["state"] is None:
             return "unknown"
         if row["runtime"] != runtime:
             return "wrong_runtime"
+        if row["queue_suffix"] and row["queue_suffix"] not in serves:
+            return "requires_more"
         return str(row["state"])
 
     return {r["task_id"]: reason(r) for r in await tx.rows(_SQL["why_not_claimed"], task_ids)}

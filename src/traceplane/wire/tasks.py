@@ -62,6 +62,7 @@ class ClaimRequest(Wire, frozen=True):
     worker_id: Text
     runtime: Text
     task_ids: Annotated[list[UUID], _Batch]
+    offers: Resources = Resources()
 
 
 class TakeRequest(Wire, frozen=True):
@@ -71,6 +72,20 @@ class TakeRequest(Wire, frozen=True):
     runtime: Text
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)] = 10
     wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=60)] = 20.0
+    offers: Resources = Resources()
+
+
+class HelloRequest(Wire, frozen=True):
+    """Sent by a worker every few seconds: it is there, and what it offers."""
+
+    worker_id: Text
+    runtime: Text
+    offers: Resources = Resources()
+
+
+class HelloResponse(Wire, frozen=True):
+    queue_suffixes: list[str]
+    """The wake queues that the worker can serve, by what follows the name of the runtime's own queue."""
 
 
 class LeaveRequest(Wire, frozen=True):

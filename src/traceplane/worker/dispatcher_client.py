@@ -26,6 +26,8 @@ from traceplane.wire.tasks import (
     HeartbeatOutcome,
     HeartbeatRequest,
     HeartbeatResponse,
+    HelloRequest,
+    HelloResponse,
     LeaveRequest,
     LeaveResponse,
     RowsRequest,
@@ -53,6 +55,9 @@ class DispatcherClient:
 
     async def take(self, request: TakeRequest) -> ClaimResponse:
         return await self._caller.call("POST", "/internal/task-take", ClaimResponse, request)
+
+    async def hello(self, request: HelloRequest) -> HelloResponse:
+        return await self._caller.call("POST", "/internal/worker-hello", HelloResponse, request)
 
     async def leave(self, worker_id: str) -> LeaveResponse:
         return await self._caller.call(

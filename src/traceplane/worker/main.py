@@ -9,6 +9,8 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import msgspec
+
 from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
@@ -25,10 +27,11 @@ from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.servers import OneRemoteSpark, SparkServers
+from traceplane.wire.tasks import Resources
 from traceplane.worker.attempt import Attempts
 from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
-from traceplane.worker.intake import Intake, LocalIntake, QueueIntake
+from traceplane.worker.intake import Identity, Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandboxed_operators import SandboxedOperators
 from traceplane.worker.store_on_disk import StoreOnDisk
 from traceplane.worker.wrapper import Wrapper
@@ -119,14 +122,15 @@ def _token(settings: Settings) -> str:
 
 
 def _intake(settings: Settings, runtime: Runtime, name: str, client: DispatcherClient) -> Intake:
-    worker_id = f"{socket.gethostname()}:{os.getpid()}"
+    offers = msgspec.convert(settings.offers, Resources, from_attributes=True)
+    worker = Identity(f"{socket.gethostname()}:{os.getpid()}", name, offers)
     if settings.wake_queue != "sqs":
-        return LocalIntake(client, worker_id=worker_id, runtime=name)
+        return LocalIntake(client, worker)
     from traceplane.adapters.wake_queue_sqs import SqsWakeQueue  # boto is an optional extra
 
     assert runtime.queue is not None
     queue = SqsWakeQueue.from_settings(settings)
-    return QueueIntake(client, queue, queue=runtime.queue, worker_id=worker_id, runtime=name)
+    return QueueIntake(client, queue, worker, queue=runtime.queue)
 
 
 def _code_cache(settings: Settings, client: DispatcherClient) -> CodeCache:

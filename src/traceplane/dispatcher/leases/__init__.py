@@ -11,6 +11,7 @@
     hot_writes    rows of completed tasks on their way into hot tables
     job_entry     deployed jobs as claims need them
     judged        a report and what it does
+    requirements  which tasks a worker can run, by what it offers
     schema_check  whether the outputs of tasks fit their datasets
     service       the four transactions, wired
     tokens        capability tokens for claimed tasks

@@ -36,9 +36,10 @@ class Claim:
     worker_id: str
     runtime: str
     task_ids: tuple[UUID, ...]
-    queue: str = ""
-    receipts: tuple[str, ...] = ()
-    """The local wake-ups that led to the claim; deleted whatever its outcome."""
+    wake_ups: tuple[tuple[str, str], ...] = ()
+    """The local wake-ups that led to the claim, by queue and receipt; deleted whatever its outcome."""
+    serves: tuple[str, ...] = ("",)
+    """The suffixes of the wake queues that the worker can serve."""
 
 
 @dataclass(frozen=True, slots=True)

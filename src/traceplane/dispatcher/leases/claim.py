@@ -19,7 +19,7 @@ from traceplane.errors import Conflict
 from traceplane.model.positions import execution_position
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.tasks import Claimed, LeaseFence
+from traceplane.postgres.tasks import Claimed, LeaseFence, LeaseRequest
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import ClaimedTask, ClaimResponse, FetchResponse, Refusal, RowsRequest
 
@@ -32,13 +32,14 @@ class Claims:
 
     async def claim(self, claims: Sequence[Claim]) -> list[ClaimResponse]:
         """Claims for several workers in one transaction; if two want the same task, the first gets it."""
-        requests: dict[tuple[UUID, str], tuple[UUID, int, str, str]] = {}
+        requests: dict[tuple[UUID, str, tuple[str, ...]], LeaseRequest] = {}
         for number, c in enumerate(claims):
             for task_id in c.task_ids:
-                requests.setdefault((task_id, c.runtime), (task_id, number, c.worker_id, c.runtime))
+                request = LeaseRequest(task_id, number, c.worker_id, c.runtime, c.serves)
+                requests.setdefault((task_id, c.runtime, c.serves), request)
         async with self._database.transaction("claim") as tx:
             claimed_by: defaultdict[int, list[Claimed]] = defaultdict(list)
-            spent = [(c.queue, int(receipt)) for c in claims for receipt in c.receipts]
+            spent = [(queue, int(receipt)) for c in claims for queue, receipt in c.wake_ups]
             for number, claimed in await tasks.claim(tx, list(requests.values()), spent):
                 claimed_by[number].append(claimed)
             return [await self._response(tx, c, claimed_by[number]) for number, c in enumerate(claims)]
@@ -48,7 +49,7 @@ class Claims:
         data = await gather(tx, claimed, entries)
         claimed_ids = {c.task_id for c in claimed}
         missing = [task_id for task_id in claim.task_ids if task_id not in claimed_ids]
-        reasons = await tasks.why_not_claimed(tx, missing, claim.runtime) if missing else {}
+        reasons = await tasks.why_not_claimed(tx, missing, claim.runtime, claim.serves) if missing else {}
         for job_id, count in Counter(c.job_id for c in claimed).items():
             telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
         groups = tokens.group_jobs([entry.payload for entry in entries.values()])

@@ -78,13 +78,13 @@ class OutboxRelay:
             rows = await outbox.take(tx, _ROWS, other_than=self._local_queues)
             if not rows:
                 return Relayed()
-            by_runtime: defaultdict[str, list[OutboxRow]] = defaultdict(list)
+            by_queue: defaultdict[tuple[str, str], list[OutboxRow]] = defaultdict(list)
             for row in rows:
-                by_runtime[row.runtime].append(row)
+                by_queue[row.runtime, row.queue_suffix].append(row)
             done: list[int] = []
             postponed: list[int] = []
-            for name, group in by_runtime.items():
-                sent = await self._send(name, tuple(t for row in group for t in row.task_ids))
+            for (name, suffix), group in by_queue.items():
+                sent = await self._send(name, suffix, tuple(t for row in group for t in row.task_ids))
                 (done if sent else postponed).extend(row.outbox_id for row in group)
             crash_point("relay.after_send")
             await outbox.done(tx, done)
@@ -92,7 +92,7 @@ class OutboxRelay:
                 await outbox.postpone(tx, postponed)
         return Relayed(len(done), len(postponed), more=len(rows) == _ROWS)
 
-    async def _send(self, name: str, task_ids: tuple[UUID, ...]) -> bool:
+    async def _send(self, name: str, suffix: str, task_ids: tuple[UUID, ...]) -> bool:
         runtime = self._runtimes.get(name)
         if runtime is None:
             telemetry.emit("relay.unknown_runtime", "error", runtime=name, tasks=len(task_ids))
@@ -100,13 +100,11 @@ class OutboxRelay:
         if runtime.driver is Driver.INVOKE:
             self._invoke(runtime, task_ids)
             return True
-        assert runtime.queue is not None
+        queue = f"{runtime.queue}{suffix}"
         try:
-            await self._wake_queue.send(runtime.queue, task_ids)
+            await self._wake_queue.send(queue, task_ids)
         except TraceplaneError as error:
-            telemetry.emit(
-                "relay.queue_down", "warning", queue=runtime.queue, code=error.code, message=error.message
-            )
+            telemetry.emit("relay.queue_down", "warning", queue=queue, code=error.code, message=error.message)
             return False
-        telemetry.count("wakeups_sent_total", len(task_ids), queue=runtime.queue)
+        telemetry.count("wakeups_sent_total", len(task_ids), queue=runtime.queue or "")
         return True

@@ -24,7 +24,7 @@ with incoming as materialized (
   on conflict (producer_id, generation_id, scope_key, kind, emission) do nothing
   returning event_id, generation_id, kind, partition_key, range_start, range_end, scope_key, backfill, traceparent
 ), consumers as materialized (
-  select j.job_id, ji.generation_id, j.runtime, j.priority,
+  select j.job_id, ji.generation_id, j.runtime, j.queue_suffix, j.priority,
          case when j.runtime = 'dispatcher' or j.building or j.max_concurrency is not null or h.level is not null
                 or exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
                 or exists (select 1 from tasks q where q.job_id = j.job_id and q.stage = 0 offset 0)
@@ -39,7 +39,7 @@ with incoming as materialized (
     on j.routed and j.activation = 'reactive' and j.operator <> all($11::text[])  -- which run once
   left join job_holds h on h.job_id = j.job_id
 ), drafts as materialized (
-  select uuid7() as task_id, c.job_id, c.runtime, e.event_id, e.kind, e.partition_key, e.range_start,
+  select uuid7() as task_id, c.job_id, c.runtime, c.queue_suffix, e.event_id, e.kind, e.partition_key, e.range_start,
          e.range_end, e.traceparent, e.backfill,
          case when e.backfill then 1 else c.priority end as priority,
          row_number() over (partition by c.job_id order by e.event_id) <= c.free
@@ -59,8 +59,8 @@ with incoming as materialized (
 ), lineage as (
   insert into task_inputs (event_id, job_id, task_id) select event_id, job_id, task_id from drafts
 ), sent as (
-  insert into outbox (runtime, task_ids)
-  select runtime, array_agg(task_id order by task_id) from drafts where at_once group by runtime
+  insert into outbox (runtime, queue_suffix, task_ids)
+  select runtime, queue_suffix, array_agg(task_id order by task_id) from drafts where at_once group by runtime, queue_suffix
 )
 select (select array_agg(event_id order by ord) from incoming) as drawn,
        (select array_agg(event_id) from inserted) as inserted,

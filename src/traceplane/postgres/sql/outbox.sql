@@ -6,10 +6,10 @@ with due as materialized (
   select outbox_id from outbox where runtime = any($1::text[]) and ready_at <= tp_now()
   order by outbox_id limit $3 for update skip locked
 ), moved as (
-  delete from outbox o where o.outbox_id = any(array(select outbox_id from due)) returning o.runtime, o.task_ids
+  delete from outbox o where o.outbox_id = any(array(select outbox_id from due)) returning o.runtime, o.queue_suffix, o.task_ids
 ), sent as (
   insert into wake_messages (queue, task_id, visible_at)
-  select l.queue, t.task_id, tp_now()
+  select l.queue || m.queue_suffix, t.task_id, tp_now()
   from moved m join unnest($1::text[], $2::text[]) as l (runtime, queue) using (runtime), unnest(m.task_ids) as t (task_id)
   returning queue
 )
@@ -17,7 +17,7 @@ select queue, count(*) as messages, pg_notify('traceplane_wake', queue) from sen
 
 -- name: take
 -- The oldest rows that are due, locked so that only one dispatcher relays them.
-select outbox_id, runtime, task_ids, failures, extract(epoch from tp_now() - created_at)::float8 as age_seconds
+select outbox_id, runtime, queue_suffix, task_ids, failures, extract(epoch from tp_now() - created_at)::float8 as age_seconds
 from outbox where runtime <> all($2::text[]) and ready_at <= tp_now()
 order by outbox_id limit $1 for update skip locked
 

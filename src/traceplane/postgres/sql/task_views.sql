@@ -36,11 +36,12 @@ select d.name as dag, j.name as job, j.runtime, t.state, count(*) as tasks,
        count(*) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null) as retrying,
        (max(t.task_id::text) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null))::uuid as newest_retry,
        extract(epoch from tp_now() - min(t.ready_at))::float8 as due_seconds, h.level as hold_level, cj.name as hold_job,
-       exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused
+       exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused,
+       coalesce(j.requires, '{}') as requires
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 where t.stage in (0, 1) and o.slug = $1
-group by d.dag_id, d.name, j.name, j.runtime, t.state, h.level, cj.name
+group by d.dag_id, d.name, j.name, j.runtime, t.state, h.level, cj.name, j.requires
 
 -- name: runtimes_at_work
 -- Runtimes with a worker that is running a task, of any organization.
@@ -77,7 +78,7 @@ select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max
        exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox,
        j.backfill_concurrency,
        (select count(*) from tasks f where f.job_id = t.job_id and f.stage = 1 and f.priority = 1) as backfill_in_flight,
-       z.paused_by, z.reason as pause_reason, z.since as paused_since
+       z.paused_by, z.reason as pause_reason, z.since as paused_since, coalesce(j.requires, '{}') as requires
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 left join job_pressure p on p.job_id = h.caused_by

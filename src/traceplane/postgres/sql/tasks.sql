@@ -13,15 +13,17 @@ with spent as (
 update tasks t
 set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
     lease_expires_at = tp_now() + j.lease, worker_id = w.worker_id, started_at = tp_now(), progress = null
-from (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::text[]) as w (task_id, claim, worker_id, runtime)
+from (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $7::text[])
+        as w (task_id, claim, worker_id, runtime, serves)
       order by task_id offset 0) w, jobs j
 where t.task_id = w.task_id and t.state = 'dispatched' and j.job_id = t.job_id and j.runtime = w.runtime
+  and (j.queue_suffix = '' or j.queue_suffix = any(string_to_array(w.serves, ',')))
 returning t.task_id, t.job_id, t.attempt, t.lease_token, t.kind, t.partition_key,
           t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, w.claim
 
 -- name: why_not_claimed
 -- The reason a claim was refused, for each task that was not claimed.
-select w.task_id, t.state, j.runtime
+select w.task_id, t.state, j.runtime, j.queue_suffix
 from unnest($1::uuid[]) as w (task_id) left join tasks t using (task_id) left join jobs j using (job_id)
 
 -- name: fetch
@@ -138,8 +140,9 @@ with lost as materialized (
   from lost where t.task_id = lost.task_id
   returning t.task_id, t.job_id
 ), sent as (
-  insert into outbox (runtime, task_ids)
-  select j.runtime, array_agg(m.task_id order by m.task_id) from moved m join jobs j using (job_id) group by j.runtime
+  insert into outbox (runtime, queue_suffix, task_ids)
+  select j.runtime, j.queue_suffix, array_agg(m.task_id order by m.task_id)
+  from moved m join jobs j using (job_id) group by j.runtime, j.queue_suffix
 )
 select count(*) from moved
 
@@ -175,7 +178,7 @@ for no key update of j skip locked
 -- locked (waiting_jobs); the tasks need not be: one that was canceled meanwhile is no longer queued. A job may have been
 -- paused after waiting_jobs chose it and before it locked it.
 with gates as materialized (
-  select j.job_id, j.runtime, coalesce(h.level, 0) as held,
+  select j.job_id, j.runtime, j.queue_suffix, coalesce(h.level, 0) as held,
          coalesce(j.max_concurrency, j.dispatch_window) - f.all_tasks as free,
          j.backfill_concurrency - f.backfills as backfill_free
   from jobs j left join job_holds h using (job_id)
@@ -184,7 +187,7 @@ with gates as materialized (
   where j.job_id = any($1::uuid[])
     and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 ), picked as materialized (
-  select p.task_id, g.job_id, g.runtime, row_number() over (partition by g.job_id, p.scope_key order by p.task_id) as nth
+  select p.task_id, g.job_id, g.runtime, g.queue_suffix, row_number() over (partition by g.job_id, p.scope_key order by p.task_id) as nth
   from gates g cross join lateral (
     (select t.task_id, t.priority, t.ready_at, coalesce(t.scope_key, t.task_id::text) as scope_key from tasks t
      where t.job_id = g.job_id and t.stage = 0 and t.priority = 0 and t.ready_at <= tp_now()
@@ -202,12 +205,12 @@ with gates as materialized (
   where g.free > 0
 ), moved as (
   update tasks t set state = 'dispatched', dispatched_at = tp_now(), resends = 0
-  from (select task_id, runtime from picked where nth = 1 order by task_id offset 0) p
+  from (select task_id, runtime, queue_suffix from picked where nth = 1 order by task_id offset 0) p
   where t.task_id = p.task_id and t.state = 'queued'
-  returning t.task_id, p.runtime
+  returning t.task_id, p.runtime, p.queue_suffix
 ), sent as (
-  insert into outbox (runtime, task_ids)
-  select runtime, array_agg(task_id order by task_id) from moved group by runtime
+  insert into outbox (runtime, queue_suffix, task_ids)
+  select runtime, queue_suffix, array_agg(task_id order by task_id) from moved group by runtime, queue_suffix
 )
 select count(*) from moved
 

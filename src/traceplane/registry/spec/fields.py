@@ -210,6 +210,7 @@ _JOB: Fields = {
     "source": read.record(_SOURCE, "kind"),
     "runtime": read.text,
     "function": _function,
+    "requires": _requirements,
     "operator": _label,
     "config": read.map_of(read.free),
     "inputs": read.list_of(read.record(_INPUT, "from")),
@@ -249,6 +250,7 @@ FIELDS: dict[str, Fields] = {
     "scaling": _SCALING,
     "retry": _RETRY,
     "batch": _BATCH,
+    "requires": _REQUIRES,
 }
 """Every field, by where it occurs; the reference page is tested against it."""
 

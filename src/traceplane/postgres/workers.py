@@ -1,0 +1,48 @@
+"""Workers that ask for tasks, and what jobs need of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import msgspec
+
+from traceplane.model.resources import Resources
+from traceplane.model.stuck import SeenWorker
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("workers")
+
+_THERE = timedelta(seconds=30)
+"""How long a worker counts as there after it was seen: three times as long as it is silent."""
+_FORGOTTEN = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredSet:
+    """What some jobs of a runtime need, and what their wake queue is called after the runtime's."""
+
+    runtime: str
+    requires: Resources
+    queue_suffix: str
+
+
+async def see(tx: Transaction, worker_id: str, runtime: str, offers: Resources) -> None:
+    """Also forgets workers that have not been seen for long."""
+    await tx.rows(_SQL["see"], worker_id, runtime, asdict(offers), _FORGOTTEN)
+
+
+async def leave(tx: Transaction, worker_id: str) -> None:
+    await tx.rows(_SQL["leave"], worker_id)
+
+
+async def there(tx: Transaction) -> list[SeenWorker]:
+    rows = await tx.rows(_SQL["there"], _THERE)
+    return [SeenWorker(r["worker_id"], r["runtime"], msgspec.convert(r["offers"], Resources)) for r in rows]
+
+
+async def required_sets(tx: Transaction) -> list[RequiredSet]:
+    rows = await tx.rows(_SQL["required_sets"])
+    return [
+        RequiredSet(r["runtime"], msgspec.convert(r["requires"], Resources), r["queue_suffix"]) for r in rows
+    ]

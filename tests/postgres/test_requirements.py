@@ -1,0 +1,75 @@
+"""A claim gives a worker only what it can run, whoever told it of the task."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.dags import dag, job, source
+from traceplane.dispatcher.leases.calls import Claim
+from traceplane.dispatcher.leases.requirements import Requirements
+from traceplane.model.resources import Resources, parsed
+from traceplane.postgres import workers
+
+DAG = dag(
+    "main",
+    source("main.in"),
+    job("plain", "main.in", "main.plain"),
+    job("large", "main.in", "main.large", "requires: { memory: 8g }"),
+    job("labeled", "main.in", "main.labeled", "requires: { labels: [eu, fast], memory: 8g }"),
+    job("same", "main.in", "main.same", "requires: { memory: 8192m }"),
+)
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        await opened.deploy(DAG)
+        yield opened
+
+
+async def test_equal_needs_have_one_queue_and_a_worker_serves_those_that_it_can(plane: ControlPlane) -> None:
+    requirements = Requirements(plane.database)
+    async with plane.database.transaction() as tx:
+        sets = {s.requires: s.queue_suffix for s in await workers.required_sets(tx)}
+    large, labeled = parsed(["memory=8g"]), parsed(["memory=8g", "label=fast", "label=eu"])
+    assert set(sets) == {large, labeled}
+    assert await requirements.served_by("python", Resources()) == ("",)
+    assert await requirements.served_by("python", parsed(["memory=4g", "label=eu"])) == ("",)
+    assert await requirements.served_by("python", large) == (sets[large], "")
+    assert await requirements.served_by("python", labeled) == (sets[labeled], sets[large], "")
+    assert await requirements.served_by("spark", labeled) == ("",)
+
+
+async def test_a_worker_that_lacks_something_cannot_claim_the_task(plane: ControlPlane) -> None:
+    await plane.emit("main.in", [1])
+    of = {
+        r["name"]: r["task_id"]
+        for r in await plane.sql("select name, task_id from tasks join jobs using (job_id)")
+    }
+    held, refused = await plane.try_claim(of.values())
+    assert [h.job.name for h in held] == ["plain"]
+    assert set(refused.values()) == {"requires_more"}
+    serves = await Requirements(plane.database).served_by("python", parsed(["memory=8g"]))
+    ids = (of["large"], of["labeled"])
+    # In one transaction with a worker that wants the same tasks and may not have them.
+    claims = [Claim("small", "python", ids), Claim("large", "python", ids, serves=serves)]
+    small, large = await plane.leases.claims.claim(claims)
+    assert small.tasks == []
+    assert [t.task_id for t in large.tasks] == [of["large"]]
+    assert [r.reason for r in large.refused] == ["requires_more"]
+
+
+async def test_a_worker_is_forgotten_when_it_leaves_or_falls_silent(plane: ControlPlane) -> None:
+    async with plane.database.transaction() as tx:
+        await workers.see(tx, "a", "python", parsed(["gpu=1"]))
+        await workers.see(tx, "b", "python", Resources())
+    await plane.sql("update workers set seen_at = seen_at - interval '11 minutes' where worker_id = 'a'")
+    async with plane.database.transaction() as tx:
+        assert [w.worker_id for w in await workers.there(tx)] == ["b"]
+        await workers.see(tx, "b", "python", parsed(["gpu=2"]))
+        assert [(w.worker_id, w.offers.gpu) for w in await workers.there(tx)] == [("b", 2)]
+        await workers.leave(tx, "b")
+    assert await plane.sql("select * from workers") == []
