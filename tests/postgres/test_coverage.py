@@ -357,8 +357,9 @@ async def test_a_gap_is_reported_and_no_incomplete_total_is_committed(plane: Con
     why = await plane.explain_scope("weekly", 0, 6)
     assert why.missing == ((0, 6),)
     told = [(r.code, r.sentence) for r in why.reasons]
-    assert [code for code, _ in told] == ["input", "input", "input", "source"]
-    assert "waits for the whole of 0-6 of a, which lacks 3." in told[1][1]
+    assert [code for code, _ in told] == ["input", "open_batch", "input", "input", "source"]
+    assert "an open batch of a has 0-2, 4-6. It waits for 3." in told[1][1]
+    assert "waits for the whole of 0-6 of a, which lacks 3." in told[2][1]
     assert "emit in 3" in told[-1][1]
     await plane.emit("in", [3])
     await plane.run_all()
