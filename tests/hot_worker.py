@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 from tests.control_plane import ControlPlane, Held
 from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.dispatcher.leases.calls import granted
-from traceplane.sdk import schema_hash
+from traceplane.sdk import OperatorTask, schema_hash
 from traceplane.wire.tasks import (
     ColumnSchema,
     Completion,
@@ -24,6 +24,8 @@ from traceplane.wire.tasks import (
     StagedFile,
 )
 from traceplane.worker.hot_inputs import LocalInputs, fetched
+from traceplane.worker.payload import task_payload
+from traceplane.worker.store_on_disk import StoreOnDisk
 
 Rows = list[dict[str, Any]]
 
@@ -34,6 +36,7 @@ class Client:
 
     plane: ControlPlane
     asked: list[RowsRequest] = field(default_factory=list)
+    is_worker: bool = True
 
     async def rows(self, request: RowsRequest) -> AsyncIterator[bytes]:
         self.asked.append(request)
@@ -127,6 +130,15 @@ class HotWorker:
             "select error from tasks where task_id = $1", held.task_id
         )
         return found
+
+    def operator(self, held: Held, folder: Path) -> OperatorTask:
+        """The task as its operator gets it, whose inputs are in files."""
+        store = StoreOnDisk(self.objects, self.objects)
+        payload = task_payload(held.task, held.job, store, LocalInputs(), None)
+        folders = {output.name: str(folder) for output in held.job.outputs}
+        return OperatorTask(
+            task_id="t", attempt=1, payload=payload, output_folders=folders, temp_dir=str(folder)
+        )
 
     async def table(self, dataset: str) -> Rows:
         """What lies in the hot table itself."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceplane.columnar import parquet_facts
+from traceplane.model.comparisons import Alternatives, DoesNotFit, alternatives, of_ranges
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.scope import Cursor, Partition, Scope
 from traceplane.model.task_payload import Execution, OperatorInput, Ranges, TaskPayload
@@ -152,13 +153,20 @@ class OperatorTask:
             schema = arrow_types.schema_of(source.columns)
             empty = pa.table({}) if schema is None else schema.empty_table()
             return empty if selected_columns is None or schema is None else empty.select(selected_columns)
-        types = {column.name: arrow_types.type_of(column.type) for column in source.columns}
-        position = source.position or ""
-        equal = [pc.field(column) == value for column, value in source.where.items()]
+        types = {column.name: column.type for column in source.columns}
+
+        def meets(column: str, alternatives: Alternatives) -> pc.Expression:
+            type_ = arrow_types.type_of(types[column]) if column in types else None
+            return row_filters.meets(column, type_, alternatives)
+
+        try:
+            where = [meets(c, alternatives(asked, types.get(c))) for c, asked in source.where.items()]
+        except DoesNotFit as error:
+            raise bad_where(name, error) from None
 
         def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
-            kept = [row_filters.within(position, types.get(position), ranges)] if ranges else []
-            filters = functools.reduce(operator.and_, [*equal, *kept]) if equal or kept else None
+            kept = [meets(source.position or "", of_ranges(ranges))] if ranges else []
+            filters = functools.reduce(operator.and_, [*where, *kept]) if where or kept else None
             return parquet.read_table(list(files), columns=selected_columns, filters=filters)
 
         tables = [table(files, ranges) for files, ranges in source.by_kept_ranges()]
@@ -387,6 +395,12 @@ def _fitting(output: str) -> Iterator[None]:
         raise OperatorError("operator.value_does_not_fit", f"output {output!r}, {error}") from None
     except NotRows as error:
         raise OperatorError("operator.result_invalid", f"output {output!r}: {error}") from None
+
+
+def bad_where(name: str, error: DoesNotFit) -> OperatorError:
+    return OperatorError(
+        "operator.misconfigured", f"where of the input {name!r} does not fit its columns: {error.suggestion}"
+    )
 
 
 def _known(names: Mapping[str, object]) -> str:

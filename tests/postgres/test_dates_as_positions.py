@@ -12,18 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.control_plane import ControlPlane, Held
+from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from tests.hot_worker import HotWorker
 from traceplane.columnar.parquet_facts import statistics
 from traceplane.errors import SpecInvalid
 from traceplane.model.partitions import By, Partitions
-from traceplane.sdk import OperatorTask
 from traceplane.wire.control import ManualEvent
 from traceplane.wire.tasks import ColumnStatistics
-from traceplane.worker.hot_inputs import LocalInputs
-from traceplane.worker.payload import task_payload
-from traceplane.worker.store_on_disk import StoreOnDisk
 
 BERLIN = Partitions(By.DAY, "Europe/Berlin")
 KINDS: dict[str, pa.DataType] = {
@@ -96,13 +92,6 @@ async def test_a_hot_table_by_day_holds_exactly_the_newest_rows_of_each_day(
     assert (await worker.error(late))["code"] == "commit.rows_unfit"
 
 
-def as_operator(worker: HotWorker, held: Held, folder: Path) -> OperatorTask:
-    store = StoreOnDisk(worker.objects, worker.objects)
-    payload = task_payload(held.task, held.job, store, LocalInputs(), None)
-    folders = {output.name: str(folder) for output in held.job.outputs}
-    return OperatorTask(task_id="t", attempt=1, payload=payload, output_folders=folders, temp_dir=str(folder))
-
-
 def with_statistics(completion: Any, objects: Path) -> Any:
     """As a worker reports it, with the bounds of each column."""
     [output] = completion.outputs
@@ -146,7 +135,7 @@ async def test_a_month_reads_its_own_days_of_a_batch_that_reaches_into_the_next(
     months = await worker.take("monthly")
     assert [held.scope.partition_key for held in months] == ["2026-10", "2026-11"]
     for held, day in zip(months, batch, strict=True):
-        read = as_operator(worker, held, tmp_path).read("wide")
+        read = worker.operator(held, tmp_path).read("wide")
         assert read["at"].to_pylist() == moments(kind, day)
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.control_plane import ControlPlane, Held
-from tests.dags import SOURCE, job
+from tests.dags import SOURCE, dag, job
 from tests.hot_worker import HotWorker
 from tests.postgres.hot_history import COLUMNS, DAG, History, pairs, span, stored, table
 from traceplane.adapters.object_store_folder import FolderObjectStore
@@ -235,11 +235,12 @@ async def test_a_reader_gets_its_scope_its_columns_and_its_rows_in_pieces_of_one
 
 
 async def test_a_filter_that_the_column_cannot_have_is_the_users_error(worker: HotWorker) -> None:
-    await worker.plane.deploy(
-        DAG.replace("from: {dataset: hot}", "from: {dataset: hot}, where: {n: 99999999999}", 1)
-    )
+    await worker.plane.deploy(DAG)
+    # Only the DAG that has the dataset knows its columns when it is deployed.
+    filtered = job("elsewhere", "hot", "seen.here").replace("hot}", "hot}, where: {n: 99999999999}")
+    await worker.plane.deploy(dag("other", filtered))
     await stored(worker, 1, (1, 1))
-    [reader] = await worker.take("reader")
+    [reader] = await worker.take("elsewhere")
     with pytest.raises(InvalidInput) as refused:
         await worker.read(reader)
     assert refused.value.code == "hot.filter_invalid"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceplane.columnar.row_filters import within
+from traceplane.columnar.row_filters import meets
+from traceplane.model.comparisons import of_ranges
 from traceplane.model.edges import EVERYTHING
 from traceplane.model.partitions import By, Partitions
 from traceplane.model.row_positions import PositionColumn
@@ -68,7 +69,9 @@ def test_a_row_is_at_the_position_of_the_period_that_contains_its_value(
         (EVERYTHING, True),
     ]:
         assert column.has(positions, value.isoformat()) is inside
-        assert rows.filter(within("at", TYPES[type_], [column.values(positions)])).num_rows == inside
+        assert (
+            rows.filter(meets("at", TYPES[type_], of_ranges([column.values(positions)]))).num_rows == inside
+        )
 
 
 def test_numbers_are_positions() -> None:

@@ -402,9 +402,46 @@ BROKEN = {
         HEAD + JOB + "outputs: [{name: n, dataset: x}, {name: »n, dataset: y}]}\n",
     ),
     "output without dataset": ("spec.missing_field", HEAD + JOB + "outputs: [»{name: n}]}\n"),
-    "where a list": (
+    "where an empty list": (
+        "spec.bad_where",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: »[]}}]}\n",
+    ),
+    "where null in a list": (
         "spec.wrong_type",
-        HEAD + INPUTS + "{from: {dataset: x}, where: {k: »[1]}}]}\n",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: [1, »null]}}]}\n",
+    ),
+    "where a list in a list": (
+        "spec.wrong_type",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: [»[1]]}}]}\n",
+    ),
+    "where an unknown word": (
+        "spec.unknown_field",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: {»atleast: 1}}}]}\n",
+    ),
+    "where no bound": (
+        "spec.bad_where",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: »{}}}]}\n",
+    ),
+    "where two lower bounds": (
+        "spec.bad_where",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: {at_least: 1, above: »2}}}]}\n",
+    ),
+    "where a bound is null": (
+        "spec.wrong_type",
+        HEAD + INPUTS + "{from: {dataset: x}, where: {k: {below: »null}}}]}\n",
+    ),
+    "where a list has a value of another type": (
+        "spec.wrong_type",
+        TRADES + "- {name: r, operator: o, inputs: [{from: {dataset: x}, where: {qty: [1, »AAPL]}}]}\n",
+    ),
+    "where a bound is of another type": (
+        "spec.wrong_type",
+        TRADES + "- {name: r, operator: o, inputs: [{from: {dataset: x}, where: {qty: {below: »1.5}}}]}\n",
+    ),
+    "where a range is empty": (
+        "spec.bad_where",
+        TRADES
+        + "- {name: r, operator: o, inputs: [{from: {dataset: x}, where: {qty: »{at_least: 5, below: 5}}}]}\n",
     ),
     "where null": (
         "spec.wrong_type",

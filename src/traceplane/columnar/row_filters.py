@@ -1,30 +1,39 @@
-"""Conditions on columns as Arrow expressions, which Parquet files and tables are filtered by."""
+"""Conditions on columns (`model.comparisons`) as Arrow expressions, which Parquet files and tables are filtered by."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Bound = int | str | None
+Value = str | int | float | bool
+_COMPARE = {"=": operator.eq, ">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
-def within(column: str, type_: pa.DataType | None, ranges: Sequence[tuple[Bound, Bound]]) -> pc.Expression:
-    """Whether a value is in one of the ranges (`model.row_positions`). The column's type may be unknown if it holds
-    numbers."""
-    return reduce(pc.Expression.__or__, [_between(column, type_, *values) for values in ranges])
+def meets(
+    column: str, type_: pa.DataType | None, alternatives: Sequence[Sequence[tuple[str, Value]]]
+) -> pc.Expression:
+    """Whether a value meets all comparisons of one alternative. Without the column's type, Arrow finds a common one."""
+    return reduce(operator.or_, [_meets_all(pc.field(column), type_, one) for one in alternatives])
 
 
-def _between(column: str, type_: pa.DataType | None, first: Bound, end: Bound) -> pc.Expression:
-    inside = pc.field(column).is_valid()
-    if first is not None:
-        inside = inside & (pc.field(column) >= _scalar(first, type_))
-    if end is not None:
-        inside = inside & (pc.field(column) < _scalar(end, type_))
-    return inside
+def _meets_all(
+    field: pc.Expression, type_: pa.DataType | None, comparisons: Sequence[tuple[str, Value]]
+) -> pc.Expression:
+    tests = [_COMPARE[sign](field, _scalar(value, type_)) for sign, value in comparisons]
+    found = reduce(operator.and_, tests, field.is_valid())
+    lower_only = comparisons and all(sign in (">=", ">") for sign, _ in comparisons)
+    # SQL, unlike Arrow, has NaN after all other numbers.
+    return found | field.is_nan() if lower_only and pa.types.is_floating(type_) else found
 
 
-def _scalar(value: int | str, type_: pa.DataType | None) -> pa.Scalar:
-    return pa.scalar(value) if isinstance(value, int) else pa.scalar(value).cast(type_)
+def _scalar(value: Value, type_: pa.DataType | None) -> pa.Scalar:
+    if type_ is None or isinstance(value, bool) or pa.types.is_integer(type_):
+        return pa.scalar(value)
+    if isinstance(value, str) and pa.types.is_decimal(type_):
+        return pa.scalar(Decimal(value), type_)
+    return pa.scalar(value).cast(type_) if isinstance(value, str) else pa.scalar(value, type_)

@@ -66,9 +66,7 @@ def _with_views(spark: SparkSession, task: OperatorTask, stored: Frames) -> Fram
             stored[source].createOrReplaceTempView(table)
         spark.sql(view.sql).createOrReplaceTempView(view.name)
     return {
-        given.name: datasets.narrowed(spark.table(given.view), given.where, given.columns)
-        if given.view is not None
-        else stored[given.name]
+        given.name: datasets.read_view(spark, given) if given.view is not None else stored[given.name]
         for given in task.given
     }
 

@@ -12,8 +12,9 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from traceplane.columnar.arrow_types import type_of
-from traceplane.columnar.row_filters import within
+from traceplane.columnar.row_filters import meets
 from traceplane.decoding.messages import HotRowsWork, InvalidContents
+from traceplane.model.comparisons import of_ranges
 from traceplane.model.dataset_schema import SchemaColumn, undeclared
 from traceplane.model.hot_table import HotColumn, HotTable
 from traceplane.model.row_positions import in_words
@@ -64,7 +65,9 @@ def _fitted(rows: pa.Table, work: HotRowsWork) -> pa.Table:
         columns.append(_as_text(_storable(values, column.name)))
     fitted = pa.table(columns, names=names)
     positions = fitted.select([table.position])
-    outside = positions.filter(~within(table.position, positions.schema.field(0).type, [work.values]))
+    outside = positions.filter(
+        ~meets(table.position, positions.schema.field(0).type, of_ranges([work.values]))
+    )
     if outside.num_rows:
         raise _invalid(
             table.position,

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from traceplane.columnar.arrow_types import schema_of
-from traceplane.columnar.row_filters import within
+from traceplane.columnar.row_filters import meets
 from traceplane.decoding.messages import InvalidContents, KeptColumn, KeptRowsWork
+from traceplane.model.comparisons import of_ranges
 
 _ROWS_AT_ONCE = 16_384
 
@@ -21,7 +22,7 @@ def write(file: parquet.ParquetFile, work: KeptRowsWork, sink: Any) -> int:
     names = list(dict.fromkeys((*schema.names, work.position)))
     if missing := [name for name in names if name not in file.schema_arrow.names]:
         raise InvalidContents(f"it has no column {missing[0]}", column=missing[0])
-    inside = within(work.position, file.schema_arrow.field(work.position).type, work.ranges)
+    inside = meets(work.position, file.schema_arrow.field(work.position).type, of_ranges(work.ranges))
     count = 0
     with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names, use_threads=False):

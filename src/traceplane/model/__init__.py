@@ -6,6 +6,7 @@ backpressure    which producers are held, at what level, and because of which jo
 code_bundle     the Python modules that the jobs of one deploy run
 column_types    types of declared columns, in Spark SQL and in Arrow
 committed_file  a file of a commit, as the database stores it
+comparisons     which rows of an input a job reads: comparisons of columns with values
 counted         a number with its noun
 dag             what a DAG is: jobs, the datasets they read and write, and how their work is metered
 dataset_schema  which schemas may follow each other in one generation of a dataset

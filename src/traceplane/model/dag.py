@@ -128,7 +128,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One edge into a job: the dataset it reads, what of it, and equality filters on its rows."""
+    """One edge into a job: the dataset it reads, what of it, and conditions on its rows."""
 
     name: str
     dataset_id: str

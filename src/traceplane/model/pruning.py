@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from traceplane.model.committed_file import CommittedFile, StoredBounds
+from traceplane.model.committed_file import StoredBounds
 
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
 _TEXT = {"string", "large_string", "string_view"}
@@ -72,17 +72,6 @@ def narrowed(files: Iterable[int], bounds: Sequence[Bounds], spans: Sequence[Spa
 def _is_open(last: Literal | None, type_: str) -> bool:
     """Statistics ignore NaN, which is greater than everything, so a span without an upper bound may always match it."""
     return type_ == "double" and last is None
-
-
-def may_hold(file: CommittedFile, where: Mapping[str, Any], types: Mapping[str, str]) -> bool:
-    """Whether a file can have a row that equals `where` in all its columns; `types` are Arrow's."""
-    statistics = file.get("statistics") or {}
-    return all(
-        narrowed((0,), [bounds(statistics[column], type_, file["rows"])], ((value, value),), type_)
-        for column, value in where.items()
-        if column in statistics and value is not None
-        for type_ in (types.get(column, ""),)
-    )
 
 
 def _comparable(value: Any, type_: str | None) -> Any:

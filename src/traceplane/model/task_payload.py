@@ -21,7 +21,7 @@ class OperatorInput:
     files: tuple[str, ...] = ()
     """The committed files of this input for the task's scope."""
     where: JsonObject = field(default_factory=dict)
-    """Columns must equal these values; `OperatorTask.read` applies the filter."""
+    """Conditions on columns (`model.comparisons`); `OperatorTask.read` applies them."""
     columns: tuple[SchemaColumn, ...] = ()
     """The columns of the dataset, as far as known."""
     select: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from traceplane.model.comparisons import Alternatives, DoesNotFit, alternatives, of_ranges
 from traceplane.model.hot_table import HeldCommit, HotColumn, HotTable
 from traceplane.postgres.database import Transaction, statements
 from traceplane.postgres.registry import partitions_of
@@ -173,35 +174,40 @@ async def read(
     columns: Sequence[str],
     where: Mapping[str, Any],
 ) -> None:
-    """Sends the rows of these positions in CSV, without a header; only these columns, only rows equal to `where`."""
-    types = {c.name: c.postgres_type for c in table.columns}
+    """Sends the rows of these positions in CSV, without a header; only these columns, only rows that meet `where`."""
     condition, arguments = _within(table, start, end)
-    filters = [
-        f" and {_quoted(name)} = ${number}::text::{types[name]}"
-        for number, name in enumerate(where, start=len(arguments) + 1)
-    ]
-    query = (
-        f"select {', '.join(map(_quoted, columns))} from {_name(table)} where {condition}{''.join(filters)}"
-    )
-    try:
-        await tx.copy_out(query, *arguments, *(_as_text(value) for value in where.values()), push=push)
-    except asyncpg.DataError as error:
-        raise FilterRefused(str(error)) from error
+    for column in table.columns:
+        if column.name in where:
+            try:
+                asked = alternatives(where[column.name], column.arrow_type)
+            except DoesNotFit as error:
+                raise FilterRefused(f"{column.name} is {column.type}; {error.suggestion}") from error
+            condition += f" and {_meets(column, asked, arguments)}"
+    query = f"select {', '.join(map(_quoted, columns))} from {_name(table)} where {condition}"
+    await tx.copy_out(query, *arguments, push=push)
 
 
 def _within(table: HotTable, start: int, end: int) -> tuple[str, list[str]]:
     """A condition on the position column, and its arguments."""
-    column = table.position_column
-    types = {c.name: c.postgres_type for c in table.columns}
-    # A number may be too large for the type of its column.
-    type_ = types[column.name] if column.is_time else "bigint"
-    first, end_ = column.values((start, end))
-    bounds = [(sign, str(value)) for sign, value in ((">=", first), ("<", end_)) if value is not None]
-    conditions = [
-        f"{_quoted(column.name)} {sign} ${number}::text::{type_}"
-        for number, (sign, _) in enumerate(bounds, start=1)
-    ]
-    return " and ".join(conditions) or "true", [value for _, value in bounds]
+    position, arguments = table.position_column, list[str]()
+    column = next(column for column in table.columns if column.name == table.position)
+    asked = of_ranges([position.values((start, end))])
+    return _meets(column, asked, arguments), arguments
+
+
+def _meets(column: HotColumn, asked: Alternatives, arguments: list[str]) -> str:
+    """A condition whose values are added to the arguments."""
+    name = _quoted(column.name) + (' collate "C"' if column.postgres_type == "text" else "")
+    # A position may be too large for the type of its column.
+    type_ = "bigint" if column.postgres_type in ("smallint", "integer") else column.postgres_type
+    alternatives_ = []
+    for comparisons in asked:
+        tests = [f"{name} is not null"]
+        for sign, value in comparisons:
+            arguments.append(_as_text(value))
+            tests.append(f"{name} {sign} ${len(arguments)}::text::{type_}")
+        alternatives_.append(" and ".join(tests))
+    return "(" + " or ".join(alternatives_) + ")"
 
 
 def _as_text(value: Any) -> str:

@@ -14,10 +14,10 @@ from uuid import UUID
 from traceplane.dispatcher.leases import hot_reads
 from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
 from traceplane.model.committed_file import CommittedFile
+from traceplane.model.comparisons import may_hold
 from traceplane.model.dataset_schema import as_read
 from traceplane.model.edges import EVERYTHING, What
 from traceplane.model.positions import Range, kept
-from traceplane.model.pruning import may_hold
 from traceplane.model.row_positions import PositionColumn
 from traceplane.postgres import commits, events, executions, generation_schemas
 from traceplane.postgres.commits import LiveCommit, WholeRead

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import yaml
 
 from traceplane.file_sources.specs import listed_files
 from traceplane.model import column_types, hot_table
 from traceplane.model import dag as model
+from traceplane.model.comparisons import DoesNotFit, fitted
 from traceplane.model.dag import Job
 from traceplane.model.near_names import near
 from traceplane.model.partitions import Partitions
@@ -205,7 +208,7 @@ def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | No
             message = f"no column {name[:100]!r} there"
             problems.add("spec.unknown_column", key, message, near(name, columns))
         elif name in columns and where[name] is not None:
-            _check_equality(problems, where[name], node, columns[name])
+            _check_condition(problems, where[name], node, columns[name])
 
 
 def _is_field(name: str, columns: dict[str, YamlMap]) -> bool:
@@ -214,24 +217,42 @@ def _is_field(name: str, columns: dict[str, YamlMap]) -> bool:
     return column is not None and (column.get("type") or "struct").strip().lower().startswith("struct")
 
 
-_EQUALS: dict[str, tuple[tuple[type, ...], str]] = {
-    "bool": ((bool,), "write true or false, without quotes"),
-    "string": ((str,), "put it in quotes"),
-    **dict.fromkeys(
-        ("int8", "int16", "int32", "int64", "float", "double"),
-        ((int, float), "write a number, without quotes"),
-    ),
-}
-"""The Python types that may be compared with a column, by its Arrow type. For other types, engines differ."""
+def _check_condition(problems: Problems, condition: object, node: yaml.Node, column: YamlMap) -> None:
+    """A value that the column cannot have would fail every task."""
+    declared = column.get("type")
+    type_ = column_types.arrow_type(declared) if declared else None
+    if type_ is None:
+        return
+    name = column.get("name")[:100]
+    if type_ == "bool" and isinstance(condition, dict):
+        message = f"the column {name!r} is boolean, and true and false have no order"
+        problems.add("spec.bad_where", node, message, "write true or false")
+        return
+    values: dict[str, Any] = {}
+    for word, (value, at) in _values(problems, condition, node).items():
+        try:
+            values[word] = fitted(value, type_)
+        except DoesNotFit as error:
+            message = f"the column {name!r} is {declared[:100]} and cannot hold {value!r:.100}"
+            problems.add("spec.wrong_type", at, message, error.suggestion)
+    low, high = values.get("at_least", values.get("above")), values.get("at_most", values.get("below"))
+    if low is None or high is None or not isinstance(condition, dict):
+        return
+    if type_.startswith("decimal"):
+        low, high = Decimal(low), Decimal(high)
+    if low > high or (low == high and not {"at_least", "at_most"} <= condition.keys()):
+        message = f"no value is in this range: {low} is not below {high}"
+        problems.add("spec.bad_where", node, message, "give the lower bound first")
 
 
-def _check_equality(problems: Problems, value: object, node: yaml.Node, column: YamlMap) -> None:
-    """A value whose type differs from its column's would fail every task."""
-    type_ = column.get("type")
-    kinds, suggestion = _EQUALS.get(column_types.arrow_type(type_) or "" if type_ else "", ((), ""))
-    if kinds and type(value) not in kinds:  # not isinstance: True is an int
-        message = f"the column {column.get('name')[:100]!r} is {type_[:100]} and cannot equal {value!r:.100}"
-        problems.add("spec.wrong_type", node, message, suggestion)
+def _values(problems: Problems, condition: object, node: yaml.Node) -> dict[str, tuple[Any, yaml.Node]]:
+    """The values of a condition with their nodes: by the words of a range, or by number."""
+    if isinstance(condition, dict):
+        nodes = entries(problems, node)
+        return {word: (value, nodes[word][1]) for word, value in condition.items()}
+    if isinstance(condition, list):
+        return {str(n): pair for n, pair in enumerate(zip(condition, node.value, strict=False))}
+    return {"": (condition, node)}
 
 
 def build(

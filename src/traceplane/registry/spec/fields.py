@@ -7,7 +7,7 @@ import zoneinfo
 import yaml
 
 from traceplane.errors import TraceplaneError
-from traceplane.model import column_types, edges, partitions, resources
+from traceplane.model import column_types, comparisons, edges, partitions, resources
 from traceplane.model import dag as model
 from traceplane.model.near_names import near
 from traceplane.registry.spec import files, webhooks
@@ -45,10 +45,32 @@ def _schedule(problems: Problems, node: yaml.Node) -> str:
     return value
 
 
-def _equality(problems: Problems, node: yaml.Node) -> str | int | float | bool:
+def _value(problems: Problems, node: yaml.Node) -> str | int | float | bool:
     if (value := read.scalar(problems, node)) is None:
         raise read.wrong_type(node, "one value")
     return value
+
+
+def _condition(problems: Problems, node: yaml.Node) -> object:
+    """A value, several, or bounds of a range, as `model.comparisons` has them."""
+    if isinstance(node, yaml.SequenceNode):
+        values: list[object] = read.list_of(_value)(problems, node)
+        if not node.value:
+            raise BadValue(
+                "spec.bad_where", node, "no value is in an empty list", "list a value, or remove it"
+            )
+        return values
+    if not isinstance(node, yaml.MappingNode):
+        return _value(problems, node)
+    bounds: read.YamlMap = read.record(_CONDITION)(problems, node)
+    for words in (("at_least", "above"), ("at_most", "below")):
+        if all(word in bounds.nodes for word in words):
+            message = f"a range has one of {words[0]} and {words[1]}"
+            raise BadValue("spec.bad_where", bounds.at(words[1]), message, "remove one of them")
+    if not bounds.nodes and not bounds.has_unknown:
+        suggestion = "write { at_least: ..., below: ... }"
+        raise BadValue("spec.bad_where", node, "a range without bounds", suggestion)
+    return {name: value for name, value in bounds.values.items() if value is not None}
 
 
 def _type(problems: Problems, node: yaml.Node) -> str:
@@ -172,10 +194,11 @@ _SOURCE: Fields = {
     **files.SOURCE,
 }
 _FROM: Fields = {"job": read.text, "output": read.text, "dataset": _label}
+_CONDITION: Fields = dict.fromkeys(comparisons.SIGNS, _value)
 _INPUT: Fields = {
     "name": _label,
     "from": read.record(_FROM),
-    "where": read.map_of(_equality),
+    "where": read.map_of(_condition),
     "columns": read.list_of(_label),
     "read": _what_is_read,
     "wait_for": read.choice(edges.WaitFor),
@@ -244,6 +267,7 @@ FIELDS: dict[str, Fields] = {
     "dedupe": webhooks.DEDUPE,
     "scope": webhooks.SCOPE,
     "input": _INPUT,
+    "where": _CONDITION,
     "read": _WINDOW,
     "from": _FROM,
     "output": _OUTPUT,
