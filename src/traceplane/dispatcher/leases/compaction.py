@@ -84,7 +84,7 @@ async def changed_inputs(tx: Transaction, moves: Sequence[Move]) -> dict[UUID, T
     return {
         move.task_id: TaskError(
             "compact.input_changed",
-            f"positions from {move.commit.start} to {move.commit.end} were written while the task ran",
+            f"rows of {move.commit.partition_key or move.commit.start} were written while the task ran",
             next_step="none: the task is retried",
         )
         for move, state in zip(moves, states, strict=True)
