@@ -221,3 +221,24 @@ async def test_a_position_that_says_no_partition_is_refused_with_what_to_write(
         next(n for n, line in enumerate(text.splitlines(), 1) if line.startswith("  kept:")),
         next(line.index("position: at") for line in text.splitlines() if line.startswith("  kept:")) + 11,
     )
+
+
+async def test_a_backfill_of_batches_of_days_has_the_scopes_of_the_batches(worker: HotWorker) -> None:
+    months = "  seen.months: {partitions: {by: month, time_zone: Europe/Berlin}}\n"
+    monthly = job("monthly", "wide", "seen.months")
+    await worker.plane.deploy(file("date", "").replace("datasets:\n", f"{monthly}datasets:\n", 1) + months)
+    first = BERLIN.position("2026-10-24") // 2 * 2
+    days = [BERLIN.name(first + n) for n in range(4)]
+    await emit(worker, *days)
+    for held in await worker.take("store"):
+        await worker.store(held, rows("date", str(held.scope.partition_key)))
+    for dataset, expected in (("wide", 2), ("kept", 4)):
+        answer = await worker.plane.backfill(dataset, days[0], days[3], dry_run=True, only="all")
+        assert answer.scopes == expected
+    answer = await worker.plane.backfill(
+        "seen.months", "2026-09", "2026-10", dry_run=True, only="all", allow_gaps=True
+    )
+    assert answer.scopes == 2
+    await worker.plane.backfill("wide", days[0], days[3], only="all")
+    names = {held.scope.partition_key for held in await worker.take("weekly")}
+    assert names == {f"{days[0]}..{days[1]}", f"{days[2]}..{days[3]}"}

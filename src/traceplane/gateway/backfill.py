@@ -159,12 +159,15 @@ def _scopes(target: BackfillTarget, request: BackfillRequest, partitions: Partit
         start, end = names.positions(partitions, request.start, request.end)
     else:
         start, end = names.position(partitions, request.start), names.position(partitions, request.end)
+    # Periods may be rolled up from batches of other periods; names have no ranges.
+    batched = not partitions.is_named or (partitions.is_time and target.batched)
+    range_size = target.range_size if batched else None
     try:
         return model.scopes(
             start,
             end,
             partition_size=request.partition_size,
-            range_size=target.range_size,
+            range_size=range_size,
             partitions=partitions,
         )
     except ValueError as error:

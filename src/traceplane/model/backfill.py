@@ -19,8 +19,8 @@ def scopes(
     range_size: int | None,
     partitions: Partitions = Partitions(),
 ) -> list[Scope]:
-    """The scopes of `start` to `end`, both included: one per partition, if these have names; otherwise the aligned
-    ranges of `range_size` that feed the job; otherwise partitions of `partition_size`, counted from `start`; otherwise
+    """The scopes of `start` to `end`, both included: the aligned ranges of `range_size` that feed the job; otherwise
+    one per partition, if these have names; otherwise partitions of `partition_size`, counted from `start`; otherwise
     one per cursor.
 
     Raises ValueError if the range is invalid, or has more scopes than one command may create.
@@ -28,7 +28,7 @@ def scopes(
     if end < start:
         raise ValueError("the range ends before it starts")
     if partitions.is_named:
-        partition_size = range_size = None
+        partition_size = None
     size = range_size or partition_size or 1
     first = start // size * size if range_size else start
     if (end - first) // size + 1 > MAX_SCOPES:
@@ -37,7 +37,10 @@ def scopes(
     if range_size:
         if first < _LOWEST or starts[-1] + size - 1 > _HIGHEST:
             raise ValueError("a range that reaches beyond 64-bit positions can never be full")
-        return [Partition.of_range(s, s + size - 1) for s in starts]
+        batches = [(s, s + size - 1) for s in starts]
+        if partitions.is_time:
+            return [Partition(partitions.written(batch), *batch) for batch in batches]
+        return [Partition.of_range(*batch) for batch in batches]
     if partition_size:
         return [Partition.of_range(s, min(end, s + size - 1)) for s in starts]
     if partitions.is_named:

@@ -429,6 +429,8 @@ class BackfillTarget:
     partitions: Partitions
     open_batches: bool
     """Whether batches without a fixed size feed the job."""
+    batched: bool
+    """Whether an aggregator feeds it directly."""
 
 
 async def backfill_target(tx: Transaction, org: str, dataset_id: str) -> BackfillTarget | None:
