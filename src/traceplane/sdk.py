@@ -163,6 +163,8 @@ class OperatorTask:
             where = [meets(c, alternatives(asked, types.get(c))) for c, asked in source.where.items()]
         except DoesNotFit as error:
             raise bad_where(name, error) from None
+        if source.time_column is not None and source.times is not None:
+            where.append(meets(source.time_column, of_ranges((source.times,))))
 
         def table(files: Sequence[str], ranges: Ranges) -> pa.Table:
             kept = [meets(source.position or "", of_ranges(ranges))] if ranges else []

@@ -147,7 +147,7 @@ def _files_become_rows(terminal: Terminal, data: Path) -> None:
 
 
 def _days_become_weeks_and_months(terminal: Terminal) -> None:
-    emit, queries, tills = blocks(DATES, "bash")
+    emit, queries, tills, hours = blocks(DATES, "bash")
     assert "35 accepted" in terminal.run(emit)
     weeks = "select period, total from dates.weekly order by period"
     until_answered(terminal, weeks, *((f"2024-W0{n}", 70) for n in range(1, 6)))
@@ -164,6 +164,14 @@ def _days_become_weeks_and_months(terminal: Terminal) -> None:
     assert "scope.bad_partition" in refused
     terminal.run("\n".join(tills.splitlines()[:2]))
     until_answered(terminal, "select month, total from tills.monthly", ("2024-01", 140))
+    terminal.run("\n".join(hours.splitlines()[:3]))
+    hourly = "select hour, transfers from blocks.hourly order by hour"
+    until_answered(terminal, hourly, ("2026-11-16T00", 3), ("2026-11-16T01", 2))
+    redone = "traceplane tasks --dag blocks --job hourly --state completed | wc -l"
+    done = int(terminal.run(redone))
+    terminal.run("traceplane emit blocks.heads 4 --emission reorganized")
+    terminal.until(redone, str(done + 1))
+    until_answered(terminal, hourly, ("2026-11-16T00", 3), ("2026-11-16T01", 2))
 
 
 def _jobs_run_for_each_event(terminal: Terminal) -> None:

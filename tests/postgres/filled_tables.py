@@ -82,6 +82,9 @@ insert into outbox (runtime, task_ids) select 'python', array[gen_random_uuid()]
 insert into told_positions (job_id, input_index, bucket, positions)
 select job_id, 0, n, int8multirange(int8range(n * 65536, (n + 1) * 65536))
 from jobs, generate_series(0, 999) n where name in ('tens', 'copy');
+insert into told_periods (job_id, input_index, period, positions)
+select job_id, 0, n, int8multirange(int8range(n * 300, (n + 1) * 300))
+from jobs, generate_series(0, 9999) n where name in ('tens', 'copy');
 insert into known_scopes (job_id, scope_key, partition_key, range_start, range_end, emitted)
 select job_id, 'p:' || n * 10 || '-' || n * 10 + 9, n * 10 || '-' || n * 10 + 9, n * 10, n * 10 + 9, true
 from jobs, generate_series(0, 5000) n where name in ('tens', 'copy');

@@ -322,6 +322,20 @@ def test_open_ranges_are_found_by_job_and_position(filled: Filled) -> None:
     assert plan.read("known_scopes") <= 20
 
 
+def test_periods_and_positions_are_found_by_each_other(filled: Filled) -> None:
+    job = filled.value("select job_id from jobs where name = 'tens'")
+    newest = f"'{job}'", "'{0}'", "'{2999990}'", "'{2999999}'"
+    for statement, arguments, most in (
+        ("set_periods", (*newest, "'{0}'", "'{9999}'", "'{2999990}'", "'{2999999}'"), 5),
+        ("periods_of_positions", newest, 2),
+        ("around_positions", newest, 3),
+        ("around_periods", (f"'{job}'", "'{0}'", "'{5000}'"), 5),
+    ):
+        plan = filled.run("scopes", statement, *arguments)
+        no_sequential_scan(plan)
+        assert plan.read("told_periods") <= most, statement
+
+
 def test_whether_events_tell_of_commits_is_found_by_task(filled: Filled) -> None:
     plan = filled.run("scopes", "told_by", filled.ids("tens", "queued", 20))
     no_sequential_scan(plan)

@@ -612,3 +612,38 @@ async def test_tasks_are_selected_by_the_partitions_of_their_job(plane: ControlP
         with pytest.raises((InvalidInput, NotFound)) as refused:
             await canceled(of_job, start, start)
         assert refused.value.code == code
+
+
+async def test_a_table_that_very_many_scopes_read_recomputes_them_in_pages(plane: ControlPlane) -> None:
+    table = "{from: {dataset: b}, read: all, on_change: recompute}"
+    await plane.deploy(dag(job("j", "{from: {dataset: a}}", table)))
+    assert await new_scopes(plane, "a", 0) == ["0"]
+    await plane.sql(
+        "insert into known_scopes (job_id, scope_key, range_start, range_end, emitted)"
+        " select job_id, 'c:' || n, n, n, true from jobs, generate_series(1, 9999) n where name = 'j__scopes'"
+    )
+    await plane.sql(
+        "insert into told_positions (job_id, input_index, bucket, positions)"
+        " select job_id, 0, n >> 16, range_agg(int8range(n, n + 1)) from jobs, generate_series(1, 9999) n"
+        " where name = 'j__scopes' group by 1, 2, 3"
+        " on conflict (job_id, input_index, bucket)"
+        " do update set positions = told_positions.positions + excluded.positions"
+    )
+    await plane.emit("b", [0])
+    page = await plane.in_process.run_once()
+    assert (page.emitted, page.more) == (2_000, True)
+    # Whatever arrives meanwhile is not held up, and another load of the table waits for its turn.
+    await plane.emit("a", [200_000])
+    await plane.emit("b", [1])
+    await plane.emit("b", [0], emission="again")
+    assert (await plane.in_process.run_once()).emitted == 2_001
+    passes = 2
+    while (page := await plane.in_process.run_once()).emitted:
+        assert page.emitted <= 2_000
+        passes += 1
+    assert passes == 6 + 6
+    counts = await plane.sql(
+        "select count(*) as events, count(distinct scope_key) as scopes from events e"
+        " join jobs j on j.job_id = e.producer_id where j.name = 'j__scopes'"
+    )
+    assert [dict(row) for row in counts] == [{"events": 2 + 2 * 10_001, "scopes": 10_001}]

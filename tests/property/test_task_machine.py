@@ -185,7 +185,7 @@ class DispatcherPair:
         self.run(
             self.planes[0].sql(
                 "truncate events, tasks, task_inputs, outbox, dataset_commits, generation_cursors,"
-                " generation_schemas, told_positions, known_scopes, open_batches, job_pressure, job_holds"
+                " generation_schemas, told_positions, told_periods, known_scopes, open_batches, job_pressure, job_holds"
             )
         )
 

@@ -23,6 +23,7 @@ from tests.terminal import blocks
 from traceplane.columnar.parquet_facts import statistics
 from traceplane.columnar.postgres_csv import as_parquet
 from traceplane.dataplane import datasets
+from traceplane.model import extents
 from traceplane.model.comparisons import may_hold
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.partitions import By, Partitions
@@ -231,3 +232,29 @@ async def test_the_example_of_the_reference_is_deployed_and_reads_its_rows(
         [task] = await worker.take("reader")
         found = worker.operator(task, tmp_path).read("trades")
         assert found["price"].to_pylist() == [Decimal("10.00"), Decimal("19.99")]
+
+
+@pytest.mark.parametrize("type_", ["int64", "timestamp[us, tz=UTC]"])
+def test_rows_of_an_hour_are_read_by_a_column_of_time(
+    spark: SparkSession, tmp_path: Path, type_: str
+) -> None:
+    hours = Partitions(By.HOUR)
+    hour = hours.position("2026-11-16T05")
+    at = [hours.starts_at(hour) + timedelta(minutes=minutes) for minutes in (-1, 0, 30, 59, 60)]
+    arrow = pa.int64() if type_ == "int64" else pa.timestamp("us", "UTC")
+    moments = [int(m.timestamp()) for m in at] if type_ == "int64" else at
+    path = str(tmp_path / "rows.parquet")
+    rows = {"block": [*range(5), 5], "at": pa.array([*moments, None], arrow), "side": ["buy"] * 6}
+    parquet.write_table(pa.table(rows), path)
+    source = OperatorInput(
+        "rows",
+        (path,),
+        where={"side": "buy"},
+        columns=(SchemaColumn("block", "int64"), SchemaColumn("at", type_), SchemaColumn("side", "string")),
+        select=("block",),
+        position="block",
+        kept={path: ((0, 3),)},
+        time_column="at",
+        times=extents.values(type_, hours, (hour, hour)),
+    )
+    assert read(spark, source, "block") == [1, 2]

@@ -46,6 +46,7 @@ def read(spark: SparkSession, source: OperatorInput, *, in_one_part: bool = Fals
         for files, ranges in source.by_kept_ranges()
     ]
     frame: DataFrame = reduce(lambda all_, more: all_.unionByName(more), frames)
+    frame = _within(frame, schema, source.time_column, (source.times,) if source.times is not None else ())
     if in_one_part:
         frame = frame.coalesce(1)
     try:

@@ -79,7 +79,8 @@ class _Reads:
         self._inputs = [
             (generation_id, edge, dataset_id)
             for generation_id, edge, dataset_id in zip(row.row_generations, edges, datasets, strict=True)
-            if edge.read.what is What.SCOPE
+            # Which rows a period has is known only from what was committed, so nothing of it can be missing.
+            if edge.read.what is What.SCOPE and edge.read.time_column is None
         ]
 
     def needs(self, scopes: Sequence[Scope]) -> list[Need]:

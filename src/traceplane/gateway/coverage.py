@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from uuid import UUID
 
 import msgspec
 
@@ -11,11 +12,11 @@ from traceplane.gateway import cron_sources
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.counted import counted
-from traceplane.model.edges import Edge, WaitFor, What
+from traceplane.model.edges import EVERYTHING, Edge, WaitFor, What
 from traceplane.model.partitions import By, Partitions
 from traceplane.model.positions import Range
 from traceplane.operators import catalog
-from traceplane.postgres import aggregator, coverage, registry
+from traceplane.postgres import aggregator, coverage, registry, scopes
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
 from traceplane.postgres.database import Transaction
 from traceplane.wire.control import CoverageView, CronView, ReasonView, ScopeExplanation
@@ -114,19 +115,30 @@ class _Why:
             positions = positions[0] // size * size, positions[1] // size * size + size - 1
         tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_COUNTED)
         reasons = _of_tasks(name, tasks, _of_correction)
-        for used, edge in await self._inputs_of(producer, What.SCOPE):
-            read_positions = edge.reads(positions)
-            read = await coverage.missing_positions(self._tx, self._org, used, read_positions)
+        for used in await self._inputs_of(producer, What.SCOPE):
+            if (read_positions := await self._reads(used, positions)) is None:
+                continue
+            read = await coverage.missing_positions(self._tx, self._org, used.dataset_id, read_positions)
             if read is not None:
                 reasons += await self.outdated(read, read_positions, depth + 1)
         return reasons
 
-    async def _inputs_of(self, producer: Producer, *what: What) -> list[tuple[str, Edge]]:
+    async def _inputs_of(self, producer: Producer, *what: What) -> list[_Input]:
         """The datasets of which a job reads so much, and how."""
         (row,) = await registry.job_payloads(self._tx, [producer.job_id])
         edges = {i.input_index: edge for i, edge in row.edges()}
-        inputs = [(used["dataset_id"], edges[used["input_index"]]) for used in row.inputs]
-        return [(dataset_id, edge) for dataset_id, edge in inputs if edge.read.what in what]
+        inputs = [
+            _Input(row.job_id, used["input_index"], used["dataset_id"], edges[used["input_index"]])
+            for used in row.inputs
+        ]
+        return [used for used in inputs if used.edge.read.what in what]
+
+    async def _reads(self, used: _Input, positions: Range) -> Range | None:
+        """What a scope reads of an input; None if it has no rows of that time."""
+        if used.edge.read.time_column is None:
+            return used.edge.reads(positions)
+        (found,) = await scopes.positions_in_periods(self._tx, [(used.job_id, used.input_index, positions)])
+        return found
 
     async def _one(self, read: MissingPositions, positions: Range, depth: int) -> list[ReasonView]:
         dataset, producer, written = read.dataset_id, read.producer, read.partitions.written
@@ -216,13 +228,19 @@ class _Why:
         self, dataset: str, producer: Producer, positions: Range, where: str, depth: int
     ) -> list[ReasonView]:
         reasons: list[ReasonView] = []
-        for name, edge in await self._inputs_of(producer, What.ALL, What.LATEST):
+        for used in await self._inputs_of(producer, What.ALL, What.LATEST):
+            name = used.dataset_id
             read = await coverage.missing_positions(self._tx, self._org, name, positions)
-            if edge.read.wait_for is not WaitFor.NOTHING and read is not None and read.begins is None:
+            if used.edge.read.wait_for is not WaitFor.NOTHING and read is not None and read.begins is None:
                 reasons.append(ReasonView("input", f"{dataset} waits for the first rows of {name}."))
-        for name, edge in await self._inputs_of(producer, What.SCOPE):
-            read = await coverage.missing_positions(self._tx, self._org, name, edge.reads(positions))
-            missing = _waited_for(read, edge, positions) if read is not None else ()
+        for used in await self._inputs_of(producer, What.SCOPE):
+            name, reads = used.dataset_id, await self._reads(used, positions)
+            if used.edge.read.time_column is not None:
+                reasons += await self._of_times(dataset, used, positions, where, reads)
+            if reads is None:
+                continue
+            read = await coverage.missing_positions(self._tx, self._org, name, reads)
+            missing = _waited_for(read, used.edge, positions) if read is not None else ()
             if read is not None:
                 reasons += [_of_dropped(read, dropped) for dropped in read.dropped[:_RANGES_FOLLOWED]]
             if read is None or not missing:
@@ -233,6 +251,32 @@ class _Why:
             )
             reasons += await self.of(replace(read, missing=missing), depth + 1)
         return reasons
+
+    async def _of_times(
+        self, dataset: str, used: _Input, positions: Range, where: str, reads: Range | None
+    ) -> list[ReasonView]:
+        """Of an input that is read by a column of time: whether it has rows of that time, and later ones."""
+        wait_for, name = used.edge.read.wait_for, used.dataset_id
+        if wait_for in (WaitFor.ALL, WaitFor.END):
+            later = positions[1] + 1, EVERYTHING[1]
+            if (await scopes.positions_in_periods(self._tx, [(used.job_id, used.input_index, later)]))[
+                0
+            ] is None:
+                sentence = (
+                    f"{dataset} waits for rows of {name} that are later than {where}: it may not be over."
+                )
+                return [ReasonView("input", sentence)]
+        if reads is None and wait_for is not WaitFor.NOTHING:
+            return [ReasonView("input", f"{dataset} lacks {where}: {name} has no rows of that time.")]
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    job_id: UUID
+    input_index: int
+    dataset_id: str
+    edge: Edge
 
 
 def _ticks(cron: CronView) -> str:
@@ -253,6 +297,8 @@ def _ranges(partitions: Partitions, ranges: Sequence[Range]) -> str:
 def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[Range, ...]:
     """What of an input is missing for a scope; a window that reaches back beyond its first position needs nothing
     there."""
+    if edge.read.time_column is not None:
+        return read.missing if edge.read.wait_for is WaitFor.ALL else ()
     begins, own = read.begins, edge.own(positions)
     first = own[0] if begins is None else min(begins, own[0])
     clipped = [(max(a, first), b) for a, b in read.missing]

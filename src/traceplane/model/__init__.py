@@ -13,6 +13,7 @@ dataset_schema  which schemas may follow each other in one generation of a datas
 durations       lengths of time as people write them
 edges           what a task reads of an input, and which scopes a change of it makes stale
 explain         why a task is waiting, in sentences
+extents         which positions of an input have rows in which periods, by a column of time
 file_places     the folders and S3 prefixes that file sources may list
 hidden_values   removes values that an operator was passed from the text that it wrote
 hook_keys       which variables hold the signing keys of webhook sources, and whose they are

@@ -1,7 +1,8 @@
 """What a task reads of an input, and which of a job's scopes a change of the input makes stale.
 
 Both are pure functions of ranges of positions and belong together: a scope s is affected by a change c exactly when
-what s reads overlaps c. Routing, readiness, invalidation and reading use these two functions and nothing else.
+what s reads overlaps c. Routing, readiness, invalidation and reading use these two functions and nothing else. Of an
+input that is read by a column of time, they are those of `model.extents`, which need to know what was committed.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Read:
     after: int = 0
     wait_for: WaitFor = WaitFor.ALL
     on_change: OnChange = OnChange.RECOMPUTE
+    time_column: str | None = None
+    """Of an input by position: the column that says which period of the job a row is in."""
 
     @property
     def is_plain(self) -> bool:

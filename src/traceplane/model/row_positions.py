@@ -20,6 +20,9 @@ from traceplane.model.positions import Range
 ValueRange = tuple[int | str | None, int | str | None]
 """The first value, which is included, and the end, which is not; None for no bound."""
 
+WHOLE_NUMBERS = ("int8", "int16", "int32", "int64")
+"""The Arrow types of columns that hold positions, or seconds."""
+
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 

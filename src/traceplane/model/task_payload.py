@@ -30,9 +30,11 @@ class OperatorInput:
     """The column that holds a row's position, if the dataset has one."""
     kept: dict[str, Ranges] = field(default_factory=dict)
     """The ranges of the position column to read of files that are not read in full."""
-
     attached: dict[str, str] = field(default_factory=dict)
     """Of the job's own file source: the files that the rows name, by their paths there, and where copies are."""
+    time_column: str | None = None
+    times: ValueRange | None = None
+    """If there is such a column: its values in the rows of the task's periods; others are not read."""
 
     def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
         """The files, grouped by the ranges to read of them; no ranges: the whole file."""

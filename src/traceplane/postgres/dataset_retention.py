@@ -9,7 +9,7 @@ from uuid import UUID
 from traceplane.model.edges import What
 from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
-from traceplane.postgres import hot_tables
+from traceplane.postgres import hot_tables, scopes
 from traceplane.postgres.database import Transaction, statements
 from traceplane.postgres.registry import job_payloads, partitions_of
 
@@ -80,4 +80,10 @@ async def not_computable(tx: Transaction, job_id: UUID) -> list[Range]:
         return []
     (row,) = await job_payloads(tx, [job_id])
     edges = {i.input_index: edge for i, edge in row.edges() if edge.read.what is What.SCOPE}
-    return [edges[index].concerned(positions) for index, positions in dropped if index in edges]
+    by_time = [one for one in dropped if one[0] in edges and edges[one[0]].read.time_column is not None]
+    periods = await scopes.periods_with_positions(tx, job_id, by_time) if by_time else []
+    return [(period, period) for period in periods] + [
+        edges[index].concerned(positions)
+        for index, positions in dropped
+        if index in edges and edges[index].read.time_column is None
+    ]

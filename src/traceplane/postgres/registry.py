@@ -317,6 +317,8 @@ class InputEdge:
 
     input_index: int
     generation_id: UUID
+    row_generation_id: UUID
+    """The generation whose rows are read."""
     role: InputRole
     read: Read
     partitions: Partitions

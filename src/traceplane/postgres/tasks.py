@@ -96,8 +96,8 @@ class QueuedTask:
     range_end: int
     traceparent: str | None
     backfill: bool
-    next_position: int
-    """Where an earlier pass left off; otherwise the first."""
+    next_position: int | None
+    """Where an earlier pass left off."""
     next_attempt: AttemptFacts
     """The attempt that this transaction makes."""
 
@@ -313,7 +313,7 @@ async def take_in_process(tx: Transaction, job_id: UUID, limit: int) -> list[Que
             range_end=r["range_end"],
             traceparent=r["traceparent"],
             backfill=r["backfill"],
-            next_position=(r["progress"] or {}).get("next_position", r["range_start"]),
+            next_position=(r["progress"] or {}).get("next_position"),
             next_attempt=AttemptFacts(
                 attempt=r["attempt"] + 1,
                 max_attempts=r["max_attempts"],

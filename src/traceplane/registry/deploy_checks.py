@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
-from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model import column_types, extents
+from traceplane.model.dag import Dag, Input, Job, SourceKind, Storage, UpdateStrategy, WriteMode
 from traceplane.model.edges import same_periods
 from traceplane.model.near_names import nearest
+from traceplane.model.partitions import Partitions
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators.grouping import rows_of
 from traceplane.postgres import registry, versions, webhooks
@@ -132,6 +134,9 @@ def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | 
                 value=", ".join(sorted(hot & reads)),
                 next_step="keep the dataset as Parquet, or read a compacted one",
             )
+        for used in job.inputs:
+            if used.read.time_column is not None and rows_of(used.dataset_id, dag) in hot:
+                return _no_times(job.generated_for or job.name, used.dataset_id)
     return None
 
 
@@ -219,16 +224,51 @@ async def _dataset_refusal(
         return refusal
     for job in dag.jobs:
         for used in job.inputs:
-            columns = rows[used.dataset_id].columns if used.dataset_id in dag.external_datasets else []
-            unknown = sorted(set(used.columns) - set(columns))
-            if columns and unknown:
-                return InvalidInput(
-                    "deploy.config_invalid",
-                    f"job {job.name}: the dataset {used.dataset_id} has no such column",
-                    value=unknown[0],
-                    next_step="correct the columns of the input",
-                )
+            if used.dataset_id in dag.external_datasets and (
+                refusal := _column_refusal(job, used, rows[used.dataset_id], dag)
+            ):
+                return refusal
     return _query_refusal(dag, runtimes, rows)
+
+
+def _column_refusal(job: Job, used: Input, stored: StoredDataset, dag: Dag) -> UserError | None:
+    """Columns that an input names of a dataset of another DAG."""
+    name, time_column = job.generated_for or job.name, used.read.time_column
+    unknown = sorted({*used.columns, *([time_column] if time_column else [])} - set(stored.columns))
+    if stored.columns and unknown:
+        return InvalidInput(
+            "deploy.config_invalid",
+            f"job {name}: the dataset {used.dataset_id} has no such column",
+            value=unknown[0],
+            next_step="correct the columns of the input",
+        )
+    if time_column is None:
+        return None
+    if stored.sql is not None or stored.definition.get("storage") == Storage.POSTGRES:
+        return _no_times(name, used.dataset_id)
+    types = {column["name"]: column["type"] for column in stored.definition.get("columns") or ()}
+    own = dag.datasets_by_id[job.outputs[0].dataset_id].partitions if job.outputs else Partitions()
+    type_ = types.get(time_column)
+    if (
+        type_ is not None
+        and (fault := extents.misfit(column_types.arrow_type(type_) or type_, own)) is not None
+    ):
+        return InvalidInput(
+            "deploy.config_invalid",
+            f"job {name}: the column {time_column} of {used.dataset_id} is {type_}: {fault}",
+            value=time_column,
+            next_step="name a column of type timestamp, or bigint with the seconds since 1970",
+        )
+    return None
+
+
+def _no_times(job: str, dataset_id: str) -> UserError:
+    return InvalidInput(
+        "deploy.hot_input_unsupported",
+        f"job {job}: time_column needs files that say which times their rows have",
+        value=dataset_id,
+        next_step="keep the dataset as Parquet, or read a compacted one",
+    )
 
 
 async def _repartition_refusal(

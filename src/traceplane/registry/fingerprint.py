@@ -121,6 +121,8 @@ def _input(used: Input) -> dict[str, Any]:
     # Newer fields are left out where they are not used, so that deployed jobs keep their fingerprints.
     columns = {"columns": list(used.columns)} if used.columns else {}
     read = {} if used.read.is_plain else {"read": asdict(used.read)}
+    if read and used.read.time_column is None:
+        del read["read"]["time_column"]
     role = {} if used.role is InputRole.FEEDS else {"role": used.role}
     return {"name": used.name, "dataset": used.dataset_id, "where": used.where, **columns, **read, **role}
 

@@ -117,6 +117,8 @@ class InputRef(Wire, frozen=True):
     """Whether the rows are in a hot table."""
     with_files: bool = False
     """Whether the rows name files of the job's own file source, which the operator gets."""
+    time_column: str | None = None
+    """The column that says which rows a task reads: those in its periods."""
 
 
 class OutputRef(Wire, frozen=True):
@@ -252,6 +254,8 @@ class ClaimedTask(Wire, frozen=True):
     """Per input, the live files in the task's scope, except those in which no row can match `where`."""
     input_schemas: list[list[ColumnSchema] | None] = []
     """Per input, every column that its files may have; None if that is unknown."""
+    input_times: list[ValueRange | None] = []
+    """Per input with a `time_column`, the values of the rows in the task's periods; empty if no input has one."""
     hot_inputs: list[HotInput | None] = []
     """Per input, where its rows are if it is hot; empty if no input is hot."""
     output_files: list[list[InputFile]] = []

@@ -55,8 +55,9 @@ def _inputs(
     files_by_input = task.input_files or [[] for _ in job.inputs]
     schemas = task.input_schemas or [None for _ in job.inputs]
     inputs = []
-    for number, (declared, files, columns) in enumerate(
-        zip(job.inputs, files_by_input, schemas, strict=True)
+    times_by_input = task.input_times or [None for _ in job.inputs]
+    for number, (declared, files, columns, times) in enumerate(
+        zip(job.inputs, files_by_input, schemas, times_by_input, strict=True)
     ):
         paths = store.input_paths(files)
         inputs.append(
@@ -73,6 +74,8 @@ def _inputs(
                     for path, file in zip(paths, files, strict=True)
                     if file.kept is not None
                 },
+                time_column=declared.time_column,
+                times=times,
             )
         )
     return tuple(inputs)

@@ -5,6 +5,7 @@
     operator    what an operator receives, and what it returns
     scopes      which scopes of a job are ready, and which a change of an input makes stale
     splitter    a partition becomes one cursor event for each of its positions
+    told_times  in which periods the rows of inputs are that are read by a column of time
 
 Taking the tasks, doing the work, emitting its events and finishing the tasks commit together, so there is
 no lease, and no partial result is ever visible. No user code runs here.

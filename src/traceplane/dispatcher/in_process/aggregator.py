@@ -133,7 +133,7 @@ async def _changed(
     """The closed batches that tasks are about, with these tasks."""
     if not accepted:
         return []
-    closed = await scopes.overlapping(tx, job_id, [(t.range_start, t.range_end) for t in accepted])
+    closed, _ = await scopes.overlapping(tx, job_id, [(t.range_start, t.range_end) for t in accepted])
     return [(scope, [accepted[number - 1] for number in scope.ranges]) for scope in closed]
 
 

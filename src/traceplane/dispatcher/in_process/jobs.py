@@ -95,7 +95,10 @@ def definition_of(row: JobRow) -> InProcessJob:
         row.job_id,
         row.definition.config,
         [UUID(output["dataset_version"]) for output in row.outputs],
-        [InProcessInput(i.input_index, i.generation_id, edge) for i, edge in row.edges()],
+        [
+            InProcessInput(i.input_index, i.generation_id, i.row_generation_id, edge)
+            for i, edge in row.edges()
+        ],
         row.partitions,
     )
 

@@ -21,6 +21,7 @@ MAX_POSITIONS_PER_EVENT = 100_000
 class InProcessInput:
     input_index: int
     generation_id: UUID
+    row_generation_id: UUID
     edge: Edge
 
 

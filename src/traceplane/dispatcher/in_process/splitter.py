@@ -31,7 +31,7 @@ async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -
         room = (_EVENTS_PER_PASS - len(events)) // max(1, len(job.outputs))
         if room <= 0:
             break
-        first = task.next_position
+        first = task.range_start if task.next_position is None else task.next_position
         last = min(task.range_end, first + room - 1)
         events += (
             NewEvent(

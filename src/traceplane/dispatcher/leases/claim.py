@@ -111,6 +111,7 @@ def _claimed_task(claimed: Claimed, entry: JobEntry, data: ClaimedData, token: i
         else _scope(c.partition_key, c.range_start, c.range_end),
         input_files=data.input_files.get(c.task_id, []),
         input_schemas=data.input_schemas.get(c.task_id, []),
+        input_times=data.input_times.get(c.task_id, []),
         hot_inputs=data.hot_inputs.get(c.task_id, []),
         output_files=data.output_files.get(c.task_id, []),
         seen_commit=data.seen_commits.get(c.task_id),

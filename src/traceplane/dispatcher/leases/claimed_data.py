@@ -16,16 +16,18 @@ from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
 from traceplane.model.committed_file import CommittedFile
 from traceplane.model.comparisons import may_hold
 from traceplane.model.dataset_schema import as_read
-from traceplane.model.edges import EVERYTHING, What
+from traceplane.model.edges import EVERYTHING, Edge, What
+from traceplane.model.extents import UnknownTimes, periods_of, values
 from traceplane.model.positions import Range, kept
-from traceplane.model.row_positions import PositionColumn
-from traceplane.postgres import commits, events, executions, generation_schemas
+from traceplane.model.row_positions import PositionColumn, ValueRange
+from traceplane.postgres import commits, events, executions, generation_schemas, scopes
 from traceplane.postgres.commits import LiveCommit, WholeRead
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.tasks import Claimed
 from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
 
 _RESUMED_CURSORS = 2048
+_INSTANT = "timestamp[us, tz=UTC]"
 
 Word = tuple[int, str, str]
 """A cursor, and the emission and kind of the last event about it."""
@@ -37,6 +39,7 @@ class ClaimedData:
 
     input_files: dict[UUID, list[list[InputFile]]] = field(default_factory=dict)
     input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
+    input_times: dict[UUID, list[ValueRange | None]] = field(default_factory=dict)
     hot_inputs: dict[UUID, list[HotInput | None]] = field(default_factory=dict)
     output_files: dict[UUID, list[list[InputFile]]] = field(default_factory=dict)
     seen_commits: dict[UUID, int] = field(default_factory=dict)
@@ -77,11 +80,17 @@ async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID
 async def _inputs(
     tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry], data: ClaimedData
 ) -> None:
+    by_time = await _positions_by_time(tx, reading, jobs)
     scoped = [
-        (c, number, jobs[c.job_id].reads(number, (c.range_start, c.range_end)))
+        (c, number, positions)
         for c in reading
         if c.range_start is not None and c.range_end is not None
-        for number in range(len(jobs[c.job_id].edges))
+        for number, edge in enumerate(jobs[c.job_id].edges)
+        for positions in (
+            by_time[c.task_id, number]
+            if edge.read.time_column is not None
+            else [jobs[c.job_id].reads(number, (c.range_start, c.range_end))]
+        )
     ]
     live = await commits.read_by_tasks(
         tx, [(jobs[c.job_id].row_generations[number], positions) for c, number, positions in scoped]
@@ -119,15 +128,64 @@ async def _inputs(
         entry = jobs[c.job_id]
         sides = list(zip(entry.payload.inputs, entry.row_generations, strict=True))
         data.input_schemas[c.task_id] = [schemas.get(generation) for _, generation in sides]
+        if any(i.time_column for i, _ in sides):
+            data.input_times[c.task_id] = [
+                _times(entry.edges[number], c, types.get(generation, {}))
+                for number, (_, generation) in enumerate(sides)
+            ]
         data.input_files[c.task_id] = [
             [
                 _handed(f)
                 for commit, positions in input_commits.get((c.task_id, number), [])
                 for f in _of_range(commit, positions, positions_in.get(generation))
                 if not i.where or may_hold(f, i.where, types.get(generation, {}))
+                if _in_periods(entry.edges[number], c, f)
             ]
             for number, (i, generation) in enumerate(sides)
         ]
+
+
+async def _positions_by_time(
+    tx: Transaction, reading: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]
+) -> dict[tuple[UUID, int], list[Range]]:
+    """Per task and input that is read by a column of time: the range of positions with rows in its periods, if any."""
+    asked = [
+        (
+            c,
+            number,
+            (c.job_id, jobs[c.job_id].payload.inputs[number].input_index, (c.range_start, c.range_end)),
+        )
+        for c in reading
+        if c.range_start is not None and c.range_end is not None
+        for number, edge in enumerate(jobs[c.job_id].edges)
+        if edge.read.time_column is not None
+    ]
+    if not asked:
+        return {}
+    found = await scopes.positions_in_periods(tx, [periods for _, _, periods in asked])
+    return {
+        (c.task_id, number): [] if positions is None else [positions]
+        for (c, number, _), positions in zip(asked, found, strict=True)
+    }
+
+
+def _times(edge: Edge, task: Claimed, types: Mapping[str, str]) -> ValueRange | None:
+    """The times of the rows that a task reads of an input."""
+    column = edge.read.time_column
+    if column is None or task.range_start is None or task.range_end is None:
+        return None
+    return values(types.get(column, _INSTANT), edge.job, (task.range_start, task.range_end))
+
+
+def _in_periods(edge: Edge, task: Claimed, file: CommittedFile) -> bool:
+    """Whether a file may have rows in the task's periods."""
+    if edge.read.time_column is None or task.range_start is None or task.range_end is None:
+        return True
+    try:
+        periods = periods_of(file, edge.read.time_column, edge.job)
+    except UnknownTimes:
+        return True
+    return periods is not None and periods[0] <= task.range_end and task.range_start <= periods[1]
 
 
 def _of_range(

@@ -166,7 +166,7 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
   j.max_attempts, j.network, j.function, j.requires,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
-      'where', i.filter, 'columns', i.columns, 'position', rows.position_column,
+      'where', i.filter, 'columns', i.columns, 'position', rows.position_column, 'time_column', i.read->>'time_column',
       'storage', rows.dataset_uuid || '/' || rows.generation_id || '/',
       'hot', exists (select 1 from hot_tables h where h.generation_id = rows.generation_id),
       'with_files', exists (select 1 from job_outputs x join jobs f on f.job_id = x.job_id
@@ -194,7 +194,8 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       order by x.output_index)
     from job_outputs x join datasets ds using (dataset_uuid) where x.job_id = j.job_id), '[]') as outputs,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'generation_id', i.generation_id,
-      'role', i.role, 'read', i.read, 'partitions', coalesce((select v.definition -> 'partitions'
+      'row_generation_id', (select coalesce(g.data_generation_id, g.generation_id) from generations g
+        where g.generation_id = i.generation_id), 'role', i.role, 'read', i.read, 'partitions', coalesce((select v.definition -> 'partitions'
         from dag_version_datasets v where v.generation_id = i.generation_id limit 1), '{}')) order by i.input_index)
     from job_inputs i where i.job_id = j.job_id), '[]') as job_inputs,
   (select v.definition -> 'partitions' from job_outputs x join dag_version_datasets v using (generation_id)

@@ -43,14 +43,11 @@ def parse(
     ordered = _order(problems, drafts, producers, below)
     scoping.check_reads(problems, drafts)
     partitions = scoping.known_partitions(problems, top, ordered, elsewhere)
-    scoping.check_partitions(problems, drafts, partitions)
+    unknown = scoping.undetermined(ordered, partitions, producers)
+    datasets.check_time_columns(problems, top, drafts, partitions)
+    scoping.check_partitions(problems, drafts, partitions, unknown)
     scoping.check_ticks(problems, top, drafts, partitions)
     files.check_patterns(problems, records, partitions)
-    unknown = (
-        {used.dataset_id for draft in drafts for used, _ in draft.inputs}
-        - producers.keys()
-        - elsewhere.keys()
-    )
     scoping.check_per_partition(problems, ordered, partitions, unknown)
     datasets.check_positions(problems, top, partitions, unknown)
     if problems:

@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 
 from traceplane.file_sources.specs import listed_files
-from traceplane.model import column_types, hot_table
+from traceplane.model import column_types, extents, hot_table
 from traceplane.model import dag as model
 from traceplane.model.comparisons import DoesNotFit, fitted
 from traceplane.model.dag import Job
 from traceplane.model.near_names import near
 from traceplane.model.partitions import Partitions
-from traceplane.model.row_positions import PositionColumn
+from traceplane.model.row_positions import WHOLE_NUMBERS, PositionColumn
 from traceplane.operators import catalog
 from traceplane.registry.spec import files, webhooks
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
@@ -149,7 +149,7 @@ def _check_position(problems: Problems, dataset: YamlMap, partitions: Partitions
     if not (type_ := columns[position].get("type")):
         return
     column = PositionColumn(position, column_types.arrow_type(type_) or "", partitions or Partitions())
-    if column.type not in _WHOLE_NUMBERS and not column.is_time:
+    if column.type not in WHOLE_NUMBERS and not column.is_time:
         message = f"positions are whole numbers, dates or timestamps, but {position[:100]!r} is {type_[:100]}"
         suggestion = "name a bigint column" + (
             ", or a timestamp column" if partitions and partitions.is_time else ""
@@ -163,9 +163,6 @@ def _check_position(problems: Problems, dataset: YamlMap, partitions: Partitions
             else "add partitions: { by: day }, or name a bigint column"
         )
         problems.add("spec.bad_position", dataset.at("position"), message, suggestion)
-
-
-_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64")
 
 
 def _columns_by_name(dataset: YamlMap) -> dict[str, YamlMap]:
@@ -209,6 +206,32 @@ def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | No
             problems.add("spec.unknown_column", key, message, near(name, columns))
         elif name in columns and where[name] is not None:
             _check_condition(problems, where[name], node, columns[name])
+
+
+def check_time_columns(
+    problems: Problems, top: YamlMap, drafts: list[Draft], partitions: Mapping[str, Partitions]
+) -> None:
+    """The columns that say in which period of a job a row is, as far as this file declares them."""
+    declared: dict[str, YamlMap | None] = top.get("datasets") or {}
+    for draft in drafts:
+        own = [partitions[o.dataset_id] for o, _ in draft.outputs if o.dataset_id in partitions]
+        for used, item in draft.inputs:
+            column, dataset = used.read.time_column, declared.get(used.dataset_id)
+            if column is None or dataset is None:
+                continue
+            columns, node = _columns_by_name(dataset), item.at("time_column")
+            if _is_virtual(dataset):
+                message = "a virtual dataset has no files that say which times their rows have"
+                problems.add("spec.bad_time_column", node, message, "read the datasets that its SQL reads")
+            elif columns and column not in columns:
+                message = f"no column {column[:100]!r} there"
+                problems.add("spec.unknown_column", node, message, near(column, columns))
+            elif column in columns and (type_ := columns[column].get("type")) and own:
+                fault = extents.misfit(column_types.arrow_type(type_) or type_, own[0])
+                if fault is not None:
+                    message = f"the column {column[:100]!r} is {type_[:100]}: {fault}"
+                    suggestion = "name a column of type timestamp, or bigint with the seconds since 1970"
+                    problems.add("spec.bad_time_column", node, message, suggestion)
 
 
 def _is_field(name: str, columns: dict[str, YamlMap]) -> bool:

@@ -201,6 +201,7 @@ _INPUT: Fields = {
     "where": read.map_of(_condition),
     "columns": read.list_of(_label),
     "read": _what_is_read,
+    "time_column": _label,
     "wait_for": read.choice(edges.WaitFor),
     "on_change": read.choice(edges.OnChange),
 }

@@ -183,6 +183,7 @@ def read_of(item: YamlMap) -> Read:
         window.get("after") or 0,
         wait_for=item.get("wait_for") or (WaitFor.NOTHING if whole else WaitFor.ALL),
         on_change=item.get("on_change") or (OnChange.IGNORE if whole else OnChange.RECOMPUTE),
+        time_column=item.get("time_column"),
     )
 
 

@@ -55,7 +55,7 @@ def known_partitions(
         if (found := partitions_of(problems, dataset)) is not None
     }
     for draft in ordered:
-        scoped = [used.dataset_id for used, _ in draft.inputs if used.read.what is What.SCOPE]
+        scoped = _passing_on(draft)
         inherited = known.get(scoped[0]) if scoped else None
         for output, _ in draft.outputs:
             if inherited is not None:
@@ -66,6 +66,32 @@ def known_partitions(
         if first in known and is_read(draft.record):
             known[files_dataset(first)] = known[first]
     return known
+
+
+def undetermined(
+    ordered: list[Draft], known: Mapping[str, Partitions], produced: Collection[str]
+) -> set[str]:
+    """Datasets whose partitions only a deploy knows: those of other DAGs, and what has the partitions of one.
+
+    `ordered`: upstream first. `produced`: by jobs of this file.
+    """
+    unknown = (
+        {used.dataset_id for draft in ordered for used, _ in draft.inputs} - set(produced) - known.keys()
+    )
+    for draft in ordered:
+        scoped = _passing_on(draft)
+        if scoped and scoped[0] in unknown:
+            unknown.update(output.dataset_id for output, _ in draft.outputs if output.dataset_id not in known)
+    return unknown
+
+
+def _passing_on(draft: Draft) -> list[str]:
+    """The inputs of a job whose partitions may be those of what it writes; the first of them counts."""
+    return [
+        used.dataset_id
+        for used, _ in draft.inputs
+        if used.read.what is What.SCOPE and used.read.time_column is None
+    ]
 
 
 def check_ticks(
@@ -123,6 +149,23 @@ def check_reads(problems: Problems, drafts: list[Draft]) -> None:
                 message = f"an input that is read as {read.what} is never complete"
                 suggestion = "remove wait_for, or write wait_for: any to wait for its first rows"
                 problems.add("spec.never_waits", item.at("wait_for"), message, suggestion)
+            if read.time_column is not None:
+                _check_time_column(problems, draft, read, item)
+
+
+def _check_time_column(problems: Problems, draft: Draft, read: Read, item: YamlMap) -> None:
+    fault = None
+    if read.what is not What.SCOPE:
+        fault = f"read: {read.what} reads all times", "remove time_column or read"
+    elif read.before or read.after:
+        fault = (
+            "a window is counted in positions, not in periods",
+            "remove read, or read a dataset that is by time",
+        )
+    elif draft.record.has("execution_strategy", "Bulk"):
+        fault = "a batch consists of positions, not of periods", "remove execution_strategy and batch"
+    if fault is not None:
+        problems.add("spec.bad_time_column", item.at("time_column"), *fault)
 
 
 def _creates_tasks(read: Read) -> bool:
@@ -192,8 +235,13 @@ def _needs_scopes(draft: Draft, job: Job, own: Partitions | None, known: Mapping
     return any(known.get(used.dataset_id, own) != own for used in job.inputs)
 
 
-def check_partitions(problems: Problems, drafts: list[Draft], known: Mapping[str, Partitions]) -> None:
-    """Positions of an input must say which of the job's scopes they belong to."""
+def check_partitions(
+    problems: Problems, drafts: list[Draft], known: Mapping[str, Partitions], unknown: Collection[str]
+) -> None:
+    """Positions of an input must say which of the job's scopes they belong to.
+
+    `unknown`: datasets whose partitions only a deploy knows.
+    """
     for draft in drafts:
         outputs = [(known[o.dataset_id], item) for o, item in draft.outputs if o.dataset_id in known]
         for other, item in outputs[1:]:
@@ -202,6 +250,12 @@ def check_partitions(problems: Problems, drafts: list[Draft], known: Mapping[str
                 problems.add("spec.partitions_differ", item.at("dataset"), message, "split the job")
         for used, item in draft.inputs:
             theirs = known.get(used.dataset_id)
+            per_partition = draft.record.has("execution_strategy", "PerPartition")  # which is checked below
+            if theirs is None and used.dataset_id not in unknown and not per_partition:
+                theirs = Partitions()
+            if used.read.time_column is not None:
+                _check_periods(problems, draft, item, theirs, outputs[0][0] if outputs else Partitions())
+                continue
             if not outputs or theirs is None or used.read.what is not What.SCOPE:
                 continue
             if not can_map(theirs, outputs[0][0]):
@@ -210,7 +264,27 @@ def check_partitions(problems: Problems, drafts: list[Draft], known: Mapping[str
                     f"write partitions: {{ by: {theirs.by} }} for {draft.outputs[0][0].dataset_id[:100]}, "
                     "or read the input with read: all or read: latest"
                 )
+                if theirs.by is By.POSITION and outputs[0][0].is_time:
+                    suggestion = (
+                        f"add time_column: with the column that holds the time of a row, or {suggestion}"
+                    )
                 problems.add("spec.partitions_differ", item.at("from"), message, suggestion)
+
+
+def _check_periods(
+    problems: Problems, draft: Draft, item: YamlMap, theirs: Partitions | None, own: Partitions
+) -> None:
+    """A column of time maps positions to periods."""
+    if theirs is not None and theirs.by is not By.POSITION:
+        message = f"the input is by {theirs.by}, and time_column is for inputs by position"
+        problems.add("spec.bad_time_column", item.at("time_column"), message, "remove time_column")
+    elif draft.outputs and not own.is_time:
+        output = draft.outputs[0][0].dataset_id
+        message = (
+            f"{output[:100]!r}, which the job writes, is by {own.by}, and time_column needs periods of time"
+        )
+        suggestion = f"add datasets: {{ {output[:100]}: {{ partitions: {{ by: hour }} }} }}"
+        problems.add("spec.bad_time_column", item.at("time_column"), message, suggestion)
 
 
 def check_per_partition(
@@ -218,16 +292,13 @@ def check_per_partition(
 ) -> None:
     """What the inputs of a `PerPartition` job tell must belong to partitions of the job.
 
-    `ordered`: upstream first. `unknown`: datasets of other DAGs whose partitions only a deploy knows.
+    `ordered`: upstream first. `unknown`: datasets whose partitions only a deploy knows.
     """
     ranged: set[str] = set()
-    unknown = set(unknown)
     for draft in ordered:
         scoped = [(used, item) for used, item in draft.inputs if used.read.what is What.SCOPE]
         if draft.record.has("execution_strategy", "PerPartition") and scoped:
             _check_mapped(problems, draft, scoped, known, unknown, ranged)
-        if scoped and scoped[0][0].dataset_id in unknown:
-            unknown.update(output.dataset_id for output, _ in draft.outputs if output.dataset_id not in known)
         batches = draft.record.has("execution_strategy", "Bulk") or draft.record.has("operator", "aggregator")
         passes_on = not draft.record.has("operator", "splitter")
         if batches or (scoped and passes_on and all(used.dataset_id in ranged for used, _ in scoped)):
@@ -252,7 +323,7 @@ def _check_mapped(
     # `check_partitions` compares those that are known.
     mapped = {*unknown, *known} if own.is_named else ranged
     for used, item in scoped:
-        if used.dataset_id not in mapped:
+        if used.dataset_id not in mapped and used.read.time_column is None:
             wanted = f"one {own.by}" if own.is_named else "one partition"
             message = f"PerPartition: the positions of {used.dataset_id[:100]!r} do not belong to {wanted} of the job"
             suggestion = (
