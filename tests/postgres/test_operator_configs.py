@@ -100,6 +100,37 @@ async def test_an_endpoint_is_changed_in_place_while_the_chain_is_named(
         assert [r.job for r in (await steps(plane, other)).rebuilt] == ["ingest", "copy"]
 
 
+async def test_a_field_that_is_changed_in_place_belongs_to_the_version_that_serves(
+    plane: ControlPlane,
+) -> None:
+    """Not to one that is being built, was aborted or was rolled back."""
+
+    async def chunk() -> int:
+        _, config = (await jobs(plane))["ingest"]
+        found: int = config["chunk_blocks"]
+        return found
+
+    await plane.deploy(chain("chunk_blocks: 100"))
+    await plane.emit("head", [1])
+    await plane.run_all()
+    changed = chain("chunk_blocks: 300").replace("basic:copy", "basic:copy_2")
+    assert (await plane.deploy(changed, manual_cutover=True)).building
+    assert await chunk() == 100
+    await plane.abort("chain")
+    assert await chunk() == 100
+    await plane.deploy(changed, manual_cutover=True)
+    await plane.builds.run_once()
+    await plane.run_all()
+    await plane.cutover("chain")
+    assert await chunk() == 300
+    await plane.rollback("chain")
+    assert await chunk() == 100
+    assert not (await plane.deploy(chain("chunk_blocks: 100"))).changed
+    await plane.emit("head", [2])
+    [held] = await plane.claim(await plane.send())
+    assert held.job.config["chunk_blocks"] == 100
+
+
 async def test_a_task_is_handed_the_emission_that_its_operator_asks_for(plane: ControlPlane) -> None:
     await plane.deploy(chain("chunk_blocks: 100"))
     await plane.emit("head", [7], emission="0xabc")

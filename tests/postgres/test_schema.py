@@ -175,11 +175,11 @@ async def test_versions_that_were_deployed_before_are_metered_as_they_said(
     )
     assert tuple(unsaid)[2:] == (
         0, None, 32, None, None, timedelta(hours=2), timedelta(seconds=40), 6,
-        timedelta(seconds=3), timedelta(minutes=6), False, None, None, None, None,
+        timedelta(seconds=3), timedelta(minutes=6), False, None, None, None, None, "{}",
     )  # fmt: skip
     assert tuple(said)[2:] == (
         1, 3, 64, None, timedelta(seconds=1.5), timedelta(seconds=60), timedelta(seconds=7), 2,
-        timedelta(seconds=0.5), timedelta(seconds=9), False, None, None, None, None,
+        timedelta(seconds=0.5), timedelta(seconds=9), False, None, None, None, None, "{}",
     )  # fmt: skip
 
 
@@ -213,6 +213,42 @@ async def test_jobs_that_were_deployed_before_hand_their_tasks_what_they_did(
         "{}",
         "{}",
     ]
+
+
+CHANGED_BEFORE = """
+insert into dags (dag_id, org_id, name) select '00000000-0000-0000-0000-00000000000d', org_id, 'old' from orgs;
+insert into jobs (job_id, dag_id, name, fingerprint, activation, runtime, operator, definition, routed, priority,
+                  dispatch_window, timeout, lease, max_attempts, retry_base, retry_max)
+values ('00000000-0000-0000-0000-00000000000b', '00000000-0000-0000-0000-00000000000d', 'hook', 'f', 'reactive',
+        'dispatcher', 'webhook', '{"config": {"path": "new"}, "history": 3}', true, 0, 64, '1h', '30s', 5, '2s', '5m');
+insert into dag_versions (dag_version_id, dag_id, number, spec, job_fingerprints, definition_fingerprints, state)
+select v.id::uuid, '00000000-0000-0000-0000-00000000000d', v.number, v.spec::jsonb, '{}', '{}', v.state
+from (values
+  ('00000000-0000-0000-0000-000000000001', 1, 'active',
+   '{"jobs": [{"name": "hook", "execution_strategy": "PerUpdate", "config": {"path": "old"}}]}'),
+  ('00000000-0000-0000-0000-000000000002', 2, 'building',
+   '{"jobs": [{"name": "hook", "execution_strategy": "PerUpdate", "config": {"path": "new"}}]}')
+) as v (id, number, state, spec);
+update dags set active_version_id = '00000000-0000-0000-0000-000000000001';
+insert into dag_version_jobs (dag_version_id, job_id, priority, dispatch_window, timeout, lease, max_attempts,
+                              retry_base, retry_max)
+select dag_version_id, '00000000-0000-0000-0000-00000000000b', 0, 64, '1h', '30s', 5, '2s', '5m' from dag_versions;
+"""
+
+
+async def test_a_job_has_the_config_of_the_version_that_serves_after_an_upgrade(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = await migrated_from(
+        empty_url,
+        monkeypatch,
+        "0026",
+        CHANGED_BEFORE,
+        "select v.in_place->'config'->>'path' as says, j.definition->'config'->>'path' as has,"
+        " j.definition->>'history' as facts"
+        " from dag_version_jobs v join jobs j using (job_id) order by v.dag_version_id",
+    )
+    assert [tuple(row) for row in rows] == [("old", "old", "3"), ("new", "old", "3")]
 
 
 def test_migrations_are_numbered_without_a_gap_or_a_repetition() -> None:

@@ -432,6 +432,13 @@ async def test_a_change_of_execution_strategy_may_keep_the_data_and_a_plan_is_da
     await plane.run_all()
     assert (await served(plane, "c"))[-1] == "p:br"
 
+    strategy = "select definition->>'execution_strategy' from jobs where name = 'b'"
+    assert await plane.value(strategy) == "PerPartition"
+    await plane.rollback("main")
+    assert await plane.value(strategy) == "PerUpdate"
+    await plane.rollback("main", to=2)
+    assert await plane.value(strategy) == "PerPartition"
+
     other = per_partition.replace("basic:copy_1", "basic:copy_2")
     more = await steps(other, no_rematerialize=True)
     assert more.blocked_code == "deploy.needs_rematerialize"

@@ -374,6 +374,58 @@ async def test_the_config_of_a_source_changes_in_place(sender: Sender) -> None:
     assert (status, answer["delivery"]) == (200, 1)
 
 
+def _and_a_reader(text: str, entrypoint: str) -> str:
+    return (
+        text
+        + f"""
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{{from: {{job: orders}}}}]
+  outputs: [{{dataset: copied}}]
+  config: {{entrypoint: "basic:{entrypoint}"}}
+"""
+    )
+
+
+async def test_what_a_version_says_of_a_source_holds_while_it_serves(sender: Sender) -> None:
+    """Neither before its cutover, nor once it was aborted or rolled back."""
+    plane, sales = sender.plane, "/hooks/default/sales"
+    signed = _and_a_reader(dag(), "copy")
+    opened = dag("none", "dedupe: { pointer: /id }").replace("path: orders", "path: sales")
+    unsigned = _and_a_reader(opened, "copy_2")
+
+    async def answers(number: int) -> tuple[int, int, int]:
+        """To a signed delivery at the first path, and to unsigned ones at both."""
+        await plane.api.webhooks.refresh()
+        content = {"id": number}
+        key = f"d-{number}"
+        return (
+            (await sender.post(content, from_github(content, key)))[0],
+            (await sender.post({"id": -number}))[0],
+            (await sender.post({"id": -number}, path=sales))[0],
+        )
+
+    await plane.deploy(signed)
+    assert await answers(1) == (200, 403, 404)
+    assert (await plane.deploy(unsigned, manual_cutover=True)).building
+    assert await answers(2) == (200, 403, 404)
+    with pytest.raises(Conflict, match=r"deploy\.webhook_path_taken"):  # it is about to have it
+        await plane.deploy(dag(name="other").replace("path: orders", "path: sales"))
+    await plane.abort("shop")
+    assert await answers(3) == (200, 403, 404)
+    assert not (await plane.deploy(signed)).changed
+
+    await plane.deploy(unsigned)
+    await plane.run_all()
+    for _ in range(5):
+        await plane.builds.run_once()
+        await plane.run_all()
+    assert await answers(4) == (404, 404, 200)
+    await plane.rollback("shop", drop_missing=True)
+    assert await answers(5) == (200, 403, 404)
+
+
 async def test_a_path_belongs_to_one_source_of_an_organization(sender: Sender) -> None:
     await sender.plane.deploy(dag())
     with pytest.raises(Conflict) as refused:
@@ -382,10 +434,7 @@ async def test_a_path_belongs_to_one_source_of_an_organization(sender: Sender) -
     # A rollback may bring a path back that another source has by now: then nobody gets it.
     await sender.plane.deploy(dag().replace("path: orders", "path: free"))
     await sender.plane.deploy(dag(name="other"))
-    await sender.plane.sql(
-        "update jobs set definition = jsonb_set(definition, '{config,path}', '\"orders\"')"
-        " where source_kind = 'webhook'"
-    )
+    await sender.plane.rollback("shop")
     await sender.plane.api.webhooks.refresh()
     assert await sender.refused({}, from_github({})) == (503, "webhook.path_ambiguous")
 

@@ -15,7 +15,6 @@ from traceplane.model.job_definition import InputView, JobDefinition, VirtualInp
 
 _POSTGRES = Path(str(resources.files("traceplane.postgres")))
 _JOBS_DEFINITION = re.compile(r"\b[jp]\.definition\s*((?:(?:->>?|\?)\s*'\w+'\s*)+)")
-_WRITTEN = re.compile(r"update jobs set definition = jsonb_set\(definition, '\{(\w+)\}'")
 _FREE = {"config"}
 """Below it the keys are an operator's own."""
 
@@ -27,8 +26,6 @@ def _paths() -> dict[tuple[str, ...], str]:
         text = file.read_text()
         for keys in _JOBS_DEFINITION.findall(text):
             paths[tuple(re.findall(r"'(\w+)'", keys))] = file.name
-        for key in _WRITTEN.findall(text):
-            paths[(key,)] = file.name
     return paths
 
 
@@ -38,7 +35,6 @@ def test_sql_names_only_keys_that_a_definition_has() -> None:
         ("virtual",),
         ("virtual", "datasets"),
         ("update_strategy",),
-        ("execution_strategy",),
     } <= paths.keys()
     for (key, *below), file in paths.items():
         assert key in {f.name for f in fields(JobDefinition)}, f"{file}: {key}"

@@ -22,6 +22,7 @@ from traceplane.model.dag import (
     Output,
     UpdateStrategy,
 )
+from traceplane.model.job_definition import OperatorFacts
 from traceplane.operators.processing import QUERY
 from traceplane.postgres import registry, tasks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
@@ -68,7 +69,7 @@ async def start(
                 writes=[Generation(dataset_uuid, generation_id)],
                 views=query.views,
             )
-            await registry.map_job(tx, version_id, job_id, job, window)
+            await registry.map_job(tx, version_id, job_id, job, window, OperatorFacts())
             await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)

@@ -1,7 +1,9 @@
 """The definition of a deployed job, as `jobs.definition` stores it: everything that determines the data of its tasks.
 
-`registry.job_rows` is the only writer, `postgres.registry` the only reader. Upgrades of the platform do not rewrite
-definitions, so a new field needs a default. A test checks the JSON keys that SQL names against these fields.
+`registry.job_rows` writes it, and `postgres.registry` is the only reader. The config, the execution strategy and the
+facts of the operator change in place: each version has its own, which its jobs get when it begins to serve. Upgrades of
+the platform do not rewrite definitions, so a new field needs a default. A test checks the JSON keys that SQL names
+against these fields.
 """
 
 from __future__ import annotations

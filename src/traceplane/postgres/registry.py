@@ -294,21 +294,16 @@ async def redefine_inputs(tx: Transaction, job_id: UUID, definition: JobDefiniti
     await tx.rows(_SQL["redefine_inputs"], job_id, _stored(definition))
 
 
-async def set_strategy(tx: Transaction, job_id: UUID, strategy: str) -> None:
-    """Of a job that keeps its data under another execution strategy."""
-    await tx.rows(_SQL["set_strategy"], job_id, strategy)
-
-
-async def set_config(tx: Transaction, job_id: UUID, config: JsonObject, facts: OperatorFacts) -> None:
-    """Of a job that keeps its data: the parts of its definition that do not affect the data."""
-    await tx.rows(_SQL["set_config"], job_id, {"config": config, **asdict(facts)})
-
-
-async def map_job(tx: Transaction, version_id: UUID, job_id: UUID, job: Job, window: int) -> None:
-    """A job as this version meters it, and fires it if it is a cron source."""
+async def map_job(
+    tx: Transaction, version_id: UUID, job_id: UUID, job: Job, window: int, facts: OperatorFacts
+) -> None:
+    """A job as this version meters and configures it, and fires it if it is a cron source: what changes in place takes
+    effect when the version begins to serve, and ends with it."""
     is_cron = job.source is not None and job.source.kind is SourceKind.CRON
     source = asdict(job.source) if job.source is not None and is_cron else None
-    await tx.rows(_SQL["map_job"], version_id, job_id, *_execution_fields(job.execution, window), source)
+    in_place = {"config": job.config, "execution_strategy": str(job.execution_strategy), **asdict(facts)}
+    limits = _execution_fields(job.execution, window)
+    await tx.rows(_SQL["map_job"], version_id, job_id, *limits, source, in_place)
 
 
 @dataclass(frozen=True, slots=True)

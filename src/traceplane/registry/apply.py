@@ -235,11 +235,8 @@ class _NewVersion:
         serving = await registry.serving_jobs(self.tx, self.dag_id)
         for job in self.dag.jobs:
             job_id = serving[job.name] if job.name in self.kept_jobs else await self._add_job(job)
-            if job.name in self.kept_jobs:
-                await registry.set_strategy(self.tx, job_id, job.execution_strategy)
-                facts = operator_facts.of_job(job, self.runtimes)
-                await registry.set_config(self.tx, job_id, job.config, facts)
-            await registry.map_job(self.tx, version_id, job_id, job, self.window)
+            facts = operator_facts.of_job(job, self.runtimes)
+            await registry.map_job(self.tx, version_id, job_id, job, self.window, facts)
 
     async def _add_job(self, job: Job) -> UUID:
         code_bundle = None

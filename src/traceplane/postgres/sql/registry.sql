@@ -141,22 +141,13 @@ order by j.job_id for update of j
 with gone as (delete from job_inputs where job_id = $1)
 update jobs set definition = $2, revision = revision + 1 where job_id = $1
 
--- name: set_strategy
--- How events become tasks of a job that keeps its data.
-update jobs set definition = jsonb_set(definition, '{execution_strategy}', to_jsonb($2::text)), revision = revision + 1
-where job_id = $1 and definition->>'execution_strategy' is distinct from $2::text
-
--- name: set_config
--- The config of a job that keeps its data, and the facts of its operator.
-update jobs set definition = definition || $2::jsonb, revision = revision + 1
-where job_id = $1 and definition is distinct from definition || $2::jsonb
-
 -- name: map_job
--- A job of a version: how the version meters it, and when it fires it, if it is a cron source.
+-- A job of a version: how the version meters it, when it fires it, if it is a cron source, and the parts of its
+-- definition that change in place.
 insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
                               max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network,
-                              backfill_concurrency, function, requires, source)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+                              backfill_concurrency, function, requires, source, in_place)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 
 -- name: job_payloads
 -- What workers need to know about jobs; fixed for one (job_id, revision).

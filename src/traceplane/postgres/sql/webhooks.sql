@@ -17,10 +17,11 @@ select pg_advisory_xact_lock(1953718640, hashtext($1::text))
 
 -- name: paths_elsewhere
 -- Which of these paths sources of other DAGs have, in versions that serve or are being built.
-select j.definition->'config'->>'path' as path, d.name as dag, coalesce(j.definition->>'generated_for', j.name) as job
+select v.in_place->'config'->>'path' as path, d.name as dag, coalesce(j.definition->>'generated_for', j.name) as job
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
-where j.source_kind = 'webhook' and j.definition->'config' ? 'path' and j.routed
-  and o.slug = $1 and d.name <> $2 and j.definition->'config'->>'path' = any($3::text[])
+join dag_version_jobs v on v.job_id = j.job_id join dag_versions w using (dag_version_id)
+where j.source_kind = 'webhook' and j.definition->'config' ? 'path' and j.routed and w.state in ('active', 'building')
+  and o.slug = $1 and d.name <> $2 and v.in_place->'config'->>'path' = any($3::text[])
 order by 1, 2
 
 -- name: add_keys
