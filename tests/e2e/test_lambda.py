@@ -151,6 +151,23 @@ async def test_a_function_that_the_runtime_does_not_name_is_refused(
     assert refused.value.code == "deploy.function_not_allowed"
 
 
+async def test_a_dispatcher_calls_only_functions_that_its_own_settings_allow(
+    platform: Platform, service: LambdaService, tmp_path: Path
+) -> None:
+    """They may be narrower than those of the gateway that took the deploy."""
+    number = add(service, "number", tmp_path)
+    await platform.deploy(numbers(defaults="{max_attempts: 1}"))
+    await platform["dispatcher-1"].stop()
+    (tmp_path / "lambda.toml").write_text(SETTINGS.replace("my-*", "your-*"))
+    await platform["dispatcher-1"].start()
+    await platform.emit("numbers.in", [1])
+    assert await settle(platform) == {"dead": 1}
+    error = await error_of(platform)
+    assert error["code"] == "invoke.refused"
+    assert "do not let the job call this function" in error["message"]
+    assert number.calls == 0
+
+
 async def test_a_function_that_fails_says_why(
     platform: Platform, service: LambdaService, tmp_path: Path
 ) -> None:
