@@ -248,8 +248,9 @@ async def test_names_that_are_no_partitions_are_refused_and_nothing_is_emitted(p
         (named("a", "2026-02-30"), "scope.bad_partition"),
         (named("a", "2025-12-31"), "scope.bad_partition"),
         (named("a", "2026-02"), "scope.bad_partition"),
+        (named("a", "9999-12-31"), "scope.bad_partition"),
         (named("a", "2026-02-02", "2026-02-01"), "scope.bad_range"),
-        (named("a", "2026-02-02", "9999-02-01"), "scope.range_too_wide"),
+        (named("a", "2026-02-02", "8999-02-01"), "scope.range_too_wide"),
         (ManualEvent("a", Scope(cursor=7)), "scope.needs_name"),
         (ManualEvent("a", Scope(partition_key="2026-02-01", start=7, end=7)), "scope.wrong_position"),
         (named("b", "2026-02-01"), "scope.bad_partition"),
@@ -647,3 +648,24 @@ async def test_a_table_that_very_many_scopes_read_recomputes_them_in_pages(plane
         " join jobs j on j.job_id = e.producer_id where j.name = 'j__scopes'"
     )
     assert [dict(row) for row in counts] == [{"events": 2 + 2 * 10_001, "scopes": 10_001}]
+
+
+async def test_an_operator_that_raises_stops_only_its_own_tasks(plane: ControlPlane) -> None:
+    """Such as for a period that is in no calendar; one that a running task emits is not refused."""
+    datasets = "{a: {partitions: {by: hour}}, j.out: {partitions: {by: day, time_zone: America/New_York}}}"
+    jobs = job("j", "{from: {dataset: a}, wait_for: any}")
+    await plane.deploy(dag(jobs + job("k", "{from: {dataset: b}, read: {before: 1}}"), datasets))
+    await plane.emit("b", [1, 2])
+    await plane.emit("a", [hour("2026-02-01T00")])
+    await plane.sql("update tasks set range_start = $1, range_end = $1 where range_start > 2", FIRST_HOUR)
+    await plane.emit("a", [hour("2026-02-01T12"), hour("2026-02-02T12")])
+    await plane.meter()
+    assert await scopes(plane, "k") == ["1", "2"]
+    assert await scopes(plane) == ["2026-02-01", "2026-02-02"]
+    (row,) = await plane.sql("select state::text, error from tasks where range_start = $1", FIRST_HOUR)
+    assert (row["state"], row["error"]["code"]) == ("queued", "operator.raised")
+    assert "OverflowError" in row["error"]["message"]
+
+
+FIRST_HOUR = -17_259_888
+"""The first hour of year 1."""

@@ -53,6 +53,11 @@ def test_a_name_is_a_position_and_is_written_back(by: By, name: str, position: i
         (By.POSITION, "2026-11-16"),
         (By.NAME, "mars"),
         (By.DAY, "٢٠٢٦-١١-١٦"),
+        (By.HOUR, "0001-01-01T00Z"),
+        (By.HOUR, "9999-12-31T23"),
+        (By.DAY, "0999-12-31"),
+        (By.WEEK, "9000-W01"),
+        (By.MONTH, "9999-12"),
     ],
 )
 def test_what_names_no_partition_is_refused(by: By, text: str) -> None:

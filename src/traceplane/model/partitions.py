@@ -22,6 +22,7 @@ from traceplane.model.positions import Range, written
 _EPOCH = date(1970, 1, 1).toordinal()
 _FIRST_MONDAY = date(1969, 12, 29).toordinal()
 _HOUR = timedelta(hours=1)
+_YEAR = re.compile(r"\d{4}", re.ASCII)
 _DAY = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _WEEK = re.compile(r"(\d{4})-W(\d\d)", re.ASCII)
 _MONTH = re.compile(r"(\d{4})-(\d\d)", re.ASCII)
@@ -48,6 +49,9 @@ EXAMPLES: Mapping[By, str] = {
     By.NAME: "eu",
 }
 
+YEARS = range(1000, 9000)
+"""Of periods that are accepted: far enough from the first and the last year of a date that there is room for every
+time zone, window and roll-up."""
 NAMES_WRITTEN = 3
 """Of several partitions by name, so many are written out."""
 
@@ -103,6 +107,8 @@ class Partitions:
 
     def position(self, text: str) -> int:
         """Of the partition that a text names; raises `BadPartition`."""
+        if self.is_time and (year := _YEAR.match(text)) is not None and int(year[0]) not in YEARS:
+            raise BadPartition(f"{text} is not within the years {YEARS[0]} to {YEARS[-1]}")
         try:
             position = _PARSERS[self.by](self, text)
         except BadPartition:
@@ -244,7 +250,7 @@ def _name_hour(self: Partitions, position: int) -> str:
     local = self.starts_at(position).astimezone(zone(self.time_zone))
     twice = local.replace(fold=0).utcoffset() != local.replace(fold=1).utcoffset()
     offset = local.strftime("%z") if twice else ""
-    return f"{local:%Y-%m-%dT%H}" + (f"{offset[:3]}:{offset[3:]}" if offset else "")
+    return local.isoformat()[:13] + (f"{offset[:3]}:{offset[3:]}" if offset else "")
 
 
 def _name_day(self: Partitions, position: int) -> str:

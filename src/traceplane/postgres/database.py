@@ -64,6 +64,8 @@ RETRYABLE = (
     OSError,
     TimeoutError,
 )
+HEALED_BY_REPETITION = (*RETRYABLE, asyncpg.UniqueViolationError)
+"""What a transaction may meet because of others, whatever it does."""
 
 
 @cache

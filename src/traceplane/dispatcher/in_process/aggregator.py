@@ -28,6 +28,7 @@ from uuid import UUID
 from traceplane.dispatcher.in_process.operator import (
     MAX_POSITIONS_PER_EVENT,
     InProcessJob,
+    Misconfigured,
     Work,
     too_wide,
 )
@@ -59,7 +60,7 @@ class BatchRule:
         config = job.config
         size, every, max_wait = (config.get(name) for name in ("size", "every_seconds", "max_wait_seconds"))
         if [size is not None, every is not None, bool(config.get("all"))].count(True) != 1:
-            raise ValueError("one of size, every_seconds and all must be set")
+            raise Misconfigured("one of size, every_seconds and all must be set")
         batching = cls(
             int(size) if size is not None else None,
             int(config.get("finality", 0)),
@@ -67,7 +68,7 @@ class BatchRule:
             timedelta(seconds=max_wait) if max_wait is not None else None,
         )
         if (batching.size is not None and batching.size < 1) or batching.finality < 0:
-            raise ValueError("size must be at least 1, and finality must not be negative")
+            raise Misconfigured("size must be at least 1, and finality must not be negative")
         return batching
 
     @property

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.dispatcher.in_process import aggregator, scopes, splitter
-from traceplane.dispatcher.in_process.operator import InProcessInput, InProcessJob, Work
+from traceplane.dispatcher.in_process.operator import InProcessInput, InProcessJob, Misconfigured, Work
+from traceplane.errors import PlatformError
 from traceplane.model.task import state_after_failure
 from traceplane.operators import catalog
 from traceplane.postgres import events, registry, tasks
-from traceplane.postgres.database import Database, Transaction, retry_on_conflict
+from traceplane.postgres.database import HEALED_BY_REPETITION, Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.registry import JobRow
 from traceplane.postgres.tasks import FailedAttempt, QueuedTask
@@ -41,37 +43,83 @@ class Ran(Outcome):
         )
 
 
+class _Raised(Exception):
+    """An operator raised; what it wrote is rolled back with everything else of the pass."""
+
+    def __init__(self, job: tasks.WaitingJob, batch: Sequence[QueuedTask]) -> None:
+        super().__init__(job.operator)
+        self.job = job
+        self.batch = batch
+
+
+@dataclass(slots=True)
+class _Suspects:
+    """What raised in earlier tries of a pass. Others must not wait for it: the tasks of such a job run one at a time,
+    and one that raises then has failed."""
+
+    jobs: set[UUID] = field(default_factory=set)
+    failed: dict[UUID, TaskError] = field(default_factory=dict)
+
+    def add(self, raised: _Raised) -> None:
+        if len(raised.batch) > 1:
+            self.jobs.add(raised.job.job_id)
+            return
+        error = raised.__cause__
+        reason = f"{raised.job.operator}: {type(error).__name__} {error}"
+        self.failed[raised.batch[0].task_id] = TaskError("operator.raised", reason)
+
+
 class InProcess:
     def __init__(self, database: Database, *, work_created: Callable[[], None]) -> None:
         self._database = database
         self._work_created = work_created
 
     async def run_once(self) -> Ran:
-        ran = await retry_on_conflict(self._run)
+        suspects = _Suspects()
+        ran = None
+        while ran is None:
+            try:
+                ran = await retry_on_conflict(functools.partial(self._run, suspects))
+            except _Raised as raised:
+                suspects.add(raised)
         if ran.created:
             telemetry.count("tasks_created_total", ran.created)
             self._work_created()
         return ran
 
-    async def _run(self) -> Ran:
+    async def _run(self, suspects: _Suspects) -> Ran:
         ran = Ran()
         async with self._database.transaction("in_process") as tx:
             for job in await tasks.waiting_jobs(tx, in_process=True):
                 if job.operator in catalog.publishing_signals():
                     continue  # it waits on other systems, so it has its own loop
-                if batch := await tasks.take_in_process(tx, job.job_id, _BATCH):
-                    ran += await _run_job(tx, job, batch)
+                limit = 1 if job.job_id in suspects.jobs else _BATCH
+                if batch := await tasks.take_in_process(tx, job.job_id, limit):
+                    ran += await _run_job(tx, job, batch, suspects.failed)
+                    ran += Ran(more=len(batch) == limit)
         return ran
 
 
-async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[QueuedTask]) -> Ran:
+async def _run_job(
+    tx: Transaction, job: tasks.WaitingJob, batch: Sequence[QueuedTask], failed: Mapping[UUID, TaskError]
+) -> Ran:
+    if errors := {task.task_id: failed[task.task_id] for task in batch if task.task_id in failed}:
+        await fail(tx, job.operator, batch, errors)
+        return Ran(failed=len(errors), more=True)
+    try:
+        return await _run_operator(tx, job, batch)
+    except (*HEALED_BY_REPETITION, PlatformError):
+        raise
+    except Exception as error:
+        raise _Raised(job, batch) from error
+
+
+async def _run_operator(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[QueuedTask]) -> Ran:
     (row,) = await registry.job_payloads(tx, [job.job_id])
     try:
         work = await _OPERATORS[job.operator](tx, definition_of(row), batch)
-    except (KeyError, ValueError, TypeError) as error:
-        # The definition is invalid; the operator noticed before it wrote anything.
-        reason = f"{job.operator}: {type(error).__name__} {error}"
-        failure = TaskError("operator.misconfigured", reason, retryable=False)
+    except Misconfigured as error:
+        failure = TaskError("operator.misconfigured", f"{job.operator}: {error}", retryable=False)
         work = Work([], [], dict.fromkeys((task.task_id for task in batch), failure))
     accepted = await events.accept(tx, work.events)
     if work.completed:
@@ -86,7 +134,7 @@ async def _run_job(tx: Transaction, job: tasks.WaitingJob, batch: Sequence[Queue
         failed=len(work.failed),
         emitted=sum(1 for event_id in accepted.event_ids if event_id is not None),
         created=accepted.tasks_created,
-        more=len(batch) == _BATCH or ended < len(batch) or accepted.tasks_created > 0,
+        more=ended < len(batch) or accepted.tasks_created > 0,
     )
 
 

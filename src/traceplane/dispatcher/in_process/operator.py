@@ -17,6 +17,10 @@ MAX_POSITIONS_PER_EVENT = 100_000
 """Operators refuse events with more positions than this: they would block all others."""
 
 
+class Misconfigured(ValueError):
+    """An operator cannot work with its `config`; it notices before it writes anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class InProcessInput:
     input_index: int
