@@ -36,9 +36,12 @@ with seen as (
   select $1, l.path, l.bytes, l.version, l.modified_at, l.position, l.refusal, tp_now(), tp_now(), false
   from unnest($2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::bigint[], $7::text[])
     as l (path, bytes, version, modified_at, position, refusal)
-  where not exists (
-    select 1 from source_files s where s.generation_id = $1 and s.path = l.path collate "C" and s.bytes = l.bytes
-      and s.version = l.version and s.position = l.position and s.announced)
+  left join lateral (
+    select s.bytes, s.version, s.position from source_files s
+    where s.generation_id = $1 and s.path = l.path collate "C" and s.announced
+    offset 0  -- a probe of the primary key for each file, however many there are
+  ) s on true
+  where (s.bytes, s.version, s.position) is distinct from (l.bytes, l.version, l.position)
   order by l.path collate "C"
   on conflict (generation_id, path) do update set bytes = excluded.bytes, version = excluded.version,
     modified_at = excluded.modified_at, position = excluded.position, refusal = excluded.refusal, announced = false,
