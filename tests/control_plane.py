@@ -189,7 +189,7 @@ class ControlPlane:
         self.database = database
         self.wake_ups = wake_ups
         self.settings = settings
-        self.authority = Authority(database, MASTER_KEY)
+        self.authority = Authority(database, lambda: (MASTER_KEY,))
         self.decoders = Decoders()
         self.scheduler = Scheduler(database, Activity())
         self.leases = Leases(

@@ -116,6 +116,8 @@ class OperatorTask:
         self.emission = payload.emission
         self.operator = payload.operator
         self.config = payload.config
+        self.secrets = payload.secrets
+        """The values of the job's `secrets`, by the names that it gives them."""
         self.unique_key = payload.unique_key
         self.resume = payload.resume
         self.execution = payload.execution

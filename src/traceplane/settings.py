@@ -53,7 +53,7 @@ class Settings:
     """Local files of a worker whose object store is in S3; unset: a folder under `home`."""
     object_cache_mb: int = 10_240
     master_key_file: Path | None = None
-    """Encrypts signing keys at rest; unset: made under `home`."""
+    """Its keys encrypt signing keys and secrets at rest; unset: made under `home`."""
     host: str = "127.0.0.1"
     dispatcher_port: int = 7460
     gateway_port: int = 7461
@@ -210,6 +210,10 @@ class Settings:
             return None
         bucket, _, prefix = self.object_store.removeprefix(_S3).partition("/")
         return bucket, prefix
+
+    @property
+    def master_key_path(self) -> Path:
+        return self.master_key_file or self.home / "master.key"
 
     @property
     def object_store_root(self) -> Path:

@@ -22,9 +22,9 @@ from traceplane.client import Client
 from traceplane.errors import TraceplaneError
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
-DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES = (
+DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES, SECRETS = (
     (GUIDES / f"{name}.md").read_text()
-    for name in ("data_in", "scopes_and_dates", "when_jobs_run", "schedules", "testing", "files")
+    for name in ("data_in", "scopes_and_dates", "when_jobs_run", "schedules", "testing", "files", "secrets")
 )
 
 
@@ -89,7 +89,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         "/srv/shop": str(shop),
         "/data": str(data),
     }
-    for page in (DATA_IN, DATES, RUNS, SCHEDULES, FILES):
+    for page in (DATA_IN, DATES, RUNS, SCHEDULES, FILES, SECRETS):
         write_files(folder, page, elsewhere)
     terminal = Terminal(
         folder,
@@ -106,6 +106,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         _jobs_run_for_each_event(terminal)
         _ticks_fire_and_are_made_up_for(terminal)
         _files_become_rows(terminal, data)
+        _jobs_receive_secrets(terminal)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(180)
@@ -144,6 +145,19 @@ def _files_become_rows(terminal: Terminal, data: Path) -> None:
     said = terminal.run("traceplane files")
     assert "orders_{YYYY}-{MM}-{DD}*.csv  shop.orders, listed" in said
     assert "3 files match, 0 ignored" in said
+
+
+def _jobs_receive_secrets(terminal: Terminal) -> None:
+    set_, use, master = blocks(SECRETS, "bash")
+    assert "partner_key is set, version 1" in terminal.run(set_)
+    said = terminal.run(use)
+    assert "used by prices/quotes" in said
+    assert "s3cr3t" not in said
+    quotes = "select host, signed from prices.quotes"
+    until_answered(terminal, quotes, ("rpc.example", True))
+    assert "2 secrets are sealed with now" in terminal.run(master)
+    terminal.run("traceplane emit prices.minutes 1")
+    until_answered(terminal, quotes, ("rpc.example", True), ("rpc.example", True))
 
 
 def _days_become_weeks_and_months(terminal: Terminal) -> None:

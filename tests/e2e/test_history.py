@@ -15,7 +15,7 @@ from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
 from traceplane.wire.scalars import Scope
 
 
-async def traceplane(platform: Platform, *arguments: str) -> tuple[int, str, str]:
+async def traceplane(platform: Platform, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
     """Exit code, output and errors of a command."""
     environment = {
         **platform.environment,
@@ -28,10 +28,11 @@ async def traceplane(platform: Platform, *arguments: str) -> tuple[int, str, str
         "traceplane.cli.main",
         *arguments,
         env=environment,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await process.communicate()
+    out, err = await process.communicate(stdin.encode())
     return process.returncode or 0, out.decode(), err.decode()
 
 

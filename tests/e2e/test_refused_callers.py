@@ -21,7 +21,8 @@ from tests.e2e.attacked_platform import (
 )
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, WriteGrant, mint
 from traceplane.auth.keyring import Keyring, generate
-from traceplane.auth.store import load_keyring, read_master_key
+from traceplane.auth.master_key_file import MasterKeyFile
+from traceplane.auth.store import load_keyring
 from traceplane.postgres.database import Database
 from traceplane.wire.tasks import ClaimRequest
 
@@ -152,7 +153,7 @@ async def test_a_forged_capability_is_refused(world: AttackedPlatform) -> None:
 async def test_an_expired_capability_is_refused_though_it_is_ours(world: AttackedPlatform) -> None:
     database = await Database.connect(world.platform.url, connections=1)
     async with database.transaction() as tx:
-        ring = await load_keyring(tx, read_master_key(world.platform.folder / "master.key"))
+        ring = await load_keyring(tx, MasterKeyFile(world.platform.folder / "master.key").keys())
     await database.close()
     signed_at = max(key.activates_at for key in ring.keys)
     expired = mint(capability(world, expires_at=signed_at + 0.01), ring, signed_at)

@@ -32,7 +32,8 @@ jobs:
   config: {entrypoint: "hostile_text:write", note: NOTE}
   max_attempts: 1
 """
-SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "worker", "trigger run", "init", "keys rotate"} | {
+SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "worker", "trigger run", "init"} | {
+    *("keys rotate", "keys rotate-master", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),
     "operators",  # of packages that are installed here: their code could do more
 }
@@ -87,6 +88,9 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "jobs resume": [["shop", "write"], [HOSTILE, "write"]],
         "batch close": [["shop", "write"], [HOSTILE, "write"]],
         "webhooks": [[], ["--json"]],
+        "files": [[], ["--json"]],
+        "secret list": [[], ["--json"]],
+        "secret remove": [[HOSTILE]],
         "emit": [["shop.in", "9"], [HOSTILE, "9"]],
         "backfill": [["shop.out", "--range", "2..3", "--only-failed", "--wait"]],
         "cancel": [tasks],

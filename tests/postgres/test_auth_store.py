@@ -18,6 +18,7 @@ from traceplane import errors
 from traceplane.auth import store
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, mint, verify
 from traceplane.auth.keyring import Keyring
+from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Principal, Role, TokenBook
 from traceplane.postgres.database import Database
 
@@ -36,12 +37,12 @@ async def set_clock(database: Database, at: float) -> None:
 
 async def load(database: Database, master_key: bytes = MASTER) -> Keyring:
     async with database.transaction() as tx:
-        return await store.load_keyring(tx, master_key)
+        return await store.load_keyring(tx, [master_key])
 
 
 async def rotate_key(database: Database, overlap_seconds: float, master_key: bytes = MASTER) -> Keyring:
     async with database.transaction() as tx:
-        return await store.rotate_signing_key(tx, master_key, overlap_seconds)
+        return await store.rotate_signing_key(tx, [master_key], overlap_seconds)
 
 
 async def stored_keys(database: Database) -> list[dict[str, Any]]:
@@ -117,7 +118,7 @@ async def test_processes_that_start_together_create_one_key(database: Database) 
 
 async def test_the_second_first_load_waits_for_the_first(database: Database) -> None:
     async with database.transaction() as tx:
-        made = await store.load_keyring(tx, MASTER)
+        made = await store.load_keyring(tx, [MASTER])
         second = asyncio.create_task(load(database))
         await _until_someone_waits_for_a_lock(database)
     assert await second == made
@@ -387,11 +388,11 @@ def test_a_master_key_is_created_once_and_readable_only_by_its_owner(tmp_path: P
     path = tmp_path / "home" / "master.key"
     before = os.umask(0)
     try:
-        key = store.read_master_key(path)
+        key = MasterKeyFile(path).keys()[0]
     finally:
         os.umask(before)
     assert len(key) == 32
-    assert store.read_master_key(path) == key
+    assert MasterKeyFile(path).keys()[0] == key
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path], "no second copy stays behind"
 
@@ -402,7 +403,7 @@ def test_threads_that_start_together_share_one_master_key(tmp_path: Path) -> Non
 
     def read(path: Path) -> bytes:
         barrier.wait(10)
-        return store.read_master_key(path)
+        return MasterKeyFile(path).keys()[0]
 
     with ThreadPoolExecutor(at_once) as pool:
         for number in range(50):
@@ -416,10 +417,10 @@ def test_threads_that_start_together_share_one_master_key(tmp_path: Path) -> Non
 READER = """
 import sys
 from pathlib import Path
-from traceplane.auth.store import read_master_key
+from traceplane.auth.master_key_file import MasterKeyFile
 print("ready", flush=True)
 for line in sys.stdin:
-    print(read_master_key(Path(line.strip())).hex(), flush=True)
+    print(MasterKeyFile(Path(line.strip())).keys()[0].hex(), flush=True)
 """
 
 
@@ -434,7 +435,7 @@ def test_processes_that_start_together_share_one_master_key(tmp_path: Path) -> N
                 process.stdin.write(f"{path}\n")
                 process.stdin.flush()
             keys = [_line(process) for process in processes]
-            assert keys == [store.read_master_key(path).hex()] * 2
+            assert keys == [MasterKeyFile(path).keys()[0].hex()] * 2
             assert len(keys[0]) == 64
 
 
@@ -450,7 +451,7 @@ def test_a_reader_sees_no_master_key_or_a_complete_one(
         link(source, target)
 
     monkeypatch.setattr(os, "link", watched)
-    key = store.read_master_key(path)
+    key = MasterKeyFile(path).keys()[0]
     assert bytes.fromhex(path.read_text()) == key
 
 
@@ -465,16 +466,16 @@ def test_the_second_process_to_create_a_master_key_takes_the_first_one(
         link(source, target)
 
     monkeypatch.setattr(os, "link", overtaken)
-    assert store.read_master_key(path) == MASTER
+    assert MasterKeyFile(path).keys()[0] == MASTER
     assert list(tmp_path.iterdir()) == [path]
 
 
 CRASHING = """
 import os, sys
 from pathlib import Path
-from traceplane.auth.store import read_master_key
+from traceplane.auth.master_key_file import MasterKeyFile
 setattr(os, sys.argv[2], lambda *_: os._exit(9))
-read_master_key(Path(sys.argv[1]))
+MasterKeyFile(Path(sys.argv[1])).keys()
 """
 
 
@@ -484,9 +485,9 @@ def test_a_crash_while_creating_a_master_key_leaves_none(tmp_path: Path, step: s
     with _python(CRASHING, str(path), step) as process:
         assert process.wait(30) == 9
     assert not path.exists()
-    key = store.read_master_key(path)
+    key = MasterKeyFile(path).keys()[0]
     assert len(key) == 32
-    assert store.read_master_key(path) == key
+    assert MasterKeyFile(path).keys()[0] == key
 
 
 def _python(script: str, *arguments: str) -> subprocess.Popen[str]:

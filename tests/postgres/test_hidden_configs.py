@@ -140,6 +140,7 @@ class ShopWithSecrets:
             ],
             "GET /api/v1/dags": [("/api/v1/dags", None)],
             "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
+            "GET /api/v1/files": [("/api/v1/files", None)],
             "GET /api/v1/tasks": [("/api/v1/tasks", None)],
             "GET /api/v1/tasks/{task_id}": [
                 (f"/api/v1/tasks/{t}", None) for t in (self.dead, self.queued, self.executions[0])
@@ -203,7 +204,7 @@ async def test_no_value_of_a_config_reaches_a_reader_or_the_log(
 async def test_the_calls_above_are_all_that_a_reader_may_make(world: ShopWithSecrets) -> None:
     for route in await world.http.routes() - set(world.reads()):
         method, path = route.split()
-        path = path.format_map(dict.fromkeys(("name", "user_id"), "x") | _ids(world))
+        path = path.format_map(dict.fromkeys(("name", "namespace", "user_id"), "x") | _ids(world))
         status, text = await world.http.send(world.tokens[Role.READER], method, path, {})
         assert (status, json.loads(text)["error"]["code"]) == (403, "access.role_required"), route
 

@@ -61,6 +61,7 @@ FIRST_ROWS = {
     "pipelines": "select d.* from pipelines d {mine} order by d.pipeline_id",
     "executions": "select t.* from executions t join pipelines d using (pipeline_id) {mine} order by t.execution_id",
     "lists": "select d.* from scanner_lists d {mine} order by d.scanner_list_id",
+    "secrets": "select v.* from secret_versions v join secrets d using (secret_id) {mine} order by v.secret_id",
     "limits": "select d.* from trigger_user_limits d {mine} order by d.user_id",
 }
 
@@ -91,6 +92,7 @@ class Two:
         self.pipeline = UUID(made["pipeline_id"])
         await self.expect(self.first, "PUT", f"/api/v1/scanner-lists/{MARK}", {"tickers": ["AAPL"]})
         await self.expect(self.first, "PUT", f"/api/v1/user-limits/{MARK}", {"launches_per_hour": 5})
+        await self.expect(self.first, "PUT", f"/api/v1/secrets/user/{MARK}", {"value": "of the first"})
         self.execution = await self.plane.value(
             "insert into executions (pipeline_id, target, signal_id, signal, created_at)"
             " values ($1, 'celery', $2, '{}', tp_now()) returning execution_id",
@@ -135,6 +137,8 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/versions": [("/api/v1/versions?dag=shop", None), (f"/api/v1/versions?dag={MARK}", None)],
         "GET /api/v1/dags": [("/api/v1/dags", None)],
         "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
+        "GET /api/v1/secrets": [("/api/v1/secrets", None)],
+        "GET /api/v1/files": [("/api/v1/files", None)],
         "GET /api/v1/tasks": [
             ("/api/v1/tasks", None),
             ("/api/v1/tasks?dag=shop&job=copy&state=dead", None),
@@ -201,6 +205,7 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "PATCH /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", {"name": "mine"})],
         "DELETE /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
         "DELETE /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", None)],
+        "DELETE /api/v1/secrets/{namespace}/{name}": [(f"/api/v1/secrets/user/{MARK}", None)],
         "PATCH /api/v1/executions/{execution_id}": [
             (f"/api/v1/executions/{two.execution}", {"status": "RUNNING"})
         ],
@@ -222,11 +227,13 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "POST /api/v1/pipelines": [("/api/v1/pipelines", PIPELINE)],
         "PUT /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", {"tickers": ["MSFT"]})],
         "PUT /api/v1/user-limits/{user_id}": [(f"/api/v1/user-limits/{MARK}", {"launches_per_hour": None})],
+        "PUT /api/v1/secrets/{namespace}/{name}": [(f"/api/v1/secrets/user/{MARK}", {"value": "theirs"})],
         "POST /api/v1/jobs/resume": [("/api/v1/jobs/resume", {"dag": "shop", "job": "copy"})],
         "POST /api/v1/rollback": [("/api/v1/rollback", {"dag": "shop"})],
     }
 
 
+FOR_ADMINS = ("/api/v1/plan", "/api/v1/secrets")
 PUBLIC = {"GET /healthz", "GET /readyz", "GET /metrics", "POST /hooks/{org}/{path}"}
 
 
@@ -241,7 +248,7 @@ async def test_nothing_of_another_organization_is_seen(two: Two) -> None:
         for path, body in calls:
             for token in (two.second, two.reader):
                 status, text = await two.http.send(token, route.split()[0], path, body)
-                refused = (403,) if token == two.reader and path == "/api/v1/plan" else (400, 404)
+                refused = (403,) if token == two.reader and path in FOR_ADMINS else (400, 404)
                 assert status in (200, *refused), (path, text)
                 # A refusal may repeat what was asked for, which the caller knew.
                 shown = text if status == 200 and body is None else ""

@@ -130,7 +130,7 @@ def test_a_key_does_not_print_its_secret() -> None:
 def test_a_sealed_key_opens_to_the_same_key() -> None:
     key = keyring.generate(0.0)
     sealed = keyring.seal(key.private_key, MASTER)
-    opened = keyring.unseal(sealed, key.kid, MASTER)
+    opened = keyring.unseal(sealed, key.kid, [MASTER])
     assert SigningKey(opened, key.created_at, key.activates_at) == key
     assert keyring.seal(key.private_key, MASTER) != sealed  # a nonce is never used twice
 
@@ -148,7 +148,7 @@ def test_a_sealed_key_cannot_be_opened_with_another_master_key_kid_or_content() 
     ]
     for blob, kid, master in attempts:
         with pytest.raises(errors.InvalidInput) as refused:
-            keyring.unseal(blob, kid, master)
+            keyring.unseal(blob, kid, [master])
         assert refused.value.code == "keyring.unseal_failed"
 
 

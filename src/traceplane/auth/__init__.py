@@ -1,11 +1,12 @@
 """Who is calling, and what they may do.
 
-    access       allow or deny, as pure functions: the token in a header, and the role behind a user token
-    capability   capabilities: what the tasks of one claim may read and write, signed so that no lookup is needed
-    keyring      the keys that sign capabilities, and how they are rotated
-    opaque       user and worker tokens: random strings, stored only as hashes
-    second_look  an unknown token may be seconds old, so the stored ones are read again before it is rejected
-    store        keys and tokens in Postgres: what is stored, sealed or hashed, and how each is rotated
+    access           allow or deny, as pure functions: the token in a header, and the role behind a user token
+    capability       capabilities: what the tasks of one claim may read and write, signed so that no lookup is needed
+    keyring          the keys that sign capabilities, and how they are rotated
+    master_key_file  the file of master keys, which seal signing keys and secrets at rest
+    opaque           user and worker tokens: random strings, stored only as hashes
+    second_look      an unknown token may be seconds old, so the stored ones are read again before it is rejected
+    store            keys and tokens in Postgres: what is stored, sealed or hashed, and how each is rotated
 
 Three principals that cannot become each other:
 

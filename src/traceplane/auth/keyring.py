@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -119,21 +120,23 @@ def seal(private_key: ec.EllipticCurvePrivateKey, master_key: bytes) -> bytes:
     return nonce + _cipher(master_key).encrypt(nonce, plain, _thumbprint(private_key.public_key()).encode())
 
 
-def unseal(sealed: bytes, kid: str, master_key: bytes) -> ec.EllipticCurvePrivateKey:
-    """The key sealed under this kid and master key."""
-    cipher = _cipher(master_key)
-    try:
-        plain = cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], kid.encode())
-    except (InvalidTag, ValueError) as error:  # ValueError: too short to hold a nonce and a tag
-        raise errors.InvalidInput(
-            "keyring.unseal_failed",
-            "the signing key cannot be decrypted with this master key",
-            value=kid,
-            next_step="set the master key it was sealed with",
-        ) from error
-    private_key = serialization.load_der_private_key(plain, password=None)
-    assert isinstance(private_key, ec.EllipticCurvePrivateKey)
-    return private_key
+def unseal(sealed: bytes, kid: str, master_keys: Sequence[bytes]) -> ec.EllipticCurvePrivateKey:
+    """The key sealed under this kid and one of the master keys."""
+    for master_key in master_keys:
+        cipher = _cipher(master_key)
+        try:
+            plain = cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], kid.encode())
+        except (InvalidTag, ValueError):  # ValueError: too short to hold a nonce and a tag
+            continue
+        private_key = serialization.load_der_private_key(plain, password=None)
+        assert isinstance(private_key, ec.EllipticCurvePrivateKey)
+        return private_key
+    raise errors.InvalidInput(
+        "keyring.unseal_failed",
+        "the signing key cannot be decrypted with this master key",
+        value=kid,
+        next_step="set the master key it was sealed with",
+    )
 
 
 def _cipher(master_key: bytes) -> AESGCM:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
@@ -19,46 +16,22 @@ from traceplane.postgres.database import Transaction
 from traceplane.postgres.tokens import StoredKey, StoredToken
 
 
-def read_master_key(path: Path) -> bytes:
-    """The key that seals signing keys; created on first use, readable by its owner only."""
-    if not path.exists():
-        _make_master_key(path)
-    return bytes.fromhex(path.read_text().strip())
-
-
-def _make_master_key(path: Path) -> None:
-    """Writes a key under another name and links it into place: at any moment `path` is either absent or complete.
-
-    The key is on disk before anything is sealed with it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:  # mode 0600
-        file.write(os.urandom(keyring.MASTER_KEY_BYTES).hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was first; its key counts
-            os.link(file.name, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-async def load_keyring(tx: Transaction, master_key: bytes) -> Keyring:
-    """The stored keys; the very first call creates the first key."""
+async def load_keyring(tx: Transaction, master_keys: Sequence[bytes]) -> Keyring:
+    """The stored keys; the very first call creates the first key. The first master key seals, and all of them open."""
     rows = await tokens.signing_keys(tx)
     if not rows:
         await tokens.lock_signing_keys(tx)
         rows = await tokens.signing_keys(tx)
     if rows:
-        return Keyring(tuple(_signing_key(row, master_key) for row in rows))
+        return Keyring(tuple(_signing_key(row, master_keys) for row in rows))
     first = Keyring((keyring.generate(await tokens.clock(tx)),))
-    await _store_keys(tx, first, master_key)
+    await _store_keys(tx, first, master_keys[0])
     return first
 
 
-async def rotate_signing_key(tx: Transaction, master_key: bytes, overlap_seconds: float) -> Keyring:
+async def rotate_signing_key(
+    tx: Transaction, master_keys: Sequence[bytes], overlap_seconds: float
+) -> Keyring:
     """A ring with a new key (see `keyring.rotate`).
 
     An overlap of zero opens none of the old keys, so it also recovers from a lost master key.
@@ -69,12 +42,18 @@ async def rotate_signing_key(tx: Transaction, master_key: bytes, overlap_seconds
         await tokens.retire_signing_keys(tx)
         current = Keyring(())
     else:
-        current = await load_keyring(tx, master_key)
+        current = await load_keyring(tx, master_keys)
     rotated = keyring.rotate(current, now, overlap_seconds)
     remaining = {key.kid for key in rotated.keys}
     dropped = tuple(replace(key, retires_at=now) for key in current.keys if key.kid not in remaining)
-    await _store_keys(tx, Keyring((*rotated.keys, *dropped)), master_key)
+    await _store_keys(tx, Keyring((*rotated.keys, *dropped)), master_keys[0])
     return rotated
+
+
+async def seal_signing_keys_anew(tx: Transaction, master_keys: Sequence[bytes]) -> None:
+    """With the first of the master keys."""
+    await tokens.lock_signing_keys(tx)
+    await _store_keys(tx, await load_keyring(tx, master_keys), master_keys[0])
 
 
 async def load_token_book(tx: Transaction) -> TokenBook:
@@ -170,9 +149,9 @@ def _end(record: TokenRecord) -> float:
     return math.inf if record.expires_at is None else record.expires_at
 
 
-def _signing_key(key: StoredKey, master_key: bytes) -> SigningKey:
+def _signing_key(key: StoredKey, master_keys: Sequence[bytes]) -> SigningKey:
     return SigningKey(
-        keyring.unseal(key.sealed_private_key, key.kid, master_key),
+        keyring.unseal(key.sealed_private_key, key.kid, master_keys),
         created_at=key.created_at,
         activates_at=key.activates_at,
         retires_at=key.retires_at,

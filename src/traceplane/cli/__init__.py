@@ -18,6 +18,7 @@ the platform itself.
     profile      the local profile: embedded Postgres, migrations, and tokens in files under the home folder
     queries      commands that read data
     scopes       parses scopes and ranges from the command line
+    secrets      `traceplane secret`
     services     commands that run the platform: `up`, and each process alone
     start        where `traceplane` begins: quiet if it is interrupted while it imports the rest
     supervisor   runs the processes of `traceplane up`

@@ -161,12 +161,47 @@ def keys() -> None:
 def rotate_keys(settings: Settings, overlap: float | None) -> None:
     """Add a signing key that takes over after the overlap. Use an overlap of 0 for a leaked key."""
     from traceplane.auth import store
+    from traceplane.auth.master_key_file import MasterKeyFile
 
     seconds = settings.token_overlap_seconds if overlap is None else overlap
-    master_key = store.read_master_key(settings.master_key_file or settings.home / "master.key")
-    ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, master_key, seconds))
+    keys = MasterKeyFile(settings.master_key_path).keys()
+    ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, keys, seconds))
     for key in ring.keys:
         say(key.kid)
+
+
+@keys.command("rotate-master")
+@click.option(
+    "--forget-old", is_flag=True, help="Instead: remove earlier keys from the file, if nothing needs them."
+)
+@click.pass_obj
+def rotate_master(settings: Settings, forget_old: bool) -> None:
+    """Put a new master key into the file, and seal signing keys and secrets anew with it, while everything runs."""
+    from traceplane.auth import store
+    from traceplane.auth.master_key_file import MasterKeyFile, new_key
+    from traceplane.secrets.sealing import MasterKeys
+    from traceplane.secrets.vault import Vault
+
+    file = MasterKeyFile(settings.master_key_path)
+
+    async def seal_anew(tx: Transaction) -> int:
+        await store.seal_signing_keys_anew(tx, file.keys())
+        return await Vault(MasterKeys(file.keys())).seal_anew(tx)
+
+    if not forget_old:
+        file.keys()
+        file.put_first(new_key())
+    sealed = 0
+    while some := _in_transaction(settings, seal_anew):
+        sealed += some
+    if forget_old:
+        file.keep_first()
+        say(f"{settings.master_key_path} has one key; nothing is sealed with another")
+    else:
+        say(
+            f"{settings.master_key_path} begins with a new key, which {counted(sealed, 'secret')} are sealed with now"
+        )
+        say("When every process that seals has read it, run `traceplane keys rotate-master --forget-old`")
 
 
 @click.command()

@@ -18,6 +18,7 @@ from traceplane.cli import (
     operators,
     pipelines,
     queries,
+    secrets,
     services,
     tasks,
     trigger,
@@ -62,6 +63,7 @@ for command in (
     *pipelines.COMMANDS,
     *queries.COMMANDS,
     *trigger.COMMANDS,
+    *secrets.COMMANDS,
     *admin.COMMANDS,
 ):
     cli.add_command(command)

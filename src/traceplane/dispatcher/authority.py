@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from traceplane.auth.access import bearer
 from traceplane.auth.capability import Capability, VerifiedCache
@@ -14,14 +14,16 @@ from traceplane.auth.store import load_keyring, load_token_book
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
+from traceplane.secrets.sealing import MasterKeys
+from traceplane.secrets.vault import Vault
 
 
 class Authority:
     """Mints and checks tokens against the database's clock."""
 
-    def __init__(self, database: Database, master_key: bytes) -> None:
+    def __init__(self, database: Database, master_keys: Callable[[], Sequence[bytes]]) -> None:
         self._database = database
-        self._master_key = master_key
+        self._master_keys = master_keys
         self._keyring = Keyring(())
         self._book = TokenBook(())
         self._second_look = SecondLook(self.refresh)
@@ -30,7 +32,7 @@ class Authority:
 
     async def refresh(self) -> Outcome:
         async with self._database.transaction() as tx:
-            self._keyring = await load_keyring(tx, self._master_key)
+            self._keyring = await load_keyring(tx, self._master_keys())
             self._book = await load_token_book(tx)
             self._clock_offset = await tokens.clock(tx) - time.monotonic()
         return Outcome()
@@ -49,6 +51,9 @@ class Authority:
 
     def capabilities(self, tokens: Sequence[str]) -> list[Capability]:
         return [self._cache.verify(token, self._keyring, self.now) for token in tokens]
+
+    def vault(self) -> Vault:
+        return Vault(MasterKeys(self._master_keys()))
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
         return self._keyring.jwks(self.now)

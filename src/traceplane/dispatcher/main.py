@@ -11,7 +11,7 @@ from traceplane.adapters.object_stores import object_store_for
 from traceplane.adapters.signal_publisher import signal_publisher
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.adapters.watched_files import WatchedFiles
-from traceplane.auth.store import read_master_key
+from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
@@ -49,9 +49,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     async with contextlib.AsyncExitStack() as opened:
         database = await _connect(settings, settings.database_connections, opened)
         rows_database = await _connect(settings, _ROW_STREAMS, opened)
-        authority = Authority(
-            database, read_master_key(settings.master_key_file or settings.home / "master.key")
-        )
+        authority = Authority(database, MasterKeyFile(settings.master_key_path).keys)
         decoders = Decoders()
         opened.push_async_callback(asyncio.to_thread, decoders.close)
         activity = Activity()

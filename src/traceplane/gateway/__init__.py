@@ -17,6 +17,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     plan_steps       a plan as data, for programs
     query_tasks      a query that is too large for an answer: a task on Spark, whose result is a dataset
     refused_names    what a call answers about a name that it cannot take
+    secrets          secrets, as people set them; no route returns a value
     tasks            tasks, as people look at them and look after them
     webhooks         deliveries to webhook sources, committed in groups
 """

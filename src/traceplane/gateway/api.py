@@ -14,6 +14,7 @@ from traceplane import __version__, telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
 from traceplane.auth.access import bearer, may_see_pii, require_role
+from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
@@ -25,6 +26,7 @@ from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.pipelines import PipelineApi
+from traceplane.gateway.secrets import SecretApi
 from traceplane.gateway.tasks import TaskApi, standing
 from traceplane.gateway.webhooks import Webhooks
 from traceplane.http_service.app import App
@@ -66,6 +68,7 @@ class PublicApi:
         self._emits = Emits(database)
         self.webhooks = Webhooks(database, settings)
         self.file_sources = FileSources(database)
+        self.secrets = SecretApi(database, MasterKeyFile(settings.master_key_path))
         self._queries = Queries(
             database,
             EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
@@ -113,6 +116,7 @@ class PublicApi:
             *PipelineApi(self._database).routes(),
             *self.webhooks.routes(),
             *self.file_sources.routes(),
+            *self.secrets.routes(),
         ]  # fmt: skip
         return App(
             routes,

@@ -185,6 +185,8 @@ class ExecutionSettings:
     """For an `invoke` runtime: what is called; None: what the runtime names."""
     requires: Resources = Resources()
     """What its tasks need of the worker that runs them."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """The secrets that its code receives, by the names that it knows them by."""
 
     def of_the_dispatcher(self) -> ExecutionSettings:
         """For a job that is added in front of this one and that the dispatcher runs: it holds back nothing, since this
@@ -196,6 +198,7 @@ class ExecutionSettings:
             max_queue_age_seconds=None,
             function=None,
             requires=Resources(),
+            secrets={},
         )
 
 

@@ -1,16 +1,18 @@
 """Removes values that an operator was passed from the text that it wrote: an error often repeats the URL that failed.
 
-Only text is recognized: verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A
-value in any other form, such as encoded or truncated, is not recognized.
+Text is recognized verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A secret is
+recognized in the forms that it takes on its way to a server, too: encoded for a URL, and in base64, also as a part of
+what was encoded. Any other form, such as a part of a value, is not recognized.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 SHORTEST = 6
 """Shorter values occur in too much unrelated text."""
@@ -24,8 +26,9 @@ _NO_SECRET = ("entrypoint",)
 class HiddenValues:
     """Nothing is hidden if there are no values."""
 
-    def __init__(self, handed: Iterable[object] = ()) -> None:
+    def __init__(self, handed: Iterable[object] = (), secrets: Iterable[str] = ()) -> None:
         texts = {text for value in handed for text in _texts(value) if len(text) >= SHORTEST}
+        texts |= {text for value in secrets for text in _forms(value) if len(text) >= SHORTEST}
         longest_first = sorted(texts, key=lambda text: (-len(text), text))
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
@@ -42,6 +45,27 @@ class HiddenValues:
                 return [self.without(item) for item in value]
             case _:
                 return value
+
+
+def _forms(secret: str) -> Iterator[str]:
+    for text in _texts(secret):
+        yield text
+        yield quote(text, safe="")
+        yield quote(text)
+        yield quote_plus(text)
+        yield from _in_base64(text.encode())
+
+
+def _in_base64(raw: bytes) -> Iterator[str]:
+    """As it appears wherever it begins within what was encoded, such as `user:password`: without the characters at
+    the ends, which depend on what is before and behind it."""
+    for before in range(3):
+        encoded = b64encode(bytes(before) + raw).decode()
+        first = (before * 8 + 5) // 6
+        last = (before + len(raw)) * 8 // 6
+        text = encoded[first:last]
+        yield text
+        yield text.replace("+", "-").replace("/", "_")
 
 
 def _texts(value: object) -> Iterator[str]:

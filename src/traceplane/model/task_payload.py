@@ -102,6 +102,8 @@ class TaskPayload:
     """For built-in operators that request it: the emission of the event that the task is for."""
     operator: str = "python"
     config: JsonObject = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    """By the names that the operator knows them by."""
     unique_key: tuple[str, ...] = ()
     """Of an `append` job: the columns that identify a row; a row that exists already is not written again."""
     resume: tuple[tuple[int, str, str], ...] = ()

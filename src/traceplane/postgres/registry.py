@@ -188,6 +188,7 @@ def _execution_fields(execution: ExecutionSettings, window: int) -> tuple[object
         _backfill_concurrency(execution),
         execution.function,
         asdict(execution.requires) if execution.requires else None,
+        execution.secrets or None,
     )
 
 
@@ -339,6 +340,7 @@ class JobRow:
     network: bool
     function: str | None
     requires: JsonObject | None
+    secrets: dict[str, str] | None
     inputs: list[JsonObject]
     """As `wire.tasks.InputRef`."""
     row_generations: list[UUID]

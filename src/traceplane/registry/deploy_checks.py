@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
+from traceplane.errors import Conflict, Forbidden, InvalidInput, NotFound, UserError
 from traceplane.model import column_types, extents
 from traceplane.model.dag import Dag, Input, Job, SourceKind, Storage, UpdateStrategy, WriteMode
 from traceplane.model.edges import same_periods
 from traceplane.model.near_names import nearest
 from traceplane.model.partitions import Partitions
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
+from traceplane.operators import catalog
 from traceplane.operators.grouping import rows_of
-from traceplane.postgres import registry, versions, webhooks
+from traceplane.postgres import registry, secrets, versions, webhooks
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
 from traceplane.postgres.versions import Version
@@ -20,6 +21,8 @@ from traceplane.registry import job_checks, operator_facts
 from traceplane.registry.plan import Plan, changed_fields
 from traceplane.registry.spec import webhooks as spec_webhooks
 from traceplane.registry.spec.job_faults import JobFault
+from traceplane.secrets.references import secrets_of
+from traceplane.secrets.vault import is_allowed
 
 
 async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
@@ -29,6 +32,7 @@ async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
         or await _path_refusal(tx, org, dag)
+        or await _secret_refusal(tx, org, dag)
     )
 
 
@@ -169,6 +173,43 @@ async def _path_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None
             next_step="choose another path",
         )
     return None
+
+
+async def _secret_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None:
+    """Found now rather than by the first task: a secret that is missing, or that the job may not use."""
+    wanted = [
+        (job, name) for job in dag.jobs for name in sorted(secrets_of(job.config, job.execution.secrets))
+    ]
+    found = await secrets.newest(tx, [(org, name.namespace, name.name) for _, name in wanted])
+    for (job, name), secret in zip(wanted, found, strict=True):
+        own = job.generated_for or job.name
+        if name.namespace == "platform" and not _runs_platform_code(job):
+            return Forbidden(
+                "deploy.secret_not_allowed",
+                f"job {own}: secrets of the platform are for its own operators, not for code of users",
+                value=str(name),
+                next_step=f"set a secret for users, such as {name.name}, and refer to that",
+            )
+        if secret is None:
+            return InvalidInput(
+                "deploy.secret_unknown",
+                f"job {own}: there is no such secret",
+                value=str(name),
+                next_step=f"set it with `traceplane secret set {name}`",
+            )
+        if not is_allowed(secret.allowed_jobs, dag.name, own):
+            return Forbidden(
+                "deploy.secret_not_allowed",
+                f"job {own}: it is not among the jobs that may use the secret",
+                value=str(name),
+                next_step=f"an admin can allow it: `traceplane secret set {name} --job {dag.name}/{own}`",
+            )
+    return None
+
+
+def _runs_platform_code(job: Job) -> bool:
+    spec = catalog.find(job.operator) if job.operator in catalog.BUILT_IN else None
+    return spec is not None and spec.code_field is None and spec.query_field is None
 
 
 def refused_rebuild(steps: Plan) -> UserError | None:

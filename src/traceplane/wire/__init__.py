@@ -7,6 +7,7 @@ invocations  the calls of functions by the dispatcher, and what they answer
 jobs         the gateway's public API: pauses of jobs, and their batches
 pipelines    the same: pipelines, lists of tickers, executions
 queries      the same: queries and the catalog
+secrets      the same: secrets, without their values
 scalars      the base and the field types that all contracts share
 tasks        the internal API between the dispatcher and its workers
 webhooks     the gateway's public API: deliveries to webhook sources

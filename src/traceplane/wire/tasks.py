@@ -182,6 +182,12 @@ class JobPayload(Wire, frozen=True):
     """For an `invoke` runtime: the function that the job names."""
     requires: Resources = Resources()
     """What the job needs of the worker that runs its tasks."""
+    secret_names: dict[str, str] = {}
+    """The secrets that its code receives, by the names that it knows them by."""
+    secrets: dict[str, str] = {}
+    """The values of its secrets, by their names. Only a claim has them."""
+    secret_denied: str | None = None
+    """Why the job may not have its secrets, and cannot run."""
 
     @property
     def endless(self) -> bool:

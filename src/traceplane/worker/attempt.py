@@ -13,6 +13,7 @@ from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.crash_points import crash_point
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import TraceplaneError
+from traceplane.model.hidden_values import HiddenValues
 from traceplane.sandbox.assignment import RunResult
 from traceplane.wire.tasks import Completion, OutputManifest
 from traceplane.worker import report
@@ -53,9 +54,25 @@ class Attempts:
     ) -> Completion | None:
         """The completion to report; None if this worker no longer holds the attempt. `on_ran` is called with the
         operator's result, before outputs are stored."""
+        if held.job.secret_denied is not None:
+            return report.completion_without_secrets(held, traceparent)
+        hidden = HiddenValues(secrets=held.job.secrets.values())
+        completion = await self._run(held, traceparent, on_ran, hidden)
+        return (
+            report.without(hidden, completion) if completion is not None and held.job.secrets else completion
+        )
+
+    async def _run(
+        self,
+        held: HeldTask,
+        traceparent: str | None,
+        on_ran: Callable[[RunResult], None],
+        hidden: HiddenValues,
+    ) -> Completion | None:
         log_lines: list[str] = []
 
         def keep_line(line: str) -> None:
+            line = hidden.without(line)
             log_lines.append(line)
             del log_lines[:-_LOG_LINES_KEPT]
             telemetry.emit("task.log", "debug", task_id=str(held.task.task_id), line=line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from traceplane.model.dataset_schema import SchemaColumn
@@ -19,6 +19,8 @@ from traceplane.model.task_payload import (
 )
 from traceplane.operators.spec import OperatorSpec
 from traceplane.sandbox.frames import RunLimits
+from traceplane.secrets import references
+from traceplane.secrets.references import SecretName
 from traceplane.wire.tasks import ClaimedTask, ColumnSchema, JobPayload
 from traceplane.worker.hot_inputs import LocalInputs
 from traceplane.worker.store_on_disk import StoreOnDisk
@@ -28,6 +30,7 @@ def task_payload(
     task: ClaimedTask, job: JobPayload, store: StoreOnDisk, local: LocalInputs, spark: SparkAccess | None
 ) -> TaskPayload:
     scope = task.scope
+    values = _secret_values(job)
     partition = None
     if scope is not None and scope.partition_key is not None:
         partition = Partition(scope.partition_key, scope.first, scope.last)
@@ -37,7 +40,8 @@ def task_payload(
         kind=task.kind,
         emission=task.emission,
         operator=job.operator,
-        config=job.config,
+        config=references.replaced(job.config, values),
+        secrets={own: values[name] for own, name in _named(job)},
         unique_key=tuple(job.unique_key) if job.update_strategy == "append" else (),
         resume=tuple(task.resume),
         execution=_execution(task),
@@ -47,6 +51,18 @@ def task_payload(
         given=tuple(ResolvedInput(i.name, i.view, i.where, tuple(i.columns)) for i in job.given),
         outputs=_outputs(task, job, store),
     )
+
+
+def _secret_values(job: JobPayload) -> dict[SecretName, str]:
+    parsed = {references.parse_name(name): value for name, value in job.secrets.items()}
+    return {name: value for name, value in parsed.items() if name is not None}
+
+
+def _named(job: JobPayload) -> Iterator[tuple[str, SecretName]]:
+    for own, text in job.secret_names.items():
+        name = references.parse_name(text)
+        assert name is not None, "checked when the DAG was deployed"
+        yield own, name
 
 
 def _inputs(

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import structs
+
 from traceplane.errors import TraceplaneError, UserError
+from traceplane.model.hidden_values import HiddenValues
 from traceplane.operators.spec import OperatorSpec
 from traceplane.sandbox.assignment import RunResult
 from traceplane.sandbox.frames import EmittedEvent, Failure
@@ -24,6 +27,7 @@ from traceplane.wire.tasks import (
 from traceplane.worker.held_task import HeldTask
 
 _LONGEST_VALUE = 500
+_TEXTS_OF_ERROR = ("message", "value", "next_step", "type", "traceback", "file", "logs")
 _LONGEST_MESSAGE = 2_000
 _SPARK_LOST = "operator.spark_lost"
 NOT_WORTH_A_RETRY = frozenset(
@@ -92,6 +96,21 @@ def completion_of_error(held: HeldTask, error: TraceplaneError, traceparent: str
     )
     failure = TaskError(error.code, message, retryable=not isinstance(error, UserError))
     return completion(held, "failed", traceparent, error=failure)
+
+
+def completion_without_secrets(held: HeldTask, traceparent: str | None) -> Completion:
+    """For a task that may not have the secrets of its job. It is retried: somebody may set them."""
+    error = TaskError("secret.denied", f"the task cannot run without a secret: {held.job.secret_denied}")
+    return completion(held, "failed", traceparent, error=error)
+
+
+def without(hidden: HiddenValues, reported: Completion) -> Completion:
+    """The completion with nothing in its texts that must not be seen."""
+    error = reported.error
+    if error is not None:
+        texts = {name: hidden.without(getattr(error, name)) for name in _TEXTS_OF_ERROR}
+        error = structs.replace(error, **texts)
+    return structs.replace(reported, error=error, log=hidden.without(reported.log))
 
 
 def completion_of_refusal(held: HeldTask, refused: Completion, refusal: TraceplaneError) -> Completion:

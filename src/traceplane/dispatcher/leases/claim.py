@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
+
+from msgspec import structs
 
 from traceplane import telemetry
 from traceplane.auth.capability import JobGrants, write_prefix
@@ -20,8 +22,10 @@ from traceplane.model.positions import execution_position
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.tasks import Claimed, LeaseFence, LeaseRequest
+from traceplane.secrets.references import SecretName
+from traceplane.secrets.vault import Denied
 from traceplane.wire.scalars import Scope
-from traceplane.wire.tasks import ClaimedTask, ClaimResponse, FetchResponse, Refusal, RowsRequest
+from traceplane.wire.tasks import ClaimedTask, ClaimResponse, FetchResponse, JobPayload, Refusal, RowsRequest
 
 
 class Claims:
@@ -56,10 +60,20 @@ class Claims:
         token_of = {job_id: number for number, group in enumerate(groups) for job_id in group}
         return ClaimResponse(
             tasks=[_claimed_task(c, entries[c.job_id], data, token_of[c.job_id]) for c in claimed],
-            jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
+            jobs={str(job_id): payload for job_id, payload in (await self._payloads(tx, entries)).items()},
             refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
             tokens=[tokens.mint(self._authority, group, claimed, entries) for group in groups],
         )
+
+    async def _payloads(self, tx: Transaction, entries: Mapping[UUID, JobEntry]) -> dict[UUID, JobPayload]:
+        """What the tasks of each job receive, with the secrets as they are now."""
+        payloads = {job_id: entry.payload for job_id, entry in entries.items()}
+        needs = [entry.needs for entry in entries.values() if entry.needs is not None]
+        handed = await self._authority.vault().hand_out(tx, needs) if needs else {}
+        for job_id, entry in entries.items():
+            if entry.needs is not None:
+                payloads[job_id] = _with_secrets(entry.payload, handed[entry.needs])
+        return payloads
 
     async def fetch(self, fence: LeaseFence) -> FetchResponse:
         """The held task again, for a holder that lost the response to its claim."""
@@ -70,11 +84,12 @@ class Claims:
             claimed = held.claimed
             entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
             data = await gather(tx, [claimed], entries)
+            payload = (await self._payloads(tx, entries))[claimed.job_id]
         if held.cancel_requested or held.state == "canceled":
             return FetchResponse("canceled", held.state)
         entry = entries[claimed.job_id]
         token = tokens.mint(self._authority, [claimed.job_id], [claimed], entries)
-        return FetchResponse("ok", held.state, _claimed_task(claimed, entry, data, 0), entry.payload, token)
+        return FetchResponse("ok", held.state, _claimed_task(claimed, entry, data, 0), payload, token)
 
     async def read_rows(
         self,
@@ -121,6 +136,12 @@ def _claimed_task(claimed: Claimed, entry: JobEntry, data: ClaimedData, token: i
         traceparent=c.traceparent,
         token=token,
     )
+
+
+def _with_secrets(payload: JobPayload, handed: Mapping[SecretName, str] | Denied) -> JobPayload:
+    if isinstance(handed, Denied):
+        return structs.replace(payload, secret_denied=f"{handed.name}: {handed.why}")
+    return structs.replace(payload, secrets={str(name): value for name, value in handed.items()})
 
 
 def _with_span(c: Claimed, entry: JobEntry) -> Claimed:

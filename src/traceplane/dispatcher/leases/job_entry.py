@@ -17,6 +17,8 @@ from traceplane.model.positions import Range
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import JobRow
+from traceplane.secrets.references import secrets_of
+from traceplane.secrets.vault import JobNeeds
 from traceplane.wire.tasks import (
     ColumnSchema,
     GivenInput,
@@ -45,6 +47,8 @@ class JobEntry:
     """Whether tasks get the emission of the event that they are for."""
     deletes_inputs: bool
     """Whether the rows of its hot inputs are deleted when a task commits."""
+    needs: JobNeeds | None
+    """The secrets that its tasks receive; None: none."""
 
     def reads(self, number: int, scope: Range) -> Range | None:
         """What a task of this scope reads of an input; None: its newest position."""
@@ -75,7 +79,13 @@ def job_entry(row: JobRow) -> JobEntry:
         history=row.definition.history,
         needs_emission=row.definition.needs_emission,
         deletes_inputs=row.definition.deletes_inputs,
+        needs=_needs(row),
     )
+
+
+def _needs(row: JobRow) -> JobNeeds | None:
+    names = secrets_of(row.definition.config, row.secrets or {})
+    return JobNeeds(row.org, row.dag, row.definition.generated_for or row.name, names) if names else None
 
 
 def _payload(row: JobRow) -> JobPayload:
@@ -98,6 +108,7 @@ def _payload(row: JobRow) -> JobPayload:
         network=row.network,
         function=row.function,
         requires=msgspec.convert(row.requires or {}, Resources),
+        secret_names=row.secrets or {},
         inputs=[msgspec.convert(i, InputRef) for i in row.inputs],
         outputs=[
             msgspec.convert({**o, "columns": _declared(o["columns"]) or []}, OutputRef) for o in row.outputs

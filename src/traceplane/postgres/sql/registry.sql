@@ -84,9 +84,10 @@ select job_id, name from jobs where dag_id = $1 and routed and not building
 -- A job with its materializing definition and its execution settings. It receives events immediately.
 insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed, building,
                   priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
-                  max_attempts, retry_base, retry_max, network, backfill_concurrency, function, requires)
+                  max_attempts, retry_base, retry_max, network, backfill_concurrency, function, requires,
+                  secrets)
 values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-        $22)
+        $22, $23)
 returning job_id
 
 -- name: clear_pressure
@@ -146,15 +147,15 @@ update jobs set definition = $2, revision = revision + 1 where job_id = $1
 -- definition that change in place.
 insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
                               max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network,
-                              backfill_concurrency, function, requires, source, in_place)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+                              backfill_concurrency, function, requires, secrets, source, in_place)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
 
 -- name: job_payloads
 -- What workers need to know about jobs; fixed for one (job_id, revision).
 select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, j.source_kind, o.slug as org,
   d.name as dag,
   extract(epoch from j.timeout)::float8 as timeout_seconds, extract(epoch from j.lease)::float8 as lease_seconds,
-  j.max_attempts, j.network, j.function, j.requires,
+  j.max_attempts, j.network, j.function, j.requires, j.secrets,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
       'where', i.filter, 'columns', i.columns, 'position', rows.position_column, 'time_column', i.read->>'time_column',

@@ -11,10 +11,10 @@ select kid, sealed_private_key, public_jwk, extract(epoch from created_at)::floa
 from signing_keys where retires_at is null or retires_at > tp_now() order by activates_at
 
 -- name: store_signing_key
--- Adds a key, or changes the expiry of an old one.
+-- Adds a key, or changes the expiry of an old one and what it is sealed with.
 insert into signing_keys (kid, sealed_private_key, public_jwk, created_at, activates_at, retires_at)
 values ($1, $2, $3, to_timestamp($4), to_timestamp($5), to_timestamp($6))
-on conflict (kid) do update set retires_at = excluded.retires_at
+on conflict (kid) do update set retires_at = excluded.retires_at, sealed_private_key = excluded.sealed_private_key
 
 -- name: lock_signing_keys
 -- One rotation at a time.

@@ -159,14 +159,14 @@ with serving as materialized (
     dispatch_window = s.dispatch_window, max_queue_depth = s.max_queue_depth, max_queue_age = s.max_queue_age,
     timeout = s.timeout, lease = s.lease, max_attempts = s.max_attempts, retry_base = s.retry_base,
     retry_max = s.retry_max, network = s.network, backfill_concurrency = s.backfill_concurrency,
-    function = s.function, requires = s.requires, definition = j.definition || s.in_place, revision = j.revision + 1
+    function = s.function, requires = s.requires, secrets = s.secrets, definition = j.definition || s.in_place, revision = j.revision + 1
   from serving s where j.job_id = s.job_id
     and (j.routed, not j.building, j.priority, j.max_concurrency, j.dispatch_window, j.max_queue_depth, j.max_queue_age,
          j.timeout, j.lease, j.max_attempts, j.retry_base, j.retry_max, j.network,
-         j.backfill_concurrency, j.function, j.requires, j.definition)
+         j.backfill_concurrency, j.function, j.requires, j.secrets, j.definition)
       is distinct from (true, true, s.priority, s.max_concurrency, s.dispatch_window, s.max_queue_depth, s.max_queue_age,
          s.timeout, s.lease, s.max_attempts, s.retry_base, s.retry_max, s.network,
-         s.backfill_concurrency, s.function, s.requires, j.definition || s.in_place)
+         s.backfill_concurrency, s.function, s.requires, s.secrets, j.definition || s.in_place)
 )
 select job_id from serving where not routed
 

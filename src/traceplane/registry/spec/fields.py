@@ -14,6 +14,7 @@ from traceplane.registry.spec import files, webhooks
 from traceplane.registry.spec import yaml_reader as read
 from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems
 from traceplane.schedule import cron
+from traceplane.secrets import references
 from traceplane.sql import virtual
 
 VERSION = 1
@@ -26,6 +27,7 @@ _function = read.matching(
     r"((arn:aws[a-z-]*:lambda:[a-z0-9-]{1,40}:)?[0-9]{12}:function:)?[A-Za-z0-9_-]{1,64}(:[A-Za-z0-9$_-]{1,128})?",
     "the name or ARN of a Lambda function",
 )
+_variable = read.matching(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "a name: letters, digits and _, up to 100")
 _label = read.matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
 
 
@@ -162,6 +164,21 @@ def _requirements(problems: Problems, node: yaml.Node) -> resources.Resources:
     return resources.Resources(needed.get("memory") or 0, needed.get("gpu") or 0, labels)
 
 
+def _config(problems: Problems, node: yaml.Node) -> dict[str, object]:
+    config: dict[str, object] = read.map_of(read.free)(problems, node)
+    if (text := references.malformed_in(config)) is not None:
+        raise BadValue("spec.bad_secret", node, f"{text[:100]!r} refers to no secret", "${secret:NAME}")
+    return config
+
+
+def _secret(problems: Problems, node: yaml.Node) -> str:
+    name = references.parse_name(value := read.text(problems, node))
+    if name is None:
+        message = f"{value[:100]!r} is not the name of a secret"
+        raise BadValue("spec.bad_secret", node, message, "for example mainnet_rpc")
+    return str(name)
+
+
 _MOST_MISSED = 10_000
 _MOST_AROUND = 1_000_000
 _WINDOW: Fields = {"before": _extent, "after": _extent}
@@ -236,7 +253,8 @@ _JOB: Fields = {
     "function": _function,
     "requires": _requirements,
     "operator": _label,
-    "config": read.map_of(read.free),
+    "config": _config,
+    "secrets": read.map_of(_secret, key=_variable),
     "inputs": read.list_of(read.record(_INPUT, "from")),
     "when": read.choice(model.When),
     "outputs": read.list_of(read.record(_OUTPUT, "dataset")),
