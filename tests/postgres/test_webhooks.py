@@ -156,6 +156,8 @@ async def test_a_body_or_key_that_is_not_right_is_refused(sender: Sender) -> Non
     assert await refused(b"\xff") == (400, "webhook.body_invalid")
     assert await refused(b'{"a": NaN}') == (400, "webhook.body_invalid")
     assert await refused(b"[" * 200_000) == (400, "webhook.body_invalid")
+    assert await refused(b'{"a": 1e99999999999999999999}') == (400, "webhook.body_invalid")
+    assert await refused(b'{"a": 1.5e-99999999999999999999}') == (400, "webhook.body_invalid")
     assert await refused({}, **{"X-GitHub-Delivery": None}) == (400, "webhook.key_missing")
     assert await refused({}, **{"X-GitHub-Delivery": "x" * 256}) == (400, "webhook.key_invalid")
     twice = [*from_github({}).items(), ("X-GitHub-Delivery", "d-2")]

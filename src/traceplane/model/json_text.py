@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
 
@@ -22,4 +22,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it is not JSON: {name} is no JSON value")
 
 
-_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+def _number(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # its exponent has 19 digits or more
+        raise ValueError("a number has an exponent that is too large") from None
+
+
+_JSON = json.JSONDecoder(parse_float=_number, parse_constant=_refuse_constant)
