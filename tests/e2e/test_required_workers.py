@@ -58,6 +58,11 @@ async def test_a_job_waits_until_a_worker_has_what_it_requires_and_says_so(platf
     await platform.emit("main.in", range(5))
     await until(lambda: plain_done(platform), seconds=60, what="other jobs run")
     assert await platform.states("special") == {"dispatched": 5}
+
+    async def worker_is_known() -> bool:
+        return bool(await platform.value("select count(*) = 1 from workers"))
+
+    await until(worker_is_known, seconds=60, what="the worker says hello")
     said = (await reasons(platform))["no_able_worker"]
     assert "requires memory=3g, gpu=1, label=eu" in said
     assert "lacks memory=3g, gpu=1, label=eu" in said

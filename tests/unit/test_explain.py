@@ -10,6 +10,8 @@ from uuid import UUID
 import pytest
 
 from traceplane.model.explain import ExplainFacts, explain
+from traceplane.model.resources import parsed
+from traceplane.model.stuck import SeenWorker
 
 WAITING = ExplainFacts(
     task_id=UUID(int=1),
@@ -161,3 +163,20 @@ def test_a_source_that_a_pause_stopped_is_not_to_be_retried() -> None:
     since = datetime(2026, 11, 17, tzinfo=UTC)
     said = reasons(state="canceled", source_kind="always_on", paused_by="ada", paused_since=since)
     assert "starts again when its job is resumed" in said["canceled"]
+
+
+@pytest.mark.parametrize(
+    ("in_outbox", "codes"), [(False, ["no_able_worker"]), (True, ["no_able_worker", "outbox"])]
+)
+def test_a_task_that_no_worker_can_run_says_what_each_lacks(in_outbox: bool, codes: list[str]) -> None:
+    facts = replace(
+        WAITING,
+        state="dispatched",
+        dispatched_seconds=1.0,
+        in_outbox=in_outbox,
+        requires=parsed(["gpu=1", "label=eu"]),
+        workers=[SeenWorker("host:7", "python", parsed(["label=eu"]))],
+    )
+    first, *_ = reasons = explain(facts)
+    assert [reason.code for reason in reasons] == codes
+    assert "requires gpu=1, label=eu, but host:7 lacks gpu=1" in first.sentence

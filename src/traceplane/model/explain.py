@@ -163,11 +163,11 @@ def _no_slot(facts: ExplainFacts) -> list[Reason]:
 
 def _dispatched(facts: ExplainFacts) -> list[Reason]:
     waited = f"{facts.dispatched_seconds:.1f} s"
+    lacking = _no_able_worker(facts)
     if facts.in_outbox:
-        return [
-            Reason("outbox", f"Its wake-up has been in the outbox for {waited}; the relay has not sent it.")
-        ]
-    if lacking := _no_able_worker(facts):
+        sentence = f"Its wake-up has been in the outbox for {waited}; the relay has not sent it."
+        return [*lacking, Reason("outbox", sentence)]
+    if lacking:
         return lacking
     times = "once" if facts.resends == 1 else f"{facts.resends} times"
     again = f" It was resent {times}." if facts.resends else ""
