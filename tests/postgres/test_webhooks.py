@@ -428,6 +428,28 @@ async def test_what_a_version_says_of_a_source_holds_while_it_serves(sender: Sen
     assert await answers(5) == (200, 403, 404)
 
 
+async def test_a_renamed_source_keeps_its_deliveries_their_keys_and_their_numbers(sender: Sender) -> None:
+    plane = sender.plane
+    await plane.deploy(dag())
+    for number in range(3):
+        await sender.post({"id": number}, from_github({"id": number}, f"d-{number}"))
+    await plane.run_all()
+    renamed = dag().replace("name: orders", "name: sales")
+    assert "No longer served" not in (await plane.plan(renamed)).text
+    await plane.deploy(renamed)
+    for _ in range(3):
+        await plane.builds.run_once()
+        await plane.run_all()
+    assert [version.state for version in await plane.versions("shop")] == ["active", "retired"]
+    (view,) = [d for d in (await plane.status()).datasets if d.dataset == "shop.orders"]
+    assert view.rows == 3
+    assert (await sender.webhooks())[0]["job"] == "sales"
+    assert (await sender.post({"id": 1}, from_github({"id": 1}, "d-1")))[1] == {"status": "duplicate"}
+    _, answer = await sender.post({"id": 3}, from_github({"id": 3}, "d-3"))
+    assert answer == {"status": "accepted", "delivery": 3}
+    assert len(await sender.kept()) == 4
+
+
 async def test_a_path_belongs_to_one_source_of_an_organization(sender: Sender) -> None:
     await sender.plane.deploy(dag())
     with pytest.raises(Conflict) as refused:

@@ -313,8 +313,8 @@ def build(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> list[Jo
     job = _job(draft, top, known_runtimes)
     if runs_for_each_event(draft.record):
         source, job = _with_source(job)
-        return [*webhooks.with_receiver(top.get("dag"), draft.record, source), job]
-    *receivers, job = webhooks.with_receiver(top.get("dag"), draft.record, job)
+        return [*webhooks.with_receiver(draft.record, source), job]
+    *receivers, job = webhooks.with_receiver(draft.record, job)
     *listings, job = files.with_listing(draft.record, job)
     return [*receivers, *listings, *_with_aggregators(draft, job)]
 

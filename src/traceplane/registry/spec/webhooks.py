@@ -209,18 +209,20 @@ _LONGEST_NAME = 63
 # Jobs ---------------------------------------------------------------------------------------------------
 
 
-def deliveries_dataset(dag: str, job: str) -> str:
-    return f"{dag}.{job}#deliveries"
+def deliveries_dataset(output: str) -> str:
+    """What keeps the deliveries, by the first dataset that is made from them. Not by the name of the job: a renamed
+    one continues the same deliveries."""
+    return f"{output}#deliveries"
 
 
-def with_receiver(dag: str, record: YamlMap, job: Job) -> list[Job]:
+def with_receiver(record: YamlMap, job: Job) -> list[Job]:
     """A job of a webhook source as it is deployed: what receives deliveries and, behind it, what reads them."""
     if not receives(record):
         return [job]
     config: dict[str, Any] = msgspec.to_builtins(_config(record.get("source")))
     if not keeps_deliveries(record):
         return [replace(job, operator=RECEIVER, config=config)]
-    dataset = deliveries_dataset(dag, job.name)
+    dataset = deliveries_dataset(job.outputs[0].dataset_id)
     # Deliveries are accepted whatever waits behind them.
     receiver = Job(
         name=f"{job.name}{SUFFIX}",
