@@ -195,6 +195,36 @@ async def test_a_changed_schedule_takes_effect_in_place_and_does_not_reach_back(
     ]
 
 
+@pytest.mark.parametrize("paused", [True, False], ids=["paused", "no_dispatcher"])
+async def test_a_schedule_that_is_changed_while_ticks_are_missed_does_not_reach_back(
+    plane: ControlPlane, paused: bool
+) -> None:
+    await plane.deploy(ticking("0 6 * * *", "catch_up: all"))
+    assert await fire(plane, 7 * HOUR) == (1, 0)
+    if paused:
+        await plane.pause("main", "ticks")
+        assert await fire(plane, 9 * DAY) == (0, 0)
+    await plane.set_clock(10 * DAY + 90)
+    await plane.deploy(ticking("0 6 * * *", "catch_up: all", "jitter: 1ms"))
+    await plane.deploy(ticking("0 * * * *", "catch_up: all"))
+    if paused:
+        assert await fire(plane, 10 * DAY + 2 * HOUR) == (0, 0)
+        await plane.resume("main", "ticks")
+    assert await fire(plane, 10 * DAY + 2 * HOUR) == (2, 0), "those after the deploy"
+    assert [emission for _, emission in await emitted(plane)][1:] == [
+        "tick 2030-01-11T01:00Z",
+        "tick 2030-01-11T02:00Z",
+    ]
+
+
+async def test_a_tick_that_both_schedules_have_fires_though_the_deploy_is_faster(plane: ControlPlane) -> None:
+    await plane.deploy(ticking("0 6 * * *"))
+    await fire(plane, 1)
+    await plane.set_clock(6 * HOUR + 1)
+    await plane.deploy(ticking("0 6,18 * * *"))
+    assert await fire(plane, 6 * HOUR + 2) == (1, 0)
+
+
 async def test_ticks_that_are_due_when_the_source_is_renamed_rebuilt_or_rolled_back_still_fire(
     plane: ControlPlane,
 ) -> None:

@@ -6,21 +6,27 @@ select job_id from cron_schedules where dag_id = $1 order by job_id for update
 
 -- name: follow
 -- The schedules of a version that begins to serve, and no others of its DAG. A source that changes, or takes over the
--- dataset of another one, continues where that one is; a new one has the ticks after this moment.
+-- dataset of another one, continues where that one is; a new one, or one with another schedule, has the ticks after this
+-- moment.
 with serving as materialized (
   select v.job_id, v.source from dag_version_jobs v where v.dag_version_id = $2 and v.source is not null
 ), before as materialized (
-  select job_id, last_tick,
+  select job_id, last_tick, source,
          -- It had no tick between settled_through and next_tick, and none of another schedule counts there. Until a
          -- dispatcher has looked at it, next_tick is not known.
          case when due_at is null then tp_now() when next_tick is null then settled_through
-              else greatest(settled_through, least(next_tick - interval '1 second', tp_now())) end as settled
+              else greatest(settled_through, least(next_tick - interval '1 second', tp_now())) end as settled,
+         -- Its ticks may have been missed, while it was paused or no dispatcher ran; none became due a moment ago.
+         due_at is null or next_tick is null or due_at < tp_now() - interval '1 minute' as late
   from cron_schedules where dag_id = $1
 ), gone as (
   delete from cron_schedules where dag_id = $1 and job_id not in (select job_id from serving)
 )
 insert into cron_schedules as s (job_id, dag_id, source, settled_through, last_tick, due_at)
-select v.job_id, $1, v.source, coalesce(b.settled, tp_now()), b.last_tick, tp_now()
+select v.job_id, $1, v.source,
+  case when b.late and (b.source->>'schedule', b.source->>'time_zone') is distinct from (v.source->>'schedule', v.source->>'time_zone')
+       then tp_now() else coalesce(b.settled, tp_now()) end,
+  b.last_tick, tp_now()
 from serving v left join lateral (
   select b.* from before b
   where b.job_id = v.job_id or exists (
