@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -191,6 +192,117 @@ async def test_nothing_is_computed_from_what_was_dropped(plane: ControlPlane, ro
         await plane.cutover("main")
     await plane.cutover("main", drop_missing=True)
     assert await live(plane, "out") == [7]
+
+
+AFTER = SOURCE + job("copy", "in", "mid") + job("after", "mid", "out") + KEPT
+
+
+@pytest.mark.parametrize("batch", ["size: 5", "every: 2s"])
+async def test_a_batch_is_not_recomputed_once_some_of_it_is_dropped(
+    plane: ControlPlane, root: Path, batch: str
+) -> None:
+    bulk = job("after", "mid", "out", "execution_strategy: Bulk", f"batch: {{{batch}}}")
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + bulk + KEPT)
+    await plane.emit("in", range(5))
+    await plane.run_all()
+    await plane.set_clock(10)
+    await plane.batch_closer.run_once()
+    await plane.run_all()
+    assert await live(plane, "out") == [0]
+    await plane.set_clock(95 * DAY)
+    assert (await end(plane, root)).partitions == 5
+    await plane.emit("in", [3], emission="late")
+    await plane.run_all()
+    await plane.set_clock(96 * DAY)
+    await plane.batch_closer.run_once()
+    await plane.run_all()
+    assert await plane.states("after") == {}  # what it did before is history
+
+
+async def waiting_while_dropped(plane: ControlPlane, root: Path) -> UUID:
+    """A task that is to replace rows for position 1, whose input is dropped before it runs."""
+    await plane.deploy(AFTER)
+    await plane.emit("in", range(3))
+    await plane.run_all()
+    await plane.pause("main", "after")
+    await plane.emit("in", [1], emission="again")
+    await plane.emit("in", [7])
+    await plane.run_all()
+    await plane.set_clock(95 * DAY)
+    assert (await end(plane, root)).partitions == 4
+    return (await plane.tasks("after", "queued"))[0]
+
+
+async def test_a_task_whose_input_was_dropped_meanwhile_is_not_run(plane: ControlPlane, root: Path) -> None:
+    task_id = await waiting_while_dropped(plane, root)
+    await plane.resume("main", "after")
+    await plane.emit("in", [8])
+    assert await plane.run_all() == 2  # copy and after, of 8
+    assert await plane.states("after") == {"completed": 1, "canceled": 2}
+    assert await live(plane, "out") == [0, 1, 2, 8]
+    (reason,) = (await plane.explain(task_id)).reasons
+    assert reason.code == "canceled"
+    assert reason.sentence == "It was canceled: mid has dropped 1, which it reads."
+    (dropped, *_) = (await plane.explain_scope("out", 7, 7)).reasons
+    assert dropped.code == "dropped"
+    await plane.retry(task_id)
+    assert await plane.run_all() == 0
+    assert await plane.states("after") == {"completed": 1, "canceled": 2}
+
+
+async def test_a_window_or_batch_that_was_queued_before_its_input_was_dropped_is_not_run(
+    plane: ControlPlane, root: Path
+) -> None:
+    bulk = job("after", "mid", "out", "execution_strategy: Bulk", "batch: {size: 5}")
+    window = job("window", "mid", "seen").replace(
+        "{from: {dataset: mid}}", "{from: {dataset: mid}, read: {before: 2}}"
+    )
+    assert "before" in window
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + bulk + window + KEPT)
+    await plane.pause("main", "after")
+    await plane.pause("main", "window")
+    await plane.emit("in", range(5))
+    await plane.run_all()
+    await plane.set_clock(95 * DAY)
+    await end(plane, root)
+    await plane.resume("main", "after")
+    await plane.resume("main", "window")
+    assert await plane.run_all() == 0
+    assert await plane.states("after") == {"canceled": 1}
+    assert await plane.states("window") == {"canceled": 5}
+
+
+async def test_a_backfill_with_gaps_does_not_compute_from_what_was_dropped(
+    plane: ControlPlane, root: Path
+) -> None:
+    await plane.deploy(AFTER)
+    await plane.emit("in", range(3))
+    await plane.run_all()
+    await plane.set_clock(95 * DAY)
+    await end(plane, root)
+    assert (await plane.backfill("out", 0, 2, only="all", allow_gaps=True)).created == 0
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_what_is_dropped_during_a_build_does_not_come_back(
+    plane: ControlPlane, root: Path, paused: bool
+) -> None:
+    await old_and_new(plane, root)
+    await plane.deploy(REBUILT)
+    await plane.builds.run_once()
+    if not paused:
+        await plane.meter()
+        held = await plane.claim(await plane.send())
+        await end(plane, root)
+        await plane.complete(*held)
+    else:
+        await end(plane, root)
+    await plane.run_all()
+    assert (await plane.builds.run_once()).cut_over == 1
+    assert await live(plane) == [*range(5, 10)]
+    (dataset,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
+    assert dataset.coverage is not None
+    assert (dataset.coverage.first, dataset.coverage.dropped) == (5, (0, 4))
 
 
 async def test_a_dataset_of_events_drops_them(plane: ControlPlane, root: Path) -> None:

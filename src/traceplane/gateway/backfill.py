@@ -115,7 +115,7 @@ async def _backfill_some(
                 wanted=request.only,
                 allow_gaps=request.allow_gaps,
                 create=not request.dry_run,
-                needs=[] if request.allow_gaps else reads.needs(scopes),
+                needs=reads.needs(scopes),
             )
             if not request.dry_run and outcomes.created:
                 await events.notify_dispatchers(tx)

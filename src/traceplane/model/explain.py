@@ -223,6 +223,8 @@ def _canceled(facts: ExplainFacts) -> list[Reason]:
             Reason("canceled", "It was canceled."),
             Reason("retired", "Its job's version is no longer deployed, so it cannot be retried."),
         ]
+    if facts.error is not None and facts.error.get("code") == "task.input_dropped":
+        return [Reason("canceled", f"It was canceled: {facts.error['message']}.")]
     return [Reason("canceled", "It was canceled; `traceplane retry` starts it again.")]
 
 

@@ -30,6 +30,8 @@ class StoredSchema:
     declared: Schema = ()
     """What the DAG file says of its columns, with types as Spark SQL spells them; empty: nothing."""
     partitions: Partitions = Partitions()
+    drops: bool = False
+    """Whether the dataset has ever dropped partitions because of their age."""
 
     def position_column(self, columns: Schema) -> PositionColumn | None:
         """The column that holds a row's position, with its type among these columns."""
@@ -49,6 +51,7 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, St
             r["widest"],
             tuple(SchemaColumn(c["name"], c["type"], c["nullable"]) for c in r["declared"] or ()),
             partitions_of(r["partitions"]),
+            r["drops"],
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))
     }

@@ -242,6 +242,10 @@ async def mark_canceled(tx: Transaction, task_ids: Sequence[UUID]) -> None:
     await tx.rows(_SQL["mark_canceled"], task_ids)
 
 
+async def mark_not_computable(tx: Transaction, errors: Mapping[UUID, TaskError]) -> None:
+    await tx.rows(_SQL["mark_not_computable"], list(errors), list(errors.values()))
+
+
 async def mark_failed(tx: Transaction, failed: Sequence[FailedAttempt], *, reported: bool) -> None:
     """`reported` closes the attempts for late reports."""
     await tx.rows(

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
-from traceplane.postgres import coverage, cron_schedules, registry, tasks, versions
+from traceplane.postgres import coverage, cron_schedules, dataset_retention, registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Version, Versions
@@ -40,6 +40,7 @@ class Moved:
 async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
     """Makes a version serve, in the caller's transaction."""
     await cron_schedules.lock(tx, dag_id)  # before anything that a tick waits for
+    await dataset_retention.drop_again(tx, version_id)
     followers = await versions.follow(tx, dag_id, version_id)
     await versions.point(tx, dag_id, version_id)
     crash_point("cutover.after_pointers")

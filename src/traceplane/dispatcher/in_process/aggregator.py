@@ -11,7 +11,8 @@ each belongs to exactly one batch, however the batches were cut. Whatever is ope
 
 A closed batch is recorded, with the reason and the positions that had arrived. Anything that arrives later for one of
 its positions, data or an invalidation, changes it: it is emitted again, as an invalidation, once per pass however much
-arrived. An invalidation fills a batch only if it comes from a commit, which wrote the whole scope.
+arrived. An invalidation fills a batch only if it comes from a commit, which wrote the whole scope. A batch of which the
+input has dropped something because of its age is not emitted again: it could not be computed from all of it.
 
 The job itself is the producer, and a repeated event is named after the first task that caused it. A pass that is
 rolled back leaves nothing, so the pass after it emits the same events or more, each once.
@@ -33,7 +34,7 @@ from traceplane.dispatcher.in_process.operator import (
     too_wide,
 )
 from traceplane.model.positions import Range
-from traceplane.postgres import aggregator, scopes
+from traceplane.postgres import aggregator, dataset_retention, scopes
 from traceplane.postgres.aggregator import BY_HAND, ClosedBatch, ClosedBy, DueSlot
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.events import NewEvent
@@ -99,7 +100,7 @@ class BatchRule:
 async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -> Work:
     batching = BatchRule.of(job)
     accepted, refused = take(batch, batching)
-    changed = await _changed(tx, job.job_id, accepted)
+    changed = await _without_dropped(tx, job.job_id, await _changed(tx, job.job_id, accepted))
     told = await scopes.told_by(tx, [t.task_id for t in accepted if t.kind == "invalidation"])
     bringers = [t for t in accepted if t.kind == "data" or (t.task_id in told and told[t.task_id].brings)]
     events = [_event(job, scope.positions, scope, causes) for scope, causes in changed]
@@ -136,6 +137,18 @@ async def _changed(
         return []
     closed, _ = await scopes.overlapping(tx, job_id, [(t.range_start, t.range_end) for t in accepted])
     return [(scope, [accepted[number - 1] for number in scope.ranges]) for scope in closed]
+
+
+async def _without_dropped(
+    tx: Transaction, job_id: UUID, changed: list[tuple[KnownScope, list[QueuedTask]]]
+) -> list[tuple[KnownScope, list[QueuedTask]]]:
+    """A batch of which the input has dropped something because of its age stays as it was computed from all."""
+    dropped = await dataset_retention.dropped_inputs(tx, job_id) if changed else []
+    return [
+        (scope, causes)
+        for scope, causes in changed
+        if not any(first <= scope.range_end and scope.range_start <= last for _, (first, last) in dropped)
+    ]
 
 
 async def _fill(

@@ -21,11 +21,20 @@ from traceplane.errors import Conflict
 from traceplane.model.positions import execution_position
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed, LeaseFence, LeaseRequest
 from traceplane.secrets.references import SecretName
 from traceplane.secrets.vault import Denied
 from traceplane.wire.scalars import Scope
-from traceplane.wire.tasks import ClaimedTask, ClaimResponse, FetchResponse, JobPayload, Refusal, RowsRequest
+from traceplane.wire.tasks import (
+    ClaimedTask,
+    ClaimResponse,
+    FetchResponse,
+    JobPayload,
+    Refusal,
+    RowsRequest,
+    TaskError,
+)
 
 
 class Claims:
@@ -51,6 +60,10 @@ class Claims:
     async def _response(self, tx: Transaction, claim: Claim, claimed: Sequence[Claimed]) -> ClaimResponse:
         entries = await self._jobs.entries(tx, {(c.job_id, c.revision) for c in claimed})
         data = await gather(tx, claimed, entries)
+        if data.not_computable:
+            await _cancel(tx, data.not_computable)
+            claimed = [c for c in claimed if c.task_id not in data.not_computable]
+            entries = {c.job_id: entries[c.job_id] for c in claimed}
         claimed_ids = {c.task_id for c in claimed}
         missing = [task_id for task_id in claim.task_ids if task_id not in claimed_ids]
         reasons = await tasks.why_not_claimed(tx, missing, claim.runtime, claim.serves) if missing else {}
@@ -84,6 +97,9 @@ class Claims:
             claimed = held.claimed
             entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
             data = await gather(tx, [claimed], entries)
+            if data.not_computable and held.state == "running":
+                await _cancel(tx, data.not_computable)
+                return FetchResponse("canceled", "canceled")
             payload = (await self._payloads(tx, entries))[claimed.job_id]
         if held.cancel_requested or held.state == "canceled":
             return FetchResponse("canceled", held.state)
@@ -109,6 +125,22 @@ class Claims:
             claimed = held.claimed
             entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
             await hot_reads.send(tx, claimed, entries[claimed.job_id], request, grants, push)
+
+
+async def _cancel(tx: Transaction, not_computable: Mapping[UUID, DroppedRead]) -> None:
+    """Ends tasks that would read what was dropped, and says why."""
+    errors = {
+        task_id: TaskError(
+            "task.input_dropped",
+            f"{dropped.dataset_id} has dropped {dropped.scope}, which it reads",
+            value=dropped.scope,
+            next_step="compute what was dropped again with `traceplane backfill`, then retry the task",
+        )
+        for task_id, dropped in not_computable.items()
+    }
+    await tasks.mark_not_computable(tx, errors)
+    first = next(iter(errors.values())).message
+    telemetry.emit("task.input_dropped", "warning", tasks=len(errors), message=first)
 
 
 def _claimed_task(claimed: Claimed, entry: JobEntry, data: ClaimedData, token: int) -> ClaimedTask:

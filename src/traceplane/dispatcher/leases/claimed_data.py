@@ -7,7 +7,7 @@ claim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -20,9 +20,10 @@ from traceplane.model.edges import EVERYTHING, Edge, What
 from traceplane.model.extents import UnknownTimes, periods_of, values
 from traceplane.model.positions import Range, kept
 from traceplane.model.row_positions import PositionColumn, ValueRange
-from traceplane.postgres import commits, events, executions, generation_schemas, scopes
+from traceplane.postgres import commits, dataset_retention, events, executions, generation_schemas, scopes
 from traceplane.postgres.commits import LiveCommit, WholeRead
 from traceplane.postgres.database import Transaction
+from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed
 from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
 
@@ -46,6 +47,8 @@ class ClaimedData:
     emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
     executions: dict[UUID, PipelineRun] = field(default_factory=dict)
+    not_computable: dict[UUID, DroppedRead] = field(default_factory=dict)
+    """Tasks that would read what an input has dropped."""
 
 
 async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
@@ -113,6 +116,9 @@ async def _inputs(
     }
     generations = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     stored_schemas = await generation_schemas.load(tx, sorted(generations))
+    dropping = {generation for generation, stored in stored_schemas.items() if stored.drops}
+    if dropping:
+        await _dropped(tx, scoped, jobs, dropping, data)
     schemas = {
         generation: as_columns(columns)
         for generation, stored in stored_schemas.items()
@@ -143,6 +149,27 @@ async def _inputs(
             ]
             for number, (i, generation) in enumerate(sides)
         ]
+
+
+async def _dropped(
+    tx: Transaction,
+    scoped: Sequence[tuple[Claimed, int, Range | None]],
+    jobs: Mapping[UUID, JobEntry],
+    dropping: Collection[UUID],
+    data: ClaimedData,
+) -> None:
+    """Finds the tasks whose input dropped something while they waited. They must not run: they would replace what was
+    computed from all of it."""
+    asked = [
+        (c, generation, positions)
+        for c, number, positions in scoped
+        for generation in [jobs[c.job_id].row_generations[number]]
+        if generation in dropping and positions is not None
+        if jobs[c.job_id].edges[number].read.what is What.SCOPE
+    ]
+    ranges = [(generation, positions) for _, generation, positions in asked]
+    for place, dropped in (await dataset_retention.dropped_reads(tx, ranges)).items():
+        data.not_computable[asked[place][0].task_id] = dropped
 
 
 async def _positions_by_time(

@@ -77,9 +77,39 @@ with gone as materialized (
 )
 select count(*) from marked
 
+-- name: held_again
+-- What the generations of a version hold of what their datasets have dropped: it was computed, or about to be, when the
+-- serving generation dropped it.
+select d.dataset_uuid, v.generation_id, again.positions as ranges
+from dag_version_datasets v join datasets d using (dataset_uuid)
+cross join lateral (
+  select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r) as positions
+  from unnest(dropped_of(d.dataset_uuid) * coverage_of(v.generation_id)) r) again
+where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id and again.positions is not null
+  and exists (select 1 from dropped_positions p where p.dataset_uuid = d.dataset_uuid)
+order by v.generation_id
+
 -- name: dropped_inputs
--- What the inputs of a job have dropped.
+-- What the datasets have dropped whose rows a job reads.
 select i.input_index, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
-from job_inputs i cross join lateral unnest(dropped_of(i.dataset_uuid)) r
-where i.job_id = $1 and exists (select 1 from dropped_positions d where d.dataset_uuid = i.dataset_uuid)
+from job_inputs i join generations g using (generation_id)
+join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
+cross join lateral unnest(dropped_of(rows.dataset_uuid)) r
+where i.job_id = $1 and exists (select 1 from dropped_positions d where d.dataset_uuid = rows.dataset_uuid)
 order by i.input_index, r
+
+-- name: dropped_reads
+-- Which of these ranges of generations reach into what their dataset has dropped, and where. A dataset of events alone
+-- has no rows that a task could lack.
+select n.ord::int as ord, d.dataset_id, d.definition->'partitions' as partitions, lower(gone.positions) as first,
+       coalesce(upper(gone.positions) - 1, 9223372036854775807) as last,
+       (select jsonb_object_agg(p.name, p.position) from partition_names p
+        where d.definition->'partitions'->>'by' = 'name' and p.org_id = d.org_id
+          and p.position <@ gone.positions) as names
+from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
+join generations g using (generation_id) join datasets d using (dataset_uuid)
+cross join lateral (
+  select dropped_of(d.dataset_uuid) * int8multirange(coverage_range(n.first, n.last)) as positions offset 0) gone
+where not isempty(gone.positions)
+  and exists (select 1 from generation_cursors k where k.generation_id = d.current_generation_id)
+order by n.ord

@@ -8,7 +8,8 @@ select g.generation_id, d.dataset_id, s.columns, s.revision, g.position_column, 
        (select v.definition -> 'columns' from dag_version_datasets v where v.generation_id = g.generation_id limit 1)
        as declared,
        (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = g.generation_id limit 1)
-       as partitions
+       as partitions,
+       exists (select 1 from dropped_positions p where p.dataset_uuid = g.dataset_uuid) as drops
 from generations g join datasets d using (dataset_uuid) left join generation_schemas s using (generation_id)
 left join generation_cursors k using (generation_id)
 where g.generation_id = any($1::uuid[])

@@ -93,6 +93,12 @@ where task_id = any($1::uuid[])
 update tasks set state = 'canceled', reported_attempt = attempt, finished_at = tp_now(), cancel_requested = true
 where task_id = any($1::uuid[])
 
+-- name: mark_not_computable
+-- Claimed tasks that would read what an input has dropped; each with an error that says so.
+update tasks t set state = 'canceled', reported_attempt = t.attempt, finished_at = tp_now(), cancel_requested = true,
+                   error = u.error
+from unnest($1::uuid[], $2::jsonb[]) as u (task_id, error) where t.task_id = u.task_id
+
 -- name: mark_failed
 -- Failed attempts, with the states that model.task decided on; a queued task waits for a pause that doubles, with
 -- jitter. An attempt that is not `reported` ($5) may still report: its lease expired, but it may be alive.
@@ -280,13 +286,13 @@ with computed as materialized (
   where not $8::boolean and exists (
     select 1 from job_outputs x join jobs p using (job_id)
     where x.generation_id = n.generation_id and p.activation = 'reactive' and p.runtime <> 'dispatcher')
-  union all  -- of a source it is unknown what it should have, but not what it has dropped
+  union all  -- of a source it is unknown what it should have, but not what it has dropped; so too if gaps are allowed
   select n.generation_id, '{(,)}'::int8multirange - dropped_of(g.dataset_uuid)
   from (select distinct generation_id from unnest($10::uuid[]) as n (generation_id)) n join generations g using (generation_id)
-  where not $8::boolean and exists (select 1 from dropped_positions d where d.dataset_uuid = g.dataset_uuid)
-    and exists (
+  where exists (select 1 from dropped_positions d where d.dataset_uuid = g.dataset_uuid)
+    and ($8::boolean or exists (
       select 1 from job_outputs x join jobs p using (job_id)
-      where x.generation_id = n.generation_id and p.activation = 'source')
+      where x.generation_id = n.generation_id and p.activation = 'source'))
 ), short as materialized (  -- a window that reaches back beyond the first position reads nothing there
   select distinct n.ord from unnest($9::int[], $10::uuid[], $11::bigint[], $12::bigint[], $13::bigint[])
     as n (ord, generation_id, first, own, last)
