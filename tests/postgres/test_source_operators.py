@@ -8,6 +8,7 @@ import pytest
 
 from tests.control_plane import ControlPlane
 from tests.dags import job
+from traceplane.errors import Conflict
 from traceplane.wire.control import ManualEvent
 
 HOUR, DAY = 3600, 86_400
@@ -125,6 +126,24 @@ async def test_a_renamed_source_keeps_its_events(plane: ControlPlane) -> None:
     await plane.builds.run_once()
     assert await days(plane, "orders") == [f"2030-01-0{n}" for n in (1, 2, 3)]
     assert await emit(plane, "2030-01-02") == (0, 1), "it was emitted under the name before"
+
+
+@pytest.mark.parametrize("kind", ["manual", "webhook"])
+async def test_a_source_that_only_relays_events_has_nothing_to_pause(plane: ControlPlane, kind: str) -> None:
+    relayed = (
+        f"- {{name: days, activation: source, source: {{kind: {kind}}}, outputs: [{{dataset: days}}]}}\n"
+    )
+    await plane.deploy(fetching(kind, jobs=relayed))
+    for name, instead in (("fetch__events", "pause fetch,"), ("days", "pause the jobs that read")):
+        with pytest.raises(Conflict, match=instead) as refused:
+            await plane.pause("main", name)
+        assert refused.value.code == "job.relays_only"
+        assert not (await plane.resume("main", name)).changed
+    assert (await plane.status()).paused == []
+    await plane.pause("main", "fetch")
+    assert await emit(plane, "2030-01-01") == (1, 0)
+    await plane.run_all()
+    assert await plane.states("fetch") == {"queued": 1}
 
 
 async def test_a_paused_operator_keeps_its_events_and_a_paused_source_gets_none(plane: ControlPlane) -> None:

@@ -37,8 +37,10 @@ class JobApi:
                 jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
                 if not jobs:
                     raise await _not_deployed(tx, org, asked.dag, asked.job)
+                if all(job.relays_only for job in jobs):
+                    raise _relays_only(asked.job, jobs[0].generated_for)
                 changed = await job_pauses.pause(
-                    tx, org, asked.dag, asked.job, job_ids=jobs, by=by, reason=asked.reason
+                    tx, org, asked.dag, asked.job, jobs=jobs, by=by, reason=asked.reason
                 )
                 (held,) = await job_pauses.of_org(tx, org, dag=asked.dag, job=asked.job)
             return PauseChange(changed, pause_view(held))
@@ -54,7 +56,7 @@ class JobApi:
         async def once() -> PauseChange:
             async with self._database.transaction() as tx:
                 jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
-                ended = await job_pauses.resume(tx, org, asked.dag, asked.job, job_ids=jobs)
+                ended = await job_pauses.resume(tx, org, asked.dag, asked.job, jobs=jobs)
                 if ended is None and not jobs:
                     raise await _not_deployed(tx, org, asked.dag, asked.job)
                 await events.notify_dispatchers(tx)
@@ -100,6 +102,18 @@ async def _not_deployed(tx: Transaction, org: str, dag: str, job: str) -> NotFou
         f"no deployed version of {dag} has this job",
         value=job,
         next_step="see `traceplane dags`",
+    )
+
+
+def _relays_only(job: str, generated_for: str | None) -> Conflict:
+    instead = (
+        f"pause {generated_for}, which runs for them" if generated_for else "pause the jobs that read it"
+    )
+    return Conflict(
+        "job.relays_only",
+        "the source only passes on the events that it is sent, and has no tasks to keep from starting",
+        value=job,
+        next_step=instead,
     )
 
 

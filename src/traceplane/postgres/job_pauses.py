@@ -30,31 +30,39 @@ class JobPause:
     """Its tasks that wait, counted up to `MOST_COUNTED`."""
 
 
-async def lock_jobs(tx: Transaction, org: str, dag: str, job: str) -> list[UUID]:
+@dataclass(frozen=True, slots=True)
+class LockedJob:
+    job_id: UUID
+    relays_only: bool
+    """It passes on events that others send, and has no tasks of its own."""
+    generated_for: str | None
+
+
+async def lock_jobs(tx: Transaction, org: str, dag: str, job: str) -> list[LockedJob]:
     """The deployed jobs of this name: the serving one, and one that is being built."""
-    return [r["job_id"] for r in await tx.rows(_SQL["lock_jobs"], org, dag, job)]
+    return await tx.rows_as(LockedJob, _SQL["lock_jobs"], org, dag, job)
 
 
 async def pause(
-    tx: Transaction, org: str, dag: str, job: str, *, job_ids: Sequence[UUID], by: str, reason: str
+    tx: Transaction, org: str, dag: str, job: str, *, jobs: Sequence[LockedJob], by: str, reason: str
 ) -> bool:
     """Of jobs that are locked; False if they are paused already. After this, none of their tasks starts."""
     if await tx.value(_SQL["pause"], org, dag, job, by, reason) is None:
         return False
-    await tx.rows(_SQL["stop_sources"], list(job_ids))
+    await tx.rows(_SQL["stop_sources"], [locked.job_id for locked in jobs])
     # Accepting an event may dispatch a task at once, without the lock on its job.
     await versions.stop_the_stream(tx)
-    await tx.rows(_SQL["take_back"], list(job_ids))
+    await tx.rows(_SQL["take_back"], [locked.job_id for locked in jobs])
     return True
 
 
 async def resume(
-    tx: Transaction, org: str, dag: str, job: str, *, job_ids: Sequence[UUID]
+    tx: Transaction, org: str, dag: str, job: str, *, jobs: Sequence[LockedJob]
 ) -> JobPause | None:
     """The pause that ended; None if there was none."""
     ended = await tx.row_as(JobPause, _SQL["resume"], org, dag, job)
     if ended is not None:
-        await tx.rows(_SQL["start_sources"], list(job_ids))
+        await tx.rows(_SQL["start_sources"], [locked.job_id for locked in jobs])
     return ended
 
 

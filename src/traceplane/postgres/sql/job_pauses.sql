@@ -4,7 +4,8 @@
 -- name: lock_jobs
 -- The deployed jobs of a name, also one that is being built, locked as the valve does: nobody dispatches their tasks
 -- meanwhile.
-select j.job_id from jobs j join dags d using (dag_id) join orgs o using (org_id)
+select j.job_id, coalesce(j.source_kind in ('manual', 'webhook'), false) as relays_only, j.definition->>'generated_for' as generated_for
+from jobs j join dags d using (dag_id) join orgs o using (org_id)
 where o.slug = $1 and d.name = $2 and j.name = $3 and j.routed
 order by j.job_id for no key update of j
 
