@@ -253,6 +253,12 @@ async def test_stripe_and_slack_are_received_with_their_keys_and_times(sender: S
     assert len(await sender.kept()) == 2
 
 
+async def test_a_number_and_a_text_with_the_same_digits_are_one_key(sender: Sender) -> None:
+    await sender.plane.deploy(dag("none", "dedupe: { pointer: /id }"))
+    answers = [(await sender.post({"id": key}))[1]["status"] for key in (7, "7", "07")]
+    assert answers == ["accepted", "duplicate", "accepted"]
+
+
 async def test_a_ping_of_github_is_answered_and_not_kept(sender: Sender) -> None:
     await sender.plane.deploy(dag())
     ping = {"zen": "Keep it logically awesome."}
