@@ -29,8 +29,9 @@ from traceplane.wire.pipelines import (
 from traceplane.wire.scalars import Scope
 
 HERE = Path(__file__).parent
-PAST, LIVE = 240, 12
+PAST, LIVE = 384, 12
 """Minutes that exist at the start, and minutes that arrive one by one."""
+DAY = "2023-11-14"
 PIPELINES = {
     "crosses": (Subscription("golden_cross"), Subscription("death_cross")),
     "sure bulls": (Subscription(direction="BULLISH", min_confidence=70.0),),
@@ -53,12 +54,17 @@ async def run(settings: Settings, caller: Caller) -> None:
     print(f"1. The DAG is deployed, and {len(PIPELINES)} pipelines wait for signals.")
     past = Scope(partition_key=f"0-{PAST - 1}", start=0, end=PAST - 1)
     await emit(caller, past)
+    await emit(caller, Scope(cursor=0), "market.listings")
     await until(lambda: settled(caller))
-    print(f"2. {PAST} minutes of bars were processed on Spark.")
+    print(f"2. {PAST} minutes of bars were processed on Spark: signals, averages, values by instrument.")
     for minute in range(PAST, PAST + LIVE):
         await emit(caller, Scope(cursor=minute))
         await until(lambda: settled(caller))
     print(f"3. {LIVE} more arrived one by one; each task read the earlier bars that it needs.")
+    day = EmitRequest([ManualEvent("market.closes", partition=DAY)])
+    await caller.call("POST", "/api/v1/events", EmitResponse, day)
+    await until(lambda: settled(caller))
+    print(f"4. The exchange closed on {DAY}, and the day was rolled up.")
     client = Client(settings.gateway_address, str(settings.user_token))
 
     async def all_seen() -> bool:
@@ -68,6 +74,8 @@ async def run(settings: Settings, caller: Caller) -> None:
 
     await until(all_seen)
     for sql in (
+        "select ticker, low, high, close, volume from market.daily order by ticker",
+        "select ticker, name, value from market.valued where position = 0 order by ticker",
         "select signal_type, signal, count(*) as signals, min(position) as first, max(position) as last"
         " from market.signals group by all order by all",
         "select pipeline, side, ticker, signal_id, shares from market.trades order by all",
@@ -77,8 +85,8 @@ async def run(settings: Settings, caller: Caller) -> None:
             print("   " + "  ".join(f"{value!s:<14}" for value in row.values()))
 
 
-async def emit(caller: Caller, scope: Scope) -> None:
-    request = EmitRequest([ManualEvent("market.minutes", scope)])
+async def emit(caller: Caller, scope: Scope, dataset: str = "market.minutes") -> None:
+    request = EmitRequest([ManualEvent(dataset, scope)])
     await caller.call("POST", "/api/v1/events", EmitResponse, request)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 from traceplane.sdk import OperatorTask
 
 TICKERS = ("AAPL", "AMZN", "GOOGL", "MSFT", "TSLA")
-BEGIN = 1_700_000_000
+BEGIN = 1_699_972_200
+"""14 November 2023, 9:30 in New York, when the exchange opens."""
+SESSION = 390
+"""Minutes until it closes, at 16:00."""
 
 
 def bars(task: OperatorTask) -> list[dict[str, Any]]:
@@ -28,7 +32,16 @@ def bar(ticker: str, minute: int) -> dict[str, Any]:
         "close": round(100 + 10 * wave + noise, 4),
         "volume": int(1000 + 500 * noise) * (8 if noise > 0.98 else 1),
         "timestamp": float(BEGIN + 60 * minute),
+        "at": datetime.fromtimestamp(BEGIN + 60 * minute, UTC),
     }
+
+
+def instruments(task: OperatorTask) -> list[dict[str, Any]]:
+    """The table of instruments, as it is loaded now."""
+    return [
+        {"ticker": ticker, "name": f"{ticker.title()} Inc.", "shares": 1_000_000 * (n + 1)}
+        for n, ticker in enumerate(TICKERS)
+    ]
 
 
 def trade(task: OperatorTask) -> list[dict[str, Any]]:

@@ -36,7 +36,8 @@ def run(task: OperatorTask) -> None:
         expected = datasets.input_bytes(task)
         few = operator is sql and expected <= datasets.FEW_ROWS_BYTES
         expect_few_rows(spark, few)
-        inputs = {name: datasets.read(spark, source, in_one_part=few) for name, source in task.inputs.items()}
+        named = _named_inputs(task) if operator is sql else list(task.inputs)
+        inputs = {name: datasets.read(spark, task.inputs[name], in_one_part=few) for name in named}
         if task.views:
             inputs = _with_views(spark, task, inputs)
         if operator is compact:
@@ -80,6 +81,13 @@ def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
         frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
     arguments = _scope_arguments(task.scope)
     return {name: spark.sql(text, args=arguments) for name, text in queries.items()}
+
+
+def _named_inputs(task: OperatorTask) -> list[str]:
+    """The inputs that a query may read. One that it does not name only says when the job runs, and may be of a dataset
+    without rows or columns; virtual datasets read inputs under other names."""
+    texts = "\n".join(_fields_with_queries(task).values()).lower()
+    return [name for name in task.inputs if task.views or name.lower() in texts]
 
 
 def _fields_with_queries(task: OperatorTask) -> dict[str, str]:
