@@ -30,7 +30,7 @@ def plan_steps(plan: Plan, consequences: Consequences) -> PlanSteps:
         datasets_changed=[DatasetChangeView(d.dataset_id, _fields(d.changes)) for d in plan.datasets_changed],
         datasets_removed=list(plan.datasets_removed),
         computed_anew=_weights(consequences.computed_anew),
-        dropped=_weights(consequences.dropped),
+        dropped=_weights((*consequences.dropped, *consequences.unmapped)),
         readers=[
             ConcernedView(r.dag, r.job, r.dataset_id, r.loses_it, list(r.broken_columns))
             for r in consequences.readers

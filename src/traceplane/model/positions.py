@@ -1,8 +1,9 @@
-"""Which positions of a commit a reader gets: those of its scope that no newer commit has replaced."""
+"""Ranges of positions: which of a commit a reader gets (those of its scope that no newer commit has replaced), and what
+sets of ranges have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 Range = tuple[int, int]
@@ -34,6 +35,30 @@ def kept(commit: Range, scope: Range, hidden: Sequence[Range]) -> list[Range] | 
     if position <= last:
         ranges.append((position, last))
     return ranges
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """The same positions as ordered ranges that do not touch."""
+    one: list[Range] = []
+    for first, last in sorted(ranges):
+        if one and first <= one[-1][1] + 1:
+            one[-1] = one[-1][0], max(one[-1][1], last)
+        else:
+            one.append((first, last))
+    return one
+
+
+def common(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
+    return merged((max(a, c), min(b, d)) for a, b in one for c, d in other if a <= d and c <= b)
+
+
+def without(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
+    """Those of one that the other lacks."""
+    left: list[Range] = []
+    for positions in one:
+        rest = kept(positions, positions, other)
+        left += [positions] if rest is None else rest
+    return left
 
 
 def execution_position(execution_id: UUID) -> int:

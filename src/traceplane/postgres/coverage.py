@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from traceplane.model.dag import InputRole
+from traceplane.model.edges import What, can_map, overlapping
 from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import NAMES_WRITTEN, Partitions
-from traceplane.model.positions import Range
+from traceplane.model.positions import Range, common, merged, without
 from traceplane.operators import catalog
 from traceplane.postgres import dataset_retention
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Transaction, statements
-from traceplane.postgres.registry import partitions_of
+from traceplane.postgres.registry import job_payloads, partitions_of
 
 _SQL = statements("coverage")
 _RANGES_TOLD = 20
@@ -54,6 +56,10 @@ async def lock_serving(tx: Transaction, version_id: UUID) -> None:
 
 async def lacking(tx: Transaction, version_id: UUID) -> tuple[Lacking, ...]:
     """The first positions that readers would lose if the version served."""
+    return (*await _lacking(tx, version_id), *await _lacking_periods(tx, version_id))
+
+
+async def _lacking(tx: Transaction, version_id: UUID) -> tuple[Lacking, ...]:
     rows = await tx.rows(_SQL["lacking"], version_id, _RANGES_TOLD, NAMES_WRITTEN)
     lacking = []
     for row in rows:
@@ -61,6 +67,44 @@ async def lacking(tx: Transaction, version_id: UUID) -> tuple[Lacking, ...]:
         scope = partitions_of(row["partitions"], row["names"]).written(positions)
         lacking.append(Lacking(row["dataset_id"], positions, scope))
     return tuple(lacking)
+
+
+async def _lacking_periods(tx: Transaction, version_id: UUID) -> list[Lacking]:
+    """Of datasets that get other periods: the new ones that they lack for what is served. A period that the inputs have
+    nothing for is not lacking, although it may begin within a served one."""
+    lacking: list[Lacking] = []
+    for row in await tx.rows(_SQL["replaced_periods"], version_id):
+        old = partitions_of(row["partitions"], row["names"])
+        new = partitions_of(row["new_partitions"])
+        served: list[Range] = [(first, last) for first, last in row["served"]]
+        if row["job_id"] is None or not can_map(old, new):
+            lacking += [Lacking(row["dataset_id"], r, old.written(r)) for r in served[:_RANGES_TOLD]]
+            continue
+        owed = merged(overlapping(r, old, new) for r in served)
+        owed = without(owed, [(first, last) for first, last in row["held"]])
+        if owed and (inputs := await _of_inputs(tx, row["job_id"])) is not None:
+            owed = common(owed, inputs)
+        lacking += [Lacking(row["dataset_id"], r, new.written(r)) for r in owed[:_RANGES_TOLD]]
+    return lacking
+
+
+async def _of_inputs(tx: Transaction, job_id: UUID) -> list[Range] | None:
+    """The scopes of a job that its inputs have, or had, something for; None if that cannot be said."""
+    (job,) = await job_payloads(tx, [job_id])
+    edges = [
+        (i.row_generation_id, edge)
+        for i, edge in job.edges()
+        if i.role is not InputRole.TRIGGERS and edge.read.what is What.SCOPE
+    ]
+    if any(edge.read.time_column is not None or not can_map(edge.input, edge.job) for _, edge in edges):
+        return None
+    rows = await tx.rows(_SQL["had_positions"], [generation_id for generation_id, _ in edges])
+    had: dict[UUID, list[Range]] = {r["generation_id"]: [(a, b) for a, b in r["had"]] for r in rows}
+    return merged(
+        overlapping(positions, edge.input, edge.job)
+        for generation_id, edge in edges
+        for positions in had.get(generation_id, [])
+    )
 
 
 # Catching up ---------------------------------------------------------------------------------------

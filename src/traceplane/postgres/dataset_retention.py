@@ -85,7 +85,9 @@ async def _drop(
 
 async def drop_again(tx: Transaction, version_id: UUID) -> None:
     """Before a version serves: drops what it holds although its datasets have dropped it. A task that was queued when
-    they did may have computed it after that."""
+    they did may have computed it after that. Of a dataset that gets other periods, the old ones are forgotten; the next
+    round drops those of the new ones that are as old."""
+    await tx.rows(_SQL["forget_other_periods"], version_id)
     if not (held := await _held_again(tx, version_id)):
         return
     await _lock(tx, [generation_id for _, generation_id, _ in held])

@@ -109,6 +109,8 @@ def _raise_if_refused(prepared: PreparedDeploy, expect_version: int | None, *, d
         raise prepared.refusal
     if prepared.consequences.dropped and not drop_missing and prepared.joins is None:
         raise _drops_data(prepared.consequences.dropped, prepared.consequences.renamed)
+    if prepared.consequences.unmapped and not drop_missing and prepared.joins is None:
+        raise _drops_partitions(prepared.consequences.unmapped)
 
 
 def _drops_data(dropped: Sequence[Weight], renamed: Sequence[str]) -> Conflict:
@@ -125,6 +127,18 @@ def _drops_data(dropped: Sequence[Weight], renamed: Sequence[str]) -> Conflict:
         f" {'; '.join(amount(weight) for weight in dropped[:3])}{more}",
         value=", ".join(weight.dataset_id for weight in dropped),
         next_step=f"{put_back}, or deploy with --drop-missing to drop them; a rollback brings them back",
+    )
+
+
+def _drops_partitions(unmapped: Sequence[Weight]) -> Conflict:
+    more = f" and {len(unmapped) - 3} more" if len(unmapped) > 3 else ""
+    return Conflict(
+        "deploy.drops_data",
+        "what these datasets hold has no place among their new partitions, so readers would lose it:"
+        f" {'; '.join(amount(weight) for weight in unmapped[:3])}{more}",
+        value=", ".join(weight.dataset_id for weight in unmapped),
+        next_step="keep their partitions, write the new ones to other datasets, or deploy with --drop-missing to begin"
+        " anew; a rollback brings the old ones back",
     )
 
 

@@ -8,10 +8,12 @@ from datetime import datetime
 
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag, Job, SourceKind
-from traceplane.model.partitions import zone
+from traceplane.model.edges import can_map
+from traceplane.model.partitions import Partitions, zone
 from traceplane.postgres import cron_schedules, registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.versions import Weight
+from traceplane.registry import fingerprint
 from traceplane.registry.plan import Plan
 from traceplane.registry.spec import webhooks
 from traceplane.schedule.due_ticks import upcoming
@@ -53,6 +55,10 @@ class Consequences:
     readers: tuple[Concerned, ...]
     dropped: tuple[Weight, ...] = ()
     """Served now, but no longer produced by any job."""
+    unmapped: tuple[Weight, ...] = ()
+    """Served now by partitions that cannot be mapped to the new ones."""
+    periods: tuple[str, ...] = ()
+    """Datasets whose partitions become other periods, in words."""
     renamed: tuple[str, ...] = ()
     """The dropped datasets whose source now emits to another one."""
     sources: tuple[str, ...] = ()
@@ -61,7 +67,7 @@ class Consequences:
     """Of cron sources that are new or change."""
 
     def text(self) -> str:
-        lines = [f"! {warning}" for warning in self.sources]
+        lines = [f"! {warning}" for warning in (*self.sources, *self.periods)]
         lines += [f"job {next_ticks.job}: {next_ticks.text()}" for next_ticks in self.ticks]
         if self.computed_anew:
             lines += ["", "Recomputed beside the serving data, and cut over together:"]
@@ -69,6 +75,9 @@ class Consequences:
         if self.dropped:
             lines += ["", "No longer served (needs --drop-missing):"]
             lines += [f"      {amount(w)}" for w in self.dropped]
+        if self.unmapped:
+            lines += ["", "No longer served, since their partitions become others (needs --drop-missing):"]
+            lines += [f"      {amount(w)}" for w in self.unmapped]
         for reader in self.readers:
             reads = f"! DAG {reader.dag}, job {reader.job} reads {reader.dataset_id}"
             if reader.loses_it:
@@ -101,10 +110,18 @@ async def consequences_of(
         if o.dataset_id not in steps.datasets_added
     ]
     written = [(job, dataset_id) for job, dataset_id in written if dataset_id not in carried_on]
-    anew = [dataset_id for job, dataset_id in written if job.runtime != "dispatcher"]
+    others = fingerprint.other_periods(before, after) if before is not None else {}
+    # A source does not emit its events again by other periods.
+    unmapped = [
+        dataset_id
+        for job, dataset_id in written
+        if dataset_id in others
+        and (not can_map(*others[dataset_id]) or (job.source and job.source.kind is not SourceKind.ALWAYS_ON))
+    ]
+    anew = [d for job, d in written if job.runtime != "dispatcher" and d not in unmapped]
     weights = {
         weight.dataset_id: weight
-        for weight in await versions.weight(tx, org, [*anew, *steps.datasets_removed])
+        for weight in await versions.weight(tx, org, [*anew, *unmapped, *steps.datasets_removed])
     }
     other_sql = {c.dataset_id for c in steps.datasets_changed if any(f.field == "sql" for f in c.changes)}
     readers = [
@@ -120,11 +137,17 @@ async def consequences_of(
         problems = () if lost else tuple(broken.get(dataset_id, ()))
         readers.append(Concerned(reader.dag, reader.job, dataset_id, lost, problems))
     dropped = [weights[d] for d in steps.datasets_removed if d in weights]
-    dropped = [weight for weight in dropped if weight.scopes or weight.events]
+    dropped = [weight for weight in dropped if _holds_anything(weight)]
     return Consequences(
         computed_anew=tuple(weight for name, weight in weights.items() if name in anew),
         readers=tuple(readers),
         dropped=tuple(dropped),
+        unmapped=tuple(weights[d] for d in unmapped if d in weights and _holds_anything(weights[d])),
+        periods=tuple(
+            _in_words(dataset_id, *partitions)
+            for dataset_id, partitions in others.items()
+            if dataset_id in anew and dataset_id in weights and _holds_anything(weights[dataset_id])
+        ),
         renamed=_renamed(before, after, {weight.dataset_id for weight in dropped}),
         sources=tuple(
             f"job {job.generated_for or job.name}: {set_off_by}"
@@ -132,6 +155,18 @@ async def consequences_of(
             if (set_off_by := _set_off_by(org, job)) is not None
         ),
         ticks=_next_ticks(before, after, await cron_schedules.clock(tx)),
+    )
+
+
+def _holds_anything(weight: Weight) -> bool:
+    return bool(weight.scopes or weight.events)
+
+
+def _in_words(dataset_id: str, old: Partitions, new: Partitions) -> str:
+    of_zone = [f" of {p.time_zone}" if old.time_zone != new.time_zone else "" for p in (old, new)]
+    return (
+        f"{dataset_id}: its partitions change from {old.by}s{of_zone[0]} to {new.by}s{of_zone[1]}; the cutover waits"
+        f" until every {old.by} that is served is covered"
     )
 
 

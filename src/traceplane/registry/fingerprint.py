@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from traceplane.model.dag import Dag, Dataset, Input, InputRole, Job, Output, SourceKind
+from traceplane.model.edges import same_periods
 from traceplane.model.partitions import Partitions
 from traceplane.sql import virtual
 
@@ -78,15 +79,16 @@ def carried_on(before: Dag, after: Dag) -> dict[str, bool]:
 
     Past events belong to the dataset. A source that only relays events (manual, webhook, cron) computes nothing,
     whatever its name and kind, so it takes over the events of any earlier source of the dataset. A source that runs
-    code takes them over only if nothing but its name changed.
+    code takes them over only if nothing but its name changed. Events that name other periods are not taken over.
     """
     old_jobs = {output.dataset_id: job for job in before.jobs if job.source for output in job.outputs}
     old, new = definitions(before), definitions(after)
+    others = other_periods(before, after).keys()
     unnoticed: dict[str, bool] = {}
     for job in after.jobs:
         for number, output in enumerate(job.outputs):
             previous = old_jobs.get(output.dataset_id)
-            if job.source is None or previous is None:
+            if job.source is None or previous is None or output.dataset_id in others:
                 continue
             new_definition, old_definition = new[job.name], old[previous.name]
             if job.source.kind is not SourceKind.ALWAYS_ON:
@@ -98,6 +100,17 @@ def carried_on(before: Dag, after: Dag) -> dict[str, bool]:
             elif {**new_definition, "name": ""} == {**old_definition, "name": ""}:
                 unnoticed[output.dataset_id] = True
     return unnoticed
+
+
+def other_periods(before: Dag, after: Dag) -> dict[str, tuple[Partitions, Partitions]]:
+    """Datasets whose positions stand for something else in `after`; with their partitions before and after."""
+    old = before.datasets_by_id
+    return {
+        dataset.dataset_id: (old[dataset.dataset_id].partitions, dataset.partitions)
+        for dataset in after.datasets
+        if dataset.dataset_id in old
+        and not same_periods(old[dataset.dataset_id].partitions, dataset.partitions)
+    }
 
 
 def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:

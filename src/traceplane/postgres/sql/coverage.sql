@@ -27,8 +27,8 @@ where k.generation_id in (
 order by k.generation_id for no key update
 
 -- name: lacking
--- Per dataset that would get another generation: positions of live commits that the new one lacks, and the names of the
--- first few of each range.
+-- Per dataset that would get another generation of the same periods: positions of live commits that the new one lacks, and
+-- the names of the first few of each range.
 select d.dataset_id, lower(p) as first, coalesce(upper(p) - 1, 9223372036854775807) as last,
   d.definition->'partitions' as partitions,
   (select jsonb_object_agg(n.name, n.position) from partition_names n
@@ -43,15 +43,51 @@ cross join lateral (
 ) gone cross join lateral unnest(gone.positions) p
 where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id
   and v.definition->>'sql' is null  -- a virtual dataset stores nothing; its SQL computes its rows
+  and same_periods(d.definition->'partitions', v.definition->'partitions')
   and not new.held @> coverage_of(d.current_generation_id)
 order by d.dataset_id, p limit $2
 
+-- name: replaced_periods
+-- Datasets that would get a generation of other periods: what live commits hold, what the new one holds, and the job of
+-- the version that produces it.
+select d.dataset_id, d.definition->'partitions' as partitions, v.definition->'partitions' as new_partitions, x.job_id,
+  (select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
+   from (select range_agg(coverage_range(c.range_start, c.range_end)) as positions from dataset_commits c
+         where c.generation_id = d.current_generation_id and c.superseded_by is null) s, unnest(s.positions) r) as served,
+  coalesce((select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r)
+            from unnest(coverage_of(v.generation_id)) r), '[]') as held,
+  (select jsonb_object_agg(n.name, n.position) from partition_names n
+   where d.definition->'partitions'->>'by' = 'name' and n.org_id = d.org_id) as names
+from dag_version_datasets v join datasets d using (dataset_uuid)
+left join lateral (
+  select o.job_id from job_outputs o join dag_version_jobs w using (job_id)
+  where o.generation_id = v.generation_id and w.dag_version_id = $1 limit 1) x on true
+where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id and v.definition->>'sql' is null
+  and not same_periods(d.definition->'partitions', v.definition->'partitions')
+  and exists (select 1 from dataset_commits c
+              where c.generation_id = d.current_generation_id and c.superseded_by is null)
+order by d.dataset_id
+
+-- name: had_positions
+-- What generations have, or have dropped; of those without rows, the positions of their events count.
+select g.generation_id, jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r) as had
+from unnest($1::uuid[]) as a (generation_id) join generations g using (generation_id)
+cross join lateral unnest(case
+  when exists (select 1 from generation_cursors k where k.generation_id = g.generation_id)
+  then coverage_of(g.generation_id) + dropped_of(g.dataset_uuid)
+  else coalesce((select range_agg(coverage_range(e.range_start, e.range_end)) from events e
+                 where e.generation_id = g.generation_id), '{}') + dropped_of(g.dataset_uuid) end) r
+group by g.generation_id
+
 -- name: add_catch_ups
--- Jobs of a version whose datasets get, or have got, another generation than the serving one.
+-- Jobs of a version whose datasets get, or have got, another generation than the serving one. One of other periods has
+-- other scopes.
 insert into catch_ups (job_id, generation_id)
 select o.job_id, d.current_generation_id
 from dag_version_jobs v join jobs j using (job_id) join job_outputs o using (job_id) join datasets d using (dataset_uuid)
+join dag_version_datasets w on w.dag_version_id = v.dag_version_id and w.dataset_uuid = d.dataset_uuid
 where v.dag_version_id = $1 and d.current_generation_id <> o.generation_id
+  and same_periods(d.definition->'partitions', w.definition->'partitions')
   and j.activation = 'reactive' and j.runtime <> 'dispatcher'
 on conflict do nothing
 

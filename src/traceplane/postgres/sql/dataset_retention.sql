@@ -1,13 +1,14 @@
 -- Datasets that keep their partitions for a time.
 
 -- name: kept_for_a_time
--- Served datasets with a retention: how long, how they are partitioned, what the time is, and all their generations that
--- a version in reach has.
+-- Served datasets with a retention: how long, how they are partitioned, what the time is, and all their generations of the
+-- same periods that a version in reach has.
 select d.dataset_uuid, make_interval(secs => (d.definition->>'retention')::float8) as retention,
        d.definition->'partitions' as partitions, tp_now() as now,
        (select array_agg(distinct v.generation_id order by v.generation_id) from dag_version_datasets v
         join dag_versions w using (dag_version_id)
-        where v.dataset_uuid = d.dataset_uuid and w.state <> 'collected') as generation_ids
+        where v.dataset_uuid = d.dataset_uuid and w.state <> 'collected'
+          and same_periods(v.definition->'partitions', d.definition->'partitions')) as generation_ids
 from datasets d
 where d.current_generation_id is not null and d.definition->>'retention' is not null
   and exists (select 1 from generation_cursors k where k.generation_id = d.current_generation_id)
@@ -86,8 +87,15 @@ cross join lateral (
   select jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r) as positions
   from unnest(dropped_of(d.dataset_uuid) * coverage_of(v.generation_id)) r) again
 where v.dag_version_id = $1 and d.current_generation_id <> v.generation_id and again.positions is not null
+  and same_periods(d.definition->'partitions', v.definition->'partitions')
   and exists (select 1 from dropped_positions p where p.dataset_uuid = d.dataset_uuid)
 order by v.generation_id
+
+-- name: forget_other_periods
+-- What was dropped of datasets that a version gives other periods: their positions would name something else.
+delete from dropped_positions p using dag_version_datasets v, datasets d
+where v.dag_version_id = $1 and d.dataset_uuid = v.dataset_uuid and p.dataset_uuid = d.dataset_uuid
+  and not same_periods(d.definition->'partitions', v.definition->'partitions')
 
 -- name: dropped_inputs
 -- What the datasets have dropped whose rows a job reads.

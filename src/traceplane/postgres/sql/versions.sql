@@ -117,6 +117,8 @@ cross join lateral (
                                 where generation_id = o.generation_id and partition_key is null), -1)
   order by range_start limit 1
 ) n
+join dag_version_datasets w on w.dag_version_id = $1 and w.dataset_uuid = d.dataset_uuid
+  and same_periods(d.definition->'partitions', w.definition->'partitions')
 where v.dag_version_id = $1 and j.building and j.activation = 'source' order by j.name, d.dataset_id
 
 -- name: replaces
@@ -283,7 +285,8 @@ from dag_versions v join dags d using (dag_id) join orgs o using (org_id)
 where o.slug = $1 and d.name = $2 order by v.number desc limit $3
 
 -- name: progress
--- Per rebuilt dataset: the live scopes of the serving generation, and how many of them the new one has too.
+-- Per dataset that is rebuilt by the same periods: the live scopes of the serving generation, and how many of them the new
+-- one has too.
 select d.dataset_id, s.built, s.serving
 from dag_version_datasets v join datasets d using (dataset_uuid)
 join job_outputs x on x.generation_id = v.generation_id join jobs j using (job_id)
@@ -296,6 +299,7 @@ cross join lateral (
   from dataset_commits c where c.generation_id = d.current_generation_id and c.superseded_by is null
 ) s
 where v.dag_version_id = $1 and j.building and j.runtime <> 'dispatcher' and j.activation = 'reactive'
+  and same_periods(d.definition->'partitions', v.definition->'partitions')
 order by d.dataset_id
 
 -- name: weight

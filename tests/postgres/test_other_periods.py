@@ -1,0 +1,132 @@
+"""A dataset whose partitions become other periods: positions of the old ones are never taken for those of the new."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.postgres.test_scopes import dag, day, job
+from traceplane.errors import Conflict
+from traceplane.model.partitions import By, Partitions
+
+DAYS = Partitions(By.DAY)
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url) as opened:
+        yield opened
+
+
+def rolled_up(by: str, *, wait_for: str = "any", days: str = "day") -> str:
+    datasets = f"{{a: {{partitions: {{by: {days}}}}}, j.out: {{partitions: {{by: {by}}}}}}}"
+    jobs = job("d", "{from: {dataset: a}}") + job("j", f"{{from: {{dataset: d.out}}, wait_for: {wait_for}}}")
+    return dag(jobs, datasets, ("a",))
+
+
+def every_day(first: str, last: str) -> list[object]:
+    return [day(DAYS.name(p)) for p in range(DAYS.position(first), DAYS.position(last) + 1)]
+
+
+async def served(plane: ControlPlane, dataset: str = "j.out") -> list[str]:
+    rows = await plane.sql(
+        "select c.partition_key from datasets d join dataset_commits c on c.generation_id = d.current_generation_id"
+        " where d.dataset_id = $1 and c.superseded_by is null order by c.range_start",
+        dataset,
+    )
+    return [row["partition_key"] for row in rows]
+
+
+async def built(plane: ControlPlane) -> int:
+    """Lets a build come to rest; returns how many versions were cut over."""
+    moved = 0
+    for _ in range(4):
+        moved += (await plane.builds.run_once()).cut_over
+        await plane.run_all()
+    return moved
+
+
+async def deploy_and_fill(plane: ControlPlane, file: str, first: str, last: str) -> None:
+    await plane.deploy(file)
+    await plane.emit("a", every_day(first, last))  # type: ignore[arg-type]
+    await plane.run_all()
+
+
+@pytest.mark.parametrize(
+    ("by", "then", "expected"),
+    [
+        ("week", "month", ["2026-01", "2026-02"]),
+        ("month", "week", [f"2026-W{n:02}" for n in range(1, 9)]),
+        ("day", "month", ["2026-01", "2026-02"]),
+        ("week", "week, time_zone: Asia/Tokyo", [f"2026-W{n:02}" for n in range(1, 9)]),
+    ],
+)
+async def test_a_rebuild_by_other_periods_has_those_and_no_others(
+    plane: ControlPlane, by: str, then: str, expected: list[str]
+) -> None:
+    await deploy_and_fill(plane, rolled_up(by), "2026-01-01", "2026-02-20")
+    before = await served(plane)
+    plan = await plane.plan(rolled_up(then))
+    assert "! j.out: its partitions change from" in plan.text
+    await plane.deploy(rolled_up(then))
+    assert await built(plane) == 1
+    assert await served(plane) == expected
+    await plane.rollback("scopes")
+    assert await built(plane) == 0
+    assert await served(plane) == before
+
+
+async def test_a_week_that_begins_a_month_without_days_does_not_ask_for_it(plane: ControlPlane) -> None:
+    await deploy_and_fill(
+        plane, rolled_up("week"), "2026-01-27", "2026-01-28"
+    )  # of a week that ends in February
+    await plane.deploy(rolled_up("month"))
+    assert await built(plane) == 1
+    assert await served(plane) == ["2026-01"]
+
+
+async def test_a_cutover_by_other_periods_never_serves_less(plane: ControlPlane) -> None:
+    """February has no month yet, but weeks that readers have."""
+    await deploy_and_fill(plane, rolled_up("week"), "2026-01-01", "2026-02-20")
+    weeks = await served(plane)
+    await plane.deploy(rolled_up("month", wait_for="all"))
+    assert await built(plane) == 0
+    with pytest.raises(Conflict, match=r"j\.out 2026-02"):
+        await plane.cutover("scopes")
+    assert await served(plane) == weeks
+    await plane.emit("a", every_day("2026-02-21", "2026-02-28"))  # type: ignore[arg-type]
+    await plane.run_all()
+    assert await built(plane) == 1
+    assert await served(plane) == ["2026-01", "2026-02"]
+
+
+@pytest.mark.parametrize("then", ["month", "day, time_zone: Asia/Tokyo", "position"])
+async def test_a_source_by_other_periods_begins_anew_if_asked(plane: ControlPlane, then: str) -> None:
+    """Its events name the old periods."""
+    await deploy_and_fill(plane, rolled_up("week"), "2026-01-01", "2026-01-20")
+    by = "position" if then == "position" else "month"
+    changed = rolled_up(by, days=then)
+    assert "a: 20 events" in (await plane.plan(changed)).text
+    with pytest.raises(Conflict, match="a: 20 events") as refused:
+        await plane.deploy(changed)
+    assert refused.value.code == "deploy.drops_data"
+    await plane.deploy(changed, drop_missing=True)
+    assert await built(plane) == 1
+    assert await served(plane) == []
+    assert await served(plane, "d.out") == []
+
+
+async def test_positions_that_become_periods_are_dropped_if_asked(plane: ControlPlane) -> None:
+    datasets = "{a: {partitions: {by: day}}}"
+    jobs = job("d", "{from: {dataset: b}}")
+    await plane.deploy(dag(jobs, datasets))
+    await plane.emit("b", [1, 2])
+    await plane.run_all()
+    changed = dag(job("d", "{from: {dataset: a}}"), datasets)
+    with pytest.raises(Conflict, match=r"d\.out: 2 scopes"):
+        await plane.deploy(changed)
+    await plane.deploy(changed, drop_missing=True)
+    assert await built(plane) == 1
+    assert await served(plane, "d.out") == []
