@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -335,19 +336,39 @@ async def test_a_token_works_for_tasks_of_its_own_organization(two: Two) -> None
 async def test_an_unknown_organization_is_reported_as_such(
     database_url: str, tmp_path: Path, command: list[str]
 ) -> None:
+    code, out, err = await traceplane(database_url, tmp_path, *command, org="nobody")
+    assert (code, out) == (2, "")
+    assert err.startswith("org.unknown: the organization does not exist (value: 'nobody') → ")
+    assert err.count("\n") == 1
+    assert "default" in err
+
+
+async def test_an_organization_begins_with_the_token_of_its_admin(
+    two: Two, database_url: str, tmp_path: Path
+) -> None:
+    run = partial(traceplane, database_url, tmp_path)
+    code, token, err = await run("org", "create", "acme")
+    assert (code, err) == (0, "")
+    await two.plane.api.refresh()
+    assert json.loads(await two.expect(token.strip(), "GET", "/api/v1/tasks")) == {"tasks": []}
+    await two.expect(token.strip(), "POST", "/api/v1/deploy", {"text": DAG})
+    assert (await run("org", "list"))[1].split() == ["acme", "default", "other"]
+    for name, refused in (("acme", "org.exists"), ("Acme", "org.bad_name"), ("a/b", "org.bad_name")):
+        code, out, err = await run("org", "create", name)
+        assert (code, out, err.partition(":")[0]) == (2, "", refused)
+
+
+async def traceplane(url: str, home: Path, *command: str, org: str = "default") -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "traceplane.cli.main", *command),
         env={
             "PATH": os.environ["PATH"],
-            "TRACEPLANE_HOME": str(tmp_path),
-            "TRACEPLANE_ORG": "nobody",
-            "TRACEPLANE_STATE_URL": database_url,
+            "TRACEPLANE_HOME": str(home),
+            "TRACEPLANE_ORG": org,
+            "TRACEPLANE_STATE_URL": url,
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = (text.decode() for text in await process.communicate())
-    assert (process.returncode, out) == (2, "")
-    assert err.startswith("org.unknown: the organization does not exist (value: 'nobody') → ")
-    assert err.count("\n") == 1
-    assert "default" in err
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()

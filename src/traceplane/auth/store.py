@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
 from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
-from traceplane.errors import NotFound
+from traceplane.errors import Conflict, NotFound
 from traceplane.model.near_names import near
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Transaction
@@ -58,6 +58,22 @@ async def seal_signing_keys_anew(tx: Transaction, master_keys: Sequence[bytes]) 
 
 async def load_token_book(tx: Transaction) -> TokenBook:
     return TokenBook(tuple(_record(row) for row in await tokens.access_tokens(tx)))
+
+
+async def create_organization(tx: Transaction, slug: str) -> str:
+    """The token of its first admin."""
+    if not await tokens.add_organization(tx, slug):
+        raise Conflict(
+            "org.exists",
+            "there is an organization of this name",
+            value=slug,
+            next_step="issue tokens for it with `traceplane token issue`, with TRACEPLANE_ORG set to its name",
+        )
+    return await issue_token(tx, Principal.USER, org=slug, name="admin", role=Role.ADMIN)
+
+
+async def organizations(tx: Transaction) -> list[str]:
+    return await tokens.organizations(tx)
 
 
 async def issue_token(

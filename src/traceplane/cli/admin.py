@@ -56,6 +56,41 @@ def init(settings: Settings) -> None:
 
 
 @click.group()
+def org() -> None:
+    """Create and list organizations."""
+
+
+_ORG = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+@org.command("create")
+@click.argument("name")
+@click.pass_obj
+def create_org(settings: Settings, name: str) -> None:
+    """Create the organization NAME, and print the token of its first admin. It is shown only once."""
+    from traceplane.auth import store
+
+    if _ORG.fullmatch(name) is None:
+        raise InvalidInput(
+            "org.bad_name",
+            "an organization is named by a-z, then a-z, 0-9 and -, up to 63 in all",
+            value=name,
+            next_step="for example acme or market-data",
+        )
+    say(_in_transaction(settings, lambda tx: store.create_organization(tx, name)))
+
+
+@org.command("list")
+@click.pass_obj
+def list_orgs(settings: Settings) -> None:
+    """List the organizations of this platform."""
+    from traceplane.auth import store
+
+    for name in _in_transaction(settings, store.organizations):
+        say(name)
+
+
+@click.group()
 def token() -> None:
     """Issue, rotate and revoke worker and user tokens."""
 
@@ -301,4 +336,4 @@ def _duration(text: str) -> timedelta:
         ) from error
 
 
-COMMANDS: tuple[Any, ...] = (init, token, keys, gc)
+COMMANDS: tuple[Any, ...] = (init, org, token, keys, gc)

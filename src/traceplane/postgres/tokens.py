@@ -40,6 +40,10 @@ async def organizations(tx: Transaction) -> list[str]:
     return [r["slug"] for r in await tx.rows(_SQL["organizations"])]
 
 
+async def add_organization(tx: Transaction, slug: str) -> bool:
+    return await tx.value(_SQL["add_organization"], slug) is not None
+
+
 async def signing_keys(tx: Transaction) -> list[StoredKey]:
     return await tx.rows_as(StoredKey, _SQL["signing_keys"])
 

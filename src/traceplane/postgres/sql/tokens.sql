@@ -4,6 +4,10 @@
 -- The organizations that tokens may be issued for.
 select slug from orgs order by slug
 
+-- name: add_organization
+-- An organization, if there is none of this name.
+insert into orgs (slug) values ($1) on conflict (slug) do nothing returning slug
+
 -- name: signing_keys
 -- Every key that may still be of use.
 select kid, sealed_private_key, public_jwk, extract(epoch from created_at)::float8 as created_at,
