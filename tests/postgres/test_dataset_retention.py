@@ -19,10 +19,12 @@ from tests.postgres.test_scopes import dag as scopes_dag
 from tests.postgres.test_scopes import day, new_scopes
 from tests.postgres.test_scopes import job as reading
 from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.cli.coverage import describe
 from traceplane.errors import Conflict
 from traceplane.postgres import pinned
 from traceplane.query.catalog import Catalog
 from traceplane.registry.garbage import Collected, Policy, collect
+from traceplane.wire.control import ManualEvent
 from traceplane.wire.scalars import Scope
 
 DAY = 86_400.0
@@ -303,6 +305,40 @@ async def test_what_is_dropped_during_a_build_does_not_come_back(
     (dataset,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
     assert dataset.coverage is not None
     assert (dataset.coverage.first, dataset.coverage.dropped) == (5, (0, 4))
+
+
+async def test_a_dataset_that_was_rebuilt_after_it_had_dropped_everything_keeps_its_columns(
+    plane: ControlPlane, root: Path
+) -> None:
+    await plane.deploy(DAG)
+    await plane.emit("in", range(3))
+    await plane.run_all()
+    await plane.sql(
+        "insert into generation_schemas (generation_id, columns, revision, updated_at)"
+        " select current_generation_id, $1, 1, tp_now() from datasets where dataset_id = 'mid'",
+        [{"name": "n", "type": "int64", "nullable": True}],
+    )
+    await plane.set_clock(95 * DAY)
+    await end(plane, root)
+    await plane.deploy(REBUILT)
+    assert (await plane.builds.run_once()).cut_over == 1
+    async with plane.database.snapshot() as tx:
+        dataset = (await pinned.datasets(tx, "default", ["mid"]))["mid"]
+    assert [column.name for column in dataset.columns] == ["n"]
+
+
+async def test_status_names_what_a_dataset_by_name_has_dropped(plane: ControlPlane, root: Path) -> None:
+    names = "datasets: {in: {partitions: {by: name}}, mid: {retention: 90d}}\n"
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + names)
+    await plane.emit_events([ManualEvent("in", partition=name) for name in ("eu", "us", "jp", "br", "za")])
+    await plane.run_all()
+    await plane.set_clock(95 * DAY)
+    assert (await end(plane, root)).partitions == 5
+    (dataset,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
+    assert dataset.coverage is not None
+    assert dataset.coverage.dropped_name is not None
+    assert dataset.coverage.dropped_name.endswith(" and 2 more")
+    assert describe(dataset.coverage) == f", {dataset.coverage.dropped_name} dropped"
 
 
 async def test_a_dataset_of_events_drops_them(plane: ControlPlane, root: Path) -> None:

@@ -130,3 +130,10 @@ async def test_positions_that_become_periods_are_dropped_if_asked(plane: Control
     await plane.deploy(changed, drop_missing=True)
     assert await built(plane) == 1
     assert await served(plane, "d.out") == []
+
+
+async def test_the_plan_says_that_events_before_a_later_start_are_refused(plane: ControlPlane) -> None:
+    await deploy_and_fill(plane, rolled_up("week"), "2026-01-01", "2026-01-20")
+    plan = await plane.plan(rolled_up("week", days="day, start: 2026-01-10"))
+    assert "! a: it starts at 2026-01-10 now; what it has of earlier days is still served" in plan.text
+    assert "starts at" not in (await plane.plan(rolled_up("month"))).text

@@ -241,6 +241,20 @@ async def test_a_window_at_the_beginning_of_history_lacks_nothing(plane: Control
     assert next(r.sentence for r in why.reasons) == "j.out waits for 2 of a, which lacks 1."
 
 
+async def test_a_scope_that_waits_only_for_the_dispatcher_is_explained_by_that(plane: ControlPlane) -> None:
+    window = "{from: {dataset: a}, read: {before: 3, after: 1}, wait_for: any}"
+    await plane.deploy(dag(job("j", window)))
+    await plane.emit("a", [100])
+    (why,) = (await plane.explain_scope("j.out", 100, 100)).reasons
+    assert why.code == "task_queued"
+    assert why.sentence.startswith(f"j.out 100: task {(await plane.tasks('j__scopes'))[0]} is queued")
+    await plane.meter()
+    (why,) = (await plane.explain_scope("j.out", 100, 100)).reasons
+    assert why.code == "task_dispatched"
+    (why, _) = (await plane.explain_scope("j.out", 200, 200)).reasons
+    assert why.sentence == "j.out waits for 200 of a, which lacks 200."
+
+
 async def test_names_that_are_no_partitions_are_refused_and_nothing_is_emitted(plane: ControlPlane) -> None:
     datasets = "{a: {partitions: {by: day, start: 2026-01-01}}}"
     await plane.deploy(dag(job("j", "{from: {dataset: a}}"), datasets))

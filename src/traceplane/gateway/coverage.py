@@ -14,7 +14,7 @@ from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.counted import counted
 from traceplane.model.edges import EVERYTHING, Edge, WaitFor, What
 from traceplane.model.partitions import By, Partitions
-from traceplane.model.positions import Range
+from traceplane.model.positions import Range, common, without
 from traceplane.operators import catalog
 from traceplane.postgres import aggregator, coverage, registry, scopes
 from traceplane.postgres.coverage import MissingPositions, Producer, ScopeTask
@@ -32,7 +32,7 @@ def view(held: coverage.Coverage | None) -> CoverageView | None:
     if held is None or (held.first is None and not held.dead and held.dropped is None):
         return None
     if held.partitions.by is By.NAME:  # between names there is nothing
-        return CoverageView(dead=held.dead)
+        return CoverageView(dead=held.dead, dropped=held.dropped, dropped_name=_dropped_names(held))
     view = CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead, dropped=held.dropped)
     if held.dropped is not None:
         dropped = held.partitions.written(held.dropped)
@@ -46,6 +46,11 @@ def view(held: coverage.Coverage | None) -> CoverageView | None:
         last_name=name(held.last),
         gap_names=tuple((name(a), name(b)) for a, b in held.gaps),
     )
+
+
+def _dropped_names(held: coverage.Coverage) -> str | None:
+    names, more = ", ".join(held.dropped_names), held.dropped_count - len(held.dropped_names)
+    return (f"{names} and {more} more" if more else names) or None
 
 
 def last_position(cursor: int | None, held: coverage.Coverage | None) -> tuple[int | None, str | None]:
@@ -154,6 +159,8 @@ class _Why:
         # Each scope of a range may lack for a reason of its own.
         tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_COUNTED)
         reasons = [*open_batch, *_of_tasks(dataset, tasks, _of_task)]
+        if not reasons:
+            reasons = await self._of_scopes(dataset, producer, positions, where)
         if positions[0] < positions[1] or not reasons:
             reasons += await self._of_inputs(dataset, producer, positions, where, depth)
             reasons += await self._of_canceled(dataset, producer, positions, tasks)
@@ -171,6 +178,23 @@ class _Why:
                 f"`traceplane backfill {dataset} --range {first}..{last}` computes it.",
             )
         ]
+
+    async def _of_scopes(
+        self, dataset: str, producer: Producer, positions: Range, where: str
+    ) -> list[ReasonView]:
+        """Tasks that have yet to find out whether the scope is ready."""
+        for used in await self._inputs_of(producer, What.SCOPE):
+            reads = await self._reads(used, positions)
+            tasks = [] if reads is None else await coverage.finding_scopes(self._tx, producer.job_id, reads)
+            if tasks:
+                return [
+                    ReasonView(
+                        "task_queued",
+                        f"{dataset} {where}: task {tasks[0].task_id} is {tasks[0].state}, which finds out whether it"
+                        f" is ready; `traceplane explain {tasks[0].task_id}` says why.",
+                    )
+                ]
+        return []
 
     async def _of_open_batch(
         self, read: MissingPositions, producer: Producer, positions: Range
@@ -249,7 +273,7 @@ class _Why:
             reasons.append(
                 ReasonView("input", f"{dataset} waits for {where} of {name}, which lacks {ranges}.")
             )
-            reasons += await self.of(replace(read, missing=missing), depth + 1)
+            reasons += await self.of(replace(read, missing=tuple(missing)), depth + 1)
         return reasons
 
     async def _of_times(
@@ -294,12 +318,16 @@ def _ranges(partitions: Partitions, ranges: Sequence[Range]) -> str:
     return ", ".join(map(partitions.written, ranges[:_RANGES_WRITTEN])) + more
 
 
-def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> tuple[Range, ...]:
+def _waited_for(read: MissingPositions, edge: Edge, positions: Range) -> Sequence[Range]:
     """What of an input is missing for a scope; a window that reaches back beyond its first position needs nothing
     there."""
     if edge.read.time_column is not None:
         return read.missing if edge.read.wait_for is WaitFor.ALL else ()
     begins, own = read.begins, edge.own(positions)
+    if edge.read.wait_for is WaitFor.NOTHING:
+        return ()
+    if edge.read.wait_for is WaitFor.ANY:  # which is there unless all of the scope is missing
+        return common(read.missing, [own]) if not without([own], read.missing) else ()
     first = own[0] if begins is None else min(begins, own[0])
     clipped = [(max(a, first), b) for a, b in read.missing]
     return tuple((a, b) for a, b in clipped if a <= b)

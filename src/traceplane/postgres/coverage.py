@@ -157,10 +157,14 @@ class Coverage:
     """From the first to the last position that was dropped because of its age."""
     dropped_ranges: int = 0
     """How many ranges that is; between them is what the dataset never had."""
+    dropped_names: tuple[str, ...] = ()
+    """Of partitions by name: the first of those that were dropped."""
+    dropped_count: int = 0
+    """How many positions were dropped."""
 
 
 async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) -> dict[str, Coverage]:
-    rows = await tx.rows(_SQL["of_datasets"], org, dataset_id, _RANGES_TOLD)
+    rows = await tx.rows(_SQL["of_datasets"], org, dataset_id, _RANGES_TOLD, NAMES_WRITTEN)
     return {
         r["dataset_id"]: Coverage(
             r["first"],
@@ -171,6 +175,8 @@ async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) 
             partitions_of(r["partitions"]),
             tuple(r["dropped"]) if r["dropped"] is not None else None,
             r["dropped_ranges"],
+            tuple(r["dropped_names"] or ()),
+            r["dropped_count"] or 0,
         )
         for r in rows
     }
@@ -248,6 +254,10 @@ class ScopeTask:
 
 async def unfinished(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[ScopeTask]:
     return await tx.rows_as(ScopeTask, _SQL["unfinished"], job_id, *positions, limit)
+
+
+async def finding_scopes(tx: Transaction, job_id: UUID, positions: Range) -> list[ScopeTask]:
+    return await tx.rows_as(ScopeTask, _SQL["finding_scopes"], job_id, *positions)
 
 
 async def corrections(tx: Transaction, job_id: UUID, positions: Range, limit: int) -> list[ScopeTask]:

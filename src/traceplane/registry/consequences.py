@@ -8,7 +8,7 @@ from datetime import datetime
 
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag, Job, SourceKind
-from traceplane.model.edges import can_map
+from traceplane.model.edges import can_map, same_periods
 from traceplane.model.partitions import Partitions, zone
 from traceplane.postgres import cron_schedules, registry, versions
 from traceplane.postgres.database import Transaction
@@ -58,7 +58,7 @@ class Consequences:
     unmapped: tuple[Weight, ...] = ()
     """Served now by partitions that cannot be mapped to the new ones."""
     periods: tuple[str, ...] = ()
-    """Datasets whose partitions become other periods, in words."""
+    """Datasets whose partitions become other periods, or start later, in words."""
     renamed: tuple[str, ...] = ()
     """The dropped datasets whose source now emits to another one."""
     sources: tuple[str, ...] = ()
@@ -147,7 +147,8 @@ async def consequences_of(
             _in_words(dataset_id, *partitions)
             for dataset_id, partitions in others.items()
             if dataset_id in anew and dataset_id in weights and _holds_anything(weights[dataset_id])
-        ),
+        )
+        + _later_starts(before, after),
         renamed=_renamed(before, after, {weight.dataset_id for weight in dropped}),
         sources=tuple(
             f"job {job.generated_for or job.name}: {set_off_by}"
@@ -167,6 +168,20 @@ def _in_words(dataset_id: str, old: Partitions, new: Partitions) -> str:
     return (
         f"{dataset_id}: its partitions change from {old.by}s{of_zone[0]} to {new.by}s{of_zone[1]}; the cutover waits"
         f" until every {old.by} that is served is covered"
+    )
+
+
+def _later_starts(before: Dag | None, after: Dag) -> tuple[str, ...]:
+    """Of sources: their events and rows stay as they are."""
+    old = before.datasets_by_id if before is not None else {}
+    sources = {o.dataset_id for job in after.jobs if job.source is not None for o in job.outputs}
+    return tuple(
+        f"{d.dataset_id}: it starts at {d.partitions.name(start)} now; what it has of earlier {d.partitions.by}s is"
+        " still served, but events for them are refused"
+        for d in after.datasets
+        if (start := d.partitions.start) is not None and d.dataset_id in sources and d.dataset_id in old
+        for was in [old[d.dataset_id].partitions]
+        if same_periods(was, d.partitions) and (was.start is None or was.start < start)
     )
 
 

@@ -187,7 +187,12 @@ select d.dataset_id, d.definition->'partitions' as partitions, lower(h.held) as 
   (select count(distinct t.scope_key) from tasks t where t.job_id = j.job_id and t.stage = 3
      and not h.held @> coverage_range(t.range_start, t.range_end)) as dead,
   (select jsonb_build_array(lower(h.dropped), upper(h.dropped) - 1) where not isempty(h.dropped)) as dropped,
-  (select count(*) from unnest(h.dropped)) as dropped_ranges
+  (select count(*) from unnest(h.dropped)) as dropped_ranges,
+  case when d.definition->'partitions'->>'by' = 'name' and not isempty(h.dropped) then (
+    select array_agg(n.name order by n.position) from (
+      select name, position from partition_names
+      where org_id = d.org_id and position <@ h.dropped order by position limit $4) n) end as dropped_names,
+  (select sum(upper(r) - lower(r))::bigint from unnest(h.dropped) r) as dropped_count
 from datasets d join orgs o using (org_id)
 join job_outputs x on x.generation_id = d.current_generation_id
 join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'
@@ -232,6 +237,13 @@ where o.slug = $1 and d.dataset_id = $2
 select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
 from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit $4
+
+-- name: finding_scopes
+-- Unfinished tasks of the job that finds out which scopes of a job are ready, for these positions of one of its inputs.
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
+from job_inputs i join job_outputs o using (generation_id) join tasks t on t.job_id = o.job_id and t.stage in (0, 1, 3)
+where i.job_id = $1 and i.role = 'triggers' and t.range_start <= $3 and t.range_end >= $2
+order by t.stage desc, t.range_start, t.task_id desc limit 1
 
 -- name: corrections
 -- Tasks of a job for positions that may be there already, and that no other task has done since: unfinished or dead.

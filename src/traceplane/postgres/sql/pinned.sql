@@ -32,7 +32,11 @@ select p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versione
        r.generation_id as row_generation_id, r.position_column, owner.definition as owner_definition,
        (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = r.generation_id limit 1)
        as row_partitions,
-       s.columns, k.position as cursor, k.forgotten_until, k.xmin::text || k.ctid::text as row_version,
+       -- Of a dataset that was rebuilt after it had dropped everything, the columns are those that it had.
+       coalesce(s.columns, case when exists (select 1 from dropped_positions x where x.dataset_uuid = r.dataset_uuid) then (
+         select o.columns from generations e join generation_schemas o using (generation_id)
+         where e.dataset_uuid = r.dataset_uuid order by e.created_at desc, e.generation_id desc limit 1) end) as columns,
+       k.position as cursor, k.forgotten_until, k.xmin::text || k.ctid::text as row_version,
        t.created_at as generation_created_at,
        case when s.columns is null then (select j.name from job_outputs x join jobs j using (job_id)
          where x.generation_id = r.generation_id and j.source_kind in ('manual', 'webhook', 'cron')
