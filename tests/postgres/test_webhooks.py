@@ -16,9 +16,13 @@ import pytest
 from tests.control_plane import ControlPlane
 from tests.gateway_http import GatewayHttp
 from tests.webhooks import KEY, KEYS, VARIABLE, body, dag, digest, from_github, from_slack, from_stripe
+from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Role
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
-from traceplane.errors import Conflict, SpecInvalid
+from traceplane.errors import Conflict, SpecInvalid, UserError
+from traceplane.secrets.references import SecretName
+from traceplane.secrets.sealing import MasterKeys
+from traceplane.secrets.vault import Vault
 
 DELIVERIES = "shop.orders#deliveries"
 
@@ -231,6 +235,34 @@ async def test_a_key_that_is_changed_is_known_beside_the_old_one(database_url: s
         (view,) = await sender.webhooks()
         assert view["keys_missing"] == ["TRACEPLANE_HOOK_KEY_ACME__X"]
         assert "theirs" not in json.dumps(view)
+
+
+async def test_a_key_may_be_a_secret_that_is_replaced_without_a_deploy(sender: Sender) -> None:
+    plane = sender.plane
+    vault = Vault(MasterKeys(MasterKeyFile(plane.settings.master_key_path).keys()))
+    named = dag().replace(f"env: {VARIABLE}", "name: [hook, hook_before]")
+    with pytest.raises(UserError) as refused:
+        await plane.deploy(named)
+    assert refused.value.code == "deploy.secret_unknown"
+
+    async def set_secret(name: str, value: str) -> None:
+        async with plane.database.transaction() as tx:
+            await vault.set(tx, "default", SecretName("user", name), value, by="ada")
+        await plane.api.webhooks.refresh()
+
+    await set_secret("hook", "first")
+    await set_secret("hook_before", "earlier")
+    await plane.deploy(named)
+    for number, key in enumerate(("first", "earlier")):
+        assert (await sender.post({}, from_github({}, f"d-{number}", key=key)))[0] == 200
+    await set_secret("hook", "second")
+    assert (await sender.post({}, from_github({}, "d-2", key="second")))[0] == 200
+    assert await sender.refused({}, from_github({}, "d-3", key="first")) == (403, "webhook.signature_wrong")
+    await plane.sql("delete from secrets")
+    await plane.api.webhooks.refresh()
+    assert await sender.refused({}, from_github({}, "d-4", key="second")) == (503, "webhook.no_key")
+    (view,) = await sender.webhooks()
+    assert view["keys_missing"] == ["${secret:hook}", "${secret:hook_before}"]
 
 
 async def test_stripe_and_slack_are_received_with_their_keys_and_times(sender: Sender) -> None:

@@ -107,7 +107,7 @@ def webhooks(settings: Settings, as_json: bool) -> None:
     for hook in answer.webhooks:
         say(f"POST /hooks/{settings.org}/{hook.path}  {hook.dag}.{hook.job}, verified: {hook.verification}")
         for variable in hook.keys_missing:
-            say(f"  ! the gateway's environment lacks {variable}")
+            say(f"  ! the gateway lacks the key {variable}")
         for refusal in hook.refusals:
             say(f"  {refusal.code}: {refusal.count:,}, last at {refusal.last_at:%Y-%m-%d %H:%M:%S} UTC")
     if not answer.webhooks:

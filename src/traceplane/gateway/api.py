@@ -66,9 +66,10 @@ class PublicApi:
         self.jobs = JobApi(database)
         self.tasks = TaskApi(database)
         self._emits = Emits(database)
-        self.webhooks = Webhooks(database, settings)
+        master_keys = MasterKeyFile(settings.master_key_path)
+        self.webhooks = Webhooks(database, settings, master_keys.keys)
         self.file_sources = FileSources(database)
-        self.secrets = SecretApi(database, MasterKeyFile(settings.master_key_path))
+        self.secrets = SecretApi(database, master_keys)
         self._queries = Queries(
             database,
             EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),

@@ -27,6 +27,7 @@ from traceplane.registry import apply, code_identity, code_project, cutover, del
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.spec import dag_file, webhooks
 from traceplane.registry.spec.job_faults import place_of_input, place_of_partitions
+from traceplane.secrets.references import found_in
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
     BuildView,
@@ -235,7 +236,11 @@ def _missing_keys(dag: Dag, org: str, settings: Settings) -> str:
     lines = []
     for job in dag.jobs:
         variables = job.config.get("keys") or () if job.operator == webhooks.RECEIVER else ()
-        missing = [v for v in variables if not hook_keys.belongs_to(v, org) or not settings.hook_keys.get(v)]
+        missing = [
+            v
+            for v in variables
+            if not found_in(v) and (not hook_keys.belongs_to(v, org) or not settings.hook_keys.get(v))
+        ]
         if missing:
             lines.append(
                 f"! job {job.generated_for or job.name}: the gateway does not have the key in {' or '.join(missing)}; "

@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -31,6 +31,9 @@ from traceplane.postgres.events import NewEvent
 from traceplane.postgres.webhooks import KeptDelivery, SourceAsRead, WebhookSource
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.runtime.process import Outcome
+from traceplane.secrets.references import SecretName, found_in, replaced
+from traceplane.secrets.sealing import MasterKeys
+from traceplane.secrets.vault import Denied, JobNeeds, Vault
 from traceplane.settings import Settings
 from traceplane.webhooks import bodies, signatures
 from traceplane.webhooks.bodies import Body
@@ -39,6 +42,7 @@ from traceplane.webhooks.signatures import Scheme, SignatureRefused
 from traceplane.wire.webhooks import DeliveryResponse, RefusalView, WebhooksResponse, WebhookView
 
 READER = "reader"
+Handed = Mapping[JobNeeds, Mapping[SecretName, str] | Denied]
 REFRESH_SECONDS = 2.0
 _APART_SECONDS = 0.2
 """The shortest time between two reads of the sources for the sake of unknown paths."""
@@ -56,7 +60,7 @@ class Endpoint:
     scheme: Scheme | None
     keys: tuple[bytes, ...]
     missing: tuple[str, ...]
-    """Variables of keys that this process does not have."""
+    """Keys that this process does not have: variables, or references to secrets."""
 
     @property
     def label(self) -> str:
@@ -98,9 +102,12 @@ class _Sources:
 
 
 class Webhooks:
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, master_keys: Callable[[], Sequence[bytes]]
+    ) -> None:
         self._database = database
         self._settings = settings
+        self._master_keys = master_keys
         self._sources = _Sources()
         self._one_look_at_a_time = asyncio.Lock()
         self._looked_at = 0.0
@@ -132,6 +139,7 @@ class Webhooks:
                 if refused:
                     await webhooks.add_refusals(tx, refused)
                 sources = await webhooks.sources(tx)
+                handed = await self._handed(tx, sources)
                 clock = await tokens.clock(tx)
         except BaseException:
             self._refused.update(refused)
@@ -139,21 +147,32 @@ class Webhooks:
         endpoints: dict[tuple[str, str], Endpoint | None] = {}
         for source in sources:
             place = (source.org, source.config.path)
-            endpoints[place] = None if place in endpoints else self._endpoint(source)
+            endpoints[place] = (
+                None if place in endpoints else self._endpoint(source, handed.get(_needs(source)))
+            )
         self._sources = _Sources(endpoints, clock, time.monotonic())
         self._log(refused)
         return Outcome()
 
-    def _endpoint(self, source: WebhookSource) -> Endpoint:
-        verify, variables = source.config.verify, source.config.keys
+    async def _handed(self, tx: Transaction, sources: Sequence[WebhookSource]) -> Handed:
+        needs = {need for source in sources if (need := _needs(source)).names}
+        return await Vault(MasterKeys(self._master_keys())).hand_out(tx, needs) if needs else {}
+
+    def _endpoint(self, source: WebhookSource, handed: Mapping[SecretName, str] | Denied | None) -> Endpoint:
+        verify, named = source.config.verify, source.config.keys
+        secrets = handed if isinstance(handed, Mapping) else {}
         found = {
-            variable: key
-            for variable in variables
-            if hook_keys.belongs_to(variable, source.org) and (key := self._settings.hook_keys.get(variable))
+            name: key
+            for name in named
+            if (key := replaced(name, secrets) if found_in(name) else self._variable(name, source))
         }
-        missing = tuple(variable for variable in variables if variable not in found)
+        missing = tuple(name for name in named if name not in found or found_in(found[name]))
+        found = {name: key for name, key in found.items() if name not in missing}
         scheme = signatures.scheme_of(verify) if verify is not None else None
         return Endpoint(source, scheme, tuple(key.encode() for key in found.values()), missing)
+
+    def _variable(self, name: str, source: WebhookSource) -> str | None:
+        return self._settings.hook_keys.get(name) if hook_keys.belongs_to(name, source.org) else None
 
     def _log(self, refused: Mapping[tuple[UUID, str], int]) -> None:
         """One line for each reason, however often: whoever sends rubbish must not fill the disk."""
@@ -402,6 +421,10 @@ def _event(delivery: _Delivery, partition: str | None, position: int, now: int) 
         emission=delivery.key,
         traceparent=telemetry.record_span("event", None, now, now, dataset=source.dataset_id),
     )
+
+
+def _needs(source: WebhookSource) -> JobNeeds:
+    return JobNeeds(source.org, source.dag, source.job, frozenset(found_in(source.config.keys)))
 
 
 # What a delivery says --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from traceplane.errors import InvalidInput
+from traceplane.errors import InvalidInput, PlatformError
 from traceplane.postgres import secrets
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.secrets import ListedSecret, SealedVersion
@@ -74,7 +74,7 @@ class Vault:
     async def hand_out(
         self, tx: Transaction, needs: Collection[JobNeeds]
     ) -> dict[JobNeeds, Mapping[SecretName, str] | Denied]:
-        """What each job may have now; `Denied`: something that it refers to is missing or not allowed."""
+        """What each job may have now; `Denied`: something that it refers to is missing, not allowed or damaged."""
         wanted = [(need, name) for need in needs for name in sorted(need.names)]
         found = await secrets.newest(tx, [(need.org, n.namespace, n.name) for need, n in wanted])
         handed: dict[JobNeeds, dict[SecretName, str]] = {need: {} for need in needs}
@@ -85,11 +85,16 @@ class Vault:
             elif not is_allowed(version.allowed_jobs, need.dag, need.job):
                 denied.setdefault(need, Denied(name, "the job is not among those that may use it"))
             else:
-                sealed = Sealed(version.sealed_value, version.sealed_key, version.master_key_id)
-                value = self._keys.open(sealed, _place(version.secret_id, version.version))
-                handed[need][name] = value.decode()
+                try:
+                    handed[need][name] = self._open(version)
+                except PlatformError as error:  # must not keep other jobs from theirs
+                    denied.setdefault(need, Denied(name, error.message))
         await secrets.note_use(tx, [version.secret_id for version in found if version is not None])
         return {**handed, **denied}
+
+    def _open(self, version: SealedVersion) -> str:
+        sealed = Sealed(version.sealed_value, version.sealed_key, version.master_key_id)
+        return self._keys.open(sealed, _place(version.secret_id, version.version)).decode()
 
     async def seal_anew(self, tx: Transaction) -> int:
         """Seals keys with the current master key that another one sealed; the number of those, 0 if none is left."""

@@ -74,7 +74,7 @@ class WebhookConfig(Config, frozen=True, kw_only=True):
     verify: Annotated[Verify | None, Meta(
         description="How deliveries are signed; null: anybody may deliver.")]
     keys: Annotated[tuple[str, ...], Meta(
-        description="The variables in the gateway's environment that hold the signing keys.")] = ()
+        description="The signing keys: references to secrets, or variables in the gateway's environment.")] = ()
     dedupe: Annotated[Dedupe, Meta(
         description="What identifies a delivery.")]
     scope: Annotated[str | None, Meta(

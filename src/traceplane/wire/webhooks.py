@@ -33,7 +33,7 @@ class WebhookView(Wire, frozen=True):
     verification: str
     """The preset, `hmac`, or `none`."""
     keys_missing: list[str]
-    """Environment variables that are not set in the gateway that responds."""
+    """Keys that the gateway which responds does not have: environment variables, or references to secrets."""
     refusals: list[RefusalView]
     """Most frequent first; `duplicate` counts repeated deliveries."""
 

@@ -171,14 +171,6 @@ def _config(problems: Problems, node: yaml.Node) -> dict[str, object]:
     return config
 
 
-def _secret(problems: Problems, node: yaml.Node) -> str:
-    name = references.parse_name(value := read.text(problems, node))
-    if name is None:
-        message = f"{value[:100]!r} is not the name of a secret"
-        raise BadValue("spec.bad_secret", node, message, "for example mainnet_rpc")
-    return str(name)
-
-
 _MOST_MISSED = 10_000
 _MOST_AROUND = 1_000_000
 _WINDOW: Fields = {"before": _extent, "after": _extent}
@@ -254,7 +246,7 @@ _JOB: Fields = {
     "requires": _requirements,
     "operator": _label,
     "config": _config,
-    "secrets": read.map_of(_secret, key=_variable),
+    "secrets": read.map_of(webhooks.secret_name, key=_variable),
     "inputs": read.list_of(read.record(_INPUT, "from")),
     "when": read.choice(model.When),
     "outputs": read.list_of(read.record(_OUTPUT, "dataset")),

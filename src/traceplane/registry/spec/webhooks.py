@@ -18,6 +18,7 @@ from traceplane.model import hook_keys
 from traceplane.model.dag import Input, Job, Output
 from traceplane.registry.spec import yaml_reader as read
 from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems, YamlMap
+from traceplane.secrets import references
 from traceplane.webhooks import bodies, signatures
 from traceplane.webhooks.config import (
     PRESET_DEDUPE,
@@ -47,14 +48,26 @@ def _pointer(problems: Problems, node: yaml.Node) -> str:
     return value
 
 
-def _variables(problems: Problems, node: yaml.Node) -> list[str]:
-    """One, or two while a key is being changed."""
-    if not isinstance(node, yaml.SequenceNode):
-        return [_variable(problems, node)]
-    names: list[str] = read.list_of(_variable)(problems, node)
-    if not 1 <= len(node.value) <= _MOST_KEYS:
-        raise BadValue("spec.out_of_range", node, f"there are 1 to {_MOST_KEYS} keys")
+def _one_or_two(name: read.Read) -> read.Read:
+    """One key, or two while it is being changed."""
+
+    def names(problems: Problems, node: yaml.Node) -> list[str]:
+        if not isinstance(node, yaml.SequenceNode):
+            return [name(problems, node)]
+        found: list[str] = read.list_of(name)(problems, node)
+        if not 1 <= len(node.value) <= _MOST_KEYS:
+            raise BadValue("spec.out_of_range", node, f"there are 1 to {_MOST_KEYS} keys")
+        return found
+
     return names
+
+
+def secret_name(problems: Problems, node: yaml.Node) -> str:
+    name = references.parse_name(value := read.text(problems, node))
+    if name is None:
+        message = f"{value[:100]!r} is not the name of a secret"
+        raise BadValue("spec.bad_secret", node, message, "for example mainnet_rpc")
+    return str(name)
 
 
 def _verification(problems: Problems, node: yaml.Node) -> YamlMap | str | None:
@@ -77,13 +90,13 @@ VERIFY: Fields = {
     "signed": read.text,
     "timestamp": read.record(TIMESTAMP),
 }
-SECRET: Fields = {"env": _variables}
+SECRET: Fields = {"name": _one_or_two(secret_name), "env": _one_or_two(_variable)}
 DEDUPE: Fields = {"header": _header, "pointer": _pointer}
 SCOPE: Fields = {"pointer": _pointer}
 SOURCE: Fields = {
     "path": read.text,
     "verify": _verification,
-    "secret": read.record(SECRET, "env"),
+    "secret": read.record(SECRET),
     "dedupe": read.record(DEDUPE),
     "scope": read.record(SCOPE, "pointer"),
     "headers": read.list_of(_header),
@@ -145,8 +158,12 @@ def _check_source(problems: Problems, source: YamlMap) -> None:
         problems.add("spec.missing_field", source.node, "the field 'verify' is missing", suggestion)
     elif isinstance(verify, YamlMap):
         _check_verify(problems, verify)
+    secret = source.get("secret")
+    if isinstance(secret, YamlMap) and secret.lacks("name") == secret.lacks("env"):
+        message = "a secret is given by its name, or by a variable of the gateway"
+        problems.add("spec.verify_incomplete", source.at("secret"), message, "write { name: … }")
     if isinstance(verify, YamlMap) and source.lacks("secret"):
-        suggestion = f"add secret: {{ env: {hook_keys.PREFIX}… }}"
+        suggestion = "add secret: { name: … }, and set it with `traceplane secret set`"
         problems.add("spec.missing_field", source.node, "the field 'secret' is missing", suggestion)
     if verify == _NONE and not source.lacks("secret"):
         message = "nothing is verified, so there is no secret"
@@ -252,11 +269,16 @@ def _config(source: YamlMap) -> WebhookConfig:
     return WebhookConfig(
         path=source.get("path"),
         verify=None if verify == _NONE else _verify(verify),
-        keys=tuple(source.get("secret", "env") or ()),
+        keys=_keys(source),
         dedupe=_dedupe(source),
         scope=source.get("scope", "pointer"),
         headers=tuple(source.get("headers") or ()),
     )
+
+
+def _keys(source: YamlMap) -> tuple[str, ...]:
+    names = tuple(f"${{secret:{name}}}" for name in source.get("secret", "name") or ())
+    return names + tuple(source.get("secret", "env") or ())
 
 
 def _verify(verify: YamlMap) -> Verify:
