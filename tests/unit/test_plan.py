@@ -338,9 +338,11 @@ def test_only_the_columns_that_differ_are_shown() -> None:
 
 
 def test_dates_and_durations_are_shown_as_they_are_written() -> None:
-    text = TEXT.replace("datasets:\n", "datasets:\n  moves: {partitions: {by: day}, retention: 90d}\n")
+    days = "datasets:\n  market: {partitions: {by: day}}\n  usd: {partitions: {by: day}, retention: 90d}\n"
+    source = "- {name: m, activation: source, source: {kind: manual}, outputs: [{dataset: market}]}\n"
+    text = TEXT.replace("datasets:\n", days) + source
     assert "retention: (unset)" not in render(plan_of(text, text.replace("90d", "36h")))
     assert 'retention: "90d" → "36h"' in render(plan_of(text, text.replace("90d", "36h")))
-    started = render(plan_of(text, text.replace("by: day}", "by: day, start: 2026-11-16}")))
+    started = render(plan_of(text, text.replace("by: day}, ret", "by: day, start: 2026-11-16}, ret")))
     assert 'partitions.start: null → "2026-11-16"' in started
     assert "20773" not in started

@@ -66,6 +66,7 @@ _SURROUNDINGS = {
     "object_store.refused": "check the bucket, the credentials and their permissions",
     "object_store.size_mismatch": "find out who else wrote there, and restore the file",
     "service.bad_answer": "check the address and the versions",
+    "secret.denied": "set it, or allow the job: `traceplane secret set NAME --job DAG/JOB`",
     "spark.not_started": "read the log that the error names; the worker is restarted",
     "worker.cache_failed": "check the folder `object_cache` and `object_cache_mb`; the task is retried",
 }
@@ -85,6 +86,8 @@ _CODE = {
     "operator.raised": "correct the code, then `traceplane retry`",
     "operator.result_invalid": "return rows, or a mapping from output name to rows",
     "operator.schema_mixed": "write the same columns",
+    "operator.times_unknown": "write the column as a timestamp, or as whole seconds since 1970, among the first 64"
+    " columns, and emit the scope again",
     "operator.value_does_not_fit": "correct the operator, or declare a wider type",
     "operator.wrong_parameters": "name them like the inputs, besides `scope`, `spark`, `config` and `task`;"
     " a Python function takes the task alone",
