@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from tests.control_plane import ControlPlane
 from tests.postgres.test_scopes import dag, day, job
+from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict
 from traceplane.model.partitions import By, Partitions
+from traceplane.registry.garbage import Policy, collect
 
 DAYS = Partitions(By.DAY)
 
@@ -20,8 +24,10 @@ async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
         yield opened
 
 
-def rolled_up(by: str, *, wait_for: str = "any", days: str = "day") -> str:
-    datasets = f"{{a: {{partitions: {{by: {days}}}}}, j.out: {{partitions: {{by: {by}}}}}}}"
+def rolled_up(by: str, *, wait_for: str = "any", days: str = "day", kept: str = "") -> str:
+    """`kept`: the retention of the roll-up."""
+    retention = f", retention: {kept}" if kept else ""
+    datasets = f"{{a: {{partitions: {{by: {days}}}}}, j.out: {{partitions: {{by: {by}}}{retention}}}}}"
     jobs = job("d", "{from: {dataset: a}}") + job("j", f"{{from: {{dataset: d.out}}, wait_for: {wait_for}}}")
     return dag(jobs, datasets, ("a",))
 
@@ -130,6 +136,37 @@ async def test_positions_that_become_periods_are_dropped_if_asked(plane: Control
     await plane.deploy(changed, drop_missing=True)
     assert await built(plane) == 1
     assert await served(plane, "d.out") == []
+
+
+async def test_what_was_dropped_by_other_periods_is_not_taken_for_the_new_ones(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    """Weeks before the 30 days; as positions, they are months of the 23rd century."""
+
+    async def gc() -> None:
+        await collect(
+            plane.database, FolderObjectStore(tmp_path), Policy(timedelta(days=1), timedelta(days=3650))
+        )
+
+    await plane.set_clock(0)  # 2030-01-01
+    after = job("k", "{from: {dataset: j.out}}")
+    await deploy_and_fill(plane, rolled_up("week", kept="30d") + after, "2029-11-01", "2029-12-31")
+    await gc()
+    weeks = [f"2029-W{n:02}" for n in range(48, 53)] + ["2030-W01"]
+    assert (await served(plane))[-len(weeks) :] == weeks
+    assert len(await served(plane)) == len(weeks)
+    await plane.deploy(rolled_up("month", kept="30d") + after, drop_missing=True)
+    assert await built(plane) == 1
+    assert await served(plane) == ["2029-11", "2029-12"]
+    assert await served(plane, "k.out") == ["2029-11", "2029-12"]
+    (dataset,) = [d for d in (await plane.status()).datasets if d.dataset == "j.out"]
+    assert dataset.coverage is not None
+    assert dataset.coverage.dropped is None
+    await gc()
+    assert await served(plane) == ["2029-12"]
+    await plane.rollback("scopes", drop_missing=True)
+    await built(plane)
+    assert await served(plane) == weeks
 
 
 async def test_the_plan_says_that_events_before_a_later_start_are_refused(plane: ControlPlane) -> None:

@@ -1,8 +1,8 @@
 """Nothing is computed from what an input has dropped, whatever waited, failed, was retried or rebuilt meanwhile.
 
-Random histories of events, corrections, pauses, retries, rebuilds and retention, with random amounts of work in between.
-Every task that is handed out must get all of what its input ever had for its scope, so nothing that was computed from
-all of it is replaced by something computed from less; and nothing that is kept is ever lost.
+Random histories of events, corrections, pauses, retries, rebuilds and retention, with random amounts of work done in
+between. Every task that is handed out must get all of what its input ever had for its scope, so nothing that was
+computed from all of it is replaced by something computed from less; and nothing that is kept is ever lost.
 """
 
 from __future__ import annotations

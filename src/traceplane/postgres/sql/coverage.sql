@@ -71,12 +71,14 @@ order by d.dataset_id
 -- name: had_positions
 -- What generations have, or have dropped; of those without rows, the positions of their events count.
 select g.generation_id, jsonb_agg(jsonb_build_array(lower(r), coalesce(upper(r) - 1, 9223372036854775807)) order by r) as had
-from unnest($1::uuid[]) as a (generation_id) join generations g using (generation_id)
+from unnest($1::uuid[]) as a (generation_id) join generations g using (generation_id) join datasets d using (dataset_uuid)
+cross join lateral (select v.definition->'partitions' as partitions from dag_version_datasets v
+                    where v.generation_id = g.generation_id limit 1) own
 cross join lateral unnest(case
-  when exists (select 1 from generation_cursors k where k.generation_id = g.generation_id)
-  then coverage_of(g.generation_id) + dropped_of(g.dataset_uuid)
+  when exists (select 1 from generation_cursors k where k.generation_id = g.generation_id) then coverage_of(g.generation_id)
   else coalesce((select range_agg(coverage_range(e.range_start, e.range_end)) from events e
-                 where e.generation_id = g.generation_id), '{}') + dropped_of(g.dataset_uuid) end) r
+                 where e.generation_id = g.generation_id), '{}') end
+  + case when same_periods(d.definition->'partitions', own.partitions) then dropped_of(g.dataset_uuid) else '{}' end) r
 group by g.generation_id
 
 -- name: add_catch_ups

@@ -98,12 +98,16 @@ where v.dag_version_id = $1 and d.dataset_uuid = v.dataset_uuid and p.dataset_uu
   and not same_periods(d.definition->'partitions', v.definition->'partitions')
 
 -- name: dropped_inputs
--- What the datasets have dropped whose rows a job reads.
+-- What the datasets have dropped whose rows a job reads; not of one that it reads by other periods than those that serve.
 select i.input_index, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
 from job_inputs i join generations g using (generation_id)
 join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
+join datasets d on d.dataset_uuid = rows.dataset_uuid
+cross join lateral (select v.definition->'partitions' as partitions from dag_version_datasets v
+                    where v.generation_id = rows.generation_id limit 1) own
 cross join lateral unnest(dropped_of(rows.dataset_uuid)) r
-where i.job_id = $1 and exists (select 1 from dropped_positions d where d.dataset_uuid = rows.dataset_uuid)
+where i.job_id = $1 and exists (select 1 from dropped_positions p where p.dataset_uuid = rows.dataset_uuid)
+  and same_periods(d.definition->'partitions', own.partitions)
 order by i.input_index, r
 
 -- name: dropped_reads
@@ -116,8 +120,10 @@ select n.ord::int as ord, d.dataset_id, d.definition->'partitions' as partitions
           and p.position <@ gone.positions) as names
 from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
 join generations g using (generation_id) join datasets d using (dataset_uuid)
+cross join lateral (select v.definition->'partitions' as partitions from dag_version_datasets v
+                    where v.generation_id = g.generation_id limit 1) own
 cross join lateral (
   select dropped_of(d.dataset_uuid) * int8multirange(coverage_range(n.first, n.last)) as positions offset 0) gone
-where not isempty(gone.positions)
+where not isempty(gone.positions) and same_periods(d.definition->'partitions', own.partitions)
   and exists (select 1 from generation_cursors k where k.generation_id = d.current_generation_id)
 order by n.ord
