@@ -98,3 +98,26 @@ def test_a_retry_is_suggested_only_where_it_can_help() -> None:
 def test_the_next_step_of_the_error_itself_comes_first() -> None:
     told = advice("commit.not_as_declared", task_id=ID, step="declare column x", code_deployed=True)
     assert told.next_step.startswith("Declare column x. ")
+
+
+def test_what_a_missing_file_or_secret_needs_is_not_in_the_code() -> None:
+    documented = rows(page("reference/errors.md"))
+    assert {code for code in documented if code.startswith("files.")} <= set(REMEDIES)
+    told = advice("files.missing", task_id=ID)
+    assert told.next_step.endswith(f"otherwise put it back. Then {RETRY}.")
+    for code in ("files.missing", "files.not_allowed", "files.unavailable", "files.changed", "secret.denied"):
+        for deployed in (False, True):
+            told = advice(code, task_id=ID, code_deployed=deployed)
+            assert told.retry_helps
+            assert RETRY in told.next_step
+            assert "code folder" not in told.next_step
+    assert "`traceplane secret set NAME --job DAG/JOB`" in advice("secret.denied", task_id=ID).next_step
+
+
+@pytest.mark.parametrize(
+    "code", ["file.unreadable", "file.value_unfit", "webhook.not_rows", "webhook.value_unfit"]
+)
+def test_a_step_that_ends_in_a_deploy_is_said_once(code: str) -> None:
+    told = advice(code, task_id=ID, own=remedies()[code])
+    assert told.next_step.lower().count("deploy") == 1
+    assert "retry" not in told.next_step

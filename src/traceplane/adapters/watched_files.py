@@ -83,7 +83,10 @@ class WatchedFiles:
         if (in_s3 := file_places.bucket_and_prefix(place)) is not None:
             bucket, prefix = in_s3
             stored = StoredFile(posixpath.join(prefix, name), file.bytes)
-            await self._bucket(bucket).get(stored, target, etag=file.version)
+            try:
+                await self._bucket(bucket).get(stored, target, etag=file.version)
+            except PlatformError as error:
+                raise _missing(file.path) if error.code == "object_store.missing" else error from None
             return
         await asyncio.to_thread(self._copy, file, place, name, target)
 
@@ -95,12 +98,7 @@ class WatchedFiles:
                 shutil.copyfileobj(source, copy, _COPIED_AT_ONCE)
                 _expect(file, os.fstat(source.fileno()))
         except FileNotFoundError:
-            raise PlatformError(
-                "files.missing",
-                "a file of the source is gone",
-                value=file.path,
-                next_step="put it back; the task is then retried with `traceplane retry`",
-            ) from None
+            raise _missing(file.path) from None
         except OSError as error:
             raise _unavailable(file.path, error) from error
 
@@ -180,6 +178,16 @@ def _not_allowed(place: str) -> PlatformError:
         "file sources may not list this place",
         value=place,
         next_step="add it to the setting file_source_allow of dispatchers, workers and gateways, and restart them",
+    )
+
+
+def _missing(path: str) -> PlatformError:
+    return PlatformError(
+        "files.missing",
+        "a file of the source is gone",
+        value=path,
+        next_step="if the file is gone for good, acknowledge the task with `traceplane dead --ack`;"
+        " otherwise put it back",
     )
 
 

@@ -33,6 +33,7 @@ class Remedy(NamedTuple):
 
 
 _PASSING = {
+    "files.changed": "wait: the next listing finds it, and its partition is computed again",
     "hot.changed": "",
     "hot.never_still": "make the job read ranges that are written less often",
     "lease.expired": "look at the worker if it recurs",
@@ -51,6 +52,10 @@ _PASSING = {
 }
 _SURROUNDINGS = {
     "commit.file_unreadable": "check that dispatcher and workers use the same object store",
+    "files.missing": "if the file is gone for good, acknowledge the task with `traceplane dead --ack`; otherwise put"
+    " it back",
+    "files.not_allowed": "add it to the setting of gateways, dispatchers and workers, and restart them",
+    "files.unavailable": "check that it exists, is mounted, and that the platform's user may read it",
     "operator.input_unreadable": "restore the file, or recompute its scope with `traceplane backfill`",
     "operator.package_broken": "correct or upgrade the package on the workers and restart them; tasks are retried",
     "operator.package_missing": "install the package on the workers and restart them; tasks are retried",
@@ -188,6 +193,8 @@ def advice(
         return Advice(_sentences(first, f"{retry} tries it again"), True)
     if cause is Cause.SURROUNDINGS:
         return Advice(_sentences(first, f"Then {retry}"), True)
+    if deploys_only and " and deploy" in first:
+        return Advice(_sentences(first), False)
     if deploys_only:
         return Advice(_sentences(first, "Deploy the correction: a retry runs what is deployed"), False)
     return Advice(_sentences(first, f"Then {retry}, which runs what is in the worker's code folder"), True)

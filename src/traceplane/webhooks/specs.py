@@ -115,7 +115,7 @@ WEBHOOK_ROWS = OperatorSpec(
     check=_rows_misfits,
     errors=(
         _unfit("webhook.not_rows", "a body is neither an object nor a list of objects",
-               "correct `config.rows`, or read the deliveries with an operator of your own; then retry the task"),
+               "correct `config.rows`, or read the deliveries with an operator of your own, and deploy"),
         _unfit("webhook.value_unfit", "a value of a body does not fit its column",
                "correct the column's type or its place in `config.columns`, and deploy; or acknowledge the task"),
     ),
