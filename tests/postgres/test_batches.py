@@ -139,6 +139,39 @@ async def test_batches_are_closed_by_hand(plane: ControlPlane) -> None:
     assert (await batches(plane))[2:] == ["3-9"]
 
 
+async def test_the_range_in_which_a_dataset_starts_begins_there(plane: ControlPlane) -> None:
+    starts = "datasets: {in: {partitions: {by: day, start: 2030-01-04}}}\n"
+    await plane.deploy(bulk("{ size: 5 }") + starts)
+    await plane.emit_events([ManualEvent("in", partition=f"2030-01-0{day}") for day in (4, 6, 7)])
+    await settle(plane)
+    assert await batches(plane) == []
+    answer = await plane.explain_scope("out", "2030-01-04", "2030-01-04")
+    assert ["It waits for 2030-01-05." in r.sentence for r in answer.reasons if r.code == "open_batch"] == [
+        True
+    ]
+    await plane.emit_events([ManualEvent("in", partition="2030-01-05")])
+    await settle(plane)
+    assert await batches(plane) == ["2030-01-04..2030-01-05"]
+    await close(plane)
+    assert await batches(plane) == ["2030-01-04..2030-01-05", "2030-01-06..2030-01-07"]
+
+
+async def test_a_range_that_begins_at_the_start_is_backfilled_and_rebuilt(plane: ControlPlane) -> None:
+    starts = "datasets: {in: {partitions: {by: position, start: 3}}}\n"
+    await plane.deploy(bulk("{ size: 5 }") + starts)
+    await plane.backfill("out", 4, 7)
+    assert await batches(plane) == ["3-4", "5-9"]
+    await plane.run_all()
+    await plane.deploy((bulk("{ size: 5 }") + starts).replace("basic:copy", "basic:nothing"))
+    for _ in range(3):
+        await plane.builds.run_once()
+        await plane.run_all()
+    await plane.builds.run_once()
+    assert (await batches(plane))[2:] == ["3-4", "5-9"]
+    newest, *_ = await plane.versions("main")
+    assert newest.state == "active"
+
+
 async def test_only_a_job_with_batches_has_some_to_close(plane: ControlPlane) -> None:
     await plane.deploy(SOURCE + job("sum", "in", "out"))
     with pytest.raises(Conflict, match=r"job\.no_batches"):

@@ -316,7 +316,7 @@ def test_schemas_are_found_by_generation(filled: Filled) -> None:
 
 def test_open_ranges_are_found_by_job_and_position(filled: Filled) -> None:
     job = filled.value("select job_id from jobs where name = 'tens'")
-    plan = filled.run("aggregator", "open_pieces", f"'{job}'", "'{40010, 40020, 60030}'", "10", "9")
+    plan = filled.run("aggregator", "open_pieces", f"'{job}'", "'{40010, 40020, 60030}'", "10", "9", "40012")
     no_sequential_scan(plan)
     assert plan.read("told_positions") <= 6
     assert plan.read("known_scopes") <= 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traceplane.model.backfill import MAX_SCOPES, scopes
+from traceplane.model.partitions import Partitions
 
 
 def keys(start: int, end: int, partition_size: int | None = None, range_size: int | None = None) -> list[str]:
@@ -19,6 +20,12 @@ def test_scopes_of_a_range() -> None:
     assert keys(-1, 0, range_size=10) == ["p:-10--1", "p:0-9"]
     assert len(keys(0, MAX_SCOPES - 1)) == MAX_SCOPES
     assert keys(2**63 - 1, 2**63 - 1) == [f"c:{2**63 - 1}"]
+
+
+def test_the_range_in_which_a_dataset_starts_begins_there() -> None:
+    starts = Partitions(start=13)
+    cut = scopes(13, 25, partition_size=None, range_size=10, partitions=starts)
+    assert [s.key for s in cut] == ["p:13-19", "p:20-29"]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class _Why:
             return []
         self._seen.add((name, positions))
         if (size := producer.range_size) is not None:
-            positions = positions[0] // size * size, positions[1] // size * size + size - 1
+            positions = _whole_ranges(dataset.partitions, positions, size)
         tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_COUNTED)
         reasons = _of_tasks(name, tasks, _of_correction)
         for used in await self._inputs_of(producer, What.SCOPE):
@@ -154,7 +154,7 @@ class _Why:
             return [await self._of_source(read, producer, positions)]
         open_batch = await self._of_open_batch(read, producer, positions)
         if (size := producer.range_size) is not None:
-            positions = positions[0] // size * size, positions[1] // size * size + size - 1
+            positions = _whole_ranges(read.partitions, positions, size)
             where = f"the whole of {written(positions)}"
         # Each scope of a range may lack for a reason of its own.
         tasks = await coverage.unfinished(self._tx, producer.job_id, positions, _TASKS_COUNTED)
@@ -202,7 +202,9 @@ class _Why:
         """What the batch that a position will be in has, what it waits for, and when it is closed anyway."""
         if producer.operator not in catalog.batching():
             return []
-        batch = await aggregator.filling(self._tx, producer.job_id, positions[0], producer.range_size)
+        batch = await aggregator.filling(
+            self._tx, producer.job_id, read.partitions, positions[0], producer.range_size
+        )
         if batch is None:
             return []
         (row,) = await registry.job_payloads(self._tx, [producer.job_id])
@@ -306,6 +308,12 @@ class _Input:
 def _ticks(cron: CronView) -> str:
     last = "It has had no tick yet" if cron.last_tick is None else f"Its last tick was {cron.last_tick}"
     return f" {last}, its next one is {cron.next_tick}." if cron.next_tick is not None else f" {last}."
+
+
+def _whole_ranges(partitions: Partitions, positions: Range, size: int) -> Range:
+    """From the first to the last position of the aligned ranges that some positions are in."""
+    first, last = (partitions.aligned_range(position, size) for position in positions)
+    return first[0], last[1]
 
 
 def _ranges(partitions: Partitions, ranges: Sequence[Range]) -> str:

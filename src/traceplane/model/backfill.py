@@ -37,7 +37,7 @@ def scopes(
     if range_size:
         if first < _LOWEST or starts[-1] + size - 1 > _HIGHEST:
             raise ValueError("a range that reaches beyond 64-bit positions can never be full")
-        batches = [(s, s + size - 1) for s in starts]
+        batches = [partitions.aligned_range(s, size) for s in starts]
         if partitions.is_time:
             return [Partition(partitions.written(batch), *batch) for batch in batches]
         return [Partition.of_range(*batch) for batch in batches]

@@ -100,6 +100,13 @@ class Partitions:
     def may_have(self, name: str) -> bool:
         return is_name(name) and (not self.names or name in self.names)
 
+    def aligned_range(self, position: int, size: int) -> Range:
+        """The range of `size` that has a position. Ranges are aligned to position 0; that of the start begins there,
+        since nothing can arrive of what is before it."""
+        first = position // size * size
+        last = first + size - 1
+        return (self.start if self.start is not None and first < self.start <= last else first), last
+
     def with_names(self, registered: Mapping[str, int]) -> Partitions:
         return _WithNames(self.by, self.time_zone, self.start, self.names, registered)
 

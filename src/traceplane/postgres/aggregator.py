@@ -83,9 +83,11 @@ class BatchManifest:
 
 
 async def open_pieces(
-    tx: Transaction, job_id: UUID, slots: Sequence[int], size: int, widest: int
+    tx: Transaction, job_id: UUID, partitions: Partitions, slots: Sequence[int], size: int, widest: int
 ) -> list[OpenPiece]:
-    return await tx.rows_as(OpenPiece, _SQL["open_pieces"], job_id, list(slots), size, widest)
+    return await tx.rows_as(
+        OpenPiece, _SQL["open_pieces"], job_id, list(slots), size, widest, partitions.start
+    )
 
 
 async def unbatched(tx: Transaction, job_id: UUID) -> list[Unbatched]:
@@ -129,7 +131,9 @@ class FillingBatch:
     """If a time closes it."""
 
 
-async def filling(tx: Transaction, job_id: UUID, position: int, size: int | None) -> FillingBatch | None:
+async def filling(
+    tx: Transaction, job_id: UUID, partitions: Partitions, position: int, size: int | None
+) -> FillingBatch | None:
     """The batch that a position will be in, if some of it has arrived. `size`: of its range, if it has one."""
     slot = 0 if size is None else position // size * size
     unbatched_pieces = await unbatched(tx, job_id)
@@ -137,7 +141,7 @@ async def filling(tx: Transaction, job_id: UUID, position: int, size: int | None
         arrived = [r for piece in unbatched_pieces for r in piece.arrived if position <= piece.last]
         waits_for: list[Range] = []
     else:
-        pieces = await open_pieces(tx, job_id, [slot], size, _WIDEST)
+        pieces = await open_pieces(tx, job_id, partitions, [slot], size, _WIDEST)
         bounds = next(((p.first, p.last) for p in pieces if p.first <= position <= p.last), None)
         if bounds is None:
             return None

@@ -2,7 +2,8 @@
 
     size           aligned ranges of a fixed size, each closed when all of it has arrived; with `finality`, not before
                    a position has arrived that is at least that far beyond its end; with `max_wait_seconds`, after
-                   that time it is closed up to the last position that has arrived, and the rest of it fills on
+                   that time it is closed up to the last position that has arrived, and the rest of it fills on. The
+                   range in which the dataset starts begins there
     every_seconds  all that has arrived, this long after the first of it
     all            all that has arrived, once the jobs behind have done the batch before
 
@@ -191,7 +192,7 @@ async def _full(
         # Also ranges that no task of this pass touches, but that are final now because the head moved.
         slots |= await _slots_with_positions(tx, job.job_id, (ends[0] - size + 1, ends[1]), size)
     pieces = await aggregator.open_pieces(
-        tx, job.job_id, sorted(slots), size, await scopes.widest(tx, job.job_id)
+        tx, job.job_id, job.partitions, sorted(slots), size, await scopes.widest(tx, job.job_id)
     )
     full, filling = [], set[int]()
     for piece in pieces:
@@ -252,7 +253,7 @@ async def _closed(
     if by_hand:
         slots |= await _slots_with_positions(tx, job.job_id, (_LOWEST, _HIGHEST), batching.size)
     pieces = await aggregator.open_pieces(
-        tx, job.job_id, sorted(slots), batching.size, await scopes.widest(tx, job.job_id)
+        tx, job.job_id, job.partitions, sorted(slots), batching.size, await scopes.widest(tx, job.job_id)
     )
     return [_batch(job, p.first, p.arrived, "hand" if by_hand else "max_wait") for p in pieces]
 

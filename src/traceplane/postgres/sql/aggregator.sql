@@ -3,11 +3,13 @@
 
 -- name: open_pieces
 -- Of aligned ranges, the pieces that are in no batch and of which something has arrived: whether all of it has, and the
--- last position that has.
+-- last position that has. $5: where the dataset starts; the range that has this position begins there.
 select r.range_start as slot, lower(p) as first, upper(p) - 1 as last, h.held @> p as is_full,
        upper(h.held * int8multirange(p)) - 1 as arrived
 from unnest($2::bigint[]) as r (range_start)
-cross join lateral (select int8range(r.range_start, r.range_start + $3::bigint) as whole) w
+cross join lateral (
+  select int8range(case when $5::bigint between r.range_start and r.range_start + $3::bigint - 1 then $5::bigint
+                        else r.range_start end, r.range_start + $3::bigint) as whole) w
 cross join lateral (
   select coalesce(range_agg(coverage_range(s.range_start, s.range_end)), '{}') as positions from known_scopes s
   where s.job_id = $1::uuid and s.range_start < upper(w.whole) and s.range_end >= lower(w.whole)

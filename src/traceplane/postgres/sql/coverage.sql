@@ -142,8 +142,10 @@ with unreadable as materialized (
     from unnest(coverage_of(other.generation_id) - coverage_of(rows.generation_id)) l
   ) lacking
   where i.job_id = $1
-), size as materialized (  -- a job that is fed with ranges gets only such ranges
-  select range_size_of($1) as positions
+), size as materialized (  -- a job that is fed with ranges gets only such ranges; the first is cut where the dataset starts
+  select range_size_of($1) as positions,
+    (select max((d.definition->'partitions'->>'start')::bigint)
+     from job_outputs o join datasets d using (dataset_uuid) where o.job_id = $1) as start
 ), dead as materialized (
   select scope_key from tasks where job_id = $1 and stage = 3
 ), in_flight as materialized (  -- a batch that was cut elsewhere than in the serving version holds several of its scopes
@@ -161,8 +163,9 @@ with unreadable as materialized (
   where not exists (select 1 from tasks t where t.job_id = $1 and t.stage = 0 offset 0)  -- two dispatchers take turns
     and not coming.positions && coverage_range(c.range_start, c.range_end)
     and not unreadable.positions && coverage_range(c.range_start, c.range_end)
-    and not exists (select 1 from size s where c.range_end::numeric - c.range_start + 1 <> s.positions
-                      or mod(c.range_start, s.positions) <> 0)
+    and not exists (select 1 from size s
+                    where mod(c.range_end::numeric + 1, s.positions) <> 0 or c.range_end::numeric - c.range_start + 1 > s.positions
+                      or (c.range_end::numeric - c.range_start + 1 < s.positions and c.range_start is distinct from s.start))
     and not in_flight.positions && coverage_range(c.range_start, c.range_end)
     and c.scope_key not in (select scope_key from dead)
   order by c.range_start, c.scope_key limit $3
