@@ -80,14 +80,13 @@ class JobApi:
                     next_step="name a job with execution_strategy: Bulk, or an aggregator",
                 )
             for one in found:
-                opened = await aggregator.unbatched(tx, one.job_id)
-                if opened:
+                batches = await aggregator.closable(tx, one.job_id, one.partitions, one.size)
+                if batches:
                     await aggregator.close_by_hand(tx, one.job_id)
-                arrived = [positions for piece in opened for positions in piece.arrived]
-                scopes = await names.written(tx, org, one.partitions, arrived)
+                scopes = await names.written(tx, org, one.partitions, batches)
                 closing += [
                     OpenBatch(one.name, one.dataset_id, first, last, scope)
-                    for (first, last), scope in zip(arrived, scopes, strict=True)
+                    for (first, last), scope in zip(batches, scopes, strict=True)
                 ]
             await events.notify_dispatchers(tx)
         if closing:

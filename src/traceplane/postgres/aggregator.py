@@ -11,12 +11,14 @@ from uuid import UUID
 from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
 from traceplane.operators import catalog
+from traceplane.postgres import scopes
 from traceplane.postgres.database import Transaction, statements
 from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("aggregator")
 
 ClosedBy = Literal["full", "every", "all", "max_wait", "hand"]
+_EVERYWHERE: Range = (-(2**63), 2**63 - 1)
 _WIDEST = 2**62
 """More than any batch has."""
 BY_HAND = -(2**63)
@@ -63,6 +65,8 @@ class DueSlot:
 class AggregatorOfJob:
     job_id: UUID
     name: str
+    size: int | None
+    """Of its ranges, if they have one."""
     dataset_id: str
     """What it reads."""
     partitions: Partitions
@@ -93,6 +97,26 @@ async def open_pieces(
 async def unbatched(tx: Transaction, job_id: UUID) -> list[Unbatched]:
     rows = await tx.rows(_SQL["unbatched"], job_id)
     return [Unbatched(r["first"], r["last"], [(a, b) for a, b in r["arrived"]]) for r in rows]
+
+
+async def slots_with_positions(tx: Transaction, job_id: UUID, within: Range, size: int) -> set[int]:
+    """The starts of aligned ranges that lie within these positions and have something in no batch."""
+    first, last = within
+    return {
+        slot
+        for piece in await unbatched(tx, job_id)
+        for a, b in piece.arrived
+        for slot in range(max(a, first) // size * size, min(b, last) + 1, size)
+    }
+
+
+async def closable(tx: Transaction, job_id: UUID, partitions: Partitions, size: int | None) -> list[Range]:
+    """The batches that result if all that has arrived is closed now."""
+    if size is None:
+        return [(piece.first, piece.last) for piece in await unbatched(tx, job_id)]
+    slots = await slots_with_positions(tx, job_id, _EVERYWHERE, size)
+    pieces = await open_pieces(tx, job_id, partitions, sorted(slots), size, await scopes.widest(tx, job_id))
+    return [(piece.first, piece.arrived) for piece in pieces]
 
 
 async def close(tx: Transaction, job_id: UUID, batches: Sequence[ClosedBatch]) -> None:

@@ -41,10 +41,10 @@ class PauseChange(Wire, frozen=True):
 
 
 class OpenBatch(Wire, frozen=True):
-    """Positions that have arrived and are not in a batch yet."""
+    """A batch that is about to be closed."""
 
     job: str
-    """The aggregator that collects them."""
+    """The aggregator that collects it."""
     dataset: str
     first: int
     last: int

@@ -190,7 +190,7 @@ async def _full(
     slots = set(causes)
     if (ends := batching.final_slots(old_head, head)) is not None:
         # Also ranges that no task of this pass touches, but that are final now because the head moved.
-        slots |= await _slots_with_positions(tx, job.job_id, (ends[0] - size + 1, ends[1]), size)
+        slots |= await aggregator.slots_with_positions(tx, job.job_id, (ends[0] - size + 1, ends[1]), size)
     pieces = await aggregator.open_pieces(
         tx, job.job_id, job.partitions, sorted(slots), size, await scopes.widest(tx, job.job_id)
     )
@@ -210,17 +210,6 @@ async def _head(tx: Transaction, job_id: UUID) -> int | None:
     """The highest position that has arrived."""
     extent = (await scopes.extents(tx, job_id)).get(0)
     return None if extent is None else extent[1]
-
-
-async def _slots_with_positions(tx: Transaction, job_id: UUID, within: Range, size: int) -> set[int]:
-    """The starts of aligned ranges that lie within these positions and have something in no batch."""
-    first, last = within
-    return {
-        slot
-        for piece in await aggregator.unbatched(tx, job_id)
-        for a, b in piece.arrived
-        for slot in range(max(a, first) // size * size, min(b, last) + 1, size)
-    }
 
 
 # Closing ---------------------------------------------------------------------------------------------
@@ -246,16 +235,14 @@ async def close_due(tx: Transaction, job: InProcessJob) -> list[NewEvent]:
 async def _closed(
     tx: Transaction, job: InProcessJob, batching: BatchRule, due: Sequence[DueSlot], *, by_hand: bool
 ) -> list[ClosedBatch]:
-    if batching.size is None:
+    if by_hand or batching.size is None:
         reason: ClosedBy = "hand" if by_hand else "every" if batching.every is not None else "all"
-        return [_batch(job, p.first, p.last, reason) for p in await aggregator.unbatched(tx, job.job_id)]
-    slots = {slot.slot for slot in due if slot.slot != BY_HAND}
-    if by_hand:
-        slots |= await _slots_with_positions(tx, job.job_id, (_LOWEST, _HIGHEST), batching.size)
-    pieces = await aggregator.open_pieces(
-        tx, job.job_id, job.partitions, sorted(slots), batching.size, await scopes.widest(tx, job.job_id)
-    )
-    return [_batch(job, p.first, p.arrived, "hand" if by_hand else "max_wait") for p in pieces]
+        ranges = await aggregator.closable(tx, job.job_id, job.partitions, batching.size)
+        return [_batch(job, first, last, reason) for first, last in ranges]
+    slots = [slot.slot for slot in due]
+    widest = await scopes.widest(tx, job.job_id)
+    pieces = await aggregator.open_pieces(tx, job.job_id, job.partitions, slots, batching.size, widest)
+    return [_batch(job, p.first, p.arrived, "max_wait") for p in pieces]
 
 
 def _batch(job: InProcessJob, first: int, last: int, closed_by: ClosedBy) -> ClosedBatch:

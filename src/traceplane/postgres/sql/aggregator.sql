@@ -87,7 +87,8 @@ select exists (select 1 from open_batches)
 
 -- name: of_job
 -- The aggregators of a job, or the aggregator of this name; those that are being built too.
-select j.job_id, j.name, ds.dataset_id, ds.definition->'partitions' as partitions
+select j.job_id, j.name, (j.definition->'config'->>'size')::bigint as size, ds.dataset_id,
+       ds.definition->'partitions' as partitions
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
 join job_inputs i on i.job_id = j.job_id and i.input_index = 0 join datasets ds using (dataset_uuid)
 where o.slug = $1 and d.name = $2 and j.routed and j.runtime = 'dispatcher' and j.operator = any($4::text[])
