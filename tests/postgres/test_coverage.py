@@ -7,6 +7,7 @@ import pytest
 from tests.control_plane import ControlPlane, completed
 from tests.dags import SOURCE, job
 from tests.postgres.test_commits import span
+from tests.postgres.test_scopes import day
 from tests.postgres.test_versions import active, build, chain, filled, made_by, pointers, served
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.errors import Conflict
@@ -454,6 +455,21 @@ async def test_a_correction_that_died_is_named_where_older_rows_are_served(plane
     await plane.emit("in", [1], emission="third")
     await plane.run_all()
     assert [r.code for r in (await plane.explain_scope("b", 0, 2)).reasons] == ["held"]
+
+
+async def test_input_that_never_had_rows_is_missing_and_not_outdated(plane: ControlPlane) -> None:
+    months = job("m", "a", "m").replace("{from: {dataset: a}}", "{from: {dataset: a}, wait_for: end}")
+    datasets = "datasets: {in: {partitions: {by: day}}, m: {partitions: {by: month}}}\n"
+    await plane.deploy(SOURCE + job("a", "in", "a") + months + datasets)
+    await plane.emit("in", [day("2026-02-17")])
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    await plane.fail(held, retryable=False)
+    await plane.emit("in", [day("2026-02-01"), day("2026-03-01")])
+    await plane.run_all()
+    why = await plane.explain_scope("m", "2026-02", "2026-02")
+    assert (why.missing, [r.code for r in why.reasons]) == ((), ["input"])
+    assert f"a 2026-02-17 is missing: task {held.task_id} is dead" in why.reasons[0].sentence
 
 
 async def test_what_overlaps_many_buckets_is_one_set(plane: ControlPlane) -> None:

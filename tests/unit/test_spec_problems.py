@@ -632,3 +632,39 @@ def test_a_problem_in_an_aliased_node_is_reported_once() -> None:
         + "- {name: a, operator: f, inputs: &i [{from: {datset: x}}]}\n- {name: b, operator: f, inputs: *i}\n"
     )
     assert [problem.code for problem in problems_of(text)] == ["spec.unknown_field"]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "code"),
+    [
+        ("{by: day, start: 2026-02-30}", "spec.bad_partition"),
+        ("{by: dya}", "spec.unknown_value"),
+        ("{by: day, time_zone: Europe/Berlim}", "spec.unknown_time_zone"),
+    ],
+)
+def test_nothing_follows_from_partitions_that_were_refused(partitions: str, code: str) -> None:
+    files = FILES + "path: /x, pattern: 'o_{YYYY}-{MM}-{DD}.csv'}}\n"
+    ticks = "- {name: t, activation: source, outputs: [{dataset: y}], source: {kind: cron, schedule: '0 6 * * *'}}\n"
+    reads = (
+        "- {name: m, operator: f, inputs: [{from: {dataset: x}, wait_for: end}], outputs: [{dataset: m}]}\n"
+    )
+    per = reads.replace("name: m", "name: p, execution_strategy: PerPartition").replace(
+        "dataset: m", "dataset: p"
+    )
+    times = (
+        "- {name: n, activation: source, source: {kind: manual}, outputs: [{dataset: n}]}\n"
+        "- {name: h, operator: f, inputs: [{from: {dataset: n}, time_column: at}], outputs: [{dataset: h}]}\n"
+    )
+    month = "{partitions: {by: month}}"
+    both = f"{{x: {{partitions: {partitions}}}, m: {month}, p: {month}}}\njobs:\n"
+    assert [p.code for p in problems_of(DATASETS + both + files + reads + per)] == [code]
+    for name, jobs in (("y", ticks), ("h", times)):
+        text = DATASETS + f"{{{name}: {{partitions: {partitions}}}}}\njobs:\n" + jobs
+        assert [p.code for p in problems_of(text)] == [code]
+
+
+def test_a_schedule_of_a_day_that_no_month_has_never_occurs() -> None:
+    for bad in ("0 6 31 2 *", "0 6 31 4,6 *", "0 6 30 FEB *"):
+        text = HEAD + SOURCE.replace("kind: manual", f"kind: cron, schedule: '{bad}'")
+        (problem,) = [p for p in problems_of(text) if p.code == "spec.bad_schedule"]
+        assert "never occurs" in problem.message

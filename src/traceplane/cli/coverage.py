@@ -52,8 +52,12 @@ def _named(first: str, last: str) -> str:
 def say_why(answer: ScopeExplanation) -> None:
     missing = ", ".join(answer.missing_scopes)
     scope = f"{answer.dataset} {answer.scope}"
-    outdated = any(reason.code in ("outdated", "updating") for reason in answer.reasons)
-    nothing = "nothing is missing, but not all rows are up to date." if outdated else "nothing is missing."
+    codes = {reason.code for reason in answer.reasons}
+    nothing = "nothing is missing."
+    if "input" in codes:
+        nothing = "it is there, but some of what it is computed from is missing."
+    elif codes & {"outdated", "updating"}:
+        nothing = "nothing is missing, but not all rows are up to date."
     say(f"{scope}: " + (f"{missing} missing." if missing else nothing))
     for reason in answer.reasons:
         if reason.code != "held":

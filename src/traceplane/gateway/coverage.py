@@ -109,7 +109,8 @@ class _Why:
         return reasons
 
     async def outdated(self, dataset: MissingPositions, positions: Range, depth: int = 0) -> list[ReasonView]:
-        """Tasks, of its own job or upstream, because of which it serves rows of an earlier event."""
+        """Tasks, of its own job or upstream, because of which it serves rows of an earlier event, or was computed
+        without some of its input."""
         name, producer = dataset.dataset_id, dataset.producer
         if producer is None or producer.activation == "source" or depth == _DEEPEST:
             return []
@@ -119,7 +120,9 @@ class _Why:
         if (size := producer.range_size) is not None:
             positions = _whole_ranges(dataset.partitions, positions, size)
         tasks = await coverage.corrections(self._tx, producer.job_id, positions, _TASKS_COUNTED)
-        reasons = _of_tasks(name, tasks, _of_correction)
+        lacking = [task for task in tasks if any(a <= task.first <= b for a, b in dataset.missing)]
+        reasons = _of_tasks(name, lacking, _of_lacking)
+        reasons += _of_tasks(name, [task for task in tasks if task not in lacking], _of_correction)
         for used in await self._inputs_of(producer, What.SCOPE):
             if (read_positions := await self._reads(used, positions)) is None:
                 continue
@@ -372,6 +375,14 @@ def _of_correction(dataset: str, task: ScopeTask) -> ReasonView:
     return ReasonView(
         "outdated",
         f"{which}, so the rows of an earlier event are served; `traceplane explain {task.task_id}` says why.",
+    )
+
+
+def _of_lacking(dataset: str, task: ScopeTask) -> ReasonView:
+    return ReasonView(
+        "input",
+        f"{dataset} {task.scope} is missing: task {task.task_id} is {task.state}{_code(task)}; "
+        f"`traceplane explain {task.task_id}` says why.",
     )
 
 

@@ -264,7 +264,7 @@ def _check_schedule(schedule: str) -> None:
     except ValueError as error:
         raise InvalidInput(
             "pipeline.bad_schedule",
-            f"this is not a cron schedule: {error}",
+            f"this is not a valid cron schedule: {error}",
             value=schedule,
             next_step=f"{cron.FORM}; times are in UTC",
         ) from None

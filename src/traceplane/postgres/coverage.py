@@ -248,6 +248,8 @@ class ScopeTask:
     task_id: UUID
     state: str
     scope: str
+    first: int
+    """Position of its scope."""
     code: str | None
     """Of its error."""
 

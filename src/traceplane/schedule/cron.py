@@ -71,7 +71,20 @@ def _parsed(schedule: str, moment: datetime) -> CronSim:
     try:
         return CronSim(schedule, moment, reverse=True)
     except CronSimError as error:
+        if _never_occurs(schedule):
+            raise ValueError("it never occurs: none of its months has such a day") from None
         raise ValueError(str(error).lower()) from None
+
+
+def _never_occurs(schedule: str) -> bool:
+    """Of an invalid schedule: whether its fields are valid, each on its own."""
+    minute, hour, day, month, weekday = schedule.split()
+    try:
+        for fields in (f"{minute} {hour} {day} * {weekday}", f"* * * {month} *"):
+            CronSim(fields, datetime.now(UTC))
+    except CronSimError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)

@@ -239,23 +239,26 @@ where o.slug = $1 and d.dataset_id = $2
 
 -- name: unfinished
 -- Queued, in-flight or dead tasks of a job that cover some of these positions.
-select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
+  t.error->>'code' as code
 from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit $4
 
 -- name: finding_scopes
 -- Unfinished tasks of the job that finds out which scopes of a job are ready, for these positions of one of its inputs.
-select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
+  t.error->>'code' as code
 from job_inputs i join job_outputs o using (generation_id) join tasks t on t.job_id = o.job_id and t.stage in (0, 1, 3)
 where i.job_id = $1 and i.role = 'triggers' and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit 1
 
 -- name: corrections
 -- Tasks of a job for positions that may be there already, and that no other task has done since: unfinished or dead.
-select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.error->>'code' as code
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
+  t.error->>'code' as code
 from tasks t where t.job_id = $1 and t.stage in (0, 1) and t.range_start <= $3 and t.range_end >= $2
 union all
-select t.task_id, 'dead', coalesce(t.partition_key, t.range_start::text), t.error->>'code'
+select t.task_id, 'dead', coalesce(t.partition_key, t.range_start::text), t.range_start, t.error->>'code'
 from dead_tasks t where t.job_id = $1 and t.standing in ('open', 'acknowledged')
   and t.range_start <= $3 and t.range_end >= $2
 order by task_id desc limit $4
@@ -263,7 +266,8 @@ order by task_id desc limit $4
 -- name: canceled
 -- Canceled tasks of a job that cover some of these positions. Used only if nothing else explains the gap: it has no
 -- index.
-select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, null as code
+select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
+  null as code
 from tasks t where t.job_id = $1 and t.state = 'canceled' and t.range_start <= $3 and t.range_end >= $2
 order by t.task_id desc limit $4
 

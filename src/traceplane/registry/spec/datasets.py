@@ -128,7 +128,7 @@ def check_positions(
 ) -> None:
     """Queries and tasks select rows by the values of their position column.
 
-    `unknown`: datasets whose partitions only a deploy knows, and which may be those of any other that declares none.
+    `unknown`: datasets whose partitions are not known here, and which may be those of any other that declares none.
     """
     for dataset_id, dataset in (top.get("datasets") or {}).items():
         if dataset is not None and not _is_virtual(dataset):

@@ -42,7 +42,7 @@ def _schedule(problems: Problems, node: yaml.Node) -> str:
     try:
         cron.check(value)
     except ValueError as error:
-        message = f"{value[:100]!r} is not a cron schedule: {error}"
+        message = f"{value[:100]!r} is not a valid cron schedule: {error}"
         raise BadValue("spec.bad_schedule", node, message, cron.FORM) from None
     return value
 

@@ -6,7 +6,7 @@ two: `NAME__files`, the source, whose dataset lists the files, and `NAME`, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -110,12 +110,17 @@ def _check_list(problems: Problems, job: YamlMap, top: YamlMap) -> None:
                 problems.add("spec.list_of_files", dataset.at(name), message, suggestion)  # type: ignore[union-attr]
 
 
-def check_patterns(problems: Problems, jobs: list[YamlMap], known: Mapping[str, Partitions]) -> None:
-    """A name says which partition of the dataset its file belongs to."""
+def check_patterns(
+    problems: Problems, jobs: list[YamlMap], known: Mapping[str, Partitions], unknown: Collection[str]
+) -> None:
+    """A name says which partition of the dataset its file belongs to.
+
+    `unknown`: datasets whose partitions are not known here.
+    """
     for job in jobs:
         pattern: str | None = job.get("source", "pattern") if is_file_source(job) else None
         outputs = job.get("outputs")
-        if not pattern or not outputs:
+        if not pattern or not outputs or outputs[0].get("dataset") in unknown:
             continue
         by = known.get(outputs[0].get("dataset"), Partitions()).by
         try:

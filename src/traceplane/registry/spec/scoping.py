@@ -27,7 +27,7 @@ SUFFIX = "__scopes"
 
 
 def partitions_of(problems: Problems, dataset: YamlMap | None) -> Partitions | None:
-    """The partitions that a dataset declares; None if it declares none, or wrong ones."""
+    """The partitions that a dataset declares; None if it declares none, or its `by` is invalid."""
     declared: YamlMap | None = dataset.get("partitions") if dataset is not None else None
     if declared is None or (by := declared.get("by")) is None:
         return None
@@ -39,7 +39,7 @@ def partitions_of(problems: Problems, dataset: YamlMap | None) -> Partitions | N
         return replace(found, start=found.position(start))
     except BadPartition as error:
         problems.add("spec.bad_partition", declared.at("start"), str(error), f"write the first {by}")
-        return None
+        return found
 
 
 def known_partitions(
@@ -69,15 +69,19 @@ def known_partitions(
 
 
 def undetermined(
-    ordered: list[Draft], known: Mapping[str, Partitions], produced: Collection[str]
+    top: YamlMap, ordered: list[Draft], known: Mapping[str, Partitions], produced: Collection[str]
 ) -> set[str]:
-    """Datasets whose partitions only a deploy knows: those of other DAGs, and what has the partitions of one.
+    """Datasets whose partitions are not known here: those of other DAGs, those whose declaration is invalid, and
+    what has the partitions of one.
 
     `ordered`: upstream first. `produced`: by jobs of this file.
     """
     unknown = (
         {used.dataset_id for draft in ordered for used, _ in draft.inputs} - set(produced) - known.keys()
     )
+    for dataset_id, dataset in (top.get("datasets") or {}).items():
+        if dataset_id not in known and (dataset is None or not dataset.lacks("partitions")):
+            unknown.add(dataset_id)
     for draft in ordered:
         scoped = _passing_on(draft)
         if scoped and scoped[0] in unknown:
@@ -95,16 +99,14 @@ def _passing_on(draft: Draft) -> list[str]:
 
 
 def check_ticks(
-    problems: Problems, top: YamlMap, drafts: list[Draft], known: Mapping[str, Partitions]
+    problems: Problems, drafts: list[Draft], known: Mapping[str, Partitions], unknown: Collection[str]
 ) -> None:
     """The event of a tick names the period of the dataset that the tick is in."""
-    declared = top.get("datasets") or {}
     for draft in drafts:
         is_cron = draft.record.get("source", "kind") == "cron" and draft.record.get("source", "schedule")
         for output, item in draft.outputs if is_cron else ():
             dataset = output.dataset_id
-            invalid = dataset in declared and declared[dataset] is None
-            if not invalid and not known.get(dataset, Partitions()).is_time:
+            if dataset not in unknown and not known.get(dataset, Partitions()).is_time:
                 message = f"ticks name periods, and {dataset[:100]!r} is not partitioned by time"
                 suggestion = f"add datasets: {{ {dataset[:100]}: {{ partitions: {{ by: day }} }} }}"
                 problems.add("spec.cron_needs_periods", item.at("dataset"), message, suggestion)
@@ -240,7 +242,7 @@ def check_partitions(
 ) -> None:
     """Positions of an input must say which of the job's scopes they belong to.
 
-    `unknown`: datasets whose partitions only a deploy knows.
+    `unknown`: datasets whose partitions are not known here.
     """
     for draft in drafts:
         outputs = [(known[o.dataset_id], item) for o, item in draft.outputs if o.dataset_id in known]
@@ -254,6 +256,8 @@ def check_partitions(
             if theirs is None and used.dataset_id not in unknown and not per_partition:
                 theirs = Partitions()
             if used.read.time_column is not None:
+                if any(output.dataset_id in unknown for output, _ in draft.outputs):
+                    continue
                 _check_periods(problems, draft, item, theirs, outputs[0][0] if outputs else Partitions())
                 continue
             if not outputs or theirs is None or used.read.what is not What.SCOPE:
@@ -292,7 +296,7 @@ def check_per_partition(
 ) -> None:
     """What the inputs of a `PerPartition` job tell must belong to partitions of the job.
 
-    `ordered`: upstream first. `unknown`: datasets whose partitions only a deploy knows.
+    `ordered`: upstream first. `unknown`: datasets whose partitions are not known here.
     """
     ranged: set[str] = set()
     for draft in ordered:
