@@ -19,6 +19,7 @@ from traceplane.errors import Conflict, NotFound
 from traceplane.registry.garbage import Collected, Policy, collect
 from traceplane.wire.control import ManualEvent
 from traceplane.wire.deploys import DeployRequest, VersionQuery
+from traceplane.wire.scalars import Scope
 
 
 def chain(version: int, more: str = "") -> str:
@@ -270,6 +271,47 @@ async def test_a_dead_task_keeps_a_version_from_serving_until_it_is_retried(plan
     await build(plane)
     assert await active(plane) == 2
     assert await served(plane, "c") == [f"c:{n}" for n in range(5)]
+
+
+async def _run_all_but(plane: ControlPlane, position: int) -> None:
+    """Lets the one job of a file compute everything; its task for one position dies."""
+    await plane.builds.run_once()
+    await plane.meter()
+    for held in await plane.claim(await plane.send()):
+        if held.task.scope == Scope(cursor=position):
+            await plane.fail(held, retryable=False)
+        else:
+            await plane.complete(held)
+    await build(plane)
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_scope_that_nobody_has_does_not_keep_a_version_from_serving(
+    plane: ControlPlane, renamed: bool, remembered: bool
+) -> None:
+    await plane.deploy(SOURCE + job("copy", "in", "out"))
+    await plane.emit("in", range(3))
+    await _run_all_but(plane, 1)
+    if not remembered:  # the serving job has no task for it
+        await plane.sql("delete from tasks where stage = 3")
+        await plane.sql("delete from task_inputs where task_id not in (select task_id from tasks)")
+    await plane.deploy(SOURCE + job("copied" if renamed else "copy", "in", "out", entrypoint="basic:other"))
+    await _run_all_but(plane, 1)
+    assert await active(plane) == 2
+    assert await served(plane, "out") == ["c:0", "c:2"]
+    assert len(await plane.tasks("copied" if renamed else "copy", "dead")) >= 1, "it stays visible"
+
+
+async def test_a_dead_scope_that_readers_have_keeps_a_renamed_job_from_serving(plane: ControlPlane) -> None:
+    await plane.deploy(SOURCE + job("copy", "in", "out"))
+    await plane.emit("in", range(3))
+    await build(plane)
+    await plane.deploy(SOURCE + job("copied", "in", "out"))
+    await _run_all_but(plane, 1)
+    assert await active(plane) == 1
+    newest, *_ = await plane.versions("main")
+    assert newest.dead == 1
 
 
 async def test_readers_in_other_dags_follow_and_compute_everything_anew(plane: ControlPlane) -> None:

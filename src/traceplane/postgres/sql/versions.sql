@@ -86,11 +86,26 @@ update replays set told_through = $3 where job_id = $1 and generation_id = $2 an
 delete from replays where job_id = any($1::uuid[])
 
 -- name: missing
--- What a version being built still lacks. A scope that the serving job has not completed either is not missing.
+-- What a version being built still lacks. A scope that the serving job has not completed either is not missing, nor is one
+-- whose task is dead and that nobody has: it stays dead, and readers lose nothing.
 with built as materialized (
-  select j.job_id, j.activation, s.job_id as serving from dag_version_jobs v join jobs j using (job_id)
-  left join jobs s on s.dag_id = j.dag_id and s.name = j.name and s.routed and not s.building
+  select j.job_id, j.activation, j.runtime, s.job_id as serving from dag_version_jobs v join jobs j using (job_id)
+  left join lateral (  -- of the same name, or the one that writes its datasets now, if it was renamed
+    select s.job_id from jobs s
+    where s.dag_id = j.dag_id and s.routed and not s.building and (s.name = j.name or exists (
+      select 1 from job_outputs o join datasets d using (dataset_uuid)
+      join job_outputs x on x.generation_id = d.current_generation_id where o.job_id = j.job_id and x.job_id = s.job_id))
+    order by s.name = j.name desc, s.job_id limit 1
+  ) s on true
   where v.dag_version_id = $1 and j.building
+), served as materialized (  -- what readers have of what these jobs write, by the same periods
+  select b.job_id, range_agg(p) as positions
+  from built b join job_outputs o using (job_id) join datasets d using (dataset_uuid)
+  join dag_version_datasets w on w.dag_version_id = $1 and w.dataset_uuid = d.dataset_uuid
+  cross join lateral unnest(coverage_of(d.current_generation_id)) p
+  where b.runtime <> 'dispatcher' and d.current_generation_id is not null
+  group by b.job_id
+  having bool_and(same_periods(d.definition->'partitions', w.definition->'partitions'))
 )
 select
   (select count(*) from replays r join built using (job_id)) as replays,
@@ -102,6 +117,10 @@ select
   (select count(*) from (
      select 1 from built b join tasks t on t.job_id = b.job_id and t.stage = 3
      where not exists (select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key and o.stage = 3 offset 0)
+       and not exists (
+         select 1 from served s where s.job_id = b.job_id and not s.positions && coverage_range(t.range_start, t.range_end)
+           and not exists (select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key
+                             and o.stage in (0, 1) offset 0))
      limit 1000) d) as dead,
   (select drop_missing from dag_versions where dag_version_id = $1) as drop_missing
 
