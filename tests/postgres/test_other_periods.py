@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.control_plane import ControlPlane
+from tests.docs_pages import page
 from tests.postgres.test_scopes import dag, day, job
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict
@@ -173,4 +174,10 @@ async def test_the_plan_says_that_events_before_a_later_start_are_refused(plane:
     await deploy_and_fill(plane, rolled_up("week"), "2026-01-01", "2026-01-20")
     plan = await plane.plan(rolled_up("week", days="day, start: 2026-01-10"))
     assert "! a: it starts at 2026-01-10 now; what it has of earlier days is still served" in plan.text
-    assert "starts at" not in (await plane.plan(rolled_up("month"))).text
+    months = await plane.plan(rolled_up("month"))
+    assert "starts at" not in months.text
+    weeks = await plane.plan(rolled_up("week", days="week"))
+    documented = page("concepts/deploys.md")
+    for said, first in ((plan, "! a: it starts"), (months, "! j.out: its"), (weeks, "No longer served")):
+        (line,) = [line for line in said.text.splitlines() if line.startswith(first)]
+        assert line.split(": ", 1)[-1].removesuffix(":") in documented

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import deploys, output
+from traceplane.cli import deploys, output, secrets
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
@@ -255,3 +255,9 @@ def test_ctrl_c_while_waiting_says_that_the_work_goes_on(capsys: pytest.CaptureF
     assert capsys.readouterr().err.strip() == (
         "Stopped waiting; the build goes on. See `traceplane versions shop`."
     )
+
+
+def test_an_empty_secret_is_refused_before_it_is_sent() -> None:
+    done = CliRunner().invoke(secrets.set_, ["rpc"], obj=Settings(), input="\n")
+    assert isinstance(done.exception, InvalidInput)
+    assert done.exception.code == "secret.bad_value"

@@ -214,4 +214,19 @@ def test_what_does_not_fit_fails_the_task_without_a_row(
     with pytest.raises(OperatorError) as failed:
         written(tmp_path, body, config)
     assert failed.value.code == code
+    assert "delivery 7" in str(failed.value)
     assert "secret-value" not in str(failed.value)
+
+
+@pytest.mark.parametrize("value", [Decimal("1.005"), "1.005", Decimal("123456789"), Decimal("1E+20")])
+def test_a_decimal_that_would_lose_a_digit_is_refused_by_its_declared_type(value: Any) -> None:
+    with pytest.raises(ValueUnfit, match=r"does not fit into decimal\(10, 2\)$"):
+        converted(value, pa.decimal128(10, 2))
+
+
+@pytest.mark.parametrize(
+    "value", [Decimal("1.500"), "12345678.90", Decimal("1E+7"), Decimal("0E+9"), 0, -7, "1." + "0" * 60]
+)
+def test_a_decimal_that_loses_no_digit_is_kept(value: Any) -> None:
+    type_ = pa.decimal128(10, 2)
+    assert pa.array([converted(value, type_)], type_).to_pylist() == [Decimal(value)]

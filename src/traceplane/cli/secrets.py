@@ -89,7 +89,12 @@ def _read_value(name: str) -> str:
         raise InvalidInput(
             "secret.bad_value", "a secret is text in UTF-8", next_step="encode it, for example with base64"
         ) from None
-    return value.removesuffix("\n").removesuffix("\r")
+    value = value.removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise InvalidInput(
+            "secret.bad_value", "the value is empty", next_step="check what was written to standard input"
+        )
+    return value
 
 
 COMMANDS: tuple[Any, ...] = (secret,)

@@ -66,6 +66,31 @@ def type_of(name: str) -> pa.DataType | None:
         return None
 
 
+_DECLARED = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "date32[day]": "date",
+    "timestamp[us, tz=UTC]": "timestamp",
+    "timestamp[us]": "timestamp_ntz",
+}
+
+
+def declared_name(type_: pa.DataType) -> str:
+    """The type as a DAG file declares it."""
+    if pa.types.is_decimal(type_):
+        return f"decimal({type_.precision}, {type_.scale})"
+    if pa.types.is_list(type_):
+        return f"array<{declared_name(type_.value_type)}>"
+    if pa.types.is_map(type_):
+        return f"map<{declared_name(type_.key_type)}, {declared_name(type_.item_type)}>"
+    if pa.types.is_struct(type_):
+        return f"struct<{', '.join(f'{field.name}: {declared_name(field.type)}' for field in type_)}>"
+    return _DECLARED.get(str(type_), str(type_))
+
+
 def _parts(text: str) -> Iterator[str]:
     """Splits at commas that are not inside brackets."""
     depth, start = 0, 0

@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from traceplane.columnar.arrow_types import declared_name
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -28,7 +30,7 @@ def converted(value: Any, type_: pa.DataType) -> Any:
     try:
         return _converted(value, type_)
     except (ValueError, OverflowError, InvalidOperation, RecursionError):
-        raise ValueUnfit(f"{_shown(value)} does not fit into {type_}") from None
+        raise ValueUnfit(f"{_shown(value)} does not fit into {declared_name(type_)}") from None
 
 
 def _converted(value: Any, type_: pa.DataType) -> Any:
@@ -38,9 +40,9 @@ def _converted(value: Any, type_: pa.DataType) -> Any:
     if types.is_boolean(type_):
         return _boolean(value)
     if types.is_integer(type_):
-        return _integer(value)
+        return _within(_integer(value), type_.bit_width)
     if types.is_decimal(type_):
-        return _number(value)
+        return _exact(_number(value), type_.precision, type_.scale)
     if types.is_floating(type_):
         return _float(value)
     if types.is_timestamp(type_):
@@ -91,6 +93,22 @@ def _number(value: Any) -> Decimal:
         raise ValueError
     number = Decimal(value)
     return number if number.is_finite() and abs(number.adjusted()) < 1000 else _no()
+
+
+def _within(number: int, bits: int) -> int:
+    return number if -(1 << bits - 1) <= number < 1 << bits - 1 else _no()
+
+
+def _exact(number: Decimal, precision: int, scale: int) -> Decimal:
+    """The number without zeros at its end, which Arrow would count, if a decimal of this size holds its digits."""
+    sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    zeros = next((n for n, digit in enumerate(reversed(digits)) if digit), None)
+    if zeros is None:
+        return Decimal(0)
+    exponent += zeros
+    fits = -exponent <= scale and number.adjusted() < precision - scale
+    return Decimal((sign, digits[: len(digits) - zeros], exponent)) if fits else _no()
 
 
 def _float(value: Any) -> float:

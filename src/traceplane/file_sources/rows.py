@@ -6,6 +6,8 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
+import json
 import lzma
 import re
 import zlib
@@ -17,16 +19,18 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 
-from traceplane.columnar.arrow_types import type_of
+from traceplane.columnar.arrow_types import declared_name, type_of
 from traceplane.columnar.json_values import ValueUnfit, converted
 from traceplane.file_sources.config import Format
 from traceplane.file_sources.specs import RowsConfig
+from traceplane.model.counted import counted
 from traceplane.model.json_text import parsed
 from traceplane.operators import config as operator_config
 from traceplane.sdk import OperatorError, OperatorTask
 
 _ROWS_AT_ONCE = 10_000
 _BYTES_AT_ONCE = 4 << 20
+_DELIMITERS = (";", "\t", "|", ",")
 _IN_COLUMN = re.compile(r"In CSV column #(\d+): ")
 
 
@@ -65,6 +69,7 @@ def _read(config: RowsConfig, path: str, local: Path, schema: pa.Schema) -> Iter
     try:
         match config.format:
             case Format.CSV:
+                _check_header(path, local, schema, config.delimiter)
                 yield from _csv(local, schema, config.delimiter)
             case Format.JSON_LINES:
                 yield from _json_lines(path, local, schema)
@@ -73,9 +78,15 @@ def _read(config: RowsConfig, path: str, local: Path, schema: pa.Schema) -> Iter
     except pa.ArrowInvalid as error:
         if (column := _IN_COLUMN.match(str(error))) is not None:
             name = _header(local, config.delimiter)[int(column[1])]
-            message = f"{path}, column {name!r}: a value does not fit into {schema.field(name).type}"
+            field = schema.field(name)
+            line = _line_of_misfit(local, config.delimiter, int(column[1]), field)
+            message = f"{path}{line}, column {name!r}: a value does not fit into {declared_name(field.type)}"
             raise OperatorError("file.value_unfit", message) from None
-        raise OperatorError("file.unreadable", f"{path}: {_without_values(str(error))}") from None
+        if "columns, got" in str(error):
+            raise OperatorError(
+                "file.unreadable", path + _row_of_other_length(local, config.delimiter)
+            ) from None
+        raise OperatorError("file.unreadable", f"{path}: {error}") from None
     except _DAMAGED as error:
         raise OperatorError("file.unreadable", f"{path}: {error}") from None
 
@@ -100,14 +111,69 @@ def _csv(local: Path, schema: pa.Schema, delimiter: str) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
+def _check_header(path: str, local: Path, schema: pa.Schema, delimiter: str) -> None:
+    header = _header(local, delimiter)
+    if not header or set(header) & set(schema.names):
+        return
+    line = delimiter.join(header)
+    other = next((mark for mark in _DELIMITERS if mark != delimiter and mark in line), None)
+    message = f"{path} has none of the columns {', '.join(schema.names[:10])}; its header is {line[:200]!r}"
+    if other is not None:
+        message += f"; if {other!r} separates its values, write config: {{ delimiter: {json.dumps(other)} }}"
+    raise OperatorError("file.unreadable", message)
+
+
 def _header(local: Path, delimiter: str) -> list[str]:
-    with io.TextIOWrapper(_opened(local), "utf-8-sig", errors="replace") as text:
-        return next(csv.reader(text, delimiter=delimiter))
+    return next((row for _, row in _rows(local, delimiter)), [])
 
 
-def _without_values(message: str) -> str:
-    """Files may hold what logs must not."""
-    return re.sub(r"(Expected \d+ columns, got \d+).*", r"\1", message, flags=re.DOTALL)
+def _rows(local: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file, the header first, with the lines that they end in."""
+    with io.TextIOWrapper(_opened(local), "utf-8-sig", errors="surrogateescape", newline="") as text:
+        reader = csv.reader(text, delimiter=delimiter)
+        try:
+            for row in reader:
+                if row:
+                    yield reader.line_num, row
+        except csv.Error:  # a value that is too long for this reader
+            return
+
+
+def _row_of_other_length(local: Path, delimiter: str) -> str:
+    """Which row it is, and not its values: files may hold what logs must not."""
+    expected = len(_header(local, delimiter))
+    for line, row in _rows(local, delimiter):
+        if len(row) != expected:
+            return f", line {line}: it has {counted(len(row), 'value')}, but the header has {expected}"
+    return ": a row has more or fewer values than the header"
+
+
+def _line_of_misfit(local: Path, delimiter: str, column: int, field: pa.Field) -> str:
+    """Arrow does not say in which line a value does not fit."""
+    rows = itertools.islice(_rows(local, delimiter), 1, None)
+    values = ((line, row[column]) for line, row in rows if len(row) > column and row[column])
+    while chunk := list(itertools.islice(values, _ROWS_AT_ONCE)):
+        if _fits(chunk, field):
+            continue
+        while len(chunk) > 1:
+            half = len(chunk) // 2
+            chunk = chunk[half:] if _fits(chunk[:half], field) else chunk[:half]
+        return f", line {chunk[0][0]}"
+    return ""
+
+
+def _fits(values: Sequence[tuple[int, str]], field: pa.Field) -> bool:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([(field.name,), *((value,) for _, value in values)])
+    try:
+        arrow_csv.read_csv(
+            io.BytesIO(text.getvalue().encode(errors="surrogateescape")),
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(column_types={field.name: field.type}, null_values=[""]),
+        )
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _json_lines(path: str, local: Path, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -146,7 +212,7 @@ def _table(path: str, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.T
         try:
             arrays.append(pa.array([row[field.name] for row in rows], field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            message = f"{path}, column {field.name!r}: a value has more digits than {field.type} holds"
+            message = f"{path}, column {field.name!r}: a value has more digits than {declared_name(field.type)} holds"
             raise OperatorError("file.value_unfit", message) from None
     return pa.table(arrays, names=schema.names)
 

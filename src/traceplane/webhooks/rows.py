@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from traceplane.columnar.arrow_types import type_of
+from traceplane.columnar.arrow_types import declared_name, type_of
 from traceplane.columnar.json_values import ValueUnfit, converted
 from traceplane.operators import config as operator_config
 from traceplane.sdk import OperatorError, OperatorOutput, OperatorTask
@@ -84,7 +84,9 @@ class _Columns:
             try:
                 arrays.append(pa.array(values, field.type))
             except (pa.ArrowException, OverflowError, TypeError, ValueError):
-                message = f"column {field.name!r}: a value has more digits than {field.type} holds"
+                message = (
+                    f"column {field.name!r}: a value has more digits than {declared_name(field.type)} holds"
+                )
                 raise OperatorError("webhook.value_unfit", message) from None
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
