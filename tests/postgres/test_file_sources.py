@@ -68,8 +68,10 @@ async def days(plane: ControlPlane) -> list[str | None]:
     return [partition for partition, _, _ in await emitted(plane)]
 
 
-async def listed(plane: ControlPlane) -> list[tuple[str, str, int]]:
-    generation = await plane.value("select current_generation_id from datasets where dataset_id = 'in'")
+async def listed(plane: ControlPlane, dataset: str = "in") -> list[tuple[str, str, int]]:
+    generation = await plane.value(
+        f"select current_generation_id from datasets where dataset_id = '{dataset}'"
+    )
     rows = await plane.sql(
         f"select partition, path, bytes from traceplane_hot.g_{generation.hex} order by path"
     )
@@ -325,6 +327,43 @@ async def test_a_paused_source_is_not_listed(plane: ControlPlane, folder: Path) 
     assert await look(plane, passes=3) == 0
     await plane.resume("main", "orders")
     assert await look(plane, passes=2) == 1
+
+
+def _rows_of_files(folder: Path, pattern: str, by: str) -> str:
+    reads = f"source: {{kind: file, path: {folder}, pattern: '{pattern}', format: csv}}"
+    return (
+        f"version: 1\ndag: main\ndatasets: {{in: {{partitions: {{by: {by}}}, columns: [{{name: a, type: bigint}}]}}}}\n"
+        f"jobs:\n- {{name: orders, activation: source, {reads}, outputs: [{{dataset: in}}]}}\n"
+    )
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_files_are_listed_again_by_other_periods_before_these_serve(
+    plane: ControlPlane, folder: Path, deleted: bool
+) -> None:
+    await plane.deploy(_rows_of_files(folder, "{YYYY}-{MM}-{DD}*.csv", "day"))
+    for day in ("2026-01-01", "2026-01-31", "2026-02-03"):
+        (folder / f"{day}.csv").write_text("a\n1\n")
+    await look(plane, passes=2)
+    await plane.run_all()
+    if deleted:
+        (folder / "2026-02-03.csv").unlink()
+    answer = await plane.deploy(_rows_of_files(folder, "{YYYY}-{MM}-*.csv", "month"))
+    assert "in: its partitions change from days to months" in answer.text
+    assert "in#files: its partitions change from days to months" in answer.text
+    for _ in range(3):
+        await plane.builds.run_once()
+        await look(plane, passes=2)
+        await plane.run_all()
+    newest, *_ = await plane.versions("main")
+    if deleted:
+        assert (newest.state, bool(newest.lacking)) == ("building", True), "readers have its rows"
+        return
+    assert newest.state == "active"
+    assert {name for name, _, _ in await listed(plane, "in#files")} == {"2026-01", "2026-02"}
+    (folder / "2026-03-01.csv").write_text("a\n1\n")
+    assert await look(plane, passes=2) == 1
+    assert (await views(plane)).problem is None
 
 
 async def test_a_renamed_source_continues_its_list(plane: ControlPlane, folder: Path) -> None:

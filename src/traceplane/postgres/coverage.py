@@ -91,6 +91,8 @@ async def _lacking_periods(tx: Transaction, version_id: UUID) -> list[Lacking]:
 async def _of_inputs(tx: Transaction, job_id: UUID) -> list[Range] | None:
     """The scopes of a job that its inputs have, or had, something for; None if that cannot be said."""
     (job,) = await job_payloads(tx, [job_id])
+    if not job.inputs:  # a source
+        return None
     edges = [
         (i.row_generation_id, edge)
         for i, edge in job.edges()

@@ -111,17 +111,20 @@ async def consequences_of(
     ]
     written = [(job, dataset_id) for job, dataset_id in written if dataset_id not in carried_on]
     others = fingerprint.other_periods(before, after) if before is not None else {}
-    # A source does not emit its events again by other periods.
+    # Most sources do not emit their events again by other periods; files are listed again.
     unmapped = [
         dataset_id
         for job, dataset_id in written
         if dataset_id in others
-        and (not can_map(*others[dataset_id]) or (job.source and job.source.kind is not SourceKind.ALWAYS_ON))
+        and (not can_map(*others[dataset_id]) or (job.source and job.source.kind not in _EMITS_AGAIN))
     ]
     anew = [d for job, d in written if job.runtime != "dispatcher" and d not in unmapped]
+    mapped = {d for job, d in written if d in others and d not in unmapped and (job.source or d in anew)}
     weights = {
         weight.dataset_id: weight
-        for weight in await versions.weight(tx, org, [*anew, *unmapped, *steps.datasets_removed])
+        for weight in await versions.weight(
+            tx, org, sorted({*anew, *mapped, *unmapped, *steps.datasets_removed})
+        )
     }
     other_sql = {c.dataset_id for c in steps.datasets_changed if any(f.field == "sql" for f in c.changes)}
     readers = [
@@ -146,7 +149,7 @@ async def consequences_of(
         periods=tuple(
             _in_words(dataset_id, *partitions)
             for dataset_id, partitions in others.items()
-            if dataset_id in anew and dataset_id in weights and _holds_anything(weights[dataset_id])
+            if dataset_id in mapped and dataset_id in weights and _holds_anything(weights[dataset_id])
         )
         + _later_starts(before, after),
         renamed=_renamed(before, after, {weight.dataset_id for weight in dropped}),
@@ -198,6 +201,7 @@ def _next_ticks(before: Dag | None, after: Dag, now: datetime) -> tuple[NextTick
     )
 
 
+_EMITS_AGAIN = (SourceKind.ALWAYS_ON, SourceKind.FILE)
 _TICKS_SHOWN = 3
 _SET_OFF_BY = {
     SourceKind.WEBHOOK: "it has no URL of its own; its events come from POST /api/v1/events, with a writer's token",
