@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from aiobotocore.session import get_session
 from tests.aws import CREDENTIALS, REGION, aws_server
 from tests.platform import Platform, until
 from tests.process.effects import settle, stored_rows
+from traceplane.adapters.watched_files import WatchedFile, WatchedFiles
+from traceplane.errors import PlatformError
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.postgres.migrate import migrate
+from traceplane.settings import Settings
 
 SETTINGS = {"fsync": "off"}
 DAG = """
@@ -132,6 +136,23 @@ async def bucket() -> AsyncIterator[tuple[str, Any]]:
             place = {"LocationConstraint": REGION}
             await s3.create_bucket(Bucket="incoming", CreateBucketConfiguration=place)
             yield endpoint, s3
+
+
+async def test_an_object_that_is_gone_is_a_missing_file_of_the_source(
+    tmp_path: Path, bucket: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, _ = bucket
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    allowed = ("s3://incoming/shop",)
+    files = WatchedFiles(Settings(aws_region=REGION, s3_endpoint_url=endpoint, file_source_allow=allowed))
+    gone = WatchedFile("s3://incoming/shop/orders_1.csv", 5, "etag", datetime.now(UTC))
+    try:
+        with pytest.raises(PlatformError) as refused:
+            await files.get(gone, tmp_path / "copy")
+    finally:
+        await files.close()
+    assert (refused.value.code, refused.value.value) == ("files.missing", gone.path)
 
 
 @pytest.mark.timeout(300)
