@@ -131,7 +131,7 @@ def test_the_first_webhook_of_the_guide_is_received_once(tmp_path: Path) -> None
         )
         assert '{"status":"accepted"}' in terminal.run(post)
         terminal.run("traceplane deploy repository.yaml")
-        assert "lacks TRACEPLANE_HOOK_KEY_GITHUB" in terminal.run(webhooks)
+        assert "lacks the key TRACEPLANE_HOOK_KEY_GITHUB" in terminal.run(webhooks)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(120)
