@@ -11,10 +11,13 @@ import pytest
 import pytest_asyncio
 
 from tests.control_plane import MASTER_KEY, ControlPlane
+from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth import store
 from traceplane.auth.master_key_file import MasterKeyFile, new_key
 from traceplane.auth.opaque import Role
+from traceplane.dispatcher.leases.job_entry import job_entry
+from traceplane.postgres import registry
 from traceplane.secrets.references import SecretName
 from traceplane.secrets.sealing import MasterKeys
 from traceplane.secrets.vault import Denied, JobNeeds, Vault
@@ -61,8 +64,8 @@ async def test_a_job_that_may_not_use_a_secret_is_denied(plane: ControlPlane) ->
     async with plane.database.transaction() as tx:
         await vault.set(tx, "default", RPC, VALUE, by="ada", allowed_jobs=["chain/head", "market/*"])
     assert isinstance(await handed(plane, vault), Denied)
-    for dag, job in (("chain", "head"), ("market", "anything")):
-        assert await handed(plane, vault, JobNeeds("default", dag, job, frozenset({RPC}))) == {RPC: VALUE}
+    for pair in (("chain", "head"), ("market", "anything")):
+        assert await handed(plane, vault, JobNeeds("default", *pair, frozenset({RPC}))) == {RPC: VALUE}
     for other in (SecretName("platform", "rpc"), SecretName("user", "RPC")):
         assert isinstance(
             await handed(plane, vault, JobNeeds("default", "chain", "head", frozenset({other}))), Denied
@@ -81,6 +84,32 @@ async def test_two_callers_set_two_versions(plane: ControlPlane) -> None:
 
     await set_one("first")
     assert sorted(await asyncio.gather(*(set_one(str(n)) for n in range(5)))) == [2, 3, 4, 5, 6]
+
+
+async def test_claims_do_not_wait_for_each_other_to_note_a_use(plane: ControlPlane) -> None:
+    vault = Vault(MasterKeys([new_key()]))
+    async with plane.database.transaction() as tx:
+        await vault.set(tx, "default", RPC, VALUE, by="ada")
+    async with plane.database.transaction() as first:
+        await vault.hand_out(first, [NEEDS])
+        async with asyncio.timeout(10):
+            assert await handed(plane, vault) == {RPC: VALUE}
+    assert await plane.value("select last_used_at is not null from secrets")
+
+
+async def test_a_query_that_is_handed_over_receives_no_secret(plane: ControlPlane, http: GatewayHttp) -> None:
+    """Whoever may run queries, but not deploy, writes its text."""
+    columns = "datasets: {shop.mid: {columns: [{name: n, type: bigint}]}}\n"
+    await plane.deploy(dag("shop", source("shop.in"), job("copy", "shop.in", "shop.mid")) + columns)
+    writer = await http.token(Role.WRITER)
+    query = {"sql": "select n, '${secret:rpc}' as stolen from shop.mid", "dataset": "shop.result"}
+    status, text = await http.send(writer, "POST", "/api/v1/query-tasks", query)
+    assert status == 200, text
+    job_id = await plane.value("select job_id from jobs where operator = 'query'")
+    async with plane.database.transaction() as tx:
+        (row,) = await registry.job_payloads(tx, [job_id])
+    assert "${secret:rpc}" in str(row.definition.config)
+    assert job_entry(row).needs is None
 
 
 async def test_a_new_master_key_seals_everything_anew_while_it_is_in_use(plane: ControlPlane) -> None:

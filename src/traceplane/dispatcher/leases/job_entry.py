@@ -14,6 +14,7 @@ from traceplane.model.dag import InputRole
 from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow
 from traceplane.model.edges import EVERYTHING, Edge, What
 from traceplane.model.positions import Range
+from traceplane.operators import catalog
 from traceplane.postgres import registry
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import JobRow
@@ -84,6 +85,9 @@ def job_entry(row: JobRow) -> JobEntry:
 
 
 def _needs(row: JobRow) -> JobNeeds | None:
+    spec = catalog.find(row.operator)
+    if spec is not None and not spec.for_dags:
+        return None  # whoever may only run queries writes its config, and only DAG files refer to secrets
     names = secrets_of(row.definition.config, row.secrets or {})
     return JobNeeds(row.org, row.dag, row.definition.generated_for or row.name, names) if names else None
 

@@ -37,9 +37,12 @@ join orgs o on o.slug = w.org join secrets s on s.org_id = o.org_id and s.namesp
 join secret_versions v on v.secret_id = s.secret_id and v.version = s.newest
 
 -- name: used
--- Notes that these were handed out, at most once a minute.
-update secrets set last_used_at = tp_now()
-where secret_id = any($1::uuid[]) and (last_used_at is null or last_used_at < tp_now() - interval '1 minute')
+-- Notes that these were handed out, at most once a minute. One that another claim is noting is left to it: claims must
+-- not wait for each other.
+update secrets set last_used_at = tp_now() where secret_id in (
+  select secret_id from secrets
+  where secret_id = any($1::uuid[]) and (last_used_at is null or last_used_at < tp_now() - interval '1 minute')
+  order by secret_id for no key update skip locked)
 
 -- name: sealed_with_others
 -- Versions whose keys are sealed with another master key than this one.
