@@ -135,6 +135,9 @@ class Settings:
     """How long a delivery is recognized when it is repeated; senders repeat for up to three days."""
     file_source_allow: tuple[str, ...] = ()
     """Folders and S3 prefixes that file sources may list, and whose files their jobs get; unset: none."""
+    outgoing_allow: tuple[str, ...] = ()
+    """Hosts and networks that the gateway may call though they are not public, or without https: `idp.corp`,
+    `127.0.0.1:8080`, `10.0.0.0/8`."""
     hook_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The signing keys of webhook sources, by the variables that hold them."""
     database_connections: int = 10
@@ -303,6 +306,7 @@ LISTS = {
     "operator_network_allow": ",",
     "operator_network_deny": ",",
     "file_source_allow": ",",
+    "outgoing_allow": ",",
 }
 """Settings that are lists, with their separator in the environment."""
 
@@ -665,6 +669,8 @@ def _check(settings: Settings) -> None:
     for name in ("operator_network_allow", "operator_network_deny"):
         for endpoint in getattr(settings, name):
             _check_endpoint(name, endpoint)
+    for place in settings.outgoing_allow:
+        _check_outgoing(place)
     for place in settings.file_source_allow:
         if (problem := file_places.problem(place)) is not None:
             raise InvalidInput(
@@ -737,6 +743,22 @@ def _check_retention(settings: Settings) -> None:
         raise InvalidInput(
             "settings.invalid", "gc_keep_versions must not be negative", value=settings.gc_keep_versions
         )
+
+
+_HOST_AND_PORT = re.compile(r"(?=.*[a-zA-Z])[a-zA-Z0-9_.-]+(?::[0-9]{1,5})?")
+
+
+def _check_outgoing(text: str) -> None:
+    try:
+        Endpoints.parse(text)
+    except ValueError:
+        if not _HOST_AND_PORT.fullmatch(text):
+            raise InvalidInput(
+                "settings.invalid",
+                "outgoing_allow must list hosts, addresses or networks, each with an optional port",
+                value=text,
+                next_step="write it like idp.corp, 127.0.0.1:8080 or 10.0.0.0/8",
+            ) from None
 
 
 def _check_endpoint(name: str, text: str) -> None:

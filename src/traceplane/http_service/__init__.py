@@ -20,6 +20,7 @@ go first whose caller has shown no token and keeps the server waiting, with a bo
     app             routes become a plain ASGI application
     client          typed JSON calls to a service
     openapi         the OpenAPI document of a list of routes
+    outgoing        calls to addresses that users name
     routes          what a service is made of, as data
     server          connections that have to be used, of which there are only so many
 """
