@@ -19,8 +19,8 @@ Answer = tuple[int, str]
 
 
 class GatewayHttp:
-    def __init__(self, plane: ControlPlane, session: aiohttp.ClientSession) -> None:
-        self._plane, self._session = plane, session
+    def __init__(self, plane: ControlPlane, session: aiohttp.ClientSession, port: int) -> None:
+        self._plane, self._session, self.port = plane, session, port
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -28,8 +28,9 @@ class GatewayHttp:
         stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
         server = asyncio.create_task(serve(plane.api.app(), port=0, stop=stop, bound=bound, grace=1.0))
         try:
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{await bound}") as session:
-                yield cls(plane, session)
+            port = await bound
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+                yield cls(plane, session, port)
         finally:
             stop.set()
             await server
@@ -38,6 +39,12 @@ class GatewayHttp:
     async def token(self, role: Role, *, org: str = "default", name: str | None = None) -> str:
         async with self._plane.database.transaction() as tx:
             token = await issue_token(tx, Principal.USER, org=org, name=name or f"{org}-{role}", role=role)
+        await self._plane.api.refresh()
+        return token
+
+    async def worker_token(self, *, org: str = "default") -> str:
+        async with self._plane.database.transaction() as tx:
+            token = await issue_token(tx, Principal.WORKER, org=org, name=f"{org}-worker")
         await self._plane.api.refresh()
         return token
 

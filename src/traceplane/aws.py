@@ -138,7 +138,11 @@ class _Process:
         task = invocation.task
         held = HeldTask(task, invocation.job, invocation.token, reuse=None, operator=None)
         held.run = asyncio.current_task()
-        client = DispatcherClient(invocation.complete_url.removesuffix(COMPLETE_PATH), None)
+        client = DispatcherClient(
+            invocation.complete_url.removesuffix(COMPLETE_PATH),
+            None,
+            tls_ca=process_settings.of_function(invocation.object_store).tls_ca,
+        )
         heartbeats = HeartbeatSender(
             client, {task.task_id: held}, longest_interval_seconds=_HEARTBEAT_SECONDS
         )

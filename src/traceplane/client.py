@@ -28,7 +28,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from traceplane.errors import Conflict, InvalidInput, PlatformError
-from traceplane.http_service.client import as_error, error_after
+from traceplane.http_service.client import as_error, caller_context, error_after
 from traceplane.http_service.routes import ERROR_MARK
 from traceplane.model.invalid_values import in_words
 from traceplane.model.scope import Cursor, Partition
@@ -63,7 +63,8 @@ class Client:
     """Calls a gateway, given its address and a user token. Calls block, so they work in scripts and notebooks alike.
 
     Missing arguments are found as the command line finds them: in the environment, in `traceplane.toml`, and, for the
-    token of a platform that runs here, in its home folder. `home` selects another home folder.
+    token of a platform that runs here, in its home folder. `home` selects another home folder. `tls_ca` is a PEM file
+    with the certificate authorities of a gateway with TLS; without it, the setting of that name or the system's.
     """
 
     def __init__(
@@ -73,11 +74,14 @@ class Client:
         *,
         home: str | Path | None = None,
         timeout_seconds: float = 600.0,
+        tls_ca: str | Path | None = None,
     ) -> None:
         self._home = home
         self._url = _address(url or self._settings.gateway_address)
         self._token = token or user_token(self._settings, url_chosen=url is not None)
         self._timeout = timeout_seconds
+        if self._url.scheme == "https":
+            self._trusted = caller_context(Path(tls_ca) if tls_ca is not None else self._settings.tls_ca)
 
     @cached_property
     def _settings(self) -> Settings:
@@ -236,10 +240,14 @@ class Client:
         target = f"{path}?{urlencode(parameters)}" if parameters else path
         return msgspec.json.decode(b"".join(self._call(method, target, body)), type=kind)
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._url.scheme == "http":
+            return http.client.HTTPConnection(self._url.netloc, timeout=self._timeout)
+        return http.client.HTTPSConnection(self._url.netloc, timeout=self._timeout, context=self._trusted)
+
     def _call(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[bytes]:
         content = _encoded(body) if body is not None else None
-        make = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = make(self._url.netloc, timeout=self._timeout)
+        connection = self._connection()
         mark, held = uuid4().hex, b""
         try:
             connection.request(

@@ -61,6 +61,17 @@ class Settings:
     """Where workers find the internal API; unset: this machine."""
     gateway_url: str | None = None
     """Where the command line finds the public API; unset: this machine."""
+    tls_certificate: Path | None = None
+    """PEM file with the certificate of dispatcher and gateway and its chain; unset: they speak plain HTTP."""
+    tls_key: Path | None = None
+    """PEM file with its private key."""
+    tls_ca: Path | None = None
+    """PEM file with the authorities that callers of dispatcher and gateway trust; unset: those of the system."""
+    metrics_host: str = "127.0.0.1"
+    """Address that dispatchers and gateways serve their metrics on."""
+    dispatcher_metrics_port: int = 7463
+    gateway_metrics_port: int = 7464
+    """0: no metrics."""
     worker_token: str | None = None
     """Token of a worker; unset: the file under `home`."""
     user_token: str | None = None
@@ -253,11 +264,15 @@ class Settings:
 
     @property
     def dispatcher_address(self) -> str:
-        return self.dispatcher_url or f"http://{self.host}:{self.dispatcher_port}"
+        return self.dispatcher_url or f"{self._scheme}://{self.host}:{self.dispatcher_port}"
 
     @property
     def gateway_address(self) -> str:
-        return self.gateway_url or f"http://{self.host}:{self.gateway_port}"
+        return self.gateway_url or f"{self._scheme}://{self.host}:{self.gateway_port}"
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self.tls_certificate is None else "https"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +336,13 @@ _CHOICES = {
 }
 
 _LEAST_KEY_DAYS = 7
-_PORTS = ("dispatcher_port", "gateway_port", "trigger_port")
+_PORTS = (
+    "dispatcher_port",
+    "gateway_port",
+    "trigger_port",
+    "dispatcher_metrics_port",
+    "gateway_metrics_port",
+)
 _ABOVE_ZERO = (
     *("batch_size", "batch_timeout_seconds", "cache_refresh_interval_seconds"),
     *(
@@ -679,6 +700,13 @@ def _check(settings: Settings) -> None:
                 value=place,
                 next_step="for example /data/in,s3://my-bucket/incoming",
             )
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise InvalidInput(
+            "settings.invalid",
+            "tls_certificate and tls_key belong together",
+            value=settings.tls_certificate or settings.tls_key,
+            next_step="set both, or none for plain HTTP",
+        )
     _check_offers(settings)
     if settings.spark_servers < 1:
         raise InvalidInput(

@@ -18,6 +18,7 @@ import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -46,6 +47,7 @@ __all__ = [
     "record_span",
     "render_metrics",
     "replace_gauge",
+    "set_request_id",
     "shutdown",
     "span",
     "writes",
@@ -276,10 +278,20 @@ def writes(level: Level) -> bool:
     return _LEVELS[level] >= _state.threshold
 
 
+_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+
+def set_request_id(request_id: str) -> None:
+    """Events of this asyncio task, and of those that it starts, carry the id of the request that caused them."""
+    _request_id.set(request_id)
+
+
 def emit(name: str, /, level: Level = "info", **fields: object) -> None:
     """Write one event as one line on stderr."""
     if _LEVELS[level] < _state.threshold:
         return
+    if (request_id := _request_id.get()) is not None:
+        fields["request_id"] = request_id
     now = datetime.now(UTC)
     if _state.as_json:
         line = _json_line({"ts": now, "event": name, "service": _state.service, "level": level, **fields})

@@ -172,7 +172,7 @@ DISPATCHER = [
     "POST /internal/input-rows",
     "GET /internal/jwks",
 ]
-SERVICE = ["GET /healthz", "GET /readyz", "GET /metrics"]
+SERVICE = ["GET /healthz", "GET /readyz"]
 
 
 @pytest.fixture(scope="module")

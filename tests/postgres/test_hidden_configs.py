@@ -170,7 +170,6 @@ class ShopWithSecrets:
             "POST /api/v1/query": [("/api/v1/query", {"sql": "select label from shop.labels"})],
             "GET /healthz": [("/healthz", None)],
             "GET /readyz": [("/readyz", None)],
-            "GET /metrics": [("/metrics", None)],
             "POST /hooks/{org}/{path}": [("/hooks/default/none", {})],
         }
 

@@ -16,7 +16,7 @@ from traceplane import telemetry
 from traceplane.errors import DatabaseUnavailable
 from traceplane.http_service.app import App
 from traceplane.http_service.openapi import openapi
-from traceplane.http_service.routes import ERROR_MARK
+from traceplane.http_service.routes import ERROR_MARK, PUBLIC, Call, Reply, Route
 
 
 @pytest.fixture
@@ -304,15 +304,62 @@ async def test_an_unexpected_error_reveals_only_a_reference_to_the_log(
     assert error["code"] == "internal.unexpected"
     logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     (found,) = [line for line in logged if line["event"] == "http.error"]
-    assert found["reference"] == error["value"]
+    assert found["request_id"] == error["value"] == response.headers["x-request-id"]
     assert "hunter2" in found["traceback"]
+
+
+async def test_every_answer_has_a_request_id_and_security_headers(client: aiohttp.ClientSession) -> None:
+    for path in ("/dags/a", "/nothing", "/breaks", "/no-database", "/pieces/3/ends", "/pieces/0/fails"):
+        async with client.get(path) as answer:
+            await answer.read()
+        assert len(answer.headers["x-request-id"]) == 16
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "strict-transport-security" not in answer.headers
+
+
+async def test_a_request_id_of_the_caller_is_kept_if_it_can_stand_in_a_log_line(
+    client: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for sent, is_kept in (
+        ("order-17/3", True),
+        ("x" * 64, True),
+        ("x" * 65, False),
+        ("two words", False),
+        ("caf\u00e9", False),
+        ("", False),
+    ):
+        async with client.get("/breaks", headers={"X-Request-Id": sent}) as answer:
+            error = (await answer.json())["error"]
+        request_id = answer.headers["x-request-id"]
+        assert (request_id == sent) == is_kept
+        assert error["value"] == request_id
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert {line["request_id"] for line in lines} == {request_id}
+
+
+async def test_a_reply_may_replace_a_header_of_every_answer() -> None:
+    async def page(_: Call[None]) -> Reply:
+        return Reply(b"<p>", "text/html", headers=((b"content-security-policy", b"default-src 'self'"),))
+
+    route = Route("GET", "/page", None, Reply, page, PUBLIC, "A page.")
+    app = App([route], authenticate=authenticate, title="Test", version="1")
+    async with (
+        running(app) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+        session.get("/page") as answer,
+    ):
+        assert answer.headers.getall("content-security-policy") == ["default-src 'self'"]
+        assert answer.headers["cache-control"] == "no-store"
 
 
 async def test_requests_are_counted_by_route_template_and_status(client: aiohttp.ClientSession) -> None:
     for name in ("a", "b"):
         assert await status(client.get(f"/dags/{name}")) == 200
     assert await status(client.get("/nothing/at/all")) == 404
-    text = await (await client.get("/metrics")).text()
+    text = telemetry.render_metrics().decode()
     assert 'traceplane_http_requests_total{route="GET /dags/{name}",status="200"} 2.0' in text
     assert 'traceplane_http_requests_total{route="unmatched",status="404"} 1.0' in text
     assert 'traceplane_http_request_seconds_count{route="GET /dags/{name}"} 2.0' in text

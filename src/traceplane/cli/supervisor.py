@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from traceplane import telemetry
@@ -41,13 +41,16 @@ class Service:
     leaves_last: bool = False
 
 
-_NOT_FOR_A_WORKER = frozenset({"state_url", "master_key_file", "user_token"})
+_NOT_FOR_A_WORKER = frozenset({"state_url", "master_key_file", "user_token", "tls_certificate", "tls_key"})
 
 
 def services(settings: Settings, *, workers: int, spark: bool = True, trigger: bool = False) -> list[Service]:
     """The processes of a laptop. A worker gets its token, and no database credentials."""
     trusted = _environment(settings)
-    worker = _environment(settings, without=_NOT_FOR_A_WORKER)
+    reachable = replace(
+        settings, dispatcher_url=settings.dispatcher_address, gateway_url=settings.gateway_address
+    )
+    worker = _environment(reachable, without=_NOT_FOR_A_WORKER)
     stop = settings.worker_drain_seconds + _STOP_SECONDS
     return [
         Service("dispatcher", ("dispatcher",), trusted, leaves_last=True),

@@ -26,7 +26,7 @@ def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Ans
     chosen, token = with_user_token(settings)
 
     async def run() -> Answer:
-        caller = Caller(chosen.gateway_address, token)
+        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca)
         try:
             return await work(caller)
         finally:

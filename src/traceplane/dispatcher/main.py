@@ -34,7 +34,9 @@ from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.loops.table_statistics import Statistics
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
 from traceplane.dispatcher.scheduling import Scheduler
+from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.server import connection_limits, serve
+from traceplane.http_service.tls import ServerCertificate
 from traceplane.postgres.database import Database
 from traceplane.registry.garbage import Policy
 from traceplane.runtime.process import Activity, run_loop, task_group
@@ -46,6 +48,7 @@ _ROW_STREAMS = 4
 
 async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
     """Serves the internal API and runs the loops until `stop`."""
+    certificate = ServerCertificate.of(settings)
     async with contextlib.AsyncExitStack() as opened:
         database = await _connect(settings, settings.database_connections, opened)
         rows_database = await _connect(settings, _ROW_STREAMS, opened)
@@ -81,6 +84,10 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 stop=stop,
                 bound=bound,
                 limits=connection_limits(settings),
+                certificate=certificate,
+            ),
+            metrics=serve_metrics(
+                settings.metrics_host, settings.dispatcher_metrics_port, stop, connection_limits(settings)
             ),
             authority=run_loop("authority", authority.refresh, interval=2.0, stop=stop),
             invocations=invocations.run(stop),

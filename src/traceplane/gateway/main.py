@@ -6,7 +6,9 @@ import asyncio
 
 from traceplane.gateway.api import PublicApi
 from traceplane.gateway.webhooks import REFRESH_SECONDS
+from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.server import connection_limits, serve
+from traceplane.http_service.tls import ServerCertificate
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
@@ -14,6 +16,7 @@ from traceplane.settings import Settings
 
 async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
     assert settings.state_url is not None
+    certificate = ServerCertificate.of(settings)
     database = await Database.connect(settings.state_url, connections=settings.database_connections)
     api = PublicApi(database=database, settings=settings)
     await api.refresh()
@@ -28,6 +31,10 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 stop=stop,
                 bound=bound,
                 limits=connection_limits(settings),
+                certificate=certificate,
+            ),
+            metrics=serve_metrics(
+                settings.metrics_host, settings.gateway_metrics_port, stop, connection_limits(settings)
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
             webhooks=run_loop("webhooks", api.webhooks.refresh, interval=REFRESH_SECONDS, stop=stop),

@@ -4,7 +4,8 @@ A service lists its `Route`s and gives them to `App`, a plain ASGI application; 
 a call is fixed: find the route, authenticate from the headers alone, read the body up to its limit, decode it
 into the declared type, run the handler, encode its answer. Every failure on the way is the same JSON,
 `{"error": {"code", "message", "value"?, "next_step"?}}`, with the status of its class in `errors`; one that
-nobody foresaw is a 500 that carries a reference to the log line and nothing else.
+nobody foresaw is a 500 that carries a reference to the log line and nothing else. Every answer has the request's id,
+which every log event of the call carries too, and headers that keep browsers from storing, framing or guessing it.
 
 What Postgres cannot hold is refused here, by path: NUL characters in text and integers beyond 64 bits.
 
@@ -19,8 +20,10 @@ go first whose caller has shown no token and keeps the server waiting, with a bo
     allowed_values  the values that a field of a request may have, where they are few
     app             routes become a plain ASGI application
     client          typed JSON calls to a service
+    metrics         the metrics of a process, on a port of their own
     openapi         the OpenAPI document of a list of routes
     outgoing        calls to addresses that users name
     routes          what a service is made of, as data
     server          connections that have to be used, of which there are only so many
+    tls             certificate files, renewed while a service runs
 """

@@ -31,6 +31,7 @@ from traceplane.http_service.routes import (
     JSON,
     KNOWN_CALLER,
     PUBLIC,
+    REQUEST_ID,
     Authenticate,
     Call,
     ClientGone,
@@ -50,7 +51,7 @@ from traceplane.runtime.process import describe
 
 
 class App:
-    """One service as an ASGI application: its routes, and /healthz, /readyz, /metrics and /openapi.json.
+    """One service as an ASGI application: its routes, and /healthz, /readyz and /openapi.json.
 
     `ready` raises, best a PlatformError, while the service cannot do its work.
     """
@@ -77,6 +78,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         label = "unmatched"
+        request_id = scope[REQUEST_ID] = _request_id(scope["headers"])
+        telemetry.set_request_id(request_id)
         try:
             route, path_params = self._find(scope["method"], scope["raw_path"])
             label = route.label
@@ -85,11 +88,12 @@ class App:
             telemetry.count("http_requests_total", route=label, status=499)
             return
         except Exception as error:
-            reply = _failure(error, label)
+            reply = _failure(error, label, request_id)
+        headers = answer_headers(request_id, reply.headers, over_tls=scope.get("scheme") == "https")
         status = (
-            await _send_stream(reply, label, _error_mark(scope), receive, send)
+            await _send_stream(reply, label, headers, scope, receive, send)
             if isinstance(reply, Stream)
-            else await _send(reply, send)
+            else await _send(reply, headers, send)
         )
         telemetry.count("http_requests_total", route=label, status=status)
         telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
@@ -155,8 +159,46 @@ class App:
         raise NotFound("request.unknown_path", "there is nothing at this path", value=path.decode("latin-1"))
 
 
-async def _send(reply: Reply, send: Send) -> int:
-    headers = [*reply.headers]
+# --- what every answer carries ----------------------------------------------------------------------
+
+
+_SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+)
+_OVER_TLS = (*_SECURITY_HEADERS, (b"strict-transport-security", b"max-age=31536000"))
+_REQUEST_ID = re.compile(rb"[!-~]{1,64}")
+
+
+def answer_headers(
+    request_id: str, own: Sequence[tuple[bytes, bytes]] = (), *, over_tls: bool
+) -> list[tuple[bytes, bytes]]:
+    """Those of the answer itself, then those of every answer that it does not replace."""
+    common = _OVER_TLS if over_tls else _SECURITY_HEADERS
+    headers = [*own, (b"x-request-id", request_id.encode())]
+    if own:
+        replaced = {name for name, _ in own}
+        headers += [header for header in common if header[0] not in replaced]
+    else:
+        headers += common
+    return headers
+
+
+def new_request_id() -> str:
+    return os.urandom(8).hex()
+
+
+def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The caller's own, if it can stand in a log line; otherwise a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode()
+    return new_request_id()
+
+
+async def _send(reply: Reply, headers: list[tuple[bytes, bytes]], send: Send) -> int:
     if reply.status != 204:
         headers.append((b"content-type", reply.content_type.encode()))
         headers.append((b"content-length", b"%d" % len(reply.body)))
@@ -174,16 +216,22 @@ def _error_mark(scope: Scope) -> bytes | None:
 
 
 async def _send_stream(
-    stream: Stream, label: str, error_mark: bytes | None, receive: Receive, send: Send
+    stream: Stream,
+    label: str,
+    headers: list[tuple[bytes, bytes]],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> int:
     """Sends the pieces; the status that came of it."""
     begun = False
+    error_mark, request_id = _error_mark(scope), scope[REQUEST_ID]
 
     async def push(piece: bytes) -> None:
         nonlocal begun
         if not begun:
             begun = True
-            headers = [*stream.headers, (b"content-type", stream.content_type.encode())]
+            headers.append((b"content-type", stream.content_type.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
@@ -209,12 +257,14 @@ async def _send_stream(
     if error is None:
         return 200
     if not begun and isinstance(error, Exception):
-        return await _send(_failure(error, label), send)
+        failure = _failure(error, label, request_id)
+        own = answer_headers(request_id, failure.headers, over_tls=scope.get("scheme") == "https")
+        return await _send(failure, own, send)
     # The server closes a connection whose answer is not complete, so nobody takes it for a whole one.
     telemetry.emit("http.stream_broken", "warning", route=label, **describe(error))
     if error_mark is None or not isinstance(error, Exception):
         return 500
-    failure = _failure(error, label)
+    failure = _failure(error, label, request_id)
     await push(b"%s%d %s" % (error_mark, failure.status, failure.body))
     return failure.status
 
@@ -372,7 +422,7 @@ def _list_fields(query: type[msgspec.Struct] | None) -> frozenset[str]:
 # --- failures ---------------------------------------------------------------------------------------
 
 
-def _failure(error: Exception, route: str) -> Reply:
+def _failure(error: Exception, route: str, request_id: str) -> Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     match error:
         case PlatformError():
@@ -385,12 +435,11 @@ def _failure(error: Exception, route: str) -> Reply:
         case UserError():
             pass
         case _:
-            reference = os.urandom(8).hex()
-            telemetry.emit("http.error", "error", route=route, reference=reference, **describe(error))
+            telemetry.emit("http.error", "error", route=route, **describe(error))
             error = TraceplaneError(
                 "internal.unexpected",
                 "something went wrong on our side",
-                value=reference,
+                value=request_id,
                 next_step="try again; if it stays, report the reference above",
             )
     return Reply(_encoder.encode({"error": error.as_dict()}), status=error.status, headers=headers)
@@ -408,12 +457,8 @@ def _service_routes(ready: Callable[[], Awaitable[None]] | None) -> Iterator[Rou
             await ready()
         return Health()
 
-    async def render(_: Call[None]) -> Reply:
-        return Reply(telemetry.render_metrics(), telemetry.METRICS_CONTENT_TYPE)
-
     yield Route("GET", "/healthz", None, Health, healthz, PUBLIC, "The process is alive.")
     yield Route("GET", "/readyz", None, Health, readyz, PUBLIC, "The service can do its work.")
-    yield Route("GET", "/metrics", None, Reply, render, PUBLIC, "Metrics in Prometheus's text format.")
 
 
 def _document_route(document: bytes) -> Route:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ from traceplane.errors import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     import aiohttp
 from traceplane.wire.scalars import Wire
 
@@ -42,8 +45,16 @@ class Caller:
     The HTTP client is imported by the first call: a process that is only called starts in half the time without it.
     """
 
-    def __init__(self, base_url: str, token: str | None = None, *, timeout_seconds: float = 90.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        token: str | None = None,
+        *,
+        timeout_seconds: float = 90.0,
+        tls_ca: Path | None = None,
+    ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._tls = caller_context(tls_ca) if self._base_url.startswith("https:") else None
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
@@ -102,7 +113,7 @@ class Caller:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ssl=self._tls or True),
                 timeout=aiohttp.ClientTimeout(total=self._timeout_seconds, connect=5),
             )
         return self._session
@@ -114,6 +125,25 @@ class Caller:
             value=f"{self._base_url}{path}: {type(error).__name__} {error}",
             next_step="check that it is running; the call may be retried",
         )
+
+
+def caller_context(ca: Path | None) -> ssl.SSLContext:
+    """What a caller trusts: the certificate authorities of a file, or those of the system."""
+    import ssl  # slow to import, and most calls of a laptop are not encrypted
+
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        assert ca is not None
+        reason = "is not PEM" if isinstance(error, ssl.SSLError) else f"cannot be read: {error.strerror}"
+        raise InvalidInput(
+            "tls.ca_unusable",
+            f"the file of the setting tls_ca {reason}",
+            value=str(ca),
+            next_step="set tls_ca to a PEM file with the authority that signed the service's certificate",
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def error_after(mark: bytes, received: bytes) -> TraceplaneError | None:

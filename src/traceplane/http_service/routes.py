@@ -147,5 +147,8 @@ class ClientGone(Exception):
     """The caller hung up; nobody is left to answer."""
 
 
+REQUEST_ID = "traceplane.request_id"
+"""In the scope: the caller's X-Request-Id, or a new one."""
+
 KNOWN_CALLER = "traceplane.known_caller"
 """In the scope of a call whose headers have shown a token."""

@@ -10,6 +10,7 @@ import ipaddress
 import os
 import resource
 import socket
+import ssl
 import stat
 import struct
 import sys
@@ -26,8 +27,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from traceplane.errors import InvalidInput, PlatformError, TraceplaneError
-from traceplane.http_service.app import App
+from traceplane.http_service.app import App, answer_headers, new_request_id
 from traceplane.http_service.routes import JSON, KNOWN_CALLER, TooSlow
+from traceplane.http_service.tls import ServerCertificate, TlsTransport
 from traceplane.runtime.process import listen
 from traceplane.settings import Settings
 
@@ -80,14 +82,15 @@ async def serve(
     bound: asyncio.Future[int] | None = None,
     grace: float = 10.0,
     limits: ConnectionLimits = DEFAULT_LIMITS,
+    certificate: ServerCertificate | None = None,
 ) -> None:
-    """Answer requests on a TCP port or a Unix socket until `stop` is set.
+    """Answer requests on a TCP port or a Unix socket until `stop` is set; over TLS with a `certificate`.
 
     `bound` is resolved with the port once connections are accepted (0 asks the system for a free one). At
     `stop` no new connection is taken, and calls under way have `grace` seconds to finish.
     """
     listener = _listen_unix(uds) if uds is not None else _listen_tcp(host, port or 0)
-    server = _Server(_config(app, grace), limits)
+    server = _Server(_config(app, grace, certificate), limits)
 
     async def end_at_stop() -> None:
         await stop.wait()
@@ -102,7 +105,14 @@ async def serve(
                 connection.end_if_late(now, limits)
             _end_the_unread(connections, limits.unread_bytes)
 
+    async def renew(certificate: ServerCertificate) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            certificate.renew()
+
     helpers = [asyncio.create_task(end_at_stop()), asyncio.create_task(end_the_late())]
+    if certificate is not None:
+        helpers.append(asyncio.create_task(renew(certificate)))
     try:
         if bound is not None and not bound.done():
             bound.set_result(listener.getsockname()[1] if uds is None else 0)
@@ -116,16 +126,23 @@ async def serve(
 
 
 _LOOK_SECONDS = 0.25
+_RENEW_SECONDS = 2.0
+"""How often the files of a certificate are looked at."""
 _MOST_UNSENT_BYTES = 128 * 1024
 _TCP_NOTSENT_LOWAT = 25
 _OTHER_FILES = 256
 """Descriptors that are kept for the database, engines and files, where there are so many."""
 
 
-def _config(app: App, grace: float) -> uvicorn.Config:
+def _config(app: App, grace: float, certificate: ServerCertificate | None) -> uvicorn.Config:
+    class Connection(_TlsConnection):
+        def tls_context(self) -> ssl.SSLContext:
+            assert certificate is not None
+            return certificate.context
+
     return uvicorn.Config(
         app,
-        http=_Connection,
+        http=_Connection if certificate is None else Connection,
         loop="none",
         ws="none",
         lifespan="off",
@@ -413,8 +430,27 @@ class _Connection(HttpToolsProtocol):
         body = msgspec.json.encode({"error": error.as_dict()})
         status = HTTPStatus(error.status)
         head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: {JSON}\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        common = answer_headers(new_request_id(), over_tls=self.scheme == "https")
+        lines = b"".join(b"%s: %s\r\n" % header for header in common)
+        self.transport.write(head.encode() + lines + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+class _TlsConnection(_Connection):
+    """Encrypted, from the moment that it is accepted: the handshake is part of the time for the first head."""
+
+    tls: TlsTransport
+
+    def tls_context(self) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.tls = TlsTransport(transport, self.tls_context())
+        super().connection_made(self.tls)
+
+    def data_received(self, data: bytes) -> None:
+        for piece in self.tls.decrypted(data):
+            super().data_received(piece)
 
 
 def _unread_bytes(transport: asyncio.Transport) -> int:

@@ -14,6 +14,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncGenerator
+from contextvars import Context
 from pathlib import Path
 
 import msgspec
@@ -172,7 +173,7 @@ class EnginePool:
         if self._starting is None:
             if self._server is not None and self._server.running and not again:
                 return self._server
-            self._starting = asyncio.create_task(self._restart())
+            self._starting = asyncio.create_task(self._restart(), context=Context())
         # Others wait for the same start, and continue even if this caller gives up.
         return await asyncio.shield(self._starting)
 

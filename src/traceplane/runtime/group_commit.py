@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from typing import Generic, TypeVar
 
 from traceplane import telemetry
@@ -46,7 +47,8 @@ class GroupCommit(Generic[Item, Answer]):
     def _start(self) -> None:
         if self._draining < self._concurrency and self._waiting:
             self._draining += 1
-            task = asyncio.create_task(self._drain())
+            # Not in the context of this call, whose request id the events of all others would carry.
+            task = asyncio.create_task(self._drain(), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -7,8 +7,8 @@ import gc
 
 from traceplane import __version__, telemetry
 from traceplane.adapters.signal_source import Offsets, SignalSource
-from traceplane.errors import InvalidInput, Unauthenticated
-from traceplane.http_service.app import App
+from traceplane.errors import InvalidInput
+from traceplane.http_service.metrics import metrics_app
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
@@ -40,7 +40,6 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         batch_timeout=batching.timeout_seconds,
         custom=custom_rules(settings.trigger_rules),
     )
-    app = App([], authenticate=_nobody, title="Traceplane trigger", version=__version__)
     try:
         await cache.refresh()  # a signal that arrived before the pipelines would match none
         # A batch is tens of thousands of short-lived objects without cycles, so garbage collection runs rarely.
@@ -49,7 +48,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
         await task_group(
             stop,
             api=serve(
-                app,
+                metrics_app("Traceplane trigger"),
                 host=settings.host,
                 port=settings.trigger_port,
                 stop=stop,
@@ -87,7 +86,3 @@ def _source(settings: Settings, offsets: Offsets) -> SignalSource:
             next_step="install traceplane[trigger], or unset kafka_bootstrap_servers",
         ) from error
     return KafkaSignalSource(KafkaAddress.from_settings(settings), offsets)
-
-
-def _nobody(_: str, __: str | None) -> object:
-    raise Unauthenticated("token.missing", "the trigger has only public endpoints")

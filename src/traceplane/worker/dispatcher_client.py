@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 from traceplane.errors import PlatformError
@@ -42,9 +43,9 @@ _PATIENCE_SECONDS = 900.0
 class DispatcherClient:
     """The internal API, as a worker calls it."""
 
-    def __init__(self, base_url: str, worker_token: str | None) -> None:
+    def __init__(self, base_url: str, worker_token: str | None, *, tls_ca: Path | None = None) -> None:
         """Without a worker token, only the calls about tasks whose capability token is at hand."""
-        self._caller = Caller(base_url, worker_token)
+        self._caller = Caller(base_url, worker_token, tls_ca=tls_ca)
         self.is_worker = worker_token is not None
 
     async def close(self) -> None:

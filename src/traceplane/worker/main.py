@@ -76,7 +76,7 @@ class _Worker:
 async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStack) -> _Worker:
     """May be canceled at any time: what is open by then is in `opened`."""
     runtime = _queued_runtime(settings, name)
-    client = DispatcherClient(settings.dispatcher_address, _token(settings))
+    client = DispatcherClient(settings.dispatcher_address, _token(settings), tls_ca=settings.tls_ca)
     opened.push_async_callback(client.close)
     code = _code_cache(settings, client)
     intake = _intake(settings, runtime, name, client)

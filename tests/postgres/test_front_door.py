@@ -1,0 +1,54 @@
+"""What the gateway does not serve, however it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.gateway_http import GatewayHttp
+from traceplane.auth.opaque import Role
+
+INTERNAL = (
+    "/internal/task-claim",
+    "/internal/heartbeat",
+    "/internal/jwks",
+    "/internal%2Ftask-claim",
+    "/%69nternal/task-claim",
+    "//internal/task-claim",
+    "/api/v1/../../internal/task-claim",
+    "/api/v1/..%2f..%2finternal/task-claim",
+    "/api/v1/tasks/%2e%2e/%2e%2e/%2e%2e/internal/task-claim",
+    "/INTERNAL/task-claim",
+    "/internal/task-claim/",
+    "/internal;x/task-claim",
+    "http://127.0.0.1:7460/internal/task-claim",
+)
+METRICS = ("/metrics", "//metrics", "/metrics/", "/%6detrics", "/api/v1/metrics")
+
+
+@pytest.fixture
+async def http(plane: ControlPlane) -> AsyncIterator[GatewayHttp]:
+    async with GatewayHttp.open(plane) as opened:
+        yield opened
+
+
+async def raw_status(port: int, method: str, target: str, token: str | None) -> int:
+    """The target as it is, which no HTTP client would leave alone."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    authorization = "" if token is None else f"authorization: Bearer {token}\r\n"
+    head = f"{method} {target} HTTP/1.1\r\nhost: x\r\n{authorization}content-type: application/json\r\n"
+    writer.write(f"{head}content-length: 2\r\nconnection: close\r\n\r\n{{}}".encode())
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return int(answer.split(b" ")[1])
+
+
+@pytest.mark.parametrize("path", [*INTERNAL, *METRICS])
+async def test_the_internal_api_and_metrics_are_not_served(http: GatewayHttp, path: str) -> None:
+    admin, worker = await http.token(Role.ADMIN), await http.worker_token()
+    for method in ("GET", "POST"):
+        for token in (None, admin, worker):
+            assert await raw_status(http.port, method, path, token) == 404, (method, token)
