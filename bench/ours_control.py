@@ -34,7 +34,8 @@ from pathlib import Path
 import asyncpg
 
 from bench.peers import measure
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller

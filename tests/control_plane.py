@@ -21,7 +21,8 @@ from uuid import UUID
 
 from traceplane.adapters.wake_queue import Depth, Message
 from traceplane.adapters.watched_files import WatchedFiles
-from traceplane.auth.opaque import Role
+from traceplane.auth.callers import Caller, CallerKind
+from traceplane.auth.roles import Role
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases.calls import Claim, completion_call, emission_call, heartbeat_call
@@ -39,7 +40,7 @@ from traceplane.errors import QueueUnavailable
 from traceplane.gateway.api import PublicApi
 from traceplane.http_service.routes import Call
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime
-from traceplane.postgres.database import Database
+from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.runtime.process import Activity
 from traceplane.settings import Settings
 from traceplane.wire.control import (
@@ -185,8 +186,21 @@ def returned(held: Held) -> Completion:
 
 
 class ControlPlane:
-    def __init__(self, database: Database, wake_ups: WakeUps, settings: Settings) -> None:
-        self.database = database
+    def __init__(
+        self, database: Database, orgs: OrgDatabases, org_id: UUID, wake_ups: WakeUps, settings: Settings
+    ) -> None:
+        self.database, self.orgs = database, orgs
+        self.admin = Caller(
+            org=settings.org,
+            org_id=org_id,
+            name="admin",
+            kind=CallerKind.TOKEN,
+            roles=frozenset({"admin"}),
+            role=Role.ADMIN,
+            sees_pii=True,
+            datasets=None,
+            database=orgs.of(org_id),
+        )
         self.wake_ups = wake_ups
         self.settings = settings
         self.authority = Authority(database, lambda: (MASTER_KEY,))
@@ -211,7 +225,11 @@ class ControlPlane:
         self.sources = SourceMonitor(database)
         self.reaper = Reaper(database, grace_seconds=0.0)
         self.reconciler = Reconciler(database, resend_after_seconds=RESEND_AFTER_SECONDS)
-        self.api = PublicApi(database=database, settings=settings)
+        self.api = PublicApi(database=database, orgs=orgs, settings=settings)
+
+    async def close(self) -> None:
+        await self.orgs.close()
+        await self.database.close()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -223,14 +241,18 @@ class ControlPlane:
             yield plane
         finally:
             plane.decoders.close()
-            await plane.database.close()
+            await plane.close()
 
     @classmethod
     async def connect(
         cls, url: str, *, wake_ups: WakeUps | None = None, connections: int = 4, **settings: Any
     ) -> ControlPlane:
         database = await Database.connect(url, connections=connections)
-        plane = cls(database, wake_ups or WakeUps(), Settings(**settings))
+        orgs = await OrgDatabases.connect(url, connections=connections)
+        chosen = Settings(**settings)
+        async with database.autocommit() as tx:
+            org_id = await tx.value("select org_id from orgs where slug = $1", chosen.org)
+        plane = cls(database, orgs, org_id, wake_ups or WakeUps(), chosen)
         await plane.authority.refresh()
         return plane
 
@@ -249,9 +271,7 @@ class ControlPlane:
         return await self.api.deploys.cutover(self._call(CutoverRequest(dag, drop_missing)))
 
     async def versions(self, dag: str) -> list[VersionView]:
-        call: Call[Any] = Call(
-            None, {}, VersionQuery(dag), _Admin(self.settings.org), {}, receive=_nothing_more
-        )
+        call: Call[Any] = Call(None, {}, VersionQuery(dag), self.admin, {}, receive=_nothing_more)
         return (await self.api.deploys.versions(call)).versions
 
     async def backfill(
@@ -263,7 +283,7 @@ class ControlPlane:
         return await self.api.status(self._call(None))
 
     async def explain_scope(self, dataset: str, first: int | str, last: int | str) -> ScopeExplanation:
-        query, admin = ScopeQuery(str(first), str(last)), _Admin(self.settings.org)
+        query, admin = ScopeQuery(str(first), str(last)), self.admin
         call: Call[Any] = Call(None, {"dataset_id": dataset}, query, admin, {}, receive=_nothing_more)
         return await self.api.explain_scope(call)
 
@@ -297,7 +317,7 @@ class ControlPlane:
         return await self.api.jobs.resume(self._call(JobName(dag, job)))
 
     def _call(self, body: Any, **path_params: str) -> Call[Any]:
-        return Call(body, path_params, None, _Admin(self.settings.org), {}, receive=_nothing_more)
+        return Call(body, path_params, None, self.admin, {}, receive=_nothing_more)
 
     # What workers do -------------------------------------------------------------------------------
 
@@ -418,14 +438,6 @@ class ControlPlane:
                 "create or replace function tp_now() returns timestamptz language sql stable parallel safe"
                 f" as 'select now() + interval ''{timedelta(seconds=offset + seconds).total_seconds()} seconds'''"
             )
-
-
-@dataclass(frozen=True)
-class _Admin:
-    org: str
-    name: str = "admin"
-    role: Role = Role.ADMIN
-    sees_pii: bool = True
 
 
 async def _nothing_more() -> dict[str, Any]:

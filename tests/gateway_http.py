@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 
 from tests.control_plane import ControlPlane
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.http_service.server import serve
 

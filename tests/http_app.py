@@ -12,7 +12,7 @@ import msgspec
 
 from traceplane.errors import Conflict, DatabaseUnavailable, Unauthenticated
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import PUBLIC, Call, Push, Reply, Route, Stream
+from traceplane.http_service.routes import PUBLIC, Call, Incoming, Push, Reply, Route, Stream
 from traceplane.http_service.server import serve
 
 
@@ -83,10 +83,10 @@ async def no_database(call: Call[None]) -> Counted:
     raise DatabaseUnavailable("database.unavailable", "the database does not answer")
 
 
-async def authenticate(principal: str, authorization: str | None) -> str:
-    if authorization != f"Bearer {principal}-token":
+async def authenticate(incoming: Incoming) -> str:
+    if incoming.header("authorization") != f"Bearer {incoming.auth}-token":
         raise Unauthenticated("auth.invalid_token", "the token cannot be trusted")
-    return principal
+    return incoming.auth
 
 
 ROUTES = [

@@ -27,7 +27,8 @@ from typing import Any
 
 import asyncpg
 
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller

@@ -25,7 +25,8 @@ import pyarrow.parquet as parquet
 
 from bench import ours_control, results
 from bench.postgres_server import running_postgres
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
 from traceplane.columnar import parquet_facts
@@ -241,7 +242,6 @@ class Bench:
         """Gate, pointers, file list and choice of files, as the gateway does it before it starts the engine."""
         limits = QueryLimits(60, 1, 1, 1, 1, 1)
         service = Queries(
-            self.database,
             EnginePool(spill_root=self.objects, concurrency=1),
             object_root=self.objects,
             limits=limits,
@@ -252,7 +252,7 @@ class Bench:
 
         async def timed(sql: str) -> float:
             started = time.perf_counter()
-            await service.prepare(caller, sql)
+            await service.prepare(self.database, caller, sql)
             return time.perf_counter() - started
 
         found = {"first query": await timed(f"select count(*) from {name}")}

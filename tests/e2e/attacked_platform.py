@@ -14,7 +14,8 @@ import aiohttp
 
 from tests.dags import SOURCE, job
 from tests.platform import Platform
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token, revoke_tokens
 from traceplane.postgres.database import Database
 from traceplane.postgres.embedded.databases import create_database, drop_database

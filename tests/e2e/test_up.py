@@ -74,7 +74,7 @@ async def test_up_is_alone_in_its_folder_restarts_what_dies_and_stops_cleanly(
         "cli.no_platform: no platform was set up"
     )
     assert not (other.path / ".traceplane/postgres").exists()
-    token, _ = opaque.issue(opaque.Principal.USER, org="default", name="x", now=0, role=opaque.Role.ADMIN)
+    token, _ = opaque.issue(opaque.Principal.USER, org="default", name="x", now=0, roles=["admin"])
     (other.path / ".traceplane/tokens").mkdir(parents=True)
     (other.path / ".traceplane/tokens/user").write_text(token)
     for words in (("status",), ("query", "select 1 as n")):

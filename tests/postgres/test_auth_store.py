@@ -19,7 +19,8 @@ from traceplane.auth import store
 from traceplane.auth.capability import Capability, JobGrants, TaskGrant, mint, verify
 from traceplane.auth.keyring import Keyring
 from traceplane.auth.master_key_file import MasterKeyFile
-from traceplane.auth.opaque import Principal, Role, TokenBook
+from traceplane.auth.opaque import Principal, TokenBook
+from traceplane.auth.roles import Role
 from traceplane.postgres.database import Database
 
 MASTER = bytes(range(32))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.control_plane import ControlPlane
 from tests.gateway_http import GatewayHttp
-from traceplane.auth.opaque import Role
+from traceplane.auth.roles import Role
 
 INTERNAL = (
     "/internal/task-claim",

@@ -16,7 +16,7 @@ from tests.control_plane import ControlPlane, failed
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane import telemetry
-from traceplane.auth.opaque import Role
+from traceplane.auth.roles import Role
 from traceplane.wire.tasks import TaskError
 
 SECRET = "s3cr3t-Pl4nted"

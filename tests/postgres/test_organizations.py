@@ -19,7 +19,7 @@ import pytest_asyncio
 from tests.control_plane import ControlPlane, failed
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
-from traceplane.auth.opaque import Role
+from traceplane.auth.roles import Role
 from traceplane.wire.tasks import TaskError
 
 MARK = "only-of-the-first"

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
-from traceplane.auth.opaque import Role
+from traceplane.auth.roles import Role
 
 SHOP = (
     dag("shop", source("shop.in"), job("daily", "shop.in", "shop.daily"))

@@ -15,7 +15,7 @@ from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth import store
 from traceplane.auth.master_key_file import MasterKeyFile, new_key
-from traceplane.auth.opaque import Role
+from traceplane.auth.roles import Role
 from traceplane.dispatcher.leases.job_entry import job_entry
 from traceplane.postgres import registry
 from traceplane.secrets.references import SecretName

@@ -17,7 +17,7 @@ from tests.control_plane import ControlPlane
 from tests.gateway_http import GatewayHttp
 from tests.webhooks import KEY, KEYS, VARIABLE, body, dag, digest, from_github, from_slack, from_stripe
 from traceplane.auth.master_key_file import MasterKeyFile
-from traceplane.auth.opaque import Role
+from traceplane.auth.roles import Role
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
 from traceplane.errors import Conflict, SpecInvalid, UserError
 from traceplane.secrets.references import SecretName

@@ -170,6 +170,7 @@ class DispatcherPair:
         async with plane.database.transaction() as tx:
             await tx.run("create table test_clock (seconds float8 not null)")
             await tx.run("insert into test_clock values (0)")
+            await tx.run("grant select on test_clock to traceplane_org")
             await tx.run(
                 "create or replace function tp_now() returns timestamptz language sql stable as "
                 "'select timestamptz ''2030-01-01Z'' + seconds * interval ''1 second'' from traceplane.test_clock'"

@@ -24,17 +24,18 @@ class Asked:
             seconds=60, max_rows=10_000, max_bytes=1 << 22, memory_mb=256, spill_mb=64, threads=1
         )
         engines = EnginePool(spill_root=spill, concurrency=2, wait_seconds=120)
-        self.service = Queries(shop.plane.database, engines, object_root=shop.store, limits=limits)
+        self.database = shop.plane.admin.database
+        self.service = Queries(engines, object_root=shop.store, limits=limits)
 
     async def rows(self, sql: str, caller: QueryCaller = READER, as_of: AsOf = NOW) -> list[list[Any]]:
         found: list[list[Any]] = (await self.answer(sql, caller, as_of))["rows"]
         return found
 
     async def answer(self, sql: str, caller: QueryCaller = READER, as_of: AsOf = NOW) -> dict[str, Any]:
-        result = await self.service.run(caller, sql, format_="json", as_of=as_of)
+        result = await self.service.run(self.database, caller, sql, format_="json", as_of=as_of)
         found: dict[str, Any] = json.loads(b"".join([piece async for piece in result.pieces]))
         return found
 
     async def files(self, sql: str) -> list[int]:
         """How many files the query would read of each of its relations."""
-        return [chosen.files for chosen in (await self.service.prepare(READER, sql)).chosen]
+        return [chosen.files for chosen in (await self.service.prepare(self.database, READER, sql)).chosen]

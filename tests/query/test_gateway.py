@@ -21,7 +21,8 @@ import pytest
 from tests.platform import Platform, until
 from tests.query.published import Shop
 from tests.query.test_virtual import INJECTED
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.client import Client
 from traceplane.errors import TooLarge, UserError

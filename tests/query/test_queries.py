@@ -114,7 +114,7 @@ async def test_no_answer_depends_on_the_statistics_of_a_hidden_column(shop: Shop
     for attack in attacks:
         answers = [await asked.rows(attack.format(guess)) for guess in ("a", "secret-1@", "secret-3", "z")]
         assert answers == [[[1]]] * 4, attack
-        prepared = await asked.service.prepare(READER, attack.format("a"))
+        prepared = await asked.service.prepare(asked.database, READER, attack.format("a"))
         assert 0 not in [chosen.files for chosen in prepared.chosen], attack
 
     # Who sees the column means it where it stands alone, and has to say which where it does not.
@@ -414,7 +414,7 @@ async def test_a_reader_sees_one_consistent_set_of_generations(shop: Shop, asked
     try:
         # Pointers and file lists are what could be mixed; the engine only reads the files it is told.
         for _ in range(120):
-            prepared = await asked.service.prepare(READER, sql)
+            prepared = await asked.service.prepare(asked.database, READER, sql)
             seen.add(tuple(str(d.generation_id) for _, d in sorted(prepared.datasets.items())))
             assert [c.of_files for c in prepared.chosen] in ([3, 1], [1, 1])
         answers = {tuple((await asked.rows(sql))[0]) for _ in range(10)}
@@ -432,7 +432,7 @@ async def test_personal_data_is_absent_without_the_grant_in_every_query(shop: Sh
     """Every relation is built without the column, so there is nothing to be tricked into showing it."""
     for sql in queries("personal_data_queries.txt"):
         try:
-            query = (await asked.service.prepare(READER, sql)).query
+            query = (await asked.service.prepare(asked.database, READER, sql)).query
         except TraceplaneError:
             continue
         for relation in query.relations:

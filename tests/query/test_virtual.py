@@ -93,7 +93,7 @@ async def test_sql_replaces_a_name_at_any_depth_and_in_every_version(shop: Shop,
     await shop.plane.rollback("shop")
     assert await asked.rows("select count(*) from shop.large") == [[40]]
     generations = (
-        await asked.service.run(READER, "from shop.by_customer", format_="json", as_of=NOW)
+        await asked.service.run(asked.database, READER, "from shop.by_customer", format_="json", as_of=NOW)
     ).generations
     assert set(generations) == {"shop.by_customer", "shop.large", "shop.orders"}
 
@@ -123,7 +123,7 @@ async def test_personal_data_stays_hidden_below_a_virtual_dataset(shop: Shop, as
     for number, sql in enumerate(queries("personal_data_queries.txt")):
         through = sql.replace("shop.orders", "shop.everything")
         try:
-            prepared = await asked.service.prepare(READER, through)
+            prepared = await asked.service.prepare(asked.database, READER, through)
             for relation in prepared.query.relations:
                 assert "email" not in str(relation), sql
             shown = json.dumps(await asked.answer(through)) if number % 9 == 0 else ""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from traceplane import errors
 from traceplane.auth import opaque
 from traceplane.auth.access import bearer, require_role
-from traceplane.auth.opaque import Principal, Role, TokenRecord
+from traceplane.auth.opaque import Principal, TokenRecord
+from traceplane.auth.roles import Role
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.platform import until
 from traceplane import telemetry
 from traceplane.http_service import server as http_service
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Health, Reply, Route
+from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Health, Incoming, Reply, Route
 from traceplane.http_service.server import LONGEST_HEAD, MOST_PIPELINED, ConnectionLimits, serve
 
 HALF_A_HEAD = b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-more: "
@@ -63,10 +63,10 @@ class Served:
         async def big(_: Call[None]) -> Reply:
             return reply
 
-        def authenticate(principal: str, authorization: str | None) -> object:
-            if authorization == "Bearer known":
+        def authenticate(incoming: Incoming) -> object:
+            if incoming.header("authorization") == "Bearer known":
                 return "somebody"
-            return FROM_BODY if principal == "later" else None
+            return FROM_BODY if incoming.auth == "later" else None
 
         routes = [
             Route("GET", "/big", None, Reply, big, PUBLIC, "More than the system holds."),

@@ -214,7 +214,7 @@ def internal_api() -> App:
 
 
 def public_api() -> App:
-    return PublicApi(database=None, settings=Settings()).app()  # type: ignore[arg-type]
+    return PublicApi(database=None, orgs=None, settings=Settings()).app()  # type: ignore[arg-type]
 
 
 async def openapi(app: App) -> dict[str, Any]:

@@ -226,7 +226,7 @@ async def test_a_caller_is_authenticated_before_its_body_is_read(client: aiohttp
 
 
 async def test_an_authenticator_that_returns_none_refuses_everyone() -> None:
-    app = App(ROUTES, authenticate=lambda principal, authorization: None, title="Test", version="1")
+    app = App(ROUTES, authenticate=lambda incoming: None, title="Test", version="1")
     async with running(app) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         response = await session.post("/internal/tasks", json={"tasks": []})
         assert (await refusal(response))[:2] == (401, "auth.required")

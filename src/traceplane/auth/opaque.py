@@ -12,21 +12,18 @@ import base64
 import binascii
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from uuid import UUID
 
 from traceplane import errors
+from traceplane.auth.roles import NO_RIGHTS, RESERVED, Rights, Role, rights
 
 
 class Principal(StrEnum):
     USER = "user"
     WORKER = "worker"
-
-
-class Role(StrEnum):
-    ADMIN = "admin"
-    WRITER = "writer"
-    READER = "reader"
 
 
 PREFIXES = {Principal.USER: "tpu_", Principal.WORKER: "tpw_"}
@@ -36,23 +33,45 @@ _TOKEN_CHARACTERS = 4 + 43 + _CHECKSUM_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """Whose a token is."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """The stored record of a token. A user has a role, a worker has none."""
+    """A token as it is stored, and the rights that it has now."""
 
     token_hash: str
     principal: Principal
     org: str
     name: str
-    role: Role | None
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
     sees_pii: bool = False
-    """Granted to this token; an admin sees personal data in any case."""
+    """Granted to this token; its roles may grant it too."""
+    named_roles: tuple[str, ...] | None = None
+    """Those that it is cut down to, or that it has if it is nobody's."""
+    datasets: tuple[str, ...] | None = None
+    """Patterns of dataset names that it is cut down to; None: all."""
+    created_by: str = "traceplane"
+    member_id: UUID | None = None
+    member: Member | None = None
+    token_id: UUID | None = None
+    """None until it is stored, like the next."""
+    org_id: UUID | None = None
+    rights: Rights = NO_RIGHTS
 
     def __post_init__(self) -> None:
-        if (self.principal is Principal.USER) != (self.role is not None):
-            raise ValueError(f"a {self.principal} token cannot have the role {self.role}")
+        if self.principal is Principal.WORKER and (self.named_roles or self.member_id):
+            raise ValueError("a worker token has no roles")
+
+    @property
+    def role(self) -> Role | None:
+        return self.rights.role
 
     def expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
@@ -99,20 +118,31 @@ def issue(
     role: Role | None = None,
     expires_at: float | None = None,
     sees_pii: bool = False,
+    roles: Sequence[str] | None = None,
+    datasets: Sequence[str] | None = None,
+    member_id: UUID | None = None,
+    created_by: str = "traceplane",
 ) -> tuple[str, TokenRecord]:
     """A new token, to be shown once, and its record, to be stored."""
     secret = base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)).rstrip(b"=").decode()
     body = PREFIXES[principal] + secret
     token = body + _checksum(body)
+    named = tuple(roles) if roles is not None else (str(role),) if role is not None else None
+    if principal is Principal.USER and named is None and member_id is None:
+        raise ValueError("a user token has roles, or is a member's")
     record = TokenRecord(
         token_hash=hash_token(token),
         principal=principal,
         org=org,
         name=name,
-        role=role,
         created_at=now,
         expires_at=expires_at,
         sees_pii=sees_pii,
+        named_roles=named,
+        datasets=None if datasets is None else tuple(datasets),
+        created_by=created_by,
+        member_id=member_id,
+        rights=rights(RESERVED, None, named),
     )
     return token, record
 
@@ -142,9 +172,12 @@ def rotate(record: TokenRecord, now: float, overlap_seconds: float, *, expires_a
         org=record.org,
         name=record.name,
         now=now,
-        role=record.role,
+        roles=record.named_roles,
         expires_at=expires_at,
         sees_pii=record.sees_pii,
+        datasets=record.datasets,
+        member_id=record.member_id,
+        created_by=record.created_by,
     )
     outgoing = replace(record, expires_at=end if record.expires_at is None else min(record.expires_at, end))
     return Rotation(token=token, record=successor, outgoing=outgoing)

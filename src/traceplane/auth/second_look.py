@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from traceplane.auth.opaque import TokenRecord
 from traceplane.errors import Unauthenticated
+
+Found = TypeVar("Found")
 
 _APART_SECONDS = 0.2
 """The shortest time between two such reads, however many unknown tokens arrive."""
@@ -21,7 +23,7 @@ class SecondLook:
         self._looked_at = 0.0
         self._one_at_a_time = asyncio.Lock()
 
-    def check(self, check: Callable[[], TokenRecord]) -> TokenRecord | Awaitable[TokenRecord]:
+    def check(self, check: Callable[[], Found]) -> Found | Awaitable[Found]:
         """The result of `check`, without delay unless the token is unknown."""
         try:
             return check()
@@ -30,7 +32,7 @@ class SecondLook:
                 raise
         return self._check_again(check)
 
-    async def _check_again(self, check: Callable[[], TokenRecord]) -> TokenRecord:
+    async def _check_again(self, check: Callable[[], Found]) -> Found:
         asked_at = time.monotonic()
         async with self._one_at_a_time:
             if self._looked_at < asked_at:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
 
 from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
-from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
+from traceplane.auth.opaque import Member, Principal, TokenBook, TokenRecord
+from traceplane.auth.roles import Role, RoleMeaning, rights
 from traceplane.errors import Conflict, NotFound
 from traceplane.model.near_names import near
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.tokens import StoredKey, StoredToken
+from traceplane.postgres.tokens import NewToken, StoredKey, StoredToken
 
 
 async def load_keyring(tx: Transaction, master_keys: Sequence[bytes]) -> Keyring:
@@ -57,7 +59,10 @@ async def seal_signing_keys_anew(tx: Transaction, master_keys: Sequence[bytes]) 
 
 
 async def load_token_book(tx: Transaction) -> TokenBook:
-    return TokenBook(tuple(_record(row) for row in await tokens.access_tokens(tx)))
+    defined: dict[UUID, dict[str, RoleMeaning]] = {}
+    for r in await tokens.roles(tx):
+        defined.setdefault(r.org_id, {})[r.name] = RoleMeaning(Role(r.includes), r.sees_pii)
+    return TokenBook(tuple(_record(row, defined) for row in await tokens.access_tokens(tx)))
 
 
 async def create_organization(tx: Transaction, slug: str) -> str:
@@ -187,10 +192,42 @@ async def _store_keys(tx: Transaction, ring: Keyring, master_key: bytes) -> None
         await tokens.store_signing_key(tx, stored)
 
 
-def _record(token: StoredToken) -> TokenRecord:
-    role = Role(token.role) if token.role else None
-    return TokenRecord(**{**asdict(token), "principal": Principal(token.principal), "role": role})
+def _record(token: StoredToken, defined: Mapping[UUID, Mapping[str, RoleMeaning]]) -> TokenRecord:
+    return TokenRecord(
+        token_hash=token.token_hash,
+        principal=Principal(token.principal),
+        org=token.org,
+        name=token.name,
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        revoked_at=token.revoked_at,
+        sees_pii=token.sees_pii,
+        named_roles=None if token.roles is None else tuple(token.roles),
+        datasets=None if token.datasets is None else tuple(token.datasets),
+        created_by=token.created_by,
+        member_id=token.member_id,
+        member=None if token.member_name is None else Member(str(token.member_kind), token.member_name),
+        token_id=token.token_id,
+        org_id=token.org_id,
+        rights=rights(defined.get(token.org_id, {}), token.member_roles, token.roles),
+    )
 
 
 async def _store_record(tx: Transaction, record: TokenRecord) -> None:
-    await tokens.store_access_token(tx, StoredToken(**asdict(record)))
+    await tokens.store_access_token(
+        tx,
+        NewToken(
+            token_hash=record.token_hash,
+            principal=str(record.principal),
+            org=record.org,
+            name=record.name,
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+            revoked_at=record.revoked_at,
+            sees_pii=record.sees_pii,
+            roles=record.named_roles,
+            datasets=record.datasets,
+            created_by=record.created_by,
+            member_id=record.member_id,
+        ),
+    )

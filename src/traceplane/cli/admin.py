@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from traceplane.adapters.object_stores import object_store_for
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.cli import profile
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, NotFound

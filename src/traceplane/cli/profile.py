@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from traceplane import telemetry
-from traceplane.auth.opaque import Principal, Role
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.runtime.locked_folder import check_owner, closed_folder, own_folder

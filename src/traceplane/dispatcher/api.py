@@ -26,7 +26,7 @@ from traceplane.dispatcher.leases.requirements import Requirements
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import InvalidInput, NotFound, UserError
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Push, Route, Stream
+from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Incoming, Push, Route, Stream
 from traceplane.model.resources import Resources
 from traceplane.postgres import code_bundles, tasks, workers
 from traceplane.postgres.database import Database
@@ -133,11 +133,11 @@ class InternalApi:
             max_body_bytes=max_body_bytes,
         )
 
-    def _authenticate(self, principal: str, authorization: str | None) -> object:
+    def _authenticate(self, incoming: Incoming) -> object:
         try:
-            return self._authority.worker(authorization)
+            return self._authority.worker(incoming.header("authorization"))
         except UserError:
-            if principal == WORKER:
+            if incoming.auth == WORKER:
                 raise
             return FROM_BODY
 

@@ -7,15 +7,18 @@ import contextlib
 import os
 from collections.abc import Awaitable
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from traceplane import __version__, telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
-from traceplane.auth.access import bearer, may_see_pii, require_role
+from traceplane.auth.access import bearer, require_role
+from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.master_key_file import MasterKeyFile
-from traceplane.auth.opaque import Principal, Role, TokenBook, TokenRecord
+from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
+from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
 from traceplane.errors import TraceplaneError
@@ -30,10 +33,10 @@ from traceplane.gateway.secrets import SecretApi
 from traceplane.gateway.tasks import TaskApi, standing
 from traceplane.gateway.webhooks import Webhooks
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import Call, ClientGone, Push, Route, Stream
+from traceplane.http_service.routes import Call, ClientGone, Incoming, Push, Route, Stream
 from traceplane.postgres import commits, events, job_pauses, outbox, tokens
 from traceplane.postgres.coverage import of_datasets as positions_held
-from traceplane.postgres.database import Database
+from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.query.datasets import AsOf, QueryCaller
 from traceplane.query.engine_pool import EnginePool
 from traceplane.query.service import Queries, QueryResult
@@ -56,22 +59,25 @@ READER, WRITER, ADMIN = "reader", "writer", "admin"
 
 
 class PublicApi:
-    def __init__(self, *, database: Database, settings: Settings) -> None:
-        self._database = database
+    """`database` is the platform's, for what is nobody's own; a call works in its caller's, of `orgs`."""
+
+    def __init__(self, *, database: Database, orgs: OrgDatabases, settings: Settings) -> None:
+        self._database, self._orgs = database, orgs
         self._settings = settings
+        self._used: set[UUID] = set()
+        """Tokens, since their use was last noted."""
         self._book = TokenBook(())
         self._second_look = SecondLook(self.refresh)
         self._now = 0.0
-        self.deploys = DeployApi(database, settings)
-        self.jobs = JobApi(database)
-        self.tasks = TaskApi(database)
-        self._emits = Emits(database)
+        self.deploys = DeployApi(settings)
+        self.jobs = JobApi()
+        self.tasks = TaskApi()
+        self._emits = Emits()
         master_keys = MasterKeyFile(settings.master_key_path)
         self.webhooks = Webhooks(database, settings, master_keys.keys)
-        self.file_sources = FileSources(database)
-        self.secrets = SecretApi(database, master_keys)
+        self.file_sources = FileSources()
+        self.secrets = SecretApi(master_keys)
         self._queries = Queries(
-            database,
             EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
             object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
             open_cache=self._open_cache,
@@ -114,7 +120,7 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
-            *PipelineApi(self._database).routes(),
+            *PipelineApi().routes(),
             *self.webhooks.routes(),
             *self.file_sources.routes(),
             *self.secrets.routes(),
@@ -131,19 +137,37 @@ class PublicApi:
     async def refresh(self) -> Outcome:
         """Reads the user tokens anew; runs as a loop."""
         async with self._database.transaction() as tx:
+            if used := tuple(self._used):
+                await tokens.note_use(tx, used)
             self._book = await load_token_book(tx)
             self._now = await tokens.clock(tx)
+        self._used.difference_update(used)
         return Outcome()
 
-    def _authenticate(self, role: str, authorization: str | None) -> TokenRecord | Awaitable[TokenRecord]:
-        token = bearer(authorization)
+    def _authenticate(self, incoming: Incoming) -> Caller | Awaitable[Caller]:
+        token = bearer(incoming.header("authorization"))
 
-        def check() -> TokenRecord:
+        def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
-            require_role(record, Role(role))
-            return record
+            return self._caller(record, require_role(record, Role(incoming.auth)))
 
         return self._second_look.check(check)
+
+    def _caller(self, record: TokenRecord, role: Role) -> Caller:
+        assert record.org_id is not None
+        assert record.token_id is not None
+        self._used.add(record.token_id)
+        return Caller(
+            org=record.org,
+            org_id=record.org_id,
+            name=record.name if record.member is None else record.member.name,
+            kind=CallerKind.TOKEN if record.member is None else CallerKind(record.member.kind),
+            roles=record.rights.roles,
+            role=role,
+            sees_pii=record.sees_pii or record.rights.sees_pii,
+            datasets=record.datasets,
+            database=self._orgs.of(record.org_id),
+        )
 
     async def _ready(self) -> None:
         async with self._database.transaction():
@@ -152,10 +176,10 @@ class PublicApi:
     # Events ----------------------------------------------------------------------------------------
 
     async def emit(self, call: Call[EmitRequest]) -> EmitResponse:
-        return await self._emits.emit(call.principal.org, call.body.events)
+        return await self._emits.emit(call.principal, call.body.events)
 
     async def backfill(self, call: Call[BackfillRequest]) -> BackfillResponse:
-        return await backfill(self._database, call.principal.org, call.body)
+        return await backfill(call.principal.database, call.principal.org, call.body)
 
     # Queries ---------------------------------------------------------------------------------------
 
@@ -163,6 +187,7 @@ class PublicApi:
         body = call.body
         running = asyncio.create_task(
             self._queries.run(
+                call.principal.database,
                 _caller(call.principal),
                 body.sql,
                 format_=body.format or _accepted(call.header("accept")),
@@ -184,10 +209,10 @@ class PublicApi:
         caller = _caller(call.principal)
         try:
             made = await query_tasks.start(
-                self._database, caller, call.body, window=self._settings.dispatch_window
+                call.principal.database, caller, call.body, window=self._settings.dispatch_window
             )
         except TraceplaneError as error:
-            await self._queries.note_failure(caller, call.body.sql, error)
+            await self._queries.note_failure(call.principal.database, caller, call.body.sql, error)
             raise
         telemetry.emit(
             "query.handed_over", principal=caller.name, dataset=made.dataset, task_id=str(made.task_id)
@@ -195,15 +220,17 @@ class PublicApi:
         return made
 
     async def datasets(self, call: Call[None]) -> CatalogResponse:
-        return await datasets.catalog(self._database, _caller(call.principal))
+        return await datasets.catalog(call.principal.database, _caller(call.principal))
 
     async def dataset(self, call: Call[None]) -> DatasetDetail:
         dataset_id = call.path_params["dataset_id"]
-        return await datasets.detail(self._database, self._queries, _caller(call.principal), dataset_id)
+        return await datasets.detail(
+            call.principal.database, self._queries, _caller(call.principal), dataset_id
+        )
 
     async def explain_scope(self, call: Call[None]) -> ScopeExplanation:
         query: ScopeQuery = call.query
-        async with self._database.snapshot() as tx:
+        async with call.principal.database.snapshot() as tx:
             return await coverage.explain(
                 tx, call.principal.org, call.path_params["dataset_id"], query.first, query.last
             )
@@ -211,7 +238,7 @@ class PublicApi:
     # Tasks -----------------------------------------------------------------------------------------
 
     async def status(self, call: Call[None]) -> StatusResponse:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             work = await standing(tx, call.principal)
             paused = await job_pauses.of_org(tx, call.principal.org)
             datasets = await commits.summary(tx, call.principal.org)
@@ -249,8 +276,8 @@ class PublicApi:
         )
 
 
-def _caller(record: TokenRecord) -> QueryCaller:
-    return QueryCaller(record.org, record.name, str(record.role), may_see_pii(record))
+def _caller(caller: Caller) -> QueryCaller:
+    return QueryCaller(caller.org, caller.name, str(caller.role), caller.sees_pii)
 
 
 _BY_MEDIA_TYPE: dict[str, Format] = {

@@ -59,7 +59,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
     seen = visible_columns(dataset, caller)
     if dataset.sql is not None:
         with contextlib.suppress(UserError):  # of what is below it, nothing may be known yet
-            seen = await queries.columns_of(caller, dataset_id)
+            seen = await queries.columns_of(database, caller, dataset_id)
     return DatasetDetail(
         dataset=_entry(dataset, sizes, tallies, held),
         columns=[

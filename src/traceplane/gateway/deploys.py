@@ -20,7 +20,7 @@ from traceplane.model.dag import Dag
 from traceplane.model.partitions import Partitions
 from traceplane.model.runtimes import Runtime
 from traceplane.postgres import registry, versions
-from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import DeployedJob
 from traceplane.postgres.versions import ListedVersion, Missing
 from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
@@ -54,8 +54,7 @@ READER, ADMIN = "reader", "admin"
 
 
 class DeployApi:
-    def __init__(self, database: Database, settings: Settings) -> None:
-        self._database = database
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -76,7 +75,7 @@ class DeployApi:
 
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
         dag, code = await self._parse(call)
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             prepared = await preparation.prepare(
                 tx,
                 call.principal.org,
@@ -106,7 +105,7 @@ class DeployApi:
         dag, code = await self._parse(call)
         try:
             done = await apply.deploy(
-                self._database,
+                call.principal.database,
                 call.principal.org,
                 dag,
                 runtimes=self._settings.runtimes,
@@ -126,7 +125,7 @@ class DeployApi:
 
     async def versions(self, call: Call[None]) -> VersionsResponse:
         query: VersionQuery = call.query
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await versions.listing(tx, call.principal.org, query.dag, query.limit)
             if not rows and (refusal := await unknown_dag_or_job(tx, call.principal.org, query.dag, None)):
                 raise refusal
@@ -135,7 +134,7 @@ class DeployApi:
 
     async def cutover(self, call: Call[CutoverRequest]) -> MovedResponse:
         done = await cutover.cut_over(
-            self._database, call.principal.org, call.body.dag, drop_missing=call.body.drop_missing
+            call.principal.database, call.principal.org, call.body.dag, drop_missing=call.body.drop_missing
         )
         if isinstance(done, Missing):
             lost = "; ".join(f"{p.dataset_id} {p.scope}" for p in done.positions[:5])
@@ -156,7 +155,7 @@ class DeployApi:
     async def rollback(self, call: Call[RollbackRequest]) -> MovedResponse:
         body = call.body
         done = await cutover.roll_back(
-            self._database, call.principal.org, body.dag, to=body.to, drop_missing=body.drop_missing
+            call.principal.database, call.principal.org, body.dag, to=body.to, drop_missing=body.drop_missing
         )
         telemetry.emit("dag.rolled_back", dag=done.dag, version=done.version, before=done.before)
         return MovedResponse(
@@ -168,13 +167,13 @@ class DeployApi:
         )
 
     async def abort(self, call: Call[DagName]) -> MovedResponse:
-        version = await cutover.abort(self._database, call.principal.org, call.body.dag)
+        version = await cutover.abort(call.principal.database, call.principal.org, call.body.dag)
         telemetry.emit("dag.build_aborted", dag=call.body.dag, version=version)
         return MovedResponse(call.body.dag, version)
 
     async def delete(self, call: Call[DeleteRequest]) -> DeletedResponse:
         body = call.body
-        done = await deletion.delete(self._database, call.principal.org, body.dag, force=body.force)
+        done = await deletion.delete(call.principal.database, call.principal.org, body.dag, force=body.force)
         telemetry.emit("dag.deleted", dag=body.dag, datasets=len(done.datasets), readers=len(done.readers))
         return DeletedResponse(body.dag, list(done.datasets), list(done.readers))
 
@@ -182,7 +181,7 @@ class DeployApi:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
         dag = await asyncio.to_thread(_parsed, call.body, self._settings.runtimes)
         if dag.external_datasets:
-            async with self._database.transaction() as tx:
+            async with call.principal.database.transaction() as tx:
                 stored = await registry.datasets_by_id(tx, call.principal.org, dag.external_datasets)
             # Their names may grow without a deploy of this DAG.
             elsewhere = {
@@ -194,7 +193,7 @@ class DeployApi:
         return dag, await asyncio.to_thread(_checked_code, dag, call.body, self._settings)
 
     async def dags(self, call: Call[None]) -> DagsResponse:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await registry.overview(tx, call.principal.org)
         versions: dict[str, int] = {}
         jobs: defaultdict[str, list[JobView]] = defaultdict(list)

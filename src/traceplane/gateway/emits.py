@@ -9,6 +9,7 @@ from itertools import chain
 from uuid import UUID
 
 from traceplane import telemetry
+from traceplane.auth.callers import Caller
 from traceplane.errors import InvalidInput
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
@@ -22,36 +23,40 @@ from traceplane.wire.control import EmitResponse, ManualEvent
 from traceplane.wire.scalars import Scope
 
 
-@dataclass(frozen=True, slots=True)
-class _Emit:
-    """One call's events, resolved by name when its group commits."""
-
-    org: str
-    events: tuple[ManualEvent, ...]
-
-
 class Emits:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._calls: GroupCommit[_Emit, EmitResponse] = GroupCommit("emit", self._commit, max_items=64)
+    """The calls of each organization, which are committed apart."""
 
-    async def emit(self, org: str, events: Sequence[ManualEvent]) -> EmitResponse:
-        return (await self._calls.submit([_Emit(org, tuple(events))]))[0]
+    def __init__(self) -> None:
+        self._of_orgs: dict[UUID, _OrgEmits] = {}
 
-    async def _commit(self, emits: Sequence[_Emit]) -> Sequence[EmitResponse]:
+    async def emit(self, caller: Caller, events: Sequence[ManualEvent]) -> EmitResponse:
+        if (emits := self._of_orgs.get(caller.org_id)) is None:
+            emits = self._of_orgs[caller.org_id] = _OrgEmits(caller.database, caller.org)
+        return await emits.emit(events)
+
+
+_Events = tuple[ManualEvent, ...]
+"""Of one call; resolved by name when its group commits."""
+
+
+class _OrgEmits:
+    def __init__(self, database: Database, org: str) -> None:
+        self._database, self._org = database, org
+        self._calls: GroupCommit[_Events, EmitResponse] = GroupCommit("emit", self._commit, max_items=64)
+
+    async def emit(self, events: Sequence[ManualEvent]) -> EmitResponse:
+        return (await self._calls.submit([tuple(events)]))[0]
+
+    async def _commit(self, calls: Sequence[_Events]) -> Sequence[EmitResponse]:
         async def once() -> tuple[events.AcceptedEvents, list[int]]:
-            named = list(dict.fromkeys((emit.org, e.dataset) for emit in emits for e in emit.events))
+            named = list(dict.fromkeys(event.dataset for call in calls for event in call))
             async with self._database.autocommit() as tx:
-                targets = await _targets(tx, named)
+                targets = await _targets(tx, self._org, named)
             if any(target.partitions.by is By.NAME for target in targets.values()):
-                targets = await self._with_names(targets, emits)
+                targets = await self._with_names(targets, list(chain(*calls)))
             drafts = [
-                [
-                    draft
-                    for event in emit.events
-                    for draft in _manual_events(event, targets[emit.org, event.dataset])
-                ]
-                for emit in emits
+                [draft for event in call for draft in _manual_events(event, targets[event.dataset])]
+                for call in calls
             ]
             async with self._database.statement("emit") as tx:
                 accepted = await events.accept(tx, list(chain(*drafts)), notify_dispatchers=True)
@@ -70,27 +75,25 @@ class Emits:
         return answers
 
     async def _with_names(
-        self, targets: Mapping[tuple[str, str], _Target], emits: Sequence[_Emit]
-    ) -> dict[tuple[str, str], _Target]:
+        self, targets: Mapping[str, _Target], emitted: Sequence[ManualEvent]
+    ) -> dict[str, _Target]:
         """The targets, with the positions of the names that are emitted; new names are registered first."""
-        asked: dict[str, set[str]] = {}
-        for emit in emits:
-            for event in emit.events:
-                partitions = targets[emit.org, event.dataset].partitions
-                name = event.partition or (event.scope.partition_key if event.scope is not None else None)
-                if partitions.by is By.NAME and name is not None and partitions.may_have(name):
-                    asked.setdefault(emit.org, set()).add(name)
+        asked: set[str] = set()
+        for event in emitted:
+            partitions = targets[event.dataset].partitions
+            name = event.partition or (event.scope.partition_key if event.scope is not None else None)
+            if partitions.by is By.NAME and name is not None and partitions.may_have(name):
+                asked.add(name)
         async with self._database.autocommit() as tx:
-            known = {org: await partition_names.find(tx, org, sorted(asked[org])) for org in sorted(asked)}
-        if any(asked[org] - known[org].keys() for org in asked):
+            known = await partition_names.find(tx, self._org, sorted(asked))
+        if asked - known.keys():
             async with self._database.transaction("emit") as tx:
-                for org in sorted(asked):
-                    known[org] = await partition_names.register(tx, org, sorted(asked[org]))
+                known = await partition_names.register(tx, self._org, sorted(asked))
         return {
-            (org, dataset): replace(target, partitions=target.partitions.with_names(known[org]))
-            if target.partitions.by is By.NAME and org in known
+            dataset: replace(target, partitions=target.partitions.with_names(known))
+            if target.partitions.by is By.NAME
             else target
-            for (org, dataset), target in targets.items()
+            for dataset, target in targets.items()
         }
 
 
@@ -101,11 +104,11 @@ class _Target:
     partitions: Partitions
 
 
-async def _targets(tx: Transaction, named: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
-    """By organization and dataset; raises for the first that takes no events."""
-    known = await registry.manual_targets(tx, named)
+async def _targets(tx: Transaction, org: str, named: Sequence[str]) -> dict[str, _Target]:
+    """By dataset; raises for the first that takes no events."""
+    known = await registry.manual_targets(tx, [(org, dataset_id) for dataset_id in named])
     targets = {}
-    for org, dataset_id in named:
+    for dataset_id in named:
         target = known.get((org, dataset_id))
         if target is None or target.generation_id is None:
             raise await unknown_dataset(tx, org, dataset_id)
@@ -113,7 +116,7 @@ async def _targets(tx: Transaction, named: Sequence[tuple[str, str]]) -> dict[tu
             raise await virtual_dataset(
                 tx, org, dataset_id, "emit events of the sources of"
             ) or _not_a_source(target)
-        targets[org, dataset_id] = _Target(target.voice, target.generation_id, target.partitions)
+        targets[dataset_id] = _Target(target.voice, target.generation_id, target.partitions)
     return targets
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from traceplane.http_service.routes import Call, Route
 from traceplane.postgres import source_files
-from traceplane.postgres.database import Database
 from traceplane.wire.files import FileSourcesResponse, FileSourceView, RefusedFilesView
 
 READER = "reader"
 
 
 class FileSources:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/api/v1/files", None, FileSourcesResponse, self.views, READER,
@@ -21,7 +17,7 @@ class FileSources:
         ]  # fmt: skip
 
     async def views(self, call: Call[None]) -> FileSourcesResponse:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             sources = await source_files.of_org(tx, call.principal.org)
         return FileSourcesResponse(
             [

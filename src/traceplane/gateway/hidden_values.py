@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from traceplane.auth.access import may_see_config, may_see_parameters
-from traceplane.auth.opaque import TokenRecord
+from traceplane.auth.callers import Caller
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.postgres import task_views
 from traceplane.postgres.database import Transaction
 
 
-async def hidden_from(
-    tx: Transaction, caller: TokenRecord, task_ids: Sequence[UUID]
-) -> dict[UUID, HiddenValues]:
+async def hidden_from(tx: Transaction, caller: Caller, task_ids: Sequence[UUID]) -> dict[UUID, HiddenValues]:
     """The values to leave out, for those of the tasks that were handed any."""
     if may_see_config(caller) or not task_ids:
         return {}

@@ -8,7 +8,7 @@ from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.postgres import aggregator, events, job_pauses
-from traceplane.postgres.database import Database, Transaction, retry_on_conflict
+from traceplane.postgres.database import Transaction, retry_on_conflict
 from traceplane.postgres.job_pauses import JobPause
 from traceplane.wire.jobs import BatchesClosing, JobName, OpenBatch, PauseChange, PauseRequest, PauseView
 
@@ -16,9 +16,6 @@ WRITER = "writer"
 
 
 class JobApi:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/api/v1/jobs/pause", PauseRequest, PauseChange, self.pause, WRITER,
@@ -33,7 +30,7 @@ class JobApi:
         org, by, asked = call.principal.org, call.principal.name, call.body
 
         async def once() -> PauseChange:
-            async with self._database.transaction() as tx:
+            async with call.principal.database.transaction() as tx:
                 jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
                 if not jobs:
                     raise await _not_deployed(tx, org, asked.dag, asked.job)
@@ -54,7 +51,7 @@ class JobApi:
         org, by, asked = call.principal.org, call.principal.name, call.body
 
         async def once() -> PauseChange:
-            async with self._database.transaction() as tx:
+            async with call.principal.database.transaction() as tx:
                 jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
                 ended = await job_pauses.resume(tx, org, asked.dag, asked.job, jobs=jobs)
                 if ended is None and not jobs:
@@ -70,7 +67,7 @@ class JobApi:
     async def close_batches(self, call: Call[JobName]) -> BatchesClosing:
         org, by, asked = call.principal.org, call.principal.name, call.body
         closing: list[OpenBatch] = []
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             found = await aggregator.of_job(tx, org, asked.dag, asked.job)
             if not found:
                 raise await unknown_dag_or_job(tx, org, asked.dag, asked.job) or Conflict(

@@ -9,7 +9,8 @@ from traceplane.gateway.webhooks import REFRESH_SECONDS
 from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.http_service.tls import ServerCertificate
-from traceplane.postgres.database import Database
+from traceplane.postgres.database import Database, OrgDatabases
+from traceplane.postgres.tokens import ACCESS_CHANGED
 from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
 
@@ -18,7 +19,9 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     assert settings.state_url is not None
     certificate = ServerCertificate.of(settings)
     database = await Database.connect(settings.state_url, connections=settings.database_connections)
-    api = PublicApi(database=database, settings=settings)
+    orgs = await OrgDatabases.connect(settings.state_url, connections=settings.database_connections)
+    api = PublicApi(database=database, orgs=orgs, settings=settings)
+    access_changed = asyncio.Event()
     await api.refresh()
     await api.webhooks.refresh()
     try:
@@ -36,9 +39,11 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             metrics=serve_metrics(
                 settings.metrics_host, settings.gateway_metrics_port, stop, connection_limits(settings)
             ),
-            tokens=run_loop("tokens", api.refresh, interval=2.0, stop=stop),
+            tokens=run_loop("tokens", api.refresh, interval=2.0, kick=access_changed, stop=stop),
+            access_listener=database.listen([ACCESS_CHANGED], lambda *_: access_changed.set(), stop),
             webhooks=run_loop("webhooks", api.webhooks.refresh, interval=REFRESH_SECONDS, stop=stop),
         )
     finally:
         await api.close()
+        await orgs.close()
         await database.close()

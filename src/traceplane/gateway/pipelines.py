@@ -12,7 +12,7 @@ import msgspec
 
 from traceplane import telemetry
 from traceplane.auth.access import may_see_parameters
-from traceplane.auth.opaque import TokenRecord
+from traceplane.auth.callers import Caller
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.http_service.routes import Call, Route
@@ -21,7 +21,7 @@ from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.model.pipeline_rules import parse_rules
 from traceplane.postgres import executions, pipelines
-from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.database import Transaction
 from traceplane.postgres.executions import ListedExecution
 from traceplane.postgres.pipelines import ListedPipeline, Pipeline, ScannerList
 from traceplane.schedule import cron
@@ -51,9 +51,6 @@ _PIPELINES, _LISTS, _EXECUTIONS = "/api/v1/pipelines", "/api/v1/scanner-lists", 
 
 
 class PipelineApi:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     def routes(self) -> list[Route]:
         one, listed, run = (
             f"{_PIPELINES}/{{pipeline_id}}",
@@ -87,7 +84,7 @@ class PipelineApi:
 
     async def create(self, call: Call[PipelineRequest]) -> PipelineView:
         org, body = call.principal.org, call.body
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             pipeline = await _checked(tx, org, body.user_id or call.principal.name, body)
             pipeline_id = await pipelines.add(tx, org, pipeline)
             if pipeline_id is None:
@@ -98,12 +95,12 @@ class PipelineApi:
 
     async def listing(self, call: Call[None]) -> PipelinesResponse:
         query: PipelineQuery = call.query
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await pipelines.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
         return PipelinesResponse([_pipeline_view(row, call.principal) for row in rows])
 
     async def show(self, call: Call[None]) -> PipelineView:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             return await _pipeline(tx, call.principal, _id(call, "pipeline_id"))
 
     async def change(self, call: Call[PipelineChange]) -> PipelineView:
@@ -114,7 +111,7 @@ class PipelineApi:
             given.setdefault("scanner_tickers", None)
         elif given.get("scanner_tickers") is not None:
             given.setdefault("scanner_list", None)
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             pipeline = await pipelines.lock(tx, org, pipeline_id)
             if pipeline is None:
                 raise _no_pipeline(pipeline_id)
@@ -128,7 +125,7 @@ class PipelineApi:
 
     async def delete(self, call: Call[None]) -> PipelineView:
         org, pipeline_id = call.principal.org, _id(call, "pipeline_id")
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             if await pipelines.lock(tx, org, pipeline_id) is None:
                 raise _no_pipeline(pipeline_id)
             view = await _pipeline(tx, call.principal, pipeline_id)
@@ -139,19 +136,19 @@ class PipelineApi:
     # Lists of tickers ------------------------------------------------------------------------------
 
     async def lists(self, call: Call[None]) -> ScannerListsResponse:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await pipelines.scanner_lists(tx, call.principal.org)
         return ScannerListsResponse([_list_view(row) for row in rows])
 
     async def set_list(self, call: Call[ScannerListRequest]) -> ScannerListView:
         org, name = call.principal.org, _list_name(call)
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             await pipelines.set_scanner_list(tx, org, name, _distinct(call.body.tickers))
             return _list_view((await pipelines.scanner_lists(tx, org, name))[0])
 
     async def delete_list(self, call: Call[None]) -> ScannerListView:
         org, name = call.principal.org, _list_name(call)
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             lists = await pipelines.scanner_lists(tx, org, name)
             removed = await pipelines.remove_scanner_list(tx, org, name)
         if removed is None or not lists:
@@ -168,14 +165,14 @@ class PipelineApi:
     # Limits ----------------------------------------------------------------------------------------
 
     async def limits(self, call: Call[None]) -> UserLimitsResponse:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             return UserLimitsResponse(await pipelines.user_limits(tx, call.principal.org))
 
     async def set_limit(self, call: Call[UserLimitRequest]) -> UserLimitsResponse:
         org, user_id = call.principal.org, call.path_params["user_id"]
         if not 0 < len(user_id) <= 512:
             raise InvalidInput("request.invalid", "a user has at most 512 characters", value=user_id[:100])
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             await pipelines.set_user_limit(tx, org, user_id, call.body.launches_per_hour)
             return UserLimitsResponse(await pipelines.user_limits(tx, org))
 
@@ -183,7 +180,7 @@ class PipelineApi:
 
     async def executions(self, call: Call[None]) -> ExecutionsResponse:
         query: ExecutionQuery = call.query
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await executions.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
             if not rows and query.pipeline_id is not None:
                 await _pipeline(tx, call.principal, query.pipeline_id)
@@ -191,7 +188,7 @@ class PipelineApi:
         return ExecutionsResponse(views)
 
     async def execution(self, call: Call[None]) -> ExecutionView:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             return await _execution(tx, call.principal, _id(call, "execution_id"))
 
     async def move(self, call: Call[ExecutionChange]) -> ExecutionView:
@@ -199,7 +196,7 @@ class PipelineApi:
         org, execution_id, change = call.principal.org, _id(call, "execution_id"), call.body
         start = ("PENDING",) if change.status == "RUNNING" else ("RUNNING",)
         error = TaskError("execution.failed", change.error or "") if change.status == "FAILED" else None
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             execution = await _execution(tx, call.principal, execution_id)
             moved = await executions.move(tx, org, execution_id, change.status, start=start, error=error)
             if not moved and execution.status == change.status != "RUNNING" and execution.target == "celery":
@@ -299,14 +296,14 @@ async def _check_job(tx: Transaction, org: str, dag: str, job: str) -> None:
         )
 
 
-async def _pipeline(tx: Transaction, caller: TokenRecord, pipeline_id: UUID) -> PipelineView:
+async def _pipeline(tx: Transaction, caller: Caller, pipeline_id: UUID) -> PipelineView:
     rows = await pipelines.listing(tx, caller.org, pipeline_id=pipeline_id, limit=1)
     if not rows:
         raise _no_pipeline(pipeline_id)
     return _pipeline_view(rows[0], caller)
 
 
-def _pipeline_view(pipeline: ListedPipeline, caller: TokenRecord) -> PipelineView:
+def _pipeline_view(pipeline: ListedPipeline, caller: Caller) -> PipelineView:
     config = msgspec.convert(pipeline.config, PipelineConfig)
     parameters, names = _parameters(config.parameters, caller)
     return PipelineView(
@@ -320,7 +317,7 @@ def _pipeline_view(pipeline: ListedPipeline, caller: TokenRecord) -> PipelineVie
     )
 
 
-def _parameters(given: JsonObject, caller: TokenRecord) -> tuple[JsonObject, list[str]]:
+def _parameters(given: JsonObject, caller: Caller) -> tuple[JsonObject, list[str]]:
     """The parameters that the caller may see, and the names of those that it may not."""
     return (given, []) if may_see_parameters(caller) else ({}, sorted(given))
 
@@ -329,7 +326,7 @@ def _list_view(scanner_list: ScannerList) -> ScannerListView:
     return ScannerListView(scanner_list.name, scanner_list.tickers, scanner_list.pipelines)
 
 
-async def _execution(tx: Transaction, caller: TokenRecord, execution_id: UUID) -> ExecutionView:
+async def _execution(tx: Transaction, caller: Caller, execution_id: UUID) -> ExecutionView:
     rows = await executions.listing(tx, caller.org, execution_id=execution_id, limit=1)
     if not rows:
         raise NotFound(
@@ -343,15 +340,13 @@ async def _execution(tx: Transaction, caller: TokenRecord, execution_id: UUID) -
 
 
 async def _execution_views(
-    tx: Transaction, caller: TokenRecord, rows: Sequence[ListedExecution]
+    tx: Transaction, caller: Caller, rows: Sequence[ListedExecution]
 ) -> list[ExecutionView]:
     hidden = await hidden_from(tx, caller, [row.execution_id for row in rows if row.error])
     return [_execution_view(row, caller, hidden.get(row.execution_id)) for row in rows]
 
 
-def _execution_view(
-    row: ListedExecution, caller: TokenRecord, of_its_task: HiddenValues | None
-) -> ExecutionView:
+def _execution_view(row: ListedExecution, caller: Caller, of_its_task: HiddenValues | None) -> ExecutionView:
     parameters, names = _parameters(row.parameters, caller)
     hidden = of_its_task or HiddenValues([] if may_see_parameters(caller) else [row.parameters])
     return ExecutionView(

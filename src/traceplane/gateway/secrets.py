@@ -10,7 +10,7 @@ from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.near_names import near
-from traceplane.postgres.database import Database, retry_on_conflict
+from traceplane.postgres.database import retry_on_conflict
 from traceplane.secrets.references import SecretName, parse_name
 from traceplane.secrets.sealing import MasterKeys
 from traceplane.secrets.vault import Vault
@@ -21,8 +21,7 @@ _JOB = re.compile(r"[^/\s]{1,200}/[^/\s]{1,200}")
 
 
 class SecretApi:
-    def __init__(self, database: Database, master_keys: MasterKeyFile) -> None:
-        self._database = database
+    def __init__(self, master_keys: MasterKeyFile) -> None:
         self._master_keys = master_keys
 
     def routes(self) -> list[Route]:
@@ -39,7 +38,7 @@ class SecretApi:
         return Vault(MasterKeys(self._master_keys.keys()))
 
     async def listed(self, call: Call[None]) -> SecretsResponse:
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             found = await self._vault().listed(tx, call.principal.org)
         return SecretsResponse(
             [
@@ -64,7 +63,7 @@ class SecretApi:
                 )
 
         async def once() -> int:
-            async with self._database.transaction() as tx:
+            async with call.principal.database.transaction() as tx:
                 return await self._vault().set(
                     tx,
                     call.principal.org,
@@ -81,7 +80,7 @@ class SecretApi:
 
     async def remove(self, call: Call[None]) -> SecretRemoved:
         name, org = _name(call), call.principal.org
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             vault = self._vault()
             if not await vault.remove(tx, org, name):
                 names = [str(SecretName(s.namespace, s.name)) for s in await vault.listed(tx, org)]  # type: ignore[arg-type]

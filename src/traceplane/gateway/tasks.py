@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from traceplane.auth.opaque import TokenRecord
+from traceplane.auth.callers import Caller
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.hidden_values import hidden_from
@@ -25,7 +25,7 @@ from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
 from traceplane.postgres import aggregator, events, task_logs, task_views, tasks, workers
 from traceplane.postgres.aggregator import BatchManifest
-from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.database import Transaction
 from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask, SeenDataset
 from traceplane.postgres.tasks import TaskFilter
 from traceplane.wire.control import (
@@ -55,9 +55,6 @@ Change = Callable[[Transaction, Sequence[UUID]], Awaitable[dict[UUID, str]]]
 
 
 class TaskApi:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/api/v1/tasks", None, TasksResponse, self.listing, READER, "Tasks, newest first.",
@@ -77,7 +74,7 @@ class TaskApi:
 
     async def listing(self, call: Call[None]) -> TasksResponse:
         query: TaskQuery = call.query
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             start, end = await names.ends(
                 tx, call.principal.org, query.dag, query.job, query.start, query.end
             )
@@ -100,7 +97,7 @@ class TaskApi:
 
     async def task(self, call: Call[None]) -> TaskDetail:
         task_id = _task_id(call)
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await task_views.listing(tx, call.principal.org, task_id=task_id, limit=1)
             rows = await as_seen_by(tx, call.principal, rows)
             lineage = await task_views.lineage(tx, call.principal.org, task_id)
@@ -128,7 +125,7 @@ class TaskApi:
 
     async def explain(self, call: Call[None]) -> ExplainResponse:
         task_id, org = _task_id(call), call.principal.org
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             facts = await task_views.explain_facts(tx, org, task_id)
             if facts is None:
                 raise _no_task(task_id)
@@ -155,7 +152,7 @@ class TaskApi:
 
     async def logs(self, call: Call[None]) -> TaskLogs:
         task_id, org = _task_id(call), call.principal.org
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             rows = await task_views.listing(tx, org, task_id=task_id, limit=1)
             if not rows:
                 raise _no_task(task_id)
@@ -163,7 +160,7 @@ class TaskApi:
         return TaskLogs(task_id, rows[0].state, rows[0].attempt, written)
 
     async def _logs(
-        self, tx: Transaction, caller: TokenRecord, task_id: UUID, *, attempts: int
+        self, tx: Transaction, caller: Caller, task_id: UUID, *, attempts: int
     ) -> list[AttemptLog]:
         """What the last attempts wrote, without values that the caller may not see."""
         rows = await task_logs.of_task(tx, caller.org, task_id, attempts=attempts)
@@ -190,7 +187,7 @@ class TaskApi:
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             return dict.fromkeys(await tasks.retry(tx, org, task_ids), "queued")
 
-        return await self._change(org, asked, choose, change)
+        return await self._change(call.principal, asked, choose, change)
 
     async def cancel(self, call: Call[TaskSelection]) -> TaskChanges:
         org = call.principal.org
@@ -202,7 +199,7 @@ class TaskApi:
             changed = await tasks.cancel(tx, org, task_ids)
             return {t: "canceling" if s == "running" else s for t, s in changed.items()}
 
-        return await self._change(org, call.body, choose, change)
+        return await self._change(call.principal, call.body, choose, change)
 
     async def acknowledge(self, call: Call[TaskSelection]) -> TaskChanges:
         org, by = call.principal.org, call.principal.name
@@ -213,16 +210,17 @@ class TaskApi:
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             return dict.fromkeys(await tasks.acknowledge(tx, org, task_ids, by), "acknowledged")
 
-        return await self._change(org, call.body, choose, change)
+        return await self._change(call.principal, call.body, choose, change)
 
     async def _change(
         self,
-        org: str,
+        caller: Caller,
         asked: TaskSelection,
         choose: Callable[[Transaction, TaskFilter], Awaitable[list[UUID]]],
         change: Change,
     ) -> TaskChanges:
-        async with self._database.transaction() as tx:
+        org = caller.org
+        async with caller.database.transaction() as tx:
             by_id = asked.dag is None
             meant = asked.task_ids
             if asked.dag is not None:
@@ -257,7 +255,7 @@ class Standing:
     """Dead tasks that need nobody: superseded or retired."""
 
 
-async def standing(tx: Transaction, caller: TokenRecord) -> Standing:
+async def standing(tx: Transaction, caller: Caller) -> Standing:
     unfinished = await task_views.counts(tx, caller.org)
     deaths = await as_seen_by(tx, caller, await task_views.deaths(tx, caller.org, _LOOKED_AT_PER_JOB))
     retried = [row.newest_retry for row in unfinished if row.newest_retry is not None]
@@ -342,7 +340,7 @@ def _no_task(task_id: UUID) -> NotFound:
 Written = TypeVar("Written", ListedTask, DeadTasks, ExplainFacts)
 
 
-async def as_seen_by(tx: Transaction, caller: TokenRecord, rows: Sequence[Written]) -> list[Written]:
+async def as_seen_by(tx: Transaction, caller: Caller, rows: Sequence[Written]) -> list[Written]:
     """Rows of tasks, without config values in what their operators wrote if the caller may not see them."""
     written = [row.task_id for row in rows if row.error or (isinstance(row, ListedTask) and row.progress)]
     hidden = await hidden_from(tx, caller, written)

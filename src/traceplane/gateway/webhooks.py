@@ -216,7 +216,7 @@ class Webhooks:
     async def views(self, call: Call[None]) -> WebhooksResponse:
         org = call.principal.org
         await self.refresh()
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             refusals: dict[UUID, list[RefusalView]] = {}
             for r in await webhooks.refusals(tx, org):
                 refusals.setdefault(r.dataset_uuid, []).append(RefusalView(r.code, r.count, r.last_at))

@@ -36,6 +36,7 @@ from traceplane.http_service.routes import (
     Call,
     ClientGone,
     Health,
+    Incoming,
     MethodNotAllowed,
     Receive,
     Reply,
@@ -104,7 +105,11 @@ class App:
         headers = dict(scope["headers"])
         principal = None
         if route.auth != PUBLIC:
-            principal = self._authenticate(route.auth, header_text(headers.get(b"authorization")))
+            client = scope.get("client")
+            incoming = Incoming(
+                route.auth, route.method, route.label, path_params, headers, client[0] if client else None
+            )
+            principal = self._authenticate(incoming)
             if isinstance(principal, Awaitable):
                 principal = await principal
             if principal is None:

@@ -7,7 +7,7 @@ import asyncio
 from traceplane import __version__, telemetry
 from traceplane.errors import Conflict, Unauthenticated
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import PUBLIC, Call, Reply, Route
+from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
 from traceplane.http_service.server import ConnectionLimits, serve
 from traceplane.runtime.process import describe
 from traceplane.runtime.retrying import happens
@@ -38,5 +38,5 @@ async def serve_metrics(host: str, port: int, stop: asyncio.Event, limits: Conne
             await happens(stop, within=_TRY_AGAIN_SECONDS)
 
 
-def _nobody(_: str, __: str | None) -> object:
+def _nobody(_: Incoming) -> object:
     raise Unauthenticated("token.missing", "only public endpoints are here")

@@ -19,8 +19,27 @@ Body = TypeVar("Body")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Authenticate = Callable[[str, str | None], Awaitable[object] | object]
-"""Takes the principal that the route names and the Authorization header; returns who calls, or raises."""
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A call before its body is read: what it is checked by."""
+
+    auth: str
+    """The principal that the route names."""
+    method: str
+    label: str
+    """Of the route: its method and path."""
+    path_params: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    remote: str | None
+    """The caller's address."""
+
+    def header(self, name: str) -> str | None:
+        return header_text(self.headers.get(name.lower().encode("latin-1")))
+
+
+Authenticate = Callable[[Incoming], Awaitable[object] | object]
+"""Returns who calls, or raises."""
 
 
 class MethodNotAllowed(UserError):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import IO, Any, TypeVar
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -25,6 +26,7 @@ from traceplane.runtime.retrying import happens
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 SCHEMA = "traceplane"
+ORG_ROLE = "traceplane_org"
 
 Result = TypeVar("Result")
 Row = TypeVar("Row")
@@ -133,6 +135,41 @@ async def _leave_as_is(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     """Nothing here changes a session outside a transaction, so returning a connection needs no reset round trip."""
 
 
+class _OrgConnection(asyncpg.Connection):  # type: ignore[misc]  # the driver has no types
+    """A session that sees the rows of one organization, and remembers of which."""
+
+    _org_id: UUID | None = None
+
+    async def act_for(self, org_id: UUID) -> None:
+        if self._org_id != org_id:
+            self._org_id = None
+            await self.execute(f"select set_config('traceplane.org', '{org_id}', false)")
+            self._org_id = org_id
+
+
+async def _pool(
+    url: str,
+    connections: int,
+    session: Mapping[str, str],
+    kind: type[Any] = asyncpg.Connection,
+) -> asyncpg.Pool[asyncpg.Record]:
+    try:
+        return await asyncpg.create_pool(
+            url,
+            min_size=1,
+            max_size=connections,
+            connection_class=kind,
+            init=_prepare,
+            reset=_leave_as_is,
+            server_settings={**_SESSION, **session},
+            timeout=10,
+            command_timeout=60,
+            max_inactive_connection_lifetime=300,
+        )
+    except RETRYABLE as error:
+        raise _unavailable(error) from error
+
+
 class Database:
     """A pool on one database of one role."""
 
@@ -144,21 +181,12 @@ class Database:
     async def connect(
         cls, url: str, *, connections: int = 8, session: dict[str, str] | None = None
     ) -> Database:
-        try:
-            pool = await asyncpg.create_pool(
-                url,
-                min_size=1,
-                max_size=connections,
-                init=_prepare,
-                reset=_leave_as_is,
-                server_settings={**_SESSION, **(session or {})},
-                timeout=10,
-                command_timeout=60,
-                max_inactive_connection_lifetime=300,
-            )
-        except RETRYABLE as error:
-            raise _unavailable(error) from error
-        return cls(url, pool)
+        return cls(url, await _pool(url, connections, session or {}))
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[asyncpg.Record]]:
+        async with self._pool.acquire(timeout=10) as connection:
+            yield connection
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -169,7 +197,7 @@ class Database:
     async def transaction(self, label: str = "") -> AsyncIterator[Transaction]:
         """One transaction; `label` names its crash points, where tests kill the process around the commit."""
         try:
-            async with self._pool.acquire(timeout=10) as connection:
+            async with self._connection() as connection:
                 async with connection.transaction():
                     yield Transaction(connection)
                     doomed = armed(label) and await connection.fetchval(_CHANGED_ANYTHING)
@@ -196,7 +224,7 @@ class Database:
     async def autocommit(self) -> AsyncIterator[Transaction]:
         """A connection without a transaction around it, for a single statement."""
         try:
-            async with self._pool.acquire(timeout=10) as connection:
+            async with self._connection() as connection:
                 yield Transaction(connection)
         except RETRYABLE as error:
             raise _unavailable(error) from error
@@ -206,7 +234,7 @@ class Database:
         """A read-only transaction with one snapshot, for reads that take several statements."""
         try:
             async with (
-                self._pool.acquire(timeout=10) as connection,
+                self._connection() as connection,
                 connection.transaction(isolation="repeatable_read", readonly=True),
             ):
                 await connection.execute(f"set local statement_timeout = '{_COPY_SECONDS}s'")
@@ -239,6 +267,37 @@ class Database:
                 await happens(stop, within=0.5)
             finally:
                 connection.terminate()
+
+
+class OrgDatabase(Database):
+    """The database as one organization sees it: rows of others are not there, whatever a statement asks for."""
+
+    def __init__(self, url: str, pool: asyncpg.Pool[asyncpg.Record], org_id: UUID) -> None:
+        super().__init__(url, pool)
+        self._org_id = org_id
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[asyncpg.Record]]:
+        async with super()._connection() as connection:
+            await connection.act_for(self._org_id)
+            yield connection
+
+
+class OrgDatabases:
+    """One pool for all organizations, of a role to which row-level security applies (migration 0028)."""
+
+    def __init__(self, url: str, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._url, self._pool = url, pool
+
+    @classmethod
+    async def connect(cls, url: str, *, connections: int = 8) -> OrgDatabases:
+        return cls(url, await _pool(url, connections, {"role": ORG_ROLE}, _OrgConnection))
+
+    def of(self, org_id: UUID) -> OrgDatabase:
+        return OrgDatabase(self._url, self._pool, org_id)
+
+    async def close(self) -> None:
+        await Database(self._url, self._pool).close()
 
 
 async def retry_on_conflict(once: Callable[[], Awaitable[Result]]) -> Result:

@@ -40,15 +40,17 @@ def table_name(generation_id: UUID) -> str:
 
 
 async def create(tx: Transaction, table: HotTable) -> None:
-    name, position = _name(table), _quoted(table.position)
     columns = ", ".join(
         f"{_quoted(c.name)} {c.postgres_type}{'' if c.nullable and c.name != table.position else ' not null'}"
         for c in table.columns
     )
-    await tx.run(f"create table {name} ({columns})")
-    await tx.run(f"create index on {name} ({position})")
-    if table.unique_key:
-        await tx.run(f"create unique index on {name} ({', '.join(map(_quoted, table.unique_key))})")
+    await tx.rows(
+        _SQL["create"],
+        table.generation_id,
+        columns,
+        _quoted(table.position),
+        ", ".join(map(_quoted, table.unique_key)),
+    )
     await tx.rows(
         _SQL["add"],
         table.generation_id,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("tokens")
+
+ACCESS_CHANGED = "traceplane_access"
+"""The channel that tells of a token, a member or a role that was added, changed or removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +25,37 @@ class StoredKey:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredToken:
+class NewToken:
     token_hash: str
     principal: str
     org: str
     name: str
-    role: str | None
     sees_pii: bool
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    roles: Sequence[str] | None
+    datasets: Sequence[str] | None
+    created_by: str
+    member_id: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToken(NewToken):
+    token_id: UUID
+    org_id: UUID
+    member_kind: str | None
+    member_name: str | None
+    member_roles: list[str] | None
+    """That its member holds now; None: it is nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedRole:
+    org_id: UUID
+    name: str
+    includes: str
+    sees_pii: bool
 
 
 async def clock(tx: Transaction) -> float:
@@ -67,13 +93,22 @@ async def access_tokens(tx: Transaction) -> list[StoredToken]:
     return await tx.rows_as(StoredToken, _SQL["access_tokens"])
 
 
+async def roles(tx: Transaction) -> list[DefinedRole]:
+    return await tx.rows_as(DefinedRole, _SQL["roles"])
+
+
+async def note_use(tx: Transaction, token_ids: Sequence[UUID]) -> None:
+    await tx.rows(_SQL["note_use"], list(token_ids))
+
+
 async def lock_access_tokens(tx: Transaction) -> None:
     await tx.run(_SQL["lock_access_tokens"])
 
 
-async def store_access_token(tx: Transaction, token: StoredToken) -> None:
+async def store_access_token(tx: Transaction, token: NewToken) -> None:
     await tx.rows(
         _SQL["store_access_token"],
-        *(token.token_hash, token.principal, token.org, token.name, token.role),
+        *(token.token_hash, token.principal, token.org, token.name),
         *(token.created_at, token.expires_at, token.revoked_at, token.sees_pii),
+        *(token.roles, token.datasets, token.created_by, token.member_id),
     )

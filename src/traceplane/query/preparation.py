@@ -63,14 +63,12 @@ class Preparation:
 
     def __init__(
         self,
-        database: Database,
         *,
         object_root: Path | None,
         limits: QueryLimits,
         open_cache: Callable[[], Awaitable[ObjectCache]] | None,
         cache_bytes: int,
     ) -> None:
-        self._database = database
         self._object_root = object_root
         self._limits = limits
         self._open_cache, self._cache_bytes = open_cache, cache_bytes
@@ -83,15 +81,21 @@ class Preparation:
             await self._cache.close()
 
     async def prepare(
-        self, caller: QueryCaller, sql: str, format_: Format, as_of: AsOf, max_rows: int | None
+        self,
+        database: Database,
+        caller: QueryCaller,
+        sql: str,
+        format_: Format,
+        as_of: AsOf,
+        max_rows: int | None,
     ) -> PreparedQuery:
         root = await self._root()
         gated = await asyncio.to_thread(gate.admit, sql)
         async with contextlib.AsyncExitStack() as held:
-            snapshot = await self._read(held, caller, gated, as_of)
+            snapshot = await self._read(database, held, caller, gated, as_of)
             chosen = await asyncio.to_thread(_choose, snapshot)
             if self._cache is not None:
-                await held.enter_async_context(self._cache.holding(await self._stored(chosen)))
+                await held.enter_async_context(self._cache.holding(await self._stored(database, chosen)))
             query = EngineQuery(
                 sql=gated.sql,
                 relations=await asyncio.to_thread(_relations, root, snapshot, chosen, caller),
@@ -117,9 +121,14 @@ class Preparation:
         return str(self._cache.files)
 
     async def _read(
-        self, held: contextlib.AsyncExitStack, caller: QueryCaller, gated: Gated, as_of: AsOf
+        self,
+        database: Database,
+        held: contextlib.AsyncExitStack,
+        caller: QueryCaller,
+        gated: Gated,
+        as_of: AsOf,
     ) -> _Snapshot:
-        async with self._database.snapshot() as tx:
+        async with database.snapshot() as tx:
             datasets = QueryDatasets(tx, caller.org, as_of)
             await datasets.read(gated.relations)
             expanded = await asyncio.to_thread(
@@ -160,11 +169,11 @@ class Preparation:
             files[pin] = await export(tx, generation, Path(scratch), schema)
         return files
 
-    async def _stored(self, chosen: Iterable[ChosenFiles]) -> list[StoredFile]:
+    async def _stored(self, database: Database, chosen: Iterable[ChosenFiles]) -> list[StoredFile]:
         """The files of a query with their sizes, which the cache checks."""
         paths = {path for files in chosen for group in files.groups for path in group.paths}
         task_ids = {prefix.task_id for path in paths if (prefix := staging_prefix_of(path)) is not None}
-        async with self._database.autocommit() as tx:
+        async with database.autocommit() as tx:
             sizes = await pinned.file_sizes(tx, sorted(task_ids))
         if missing := paths - sizes.keys():
             raise Conflict("query.file_unreadable", "a file of a dataset is missing", value=min(missing))

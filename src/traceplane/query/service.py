@@ -40,9 +40,10 @@ class QueryResult:
 
 
 class Queries:
+    """Every call is given the database as its caller may see it."""
+
     def __init__(
         self,
-        database: Database,
         engines: EnginePool,
         *,
         object_root: Path | None,
@@ -50,10 +51,9 @@ class Queries:
         open_cache: Callable[[], Awaitable[ObjectCache]] | None = None,
         cache_bytes: int = 0,
     ) -> None:
-        self._database = database
         self._engines = engines
         self._preparation = Preparation(
-            database, object_root=object_root, limits=limits, open_cache=open_cache, cache_bytes=cache_bytes
+            object_root=object_root, limits=limits, open_cache=open_cache, cache_bytes=cache_bytes
         )
 
     async def close(self) -> None:
@@ -62,6 +62,7 @@ class Queries:
 
     async def run(
         self,
+        database: Database,
         caller: QueryCaller,
         sql: str,
         *,
@@ -72,7 +73,9 @@ class Queries:
         """The result, once its first part is available."""
         started = time.perf_counter()
         try:
-            prepared = await self.prepare(caller, sql, format_=format_, as_of=as_of, max_rows=max_rows)
+            prepared = await self.prepare(
+                database, caller, sql, format_=format_, as_of=as_of, max_rows=max_rows
+            )
             planned = time.perf_counter()
             try:
                 first, rest = await _hold_back(self._engines.run(prepared.query))
@@ -82,7 +85,7 @@ class Queries:
             if rest is None:
                 await prepared.release()
         except TraceplaneError as error:
-            await self.note_failure(caller, sql, error)
+            await self.note_failure(database, caller, sql, error)
             raise
         telemetry.count("queries_total", outcome="answered")
         telemetry.observe("query_seconds", planned - started, part="metadata")
@@ -100,6 +103,7 @@ class Queries:
 
     async def prepare(
         self,
+        database: Database,
         caller: QueryCaller,
         sql: str,
         *,
@@ -107,14 +111,16 @@ class Queries:
         as_of: AsOf = NOW,
         max_rows: int | None = None,
     ) -> PreparedQuery:
-        return await self._preparation.prepare(caller, sql, format_, as_of, max_rows)
+        return await self._preparation.prepare(database, caller, sql, format_, as_of, max_rows)
 
-    async def columns_of(self, caller: QueryCaller, dataset_id: str) -> list[SchemaColumn]:
+    async def columns_of(
+        self, database: Database, caller: QueryCaller, dataset_id: str
+    ) -> list[SchemaColumn]:
         """Of a virtual dataset: the columns that the caller sees, as determined by the engine."""
         import pyarrow.ipc as ipc  # slow to import, so a gateway starts without it
 
         quoted = dataset_id.replace('"', '""')
-        prepared = await self.prepare(caller, f'select * from "{quoted}" limit 0', format_="arrow")
+        prepared = await self.prepare(database, caller, f'select * from "{quoted}" limit 0', format_="arrow")
         try:
             pieces = self._engines.run(prepared.query)
             schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
@@ -122,7 +128,9 @@ class Queries:
             await prepared.release()
         return [SchemaColumn(field.name, str(field.type), field.nullable) for field in schema]
 
-    async def note_failure(self, caller: QueryCaller, sql: str, error: TraceplaneError) -> None:
+    async def note_failure(
+        self, database: Database, caller: QueryCaller, sql: str, error: TraceplaneError
+    ) -> None:
         """Counts the error, and audits it if it is a denial."""
         if not gate.denied(error):
             telemetry.count("queries_total", outcome="failed")
@@ -138,7 +146,7 @@ class Queries:
             reason=error.code,
             query_hash=_hash(sql),
         )
-        async with self._database.transaction() as tx:
+        async with database.transaction() as tx:
             await pinned.deny(tx, caller.org, caller.name, caller.role, error.code, _hash(sql))
 
 

@@ -25,6 +25,13 @@ CREATE ROLE traceplane_state LOGIN PASSWORD '{traceplane_state}';
 CREATE DATABASE traceplane_state OWNER traceplane_state;
 REVOKE ALL ON DATABASE postgres, template1, traceplane_state FROM PUBLIC;
 """
+# What sessions of one organization run as; a cluster of an earlier version gets it when it is started.
+_CREATE_ROLE_OF_ORGANIZATIONS = """\
+DO 'BEGIN CREATE ROLE traceplane_org NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END';
+GRANT traceplane_org TO traceplane_state;
+"""
+_HAS_ROLE_OF_ORGANIZATIONS = "traceplane_org"
+"""A file in the cluster's folder."""
 
 
 def create_if_absent(data: Path, binaries: Binaries, passwords: Mapping[str, str], *, fsync: str) -> None:
@@ -32,6 +39,9 @@ def create_if_absent(data: Path, binaries: Binaries, passwords: Mapping[str, str
     remove_drafts(data)
     if data.is_dir() and any(data.iterdir()):
         _check(data, binaries)
+        if not (data / _HAS_ROLE_OF_ORGANIZATIONS).exists():
+            _run_alone(data, binaries, _CREATE_ROLE_OF_ORGANIZATIONS, fsync)
+            _mark(data, binaries)
         return
     draft = data.with_name(f"data.new-{secrets.token_hex(4)}")
     try:
@@ -68,13 +78,28 @@ def _initdb(data: Path, binaries: Binaries, passwords: Mapping[str, str], fsync:
     )
     if initdb.returncode != 0:
         raise server_problem("initdb_failed", initdb.stderr, data.parent)
-    statements = binaries.run(
+    _run_alone(
+        data, binaries, _CREATE_ROLE_AND_DATABASE.format(**passwords) + _CREATE_ROLE_OF_ORGANIZATIONS, fsync
+    )
+    _mark(data, binaries)
+
+
+def _run_alone(data: Path, binaries: Binaries, statements: str, fsync: str) -> None:
+    """While no server runs on the cluster."""
+    run = binaries.run(
         *("postgres", "--single", "-D", data, "-c", "exit_on_error=true"),
         *("-c", f"fsync={fsync}", "postgres"),
-        input=_CREATE_ROLE_AND_DATABASE.format(**passwords),
+        input=statements,
     )
-    if statements.returncode != 0:
-        raise server_problem("initdb_failed", statements.stderr, data.parent)
+    if run.returncode != 0:
+        raise server_problem("initdb_failed", run.stderr, data.parent)
+
+
+def _mark(data: Path, binaries: Binaries) -> None:
+    mark = data / _HAS_ROLE_OF_ORGANIZATIONS
+    mark.touch(mode=0o600)
+    if os.geteuid() != binaries.uid:
+        os.chown(mark, binaries.uid, -1)
 
 
 def _check_user_has_a_name(uid: int) -> None:

@@ -1,5 +1,9 @@
 -- Hot datasets: which generations have a table, and which live commits its rows, or files in their place, come from.
 
+-- name: create
+-- The table of a generation, owned by the platform; names are quoted, and types of a fixed list.
+call create_hot_table($1, $2, $3, $4)
+
 -- name: drop
 -- A generation whose table was dropped.
 delete from hot_tables where generation_id = $1

@@ -30,9 +30,26 @@ update signing_keys set retires_at = tp_now() where retires_at is null or retire
 
 -- name: access_tokens
 -- Hashes of the opaque tokens, including recently expired ones, so that their refusal names the reason.
-select token_hash, principal, org, name, role, sees_pii, extract(epoch from created_at)::float8 as created_at,
-       extract(epoch from expires_at)::float8 as expires_at, extract(epoch from revoked_at)::float8 as revoked_at
-from access_tokens where expires_at is null or expires_at > tp_now() - interval '1 day'
+-- A member's roles are those that have not expired; one that is disabled has none.
+select t.token_hash, t.token_id, t.principal, t.org, o.org_id, t.name, t.sees_pii, t.roles, t.datasets, t.created_by,
+       t.member_id, m.kind as member_kind, m.name as member_name,
+       extract(epoch from t.created_at)::float8 as created_at, extract(epoch from t.expires_at)::float8 as expires_at,
+       extract(epoch from t.revoked_at)::float8 as revoked_at,
+       case when t.member_id is not null then array(
+         select g.role from org_role_memberships g
+         where g.member_id = t.member_id and m.disabled_at is null and (g.expires_at is null or g.expires_at > tp_now())
+       ) end as member_roles
+from access_tokens t join orgs o on o.slug = t.org left join org_members m using (member_id)
+where t.expires_at is null or t.expires_at > tp_now() - interval '1 day'
+
+-- name: roles
+-- The roles of all organizations, and what they include.
+select org_id, name, includes, sees_pii from org_roles
+
+-- name: note_use
+-- To the minute, so that a token in use is not written at every look.
+update access_tokens set last_used_at = tp_now()
+where token_id = any($1::uuid[]) and (last_used_at is null or last_used_at < tp_now() - interval '1 minute')
 
 -- name: lock_access_tokens
 -- One rotation or revocation at a time: a rotation that read a token before it was revoked would revive it.
@@ -40,8 +57,9 @@ lock table access_tokens in share row exclusive mode
 
 -- name: store_access_token
 -- A new token's hash, or the expiry of an old one.
-insert into access_tokens (token_hash, principal, org, name, role, created_at, expires_at, revoked_at, sees_pii)
-values ($1, $2, $3, $4, $5, to_timestamp($6::float8), to_timestamp($7::float8), to_timestamp($8::float8), $9)
+insert into access_tokens (token_hash, principal, org, name, created_at, expires_at, revoked_at, sees_pii, roles, datasets,
+                           created_by, member_id)
+values ($1, $2, $3, $4, to_timestamp($5::float8), to_timestamp($6::float8), to_timestamp($7::float8), $8, $9, $10, $11, $12)
 on conflict (token_hash) do update set expires_at = excluded.expires_at, revoked_at = excluded.revoked_at
 
 -- name: clock

@@ -1,0 +1,38 @@
+"""Who calls the public API, with what rights, and the database as they may see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+from traceplane.auth.roles import Role
+from traceplane.postgres.database import OrgDatabase
+
+
+class CallerKind(StrEnum):
+    USER = "user"
+    """A person."""
+    SERVICE = "service"
+    """A service account."""
+    TOKEN = "token"  # noqa: S105
+    """A token that is nobody's: it has the roles it was issued with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Made for one call. Whatever the call reads or changes, it does through `database`, where other organizations
+    do not exist."""
+
+    org: str
+    org_id: UUID
+    name: str
+    kind: CallerKind
+    roles: frozenset[str]
+    """Reserved ones and the organization's own."""
+    role: Role
+    """The highest of admin, writer, reader that the roles include."""
+    sees_pii: bool
+    datasets: tuple[str, ...] | None
+    """Patterns of dataset names that the token is cut down to; None: all."""
+    database: OrgDatabase
