@@ -33,6 +33,7 @@ PREFIX = "TRACEPLANE_"
 _S3 = "s3://"
 _DEFAULT_CODE_PATHS = (Path("code"),)
 _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
+_PART_OF_A_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _HTTP_URL = re.compile(
     r"https?://(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[a-zA-Z0-9.-]+))(?::[0-9]+)?(?:/[^\\@]*)?"
 )
@@ -54,6 +55,13 @@ class Settings:
     object_cache_mb: int = 10_240
     master_key_file: Path | None = None
     """Its keys encrypt signing keys and secrets at rest; unset: made under `home`."""
+    secret_store: str = "postgres"  # noqa: S105 -- the kind of a store
+    """postgres | aws | files: where the values of secrets are."""
+    secret_folder: Path | None = None
+    """With secret_store `files`: the folder of the mounted volume."""
+    secret_environment: str = "default"  # noqa: S105 -- a part of a name
+    """With secret_store `aws`: the first part of the names of secrets, such as `production`."""
+    secretsmanager_endpoint_url: str | None = None
     host: str = "127.0.0.1"
     dispatcher_port: int = 7460
     gateway_port: int = 7461
@@ -315,6 +323,9 @@ _REMOVED = frozenset({"data_url"})
 _SECRET_WORDS = ("token", "password", "url")
 """Parts of the names of settings whose values may hold a secret, so that errors do not repeat them."""
 
+REFERRING = ("kafka_sasl_password", "celery_broker_url")
+"""Settings that may refer to a secret of the platform instead of holding it."""
+
 LISTS = {
     "worker_code_paths": os.pathsep,
     "worker_offers": ",",
@@ -327,6 +338,7 @@ LISTS = {
 
 _CHOICES = {
     "wake_queue": ("postgres", "sqs"),
+    "secret_store": ("postgres", "aws", "files"),
     "spark_compiler": ("full", "quick"),
     "spark_isolation": ("shared", "job"),
     "log_level": ("debug", "info", "warning", "error"),
@@ -707,6 +719,7 @@ def _check(settings: Settings) -> None:
             value=settings.tls_certificate or settings.tls_key,
             next_step="set both, or none for plain HTTP",
         )
+    _check_secret_store(settings)
     _check_offers(settings)
     if settings.spark_servers < 1:
         raise InvalidInput(
@@ -735,6 +748,22 @@ def _check(settings: Settings) -> None:
     for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:
             raise InvalidInput("settings.invalid", f"{name} must be greater than zero", value=value)
+
+
+def _check_secret_store(settings: Settings) -> None:
+    needs_folder = settings.secret_store == "files"  # noqa: S105 -- the kind of a store
+    if needs_folder and settings.secret_folder is None:
+        raise InvalidInput(
+            "settings.invalid",
+            "secret_store is files, so secret_folder must be set",
+            next_step="set it to the folder where the volume is mounted",
+        )
+    if not _PART_OF_A_NAME.fullmatch(settings.secret_environment):
+        raise InvalidInput(
+            "settings.invalid",
+            "secret_environment must be 1 to 100 letters, digits, _ . and -",
+            value=settings.secret_environment,
+        )
 
 
 def _check_offers(settings: Settings) -> None:

@@ -158,6 +158,8 @@ class ShopWithSecrets:
             "GET /api/v1/datasets/{dataset_id}/explain": [
                 ("/api/v1/datasets/shop.mid/explain?first=0&last=9", None)
             ],
+            "GET /api/v1/secrets": [("/api/v1/secrets", None)],
+            "PUT /api/v1/secrets/{namespace}/{name}": [("/api/v1/secrets/user/x", {"value": "x"})],
             "GET /api/v1/status": [("/api/v1/status", None)],
             "GET /api/v1/pipelines": [("/api/v1/pipelines", None)],
             "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{self.pipeline}", None)],

@@ -207,6 +207,9 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "DELETE /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
         "DELETE /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", None)],
         "DELETE /api/v1/secrets/{namespace}/{name}": [(f"/api/v1/secrets/user/{MARK}", None)],
+        "POST /api/v1/secrets/{namespace}/{name}/rights": [
+            (f"/api/v1/secrets/user/{MARK}/rights", {"any_job": True})
+        ],
         "PATCH /api/v1/executions/{execution_id}": [
             (f"/api/v1/executions/{two.execution}", {"status": "RUNNING"})
         ],
@@ -234,7 +237,7 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-FOR_ADMINS = ("/api/v1/plan", "/api/v1/secrets")
+FOR_ADMINS = ("/api/v1/plan",)
 PUBLIC = {"GET /healthz", "GET /readyz", "POST /hooks/{org}/{path}"}
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,10 +18,13 @@ from traceplane.auth import store
 from traceplane.auth.master_key_file import MasterKeyFile, new_key
 from traceplane.auth.roles import Role
 from traceplane.dispatcher.leases.job_entry import job_entry
+from traceplane.errors import InvalidInput
 from traceplane.postgres import registry
+from traceplane.secrets.own_settings import with_secrets
 from traceplane.secrets.references import SecretName
-from traceplane.secrets.sealing import MasterKeys
+from traceplane.secrets.sealed_store import SealedStore
 from traceplane.secrets.vault import Denied, JobNeeds, Vault
+from traceplane.settings import Settings
 
 VALUE = "9f3c-a value, that nothing else has"
 RPC = SecretName("user", "rpc")
@@ -39,13 +43,17 @@ async def http(plane: ControlPlane) -> AsyncIterator[GatewayHttp]:
         yield http
 
 
+def sealed(*keys: bytes) -> Vault:
+    return Vault(SealedStore(lambda: keys))
+
+
 async def handed(plane: ControlPlane, vault: Vault, needs: JobNeeds = NEEDS) -> object:
     async with plane.database.transaction() as tx:
         return (await vault.hand_out(tx, [needs]))[needs]
 
 
 async def test_a_job_receives_the_newest_version(plane: ControlPlane) -> None:
-    vault = Vault(MasterKeys([new_key()]))
+    vault = sealed(new_key())
     async with plane.database.transaction() as tx:
         assert [await vault.set(tx, "default", RPC, text, by="ada") for text in ("one", "two", "three")] == [
             1,
@@ -58,11 +66,11 @@ async def test_a_job_receives_the_newest_version(plane: ControlPlane) -> None:
 
 
 async def test_a_job_that_may_not_use_a_secret_is_denied(plane: ControlPlane) -> None:
-    vault = Vault(MasterKeys([new_key()]))
+    vault = sealed(new_key())
     missing = await handed(plane, vault)
     assert missing == Denied(RPC, "there is no such secret")
     async with plane.database.transaction() as tx:
-        await vault.set(tx, "default", RPC, VALUE, by="ada", allowed_jobs=["chain/head", "market/*"])
+        await vault.set(tx, "default", RPC, VALUE, by="ada", jobs=(["chain/head", "market/*"],))
     assert isinstance(await handed(plane, vault), Denied)
     for pair in (("chain", "head"), ("market", "anything")):
         assert await handed(plane, vault, JobNeeds("default", *pair, frozenset({RPC}))) == {RPC: VALUE}
@@ -71,14 +79,14 @@ async def test_a_job_that_may_not_use_a_secret_is_denied(plane: ControlPlane) ->
             await handed(plane, vault, JobNeeds("default", "chain", "head", frozenset({other}))), Denied
         )
     async with plane.database.transaction() as tx:
-        await vault.set(tx, "default", RPC, "later", by="ada", allow_anew=False)
+        await vault.set(tx, "default", RPC, "later", by="ada")
     assert isinstance(await handed(plane, vault), Denied)  # a new value changes nothing about who may use it
 
 
 async def test_two_callers_set_two_versions(plane: ControlPlane) -> None:
-    vault = Vault(MasterKeys([new_key()]))
+    vault = sealed(new_key())
 
-    async def set_one(text: str) -> int:
+    async def set_one(text: str) -> Any:
         async with plane.database.transaction() as tx:
             return await vault.set(tx, "default", RPC, text, by="ada")
 
@@ -87,7 +95,7 @@ async def test_two_callers_set_two_versions(plane: ControlPlane) -> None:
 
 
 async def test_claims_do_not_wait_for_each_other_to_note_a_use(plane: ControlPlane) -> None:
-    vault = Vault(MasterKeys([new_key()]))
+    vault = sealed(new_key())
     async with plane.database.transaction() as tx:
         await vault.set(tx, "default", RPC, VALUE, by="ada")
     async with plane.database.transaction() as first:
@@ -117,28 +125,28 @@ async def test_a_new_master_key_seals_everything_anew_while_it_is_in_use(plane: 
     names = [SecretName("user", f"s{n}") for n in range(1200)]
     async with plane.database.transaction() as tx:
         for name in names:
-            await Vault(MasterKeys([old])).set(tx, "default", name, f"value of {name}", by="ada")
+            await sealed(old).set(tx, "default", name, f"value of {name}", by="ada")
         ring = await store.load_keyring(tx, [old])
-    both, needs = Vault(MasterKeys([new, old])), JobNeeds("default", "d", "j", frozenset(names))
+    both, needs = sealed(new, old), JobNeeds("default", "d", "j", frozenset(names))
     expected = {name: f"value of {name}" for name in names}
     counts: list[int] = []
     while not counts or counts[-1]:
         async with plane.database.transaction() as tx:
-            counts.append(await both.seal_anew(tx))
+            counts.append(await SealedStore(lambda: (new, old)).seal_anew(tx))
         assert await handed(plane, both, needs) == expected
     assert counts == [500, 500, 200, 0]
     async with plane.database.transaction() as tx:
         await store.seal_signing_keys_anew(tx, [new, old])
         assert await store.load_keyring(tx, [new]) == ring
-    assert await handed(plane, Vault(MasterKeys([new])), needs) == expected
-    assert isinstance(await handed(plane, Vault(MasterKeys([old])), needs), Denied)
+    assert await handed(plane, sealed(new), needs) == expected
+    assert isinstance(await handed(plane, sealed(old), needs), Denied)
 
 
 async def test_a_value_that_was_moved_to_another_secret_does_not_open(plane: ControlPlane) -> None:
-    vault = Vault(MasterKeys([new_key()]))
+    vault = sealed(new_key())
     async with plane.database.transaction() as tx:
         await vault.set(tx, "default", RPC, VALUE, by="ada")
-        await vault.set(tx, "default", SecretName("user", "mine"), "x", by="eve", allowed_jobs=["eve/*"])
+        await vault.set(tx, "default", SecretName("user", "mine"), "x", by="eve", jobs=(["eve/*"],))
         await tx.run(
             "update secret_versions v set sealed_value = o.sealed_value, sealed_key = o.sealed_key"
             " from secret_versions o, secrets s where s.secret_id = o.secret_id and s.name = 'rpc'"
@@ -172,7 +180,7 @@ async def test_the_api_never_answers_a_value(plane: ControlPlane, http: GatewayH
     ]
     dump = str(await plane.sql("select * from secrets, secret_versions"))
     assert VALUE not in dump
-    vault = Vault(MasterKeys(MasterKeyFile(tmp_path / "master.key").keys()))
+    vault = sealed(*MasterKeyFile(tmp_path / "master.key").keys())
     assert await handed(plane, vault) == {RPC: VALUE}
     status, _ = await http.send(admin, "DELETE", "/api/v1/secrets/user/rpc")
     assert status == 200
@@ -189,7 +197,9 @@ async def test_the_api_never_answers_a_value(plane: ControlPlane, http: GatewayH
         ("PUT", "/api/v1/secrets/user/rpc", {"value": "x" * 65537}, "request.invalid"),
         ("PUT", "/api/v1/secrets/user/rpc", {"value": "ü" * 65536}, "secret.bad_value"),
         ("PUT", "/api/v1/secrets/user/rpc", {"value": "x", "allowed_jobs": ["chain"]}, "secret.bad_job"),
+        ("PUT", "/api/v1/secrets/user/rpc", {"value": "x", "roles": ["No such"]}, "secret.bad_role"),
         ("DELETE", "/api/v1/secrets/user/rpc", None, "secret.unknown"),
+        ("POST", "/api/v1/secrets/user/rpc/rights", {"any_job": True}, "secret.unknown"),
     ],
 )
 async def test_what_is_not_accepted_has_a_code_and_leaves_nothing(
@@ -202,11 +212,71 @@ async def test_what_is_not_accepted_has_a_code_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("role", [Role.READER, Role.WRITER])
-async def test_only_admins_have_to_do_with_secrets(http: GatewayHttp, role: Role) -> None:
-    token = await http.token(role)
-    for method, path, body in (
-        ("GET", "/api/v1/secrets", None),
-        ("PUT", "/api/v1/secrets/user/rpc", {"value": "x"}),
-        ("DELETE", "/api/v1/secrets/user/rpc", None),
-    ):
-        assert (await http.send(token, method, path, body))[0] == 403
+async def test_who_is_no_admin_and_has_no_role_of_a_secret_neither_sets_nor_sees_it(
+    plane: ControlPlane, http: GatewayHttp, role: Role
+) -> None:
+    admin, token = await http.token(Role.ADMIN), await http.token(role)
+    await http.send(admin, "PUT", "/api/v1/secrets/user/rpc", {"value": VALUE, "roles": ["finance"]})
+    assert await http.send(token, "GET", "/api/v1/secrets") == (200, '{"secrets":[]}')
+    for name in ("rpc", "missing"):  # and does not learn which of them exists
+        status, text = await http.send(token, "PUT", f"/api/v1/secrets/user/{name}", {"value": "x"})
+        assert (status, json.loads(text)["error"]["code"]) == (403, "secret.not_yours")
+    assert (await http.send(token, "DELETE", "/api/v1/secrets/user/rpc"))[0] == 403
+    assert (await http.send(token, "POST", "/api/v1/secrets/user/rpc/rights", {}))[0] == 403
+    assert await plane.value("select count(*) from secrets") == 1
+
+
+async def test_who_has_a_role_of_a_secret_sets_its_value_and_nothing_else(
+    plane: ControlPlane, http: GatewayHttp, tmp_path: Path
+) -> None:
+    admin, writer = await http.token(Role.ADMIN), await http.token(Role.WRITER)
+    path = "/api/v1/secrets/user/rpc"
+    await http.send(admin, "PUT", path, {"value": VALUE, "allowed_jobs": ["chain/*"], "roles": ["writer"]})
+    await http.send(admin, "PUT", "/api/v1/secrets/user/other", {"value": VALUE})
+    status, text = await http.send(writer, "PUT", path, {"value": "new"})
+    assert (status, json.loads(text)) == (200, {"name": "rpc", "version": 2})
+    for right, wanted in (("any_job", True), ("allowed_jobs", ["mine/*"]), ("roles", [])):
+        status, text = await http.send(writer, "PUT", path, {"value": "x", right: wanted})
+        assert (status, json.loads(text)["error"]["code"]) == (403, "secret.rights_are_admins")
+    _, text = await http.send(writer, "GET", "/api/v1/secrets")
+    (listed,) = json.loads(text)["secrets"]
+    assert (listed["name"], listed["allowed_jobs"], listed["roles"]) == ("rpc", ["chain/*"], ["writer"])
+    status, text = await http.send(admin, "POST", f"{path}/rights", {"any_job": True, "roles": []})
+    assert (status, json.loads(text)) == (200, {"name": "rpc"})
+    assert (await http.send(writer, "PUT", path, {"value": "newer"}))[0] == 403
+    assert await handed(plane, sealed(*MasterKeyFile(tmp_path / "master.key").keys())) == {RPC: "new"}
+
+
+# Of the platform itself ------------------------------------------------------------------------------
+
+
+async def test_a_setting_may_refer_to_a_secret_of_the_platform(plane: ControlPlane) -> None:
+    keys = (new_key(),)
+    settings = Settings(
+        kafka_sasl_password="${secret:platform/kafka}",
+        celery_broker_url="redis://:${secret:platform/redis}@broker/0",
+    )
+    with pytest.raises(InvalidInput) as refused:
+        await with_secrets(settings, plane.database, lambda: keys)
+    assert (refused.value.code, refused.value.value) == ("settings.secret_unknown", "platform/kafka")
+    async with plane.database.transaction() as tx:
+        for name in ("kafka", "redis"):
+            await sealed(*keys).set(
+                tx, "default", SecretName("platform", name), f"{name}-password", by="ada", jobs=([],)
+            )
+    read = await with_secrets(settings, plane.database, lambda: keys)
+    assert (read.kafka_sasl_password, read.celery_broker_url) == (
+        "kafka-password",
+        "redis://:redis-password@broker/0",
+    )
+    assert await plane.value("select count(*) from secrets where last_used_at is not null") == 2
+    plain = Settings(kafka_sasl_password="pass$word")
+    assert await with_secrets(plain, plane.database, lambda: keys) is plain
+
+
+@pytest.mark.parametrize("text", ["${secret:kafka}", "${secret:platform/}", "${secret"])
+async def test_a_setting_refers_to_nothing_else(plane: ControlPlane, text: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await with_secrets(Settings(kafka_sasl_password=text), plane.database, lambda: (new_key(),))
+    assert refused.value.code == "settings.invalid"
+    assert "kafka_sasl_password" in refused.value.message

@@ -21,7 +21,7 @@ from traceplane.auth.roles import Role
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
 from traceplane.errors import Conflict, SpecInvalid, UserError
 from traceplane.secrets.references import SecretName
-from traceplane.secrets.sealing import MasterKeys
+from traceplane.secrets.sealed_store import SealedStore
 from traceplane.secrets.vault import Vault
 
 DELIVERIES = "shop.orders#deliveries"
@@ -239,7 +239,7 @@ async def test_a_key_that_is_changed_is_known_beside_the_old_one(database_url: s
 
 async def test_a_key_may_be_a_secret_that_is_replaced_without_a_deploy(sender: Sender) -> None:
     plane = sender.plane
-    vault = Vault(MasterKeys(MasterKeyFile(plane.settings.master_key_path).keys()))
+    vault = Vault(SealedStore(MasterKeyFile(plane.settings.master_key_path).keys))
     named = dag().replace(f"env: {VARIABLE}", "name: [hook, hook_before]")
     with pytest.raises(UserError) as refused:
         await plane.deploy(named)
@@ -253,8 +253,15 @@ async def test_a_key_may_be_a_secret_that_is_replaced_without_a_deploy(sender: S
     await set_secret("hook", "first")
     await set_secret("hook_before", "earlier")
     await plane.deploy(named)
+    await plane.api.webhooks.refresh()
+    uses = "select count(*) from secrets where last_used_at is not null"
+    assert await sender.refused({}, from_github({}, "d-0", key="wrong")) == (403, "webhook.signature_wrong")
+    await plane.api.webhooks.refresh()
+    assert await plane.value(uses) == 0, "a gateway that only reads a key does not use it"
     for number, key in enumerate(("first", "earlier")):
         assert (await sender.post({}, from_github({}, f"d-{number}", key=key)))[0] == 200
+    await plane.api.webhooks.refresh()
+    assert await plane.value(uses) == 2
     await set_secret("hook", "second")
     assert (await sender.post({}, from_github({}, "d-2", key="second")))[0] == 200
     assert await sender.refused({}, from_github({}, "d-3", key="first")) == (403, "webhook.signature_wrong")

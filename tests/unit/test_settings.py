@@ -211,3 +211,15 @@ def test_an_invalid_setting_is_named_with_its_value(tmp_path: Path) -> None:
         load(file, environment={})
     assert refused.value.value == str(file)
     assert refused.value.next_step is not None
+
+
+def test_a_store_of_secrets_has_what_it_needs() -> None:
+    for environment, named in (
+        ({"TRACEPLANE_SECRET_STORE": "files"}, "secret_folder"),
+        ({"TRACEPLANE_SECRET_STORE": "vault"}, "secret_store"),
+        ({"TRACEPLANE_SECRET_ENVIRONMENT": "a/b"}, "secret_environment"),
+    ):
+        with pytest.raises(InvalidInput, match=named):
+            load(environment=environment)
+    files = {"TRACEPLANE_SECRET_STORE": "files", "TRACEPLANE_SECRET_FOLDER": "/run/secrets"}
+    assert load(environment=files).secret_folder == Path("/run/secrets")

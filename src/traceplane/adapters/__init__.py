@@ -7,6 +7,10 @@ object_store            the object store: where the files of datasets are
 object_store_folder     a folder of the file system as the object store
 object_store_s3         an S3 bucket, or a compatible one, as the object store
 object_stores           picks the object store from the settings
+secret_store            where the values of secrets are
+secret_store_aws        secrets in AWS Secrets Manager
+secret_store_files      secrets as files of a mounted volume, as Kubernetes has them
+secret_stores           picks the store of secrets outside Postgres from the settings
 signal_publisher        where signals are published: the topic, or the folder, that triggers read
 signal_publisher_kafka  signals to a Kafka topic
 signal_source           sources of signals: partitions of messages, shared by the instances of a group

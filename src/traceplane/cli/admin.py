@@ -215,14 +215,13 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
     """Put a new master key into the file, and seal signing keys and secrets anew with it, while everything runs."""
     from traceplane.auth import store
     from traceplane.auth.master_key_file import MasterKeyFile, new_key
-    from traceplane.secrets.sealing import MasterKeys
-    from traceplane.secrets.vault import Vault
+    from traceplane.secrets.sealed_store import SealedStore
 
     file = MasterKeyFile(settings.master_key_path)
 
     async def seal_anew(tx: Transaction) -> int:
         await store.seal_signing_keys_anew(tx, file.keys())
-        return await Vault(MasterKeys(file.keys())).seal_anew(tx)
+        return await SealedStore(file.keys).seal_anew(tx)
 
     if not forget_old:
         file.keys()

@@ -12,7 +12,14 @@ from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
-from traceplane.wire.secrets import SecretRemoved, SecretSet, SecretsResponse, SecretValue
+from traceplane.wire.secrets import (
+    SecretRemoved,
+    SecretRightsRequest,
+    SecretRightsView,
+    SecretSet,
+    SecretsResponse,
+    SecretValue,
+)
 
 
 @click.group()
@@ -20,25 +27,67 @@ def secret() -> None:
     """Set, list and remove secrets. Nothing shows their values."""
 
 
-@secret.command("set")
-@click.argument("name")
-@click.option(
+_job = click.option(
     "--job", "jobs", multiple=True, metavar="DAG/JOB", help="A job that may use it; DAG/* for all of a DAG."
 )
-@click.option("--any-job", is_flag=True, help="Every job may use it.")
+_any_job = click.option("--any-job", is_flag=True, help="Every job may use it.")
+_role = click.option(
+    "--role", "roles", multiple=True, metavar="ROLE", help="A role whose members may set and list it."
+)
+
+
+@secret.command("set")
+@click.argument("name")
+@_job
+@_any_job
+@_role
 @as_json
 @click.pass_obj
-def set_(settings: Settings, name: str, jobs: tuple[str, ...], any_job: bool, as_json: bool) -> None:
+def set_(
+    settings: Settings, name: str, jobs: tuple[str, ...], any_job: bool, roles: tuple[str, ...], as_json: bool
+) -> None:
     """Set the secret NAME to what is read from standard input, without the newline at its end."""
-    if jobs and any_job:
-        raise click.UsageError("use --job or --any-job, not both")
+    _check_jobs(jobs, any_job)
     value = _read_value(name)
-    request = SecretValue(value, list(jobs) if jobs else None, any_job)
+    request = SecretValue(
+        value=value, allowed_jobs=list(jobs) or None, any_job=any_job, roles=list(roles) or None
+    )
     answer = call(settings, lambda c: c.call("PUT", _path(name), SecretSet, request))
     if as_json:
         say_json(answer)
     else:
         say(f"{answer.name} is set, version {answer.version}; tasks that start from now on receive it")
+
+
+@secret.command("allow")
+@click.argument("name")
+@_job
+@_any_job
+@_role
+@click.option("--no-role", is_flag=True, help="Only admins may set and list it.")
+@as_json
+@click.pass_obj
+def allow(
+    settings: Settings,
+    name: str,
+    jobs: tuple[str, ...],
+    any_job: bool,
+    roles: tuple[str, ...],
+    no_role: bool,
+    as_json: bool,
+) -> None:
+    """Change which jobs may use the secret NAME, and which roles may set it. Its value stays."""
+    _check_jobs(jobs, any_job)
+    if roles and no_role:
+        raise click.UsageError("use --role or --no-role, not both")
+    if not (jobs or any_job or roles or no_role):
+        raise click.UsageError("use --job, --any-job, --role or --no-role")
+    request = SecretRightsRequest(list(jobs) or None, any_job, [] if no_role else list(roles) or None)
+    answer = call(settings, lambda c: c.call("POST", f"{_path(name)}/rights", SecretRightsView, request))
+    if as_json:
+        say_json(answer)
+    else:
+        say(f"{answer.name} is used by {_users(answer.allowed_jobs)}; {_setters(answer.roles)}")
 
 
 @secret.command("list")
@@ -52,11 +101,28 @@ def list_(settings: Settings, as_json: bool) -> None:
         return
     for one in answer.secrets:
         used = f"{one.last_used_at:%Y-%m-%d %H:%M} UTC" if one.last_used_at is not None else "never"
-        jobs = "every job" if one.allowed_jobs is None else ", ".join(one.allowed_jobs)
-        say(f"{one.name}  version {one.version}, set by {one.set_by} at {one.set_at:%Y-%m-%d %H:%M} UTC")
-        say(f"  used by {jobs}; last used: {used}")
+        known = [
+            f"version {one.version}" if one.version is not None else None,
+            f"set by {one.set_by}" if one.set_by is not None else None,
+            f"set at {one.set_at:%Y-%m-%d %H:%M} UTC" if one.set_at is not None else None,
+        ]
+        say(f"{one.name}  {', '.join(text for text in known if text)}".rstrip())
+        say(f"  used by {_users(one.allowed_jobs)}; {_setters(one.roles)}; last used: {used}")
     if not answer.secrets:
-        say("There are no secrets. Set one with `traceplane secret set NAME`.")
+        say("There are no secrets that you may set. An admin sets one with `traceplane secret set NAME`.")
+
+
+def _check_jobs(jobs: tuple[str, ...], any_job: bool) -> None:
+    if jobs and any_job:
+        raise click.UsageError("use --job or --any-job, not both")
+
+
+def _users(allowed_jobs: list[str] | None) -> str:
+    return "every job" if allowed_jobs is None else ", ".join(allowed_jobs) or "no job"
+
+
+def _setters(roles: list[str]) -> str:
+    return f"set by admins{''.join(f', {role}' for role in roles)}"
 
 
 @secret.command("remove")

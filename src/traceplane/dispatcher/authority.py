@@ -14,16 +14,19 @@ from traceplane.auth.store import load_keyring, load_token_book
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
-from traceplane.secrets.sealing import MasterKeys
+from traceplane.secrets.sealed_store import SealedStore
 from traceplane.secrets.vault import Vault
 
 
 class Authority:
     """Mints and checks tokens against the database's clock."""
 
-    def __init__(self, database: Database, master_keys: Callable[[], Sequence[bytes]]) -> None:
+    def __init__(
+        self, database: Database, master_keys: Callable[[], Sequence[bytes]], vault: Vault | None = None
+    ) -> None:
         self._database = database
         self._master_keys = master_keys
+        self.vault = vault or Vault(SealedStore(master_keys))
         self._keyring = Keyring(())
         self._book = TokenBook(())
         self._second_look = SecondLook(self.refresh)
@@ -51,9 +54,6 @@ class Authority:
 
     def capabilities(self, tokens: Sequence[str]) -> list[Capability]:
         return [self._cache.verify(token, self._keyring, self.now) for token in tokens]
-
-    def vault(self) -> Vault:
-        return Vault(MasterKeys(self._master_keys()))
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
         return self._keyring.jwks(self.now)

@@ -40,6 +40,8 @@ from traceplane.http_service.tls import ServerCertificate
 from traceplane.postgres.database import Database
 from traceplane.registry.garbage import Policy
 from traceplane.runtime.process import Activity, run_loop, task_group
+from traceplane.secrets.own_settings import with_secrets
+from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
 
 _ROW_STREAMS = 4
@@ -52,7 +54,12 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     async with contextlib.AsyncExitStack() as opened:
         database = await _connect(settings, settings.database_connections, opened)
         rows_database = await _connect(settings, _ROW_STREAMS, opened)
-        authority = Authority(database, MasterKeyFile(settings.master_key_path).keys)
+        master_keys = MasterKeyFile(settings.master_key_path).keys
+        settings = await with_secrets(settings, database, master_keys)
+        vault = Vault.of(settings, master_keys)
+        opened.push_async_callback(vault.close)
+        await vault.check()
+        authority = Authority(database, master_keys, vault)
         decoders = Decoders()
         opened.push_async_callback(asyncio.to_thread, decoders.close)
         activity = Activity()

@@ -42,6 +42,7 @@ from traceplane.query.engine_pool import EnginePool
 from traceplane.query.service import Queries, QueryResult
 from traceplane.query.wire import Format, QueryLimits
 from traceplane.runtime.process import Outcome
+from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
 from traceplane.wire.control import (
     BackfillRequest,
@@ -69,14 +70,15 @@ class PublicApi:
         self._book = TokenBook(())
         self._second_look = SecondLook(self.refresh)
         self._now = 0.0
-        self.deploys = DeployApi(settings)
+        master_keys = MasterKeyFile(settings.master_key_path)
+        self.vault = Vault.of(settings, master_keys.keys)
+        self.deploys = DeployApi(settings, self.vault)
         self.jobs = JobApi()
         self.tasks = TaskApi()
         self._emits = Emits()
-        master_keys = MasterKeyFile(settings.master_key_path)
-        self.webhooks = Webhooks(database, settings, master_keys.keys)
+        self.webhooks = Webhooks(database, settings, self.vault)
         self.file_sources = FileSources()
-        self.secrets = SecretApi(master_keys)
+        self.secrets = SecretApi(self.vault)
         self._queries = Queries(
             EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
             object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
@@ -94,6 +96,7 @@ class PublicApi:
 
     async def close(self) -> None:
         await self._queries.close()
+        await self.vault.close()
 
     async def _open_cache(self) -> ObjectCache:
         settings = self._settings

@@ -23,11 +23,21 @@ from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import DeployedJob
 from traceplane.postgres.versions import ListedVersion, Missing
-from traceplane.registry import apply, code_identity, code_project, cutover, deletion, job_checks, preparation
+from traceplane.registry import (
+    apply,
+    code_identity,
+    code_project,
+    cutover,
+    deletion,
+    deploy_checks,
+    job_checks,
+    preparation,
+)
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.spec import dag_file, webhooks
 from traceplane.registry.spec.job_faults import place_of_input, place_of_partitions
 from traceplane.secrets.references import found_in
+from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
 from traceplane.wire.deploys import (
     BuildView,
@@ -54,8 +64,9 @@ READER, ADMIN = "reader", "admin"
 
 
 class DeployApi:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, vault: Vault) -> None:
         self._settings = settings
+        self._vault = vault
 
     def routes(self) -> list[Route]:
         return [
@@ -84,7 +95,8 @@ class DeployApi:
                 code,
                 no_rematerialize=call.body.no_rematerialize,
             )
-        refusal = await _placed(prepared.refusal, call.body) if prepared.refusal else None
+        refused = prepared.refusal or await self._secret_refusal(call, dag)
+        refusal = await _placed(refused, call.body) if refused else None
         text, gives_up = prepared.text + _missing_keys(dag, call.principal.org, self._settings), None
         if prepared.gives_up is not None and refusal is None:
             gives_up = prepared.gives_up.number
@@ -104,6 +116,8 @@ class DeployApi:
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
         dag, code = await self._parse(call)
         try:
+            if (refused := await self._secret_refusal(call, dag)) is not None:
+                raise refused
             done = await apply.deploy(
                 call.principal.database,
                 call.principal.org,
@@ -176,6 +190,12 @@ class DeployApi:
         done = await deletion.delete(call.principal.database, call.principal.org, body.dag, force=body.force)
         telemetry.emit("dag.deleted", dag=body.dag, datasets=len(done.datasets), readers=len(done.readers))
         return DeletedResponse(body.dag, list(done.datasets), list(done.readers))
+
+    async def _secret_refusal(self, call: Call[DeployRequest], dag: Dag) -> UserError | None:
+        if not deploy_checks.refers_to_secrets(dag):
+            return None
+        async with call.principal.database.transaction() as tx:
+            return await deploy_checks.secret_refusal(tx, self._vault, call.principal.org, dag)
 
     async def _parse(self, call: Call[DeployRequest]) -> tuple[Dag, DeployedCode | None]:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.

@@ -22,9 +22,10 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     orgs = await OrgDatabases.connect(settings.state_url, connections=settings.database_connections)
     api = PublicApi(database=database, orgs=orgs, settings=settings)
     access_changed = asyncio.Event()
-    await api.refresh()
-    await api.webhooks.refresh()
     try:
+        await api.vault.check()
+        await api.refresh()
+        await api.webhooks.refresh()
         await task_group(
             stop,
             api=serve(

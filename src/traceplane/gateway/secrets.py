@@ -3,95 +3,162 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from traceplane import telemetry
-from traceplane.auth.master_key_file import MasterKeyFile
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.auth.roles import Role
+from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.near_names import near
-from traceplane.postgres.database import retry_on_conflict
+from traceplane.postgres.database import Transaction, retry_on_conflict
 from traceplane.secrets.references import SecretName, parse_name
-from traceplane.secrets.sealing import MasterKeys
 from traceplane.secrets.vault import Vault
-from traceplane.wire.secrets import SecretRemoved, SecretSet, SecretsResponse, SecretValue, SecretView
+from traceplane.wire.secrets import (
+    SecretRemoved,
+    SecretRightsRequest,
+    SecretRightsView,
+    SecretSet,
+    SecretsResponse,
+    SecretValue,
+    SecretView,
+)
 
-ADMIN = "admin"
+READER, ADMIN = "reader", "admin"
 _JOB = re.compile(r"[^/\s]{1,200}/[^/\s]{1,200}")
+_ROLE = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 class SecretApi:
-    def __init__(self, master_keys: MasterKeyFile) -> None:
-        self._master_keys = master_keys
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/api/v1/secrets", None, SecretsResponse, self.listed, ADMIN,
-                  "Secrets, without their values."),
-            Route("PUT", "/api/v1/secrets/{namespace}/{name}", SecretValue, SecretSet, self.set, ADMIN,
-                  "Set a secret, or a new version of it."),
+            Route("GET", "/api/v1/secrets", None, SecretsResponse, self.listed, READER,
+                  "Secrets that the caller may set, without their values."),
+            Route("PUT", "/api/v1/secrets/{namespace}/{name}", SecretValue, SecretSet, self.set, READER,
+                  "Set a secret, or a new version of it: admins, and who has one of its roles."),
+            Route("POST", "/api/v1/secrets/{namespace}/{name}/rights", SecretRightsRequest, SecretRightsView,
+                  self.allow, ADMIN, "Change who may use and who may set a secret."),
             Route("DELETE", "/api/v1/secrets/{namespace}/{name}", None, SecretRemoved, self.remove, ADMIN,
                   "Remove a secret with all its versions."),
         ]  # fmt: skip
 
-    def _vault(self) -> Vault:
-        return Vault(MasterKeys(self._master_keys.keys()))
-
     async def listed(self, call: Call[None]) -> SecretsResponse:
         async with call.principal.database.transaction() as tx:
-            found = await self._vault().listed(tx, call.principal.org)
+            found = await self._vault.listed(tx, call.principal.org)
         return SecretsResponse(
             [
                 SecretView(
-                    name=s.name if s.namespace == "user" else f"{s.namespace}/{s.name}",
+                    name=str(s.name),
                     version=s.version,
                     set_by=s.set_by,
                     set_at=s.set_at,
                     last_used_at=s.last_used_at,
-                    allowed_jobs=None if s.allowed_jobs is None else list(s.allowed_jobs),
+                    allowed_jobs=None if s.rights.allowed_jobs is None else list(s.rights.allowed_jobs),
+                    roles=list(s.rights.roles),
                 )
                 for s in found
+                if _may_set(call, s.rights.roles)
             ]
         )
 
     async def set(self, call: Call[SecretValue]) -> SecretSet:
         name, asked, by = _name(call), call.body, call.principal.name
-        for job in asked.allowed_jobs or ():
-            if not _JOB.fullmatch(job):
-                raise InvalidInput(
-                    "secret.bad_job", "a job is written dag/job, or dag/* for all of a DAG", value=job
-                )
+        jobs = _jobs(asked)
+        _check_roles(asked)
 
-        async def once() -> int:
+        async def once() -> int | str | None:
             async with call.principal.database.transaction() as tx:
-                return await self._vault().set(
-                    tx,
-                    call.principal.org,
-                    name,
-                    asked.value,
-                    by=by,
-                    allowed_jobs=None if asked.any_job else asked.allowed_jobs,
-                    allow_anew=asked.any_job or asked.allowed_jobs is not None,
+                await self._check_may_set(tx, call, name)
+                return await self._vault.set(
+                    tx, call.principal.org, name, asked.value, by=by, jobs=jobs, roles=asked.roles
                 )
 
         version = await retry_on_conflict(once)
         telemetry.emit("secret.set", name=str(name), version=version, principal=by)
         return SecretSet(str(name), version)
 
+    async def _check_may_set(self, tx: Transaction, call: Call[SecretValue], name: SecretName) -> None:
+        """Whoever has one of a secret's roles gives it a value, and changes nothing about who may use it."""
+        if _is_admin(call):
+            return
+        rights = (await self._vault.rights(tx, call.principal.org, [name])).get(name)
+        if rights is None or not _may_set(call, rights.roles):
+            raise Forbidden(
+                "secret.not_yours",
+                "only admins, and those who have one of its roles, set a secret",
+                value=str(name),
+                next_step="ask an admin of the organization: `traceplane secret allow NAME --role ROLE`",
+            )
+        if _jobs(call.body) is not None or call.body.roles is not None:
+            raise Forbidden(
+                "secret.rights_are_admins",
+                "only admins change who may use a secret and who may set it",
+                value=str(name),
+                next_step="set only its value",
+            )
+
+    async def allow(self, call: Call[SecretRightsRequest]) -> SecretRightsView:
+        name, asked, org = _name(call), call.body, call.principal.org
+        jobs = _jobs(asked)
+        _check_roles(asked)
+        async with call.principal.database.transaction() as tx:
+            rights = await self._vault.allow(tx, org, name, jobs=jobs, roles=asked.roles)
+            if rights is None:
+                raise await self._unknown(tx, org, name)
+        telemetry.emit("secret.allowed", name=str(name), principal=call.principal.name)
+        allowed = None if rights.allowed_jobs is None else list(rights.allowed_jobs)
+        return SecretRightsView(str(name), allowed, list(rights.roles))
+
     async def remove(self, call: Call[None]) -> SecretRemoved:
         name, org = _name(call), call.principal.org
         async with call.principal.database.transaction() as tx:
-            vault = self._vault()
-            if not await vault.remove(tx, org, name):
-                names = [str(SecretName(s.namespace, s.name)) for s in await vault.listed(tx, org)]  # type: ignore[arg-type]
-                raise NotFound(
-                    "secret.unknown",
-                    "there is no secret of this name",
-                    value=str(name),
-                    next_step=near(str(name), names) or "see `traceplane secret list`",
-                )
+            if not await self._vault.remove(tx, org, name):
+                raise await self._unknown(tx, org, name)
         telemetry.emit("secret.removed", name=str(name), principal=call.principal.name)
         return SecretRemoved(str(name))
+
+    async def _unknown(self, tx: Transaction, org: str, name: SecretName) -> NotFound:
+        names = [str(s.name) for s in await self._vault.listed(tx, org)]
+        return NotFound(
+            "secret.unknown",
+            "there is no secret of this name",
+            value=str(name),
+            next_step=near(str(name), names) or "see `traceplane secret list`",
+        )
+
+
+def _is_admin(call: Call[Any]) -> bool:
+    return call.principal.role is Role.ADMIN
+
+
+def _may_set(call: Call[Any], roles: Sequence[str]) -> bool:
+    return _is_admin(call) or not call.principal.roles.isdisjoint(roles)
+
+
+def _jobs(asked: SecretRightsRequest) -> tuple[list[str] | None] | None:
+    """None: they stay as they are; a tuple with None: every job."""
+    for job in asked.allowed_jobs or ():
+        if not _JOB.fullmatch(job):
+            raise InvalidInput(
+                "secret.bad_job", "a job is written dag/job, or dag/* for all of a DAG", value=job
+            )
+    if asked.any_job:
+        return (None,)
+    return None if asked.allowed_jobs is None else (asked.allowed_jobs,)
+
+
+def _check_roles(asked: SecretRightsRequest) -> None:
+    for role in asked.roles or ():
+        if not _ROLE.fullmatch(role):
+            raise InvalidInput(
+                "secret.bad_role",
+                "a role is a lower-case letter and up to 62 lower-case letters, digits, _ and -",
+                value=role,
+                next_step="for example finance or writer",
+            )
 
 
 def _name(call: Call[Any]) -> SecretName:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -32,8 +32,7 @@ from traceplane.postgres.webhooks import KeptDelivery, SourceAsRead, WebhookSour
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.runtime.process import Outcome
 from traceplane.secrets.references import SecretName, found_in, replaced
-from traceplane.secrets.sealing import MasterKeys
-from traceplane.secrets.vault import Denied, JobNeeds, Vault
+from traceplane.secrets.vault import Denied, JobNeeds, Lookup, Vault, place_of
 from traceplane.settings import Settings
 from traceplane.webhooks import bodies, signatures
 from traceplane.webhooks.bodies import Body
@@ -42,7 +41,6 @@ from traceplane.webhooks.signatures import Scheme, SignatureRefused
 from traceplane.wire.webhooks import DeliveryResponse, RefusalView, WebhooksResponse, WebhookView
 
 READER = "reader"
-Handed = Mapping[JobNeeds, Mapping[SecretName, str] | Denied]
 REFRESH_SECONDS = 2.0
 _APART_SECONDS = 0.2
 """The shortest time between two reads of the sources for the sake of unknown paths."""
@@ -61,6 +59,7 @@ class Endpoint:
     keys: tuple[bytes, ...]
     missing: tuple[str, ...]
     """Keys that this process does not have: variables, or references to secrets."""
+    needs: JobNeeds
 
     @property
     def label(self) -> str:
@@ -102,12 +101,10 @@ class _Sources:
 
 
 class Webhooks:
-    def __init__(
-        self, database: Database, settings: Settings, master_keys: Callable[[], Sequence[bytes]]
-    ) -> None:
+    def __init__(self, database: Database, settings: Settings, vault: Vault) -> None:
         self._database = database
         self._settings = settings
-        self._master_keys = master_keys
+        self._vault = vault
         self._sources = _Sources()
         self._one_look_at_a_time = asyncio.Lock()
         self._looked_at = 0.0
@@ -120,6 +117,8 @@ class Webhooks:
         """Deliveries of each source that wait for their commit."""
         self._refused: Counter[tuple[UUID, str]] = Counter()
         """Not yet stored."""
+        self._checked_with: set[JobNeeds] = set()
+        """Whose signing keys deliveries were checked with; not yet noted as used."""
 
     def routes(self) -> list[Route]:
         return [
@@ -132,18 +131,24 @@ class Webhooks:
     # Sources -----------------------------------------------------------------------------------------
 
     async def refresh(self) -> Outcome:
-        """Reads the sources anew, and stores what was refused; runs as a loop."""
+        """Reads the sources anew, and stores what was refused and which keys were used; runs as a loop."""
         refused, self._refused = self._refused, Counter()
+        checked_with, self._checked_with = self._checked_with, set()
         try:
             async with self._database.transaction() as tx:
                 if refused:
                     await webhooks.add_refusals(tx, refused)
                 sources = await webhooks.sources(tx)
-                handed = await self._handed(tx, sources)
+                lookup = await self._look_up(tx, sources)
+                if checked_with:
+                    places = {place_of(need.org, name) for need in checked_with for name in need.names}
+                    await self._vault.note_use(tx, places)
                 clock = await tokens.clock(tx)
         except BaseException:
             self._refused.update(refused)
+            self._checked_with |= checked_with
             raise
+        handed = await lookup.values() if lookup is not None else {}
         endpoints: dict[tuple[str, str], Endpoint | None] = {}
         for source in sources:
             place = (source.org, source.config.path)
@@ -154,9 +159,10 @@ class Webhooks:
         self._log(refused)
         return Outcome()
 
-    async def _handed(self, tx: Transaction, sources: Sequence[WebhookSource]) -> Handed:
+    async def _look_up(self, tx: Transaction, sources: Sequence[WebhookSource]) -> Lookup | None:
+        """A gateway reads the keys all the time; only a delivery uses them."""
         needs = {need for source in sources if (need := _needs(source)).names}
-        return await Vault(MasterKeys(self._master_keys())).hand_out(tx, needs) if needs else {}
+        return await self._vault.look_up(tx, needs, used=False) if needs else None
 
     def _endpoint(self, source: WebhookSource, handed: Mapping[SecretName, str] | Denied | None) -> Endpoint:
         verify, named = source.config.verify, source.config.keys
@@ -169,7 +175,9 @@ class Webhooks:
         missing = tuple(name for name in named if name not in found or found_in(found[name]))
         found = {name: key for name, key in found.items() if name not in missing}
         scheme = signatures.scheme_of(verify) if verify is not None else None
-        return Endpoint(source, scheme, tuple(key.encode() for key in found.values()), missing)
+        return Endpoint(
+            source, scheme, tuple(key.encode() for key in found.values()), missing, _needs(source)
+        )
 
     def _variable(self, name: str, source: WebhookSource) -> str | None:
         return self._settings.hook_keys.get(name) if hook_keys.belongs_to(name, source.org) else None
@@ -267,6 +275,8 @@ class Webhooks:
                 raw = await self._body(call, pieces)
                 if signature is not None and not signature.matches(endpoint.keys, raw):
                     raise signatures.wrong()
+                if endpoint.needs.names:
+                    self._checked_with.add(endpoint.needs)
                 body = _parsed(raw, form=form)
                 if (answer := _answered(endpoint, headers, body)) is not None:
                     return answer

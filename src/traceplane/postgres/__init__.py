@@ -23,7 +23,7 @@ pinned              what a query reads, in one snapshot
 pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
 scopes              what a `scopes` job or an aggregator knows: told positions, and its scopes
-secrets             secrets as they are stored: sealed
+secrets             secrets as they are stored: sealed, with who may use and set them
 source_files        file sources: which are due, the files that were there, and what has changed
 table_statistics    fresh statistics for the planner
 task_logs           the output of operators, stored in the transaction of the report that carried it

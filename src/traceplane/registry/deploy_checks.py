@@ -13,7 +13,7 @@ from traceplane.model.partitions import Partitions
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators import catalog
 from traceplane.operators.grouping import rows_of
-from traceplane.postgres import registry, secrets, versions, webhooks
+from traceplane.postgres import registry, versions, webhooks
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
 from traceplane.postgres.versions import Version
@@ -22,7 +22,7 @@ from traceplane.registry.plan import Plan, changed_fields
 from traceplane.registry.spec import webhooks as spec_webhooks
 from traceplane.registry.spec.job_faults import JobFault
 from traceplane.secrets.references import secrets_of
-from traceplane.secrets.vault import is_allowed
+from traceplane.secrets.vault import Vault, is_allowed
 
 
 async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
@@ -32,7 +32,6 @@ async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
         or await _path_refusal(tx, org, dag)
-        or await _secret_refusal(tx, org, dag)
     )
 
 
@@ -175,13 +174,18 @@ async def _path_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None
     return None
 
 
-async def _secret_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None:
-    """Found now rather than by the first task: a secret that is missing, or that the job may not use."""
+def refers_to_secrets(dag: Dag) -> bool:
+    return any(secrets_of(job.config, job.execution.secrets) for job in dag.jobs)
+
+
+async def secret_refusal(tx: Transaction, vault: Vault, org: str, dag: Dag) -> UserError | None:
+    """Found now rather than by the first task: a secret that is missing, or that the job may not use. Apart from the
+    other checks: those are in the transaction that deploys, which must not wait for another service."""
     wanted = [
         (job, name) for job in dag.jobs for name in sorted(secrets_of(job.config, job.execution.secrets))
     ]
-    found = await secrets.newest(tx, [(org, name.namespace, name.name) for _, name in wanted])
-    for (job, name), secret in zip(wanted, found, strict=True):
+    rights = await vault.rights(tx, org, {name for _, name in wanted})
+    for job, name in wanted:
         own = job.generated_for or job.name
         if name.namespace == "platform" and not _runs_platform_code(job):
             return Forbidden(
@@ -190,19 +194,19 @@ async def _secret_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | No
                 value=str(name),
                 next_step=f"set a secret for users, such as {name.name}, and refer to that",
             )
-        if secret is None:
+        if name not in rights:
             return InvalidInput(
                 "deploy.secret_unknown",
                 f"job {own}: there is no such secret",
                 value=str(name),
                 next_step=f"set it with `traceplane secret set {name}`",
             )
-        if not is_allowed(secret.allowed_jobs, dag.name, own):
+        if not is_allowed(rights[name], dag.name, own):
             return Forbidden(
                 "deploy.secret_not_allowed",
                 f"job {own}: it is not among the jobs that may use the secret",
                 value=str(name),
-                next_step=f"an admin can allow it: `traceplane secret set {name} --job {dag.name}/{own}`",
+                next_step=f"an admin can allow it: `traceplane secret allow {name} --job {dag.name}/{own}`",
             )
     return None
 

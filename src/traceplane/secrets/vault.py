@@ -1,20 +1,23 @@
-"""Secrets in Postgres: set, listed, handed out, and sealed anew."""
+"""Secrets: set, listed, removed, and handed out to the jobs that may have them.
+
+Who may use a secret, and when it was last used, is in Postgres. The value is in the store that the settings name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from uuid import UUID
+from datetime import datetime
 
+from traceplane.adapters.secret_store import LONGEST_VALUE, Reading, SecretStore
+from traceplane.adapters.secret_stores import outside_store
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.postgres import secrets
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.secrets import ListedSecret, SealedVersion
-from traceplane.secrets.references import SecretName
-from traceplane.secrets.sealing import MasterKeys, Sealed
-
-LONGEST_VALUE = 64 << 10
-_SEALED_AT_ONCE = 500
+from traceplane.postgres.secrets import NO_RIGHTS_SET, SecretPlace, SecretRights, UsedSecret
+from traceplane.secrets.references import SecretName, parse_name
+from traceplane.secrets.sealed_store import SealedStore
+from traceplane.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,66 @@ class Denied:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class ListedSecret:
+    name: SecretName
+    rights: SecretRights
+    last_used_at: datetime | None
+    version: int | str | None
+    set_by: str | None
+    set_at: datetime | None
+
+
+Handed = Mapping[JobNeeds, Mapping[SecretName, str] | Denied]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What was found within a transaction; the values are read after it."""
+
+    needs: Collection[JobNeeds]
+    rights: Mapping[SecretPlace, SecretRights]
+    read: Reading
+
+    async def values(self) -> Handed:
+        """What each job may have now; `Denied`: something that it refers to is missing, not allowed or damaged."""
+        values = await self.read()
+        return {need: self._of_job(need, values) for need in self.needs}
+
+    def _of_job(
+        self, need: JobNeeds, values: Mapping[SecretPlace, str | PlatformError]
+    ) -> Mapping[SecretName, str] | Denied:
+        handed: dict[SecretName, str] = {}
+        for name in sorted(need.names):
+            place = place_of(need.org, name)
+            value = values.get(place)
+            if value is None:
+                return Denied(name, "there is no such secret")
+            if not is_allowed(self.rights.get(place, NO_RIGHTS_SET), need.dag, need.job):
+                return Denied(name, "the job is not among those that may use it")
+            if isinstance(value, PlatformError):
+                return Denied(name, value.message)
+            handed[name] = value
+        return handed
+
+
 class Vault:
-    def __init__(self, master_keys: MasterKeys) -> None:
-        self._keys = master_keys
+    def __init__(self, store: SecretStore) -> None:
+        self._store = store
+        self._is_outside = not isinstance(store, SealedStore)
+
+    @classmethod
+    def of(cls, settings: Settings, master_keys: Callable[[], Sequence[bytes]]) -> Vault:
+        return cls(outside_store(settings) or SealedStore(master_keys))
+
+    async def check(self) -> None:
+        """Raises if the store cannot be used."""
+        await self._store.check()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    # What people do ----------------------------------------------------------------------------------
 
     async def set(
         self,
@@ -45,80 +105,109 @@ class Vault:
         value: str,
         *,
         by: str,
-        allowed_jobs: Sequence[str] | None = None,
-        allow_anew: bool = True,
-    ) -> int:
-        """The version that it became."""
-        raw = value.encode()
-        if not 0 < len(raw) <= LONGEST_VALUE:
+        jobs: tuple[Sequence[str] | None] | None = None,
+        roles: Sequence[str] | None = None,
+    ) -> int | str | None:
+        """The version that it became. `jobs` and `roles`: who may use and set it, if that is to change."""
+        size = len(value.encode())
+        if not 0 < size <= LONGEST_VALUE:
             raise InvalidInput(
                 "secret.bad_value",
                 f"a secret has 1 to {LONGEST_VALUE} bytes",
-                value=f"{len(raw)} bytes",
+                value=f"{size} bytes",
                 next_step="check what was sent; a file may be a better place for it",
             )
-        secret_id, version = await secrets.add_version(
-            tx, org, name.namespace, name.name, allowed_jobs, allow_anew=allow_anew
-        )
-        sealed = self._keys.seal(raw, _place(secret_id, version))
-        stored = SealedVersion(secret_id, version, sealed.value, sealed.key, sealed.master_key_id)
-        await secrets.store_version(tx, stored, by)
-        return version
+        place = place_of(org, name)
+        await secrets.grant(tx, place, jobs=jobs, roles=roles)
+        return await self._store.put(tx, place, value, by)
+
+    async def allow(
+        self,
+        tx: Transaction,
+        org: str,
+        name: SecretName,
+        *,
+        jobs: tuple[Sequence[str] | None] | None = None,
+        roles: Sequence[str] | None = None,
+    ) -> SecretRights | None:
+        """The rights as they are then; None: there is no such secret."""
+        place = place_of(org, name)
+        if not await self._store.existing(tx, [place]):
+            return None
+        await secrets.grant(tx, place, jobs=jobs, roles=roles)
+        return (await secrets.rights(tx, [place]))[place]
+
+    async def rights(
+        self, tx: Transaction, org: str, names: Collection[SecretName]
+    ) -> dict[SecretName, SecretRights]:
+        """Of those that exist."""
+        places = {place_of(org, name): name for name in names}
+        existing = await self._store.existing(tx, places) if places else set()
+        rights = await secrets.rights(tx, existing) if existing else {}
+        return {places[place]: rights.get(place, NO_RIGHTS_SET) for place in existing}
 
     async def listed(self, tx: Transaction, org: str) -> list[ListedSecret]:
-        return await secrets.listed(tx, org)
+        rights = await secrets.rights_of_org(tx, org)
+        listed = []
+        for stored in await self._store.listed(tx, org):
+            used = rights.get(stored.place, UsedSecret(NO_RIGHTS_SET, None))
+            listed.append(
+                ListedSecret(
+                    name=name_of(stored.place),
+                    rights=used.rights,
+                    last_used_at=used.last_used_at,
+                    version=stored.version,
+                    set_by=stored.set_by,
+                    set_at=stored.set_at,
+                )
+            )
+        return listed
 
     async def remove(self, tx: Transaction, org: str, name: SecretName) -> bool:
-        return await secrets.remove(tx, org, name.namespace, name.name)
+        place = place_of(org, name)
+        existed = await self._store.remove(tx, place)
+        await secrets.remove(tx, place)
+        return existed
 
-    async def hand_out(
-        self, tx: Transaction, needs: Collection[JobNeeds]
-    ) -> dict[JobNeeds, Mapping[SecretName, str] | Denied]:
-        """What each job may have now; `Denied`: something that it refers to is missing, not allowed or damaged."""
-        wanted = [(need, name) for need in needs for name in sorted(need.names)]
-        found = await secrets.newest(tx, [(need.org, n.namespace, n.name) for need, n in wanted])
-        handed: dict[JobNeeds, dict[SecretName, str]] = {need: {} for need in needs}
-        denied: dict[JobNeeds, Denied] = {}
-        for (need, name), version in zip(wanted, found, strict=True):
-            if version is None:
-                denied.setdefault(need, Denied(name, "there is no such secret"))
-            elif not is_allowed(version.allowed_jobs, need.dag, need.job):
-                denied.setdefault(need, Denied(name, "the job is not among those that may use it"))
-            else:
-                try:
-                    handed[need][name] = self._open(version)
-                except PlatformError as error:  # must not keep other jobs from theirs
-                    denied.setdefault(need, Denied(name, error.message))
-        await secrets.note_use(tx, [version.secret_id for version in found if version is not None])
-        return {**handed, **denied}
+    # What tasks receive ------------------------------------------------------------------------------
 
-    def _open(self, version: SealedVersion) -> str:
-        sealed = Sealed(version.sealed_value, version.sealed_key, version.master_key_id)
-        return self._keys.open(sealed, _place(version.secret_id, version.version)).decode()
+    async def look_up(self, tx: Transaction, needs: Collection[JobNeeds], *, used: bool = True) -> Lookup:
+        """`used`: it is noted that they were handed out."""
+        places = {place_of(need.org, name) for need in needs for name in need.names}
+        rights = await secrets.rights(tx, places)
+        read = await self._store.look_up(tx, places)
+        if used:
+            await self.note_use(tx, places)
+        return Lookup(needs, rights, read)
 
-    async def seal_anew(self, tx: Transaction) -> int:
-        """Seals keys with the current master key that another one sealed; the number of those, 0 if none is left."""
-        others = await secrets.sealed_with_others(tx, self._keys.current, _SEALED_AT_ONCE)
-        anew = [
-            SealedVersion(
-                v.secret_id,
-                v.version,
-                b"",
-                self._keys.seal_anew(
-                    Sealed(b"", v.sealed_key, v.master_key_id), _place(v.secret_id, v.version)
-                ).key,
-                self._keys.current,
-            )
-            for v in others
-        ]
-        if anew:
-            await secrets.seal_anew(tx, anew, self._keys.current)
-        return len(anew)
+    async def hand_out(self, tx: Transaction, needs: Collection[JobNeeds]) -> Handed:
+        return await (await self.look_up(tx, needs)).values()
+
+    async def note_use(self, tx: Transaction, places: Collection[SecretPlace]) -> None:
+        if self._is_outside and (unknown := set(places) - (await secrets.rights(tx, places)).keys()):
+            await secrets.add_unknown(tx, unknown)
+        await secrets.note_use(tx, places)
+
+    async def own_values(
+        self, tx: Transaction, org: str, names: Collection[SecretName]
+    ) -> dict[SecretName, str | PlatformError]:
+        """For a process of the platform itself, which is no job; what does not exist is left out."""
+        places = {place_of(org, name): name for name in names}
+        read = await self._store.look_up(tx, places)
+        await self.note_use(tx, places)
+        return {places[place]: value for place, value in (await read()).items()}
 
 
-def is_allowed(allowed_jobs: Sequence[str] | None, dag: str, job: str) -> bool:
-    return allowed_jobs is None or f"{dag}/{job}" in allowed_jobs or f"{dag}/*" in allowed_jobs
+def place_of(org: str, name: SecretName) -> SecretPlace:
+    return SecretPlace(org, name.namespace, name.name)
 
 
-def _place(secret_id: UUID, version: int) -> str:
-    return f"secret {secret_id} {version}"
+def name_of(place: SecretPlace) -> SecretName:
+    name = parse_name(f"{place.namespace}/{place.name}")
+    assert name is not None, "checked by the store"
+    return name
+
+
+def is_allowed(rights: SecretRights, dag: str, job: str) -> bool:
+    allowed = rights.allowed_jobs
+    return allowed is None or f"{dag}/{job}" in allowed or f"{dag}/*" in allowed

@@ -15,6 +15,7 @@ from typing import Literal
 import aiohttp
 
 from traceplane.adapters.signal_tail import Tail, signal_tail
+from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.errors import TraceplaneError
 from traceplane.postgres import doctor as queries
 from traceplane.postgres.database import Database
@@ -25,6 +26,7 @@ from traceplane.postgres.doctor import (
     PipelineWithoutJob,
     WatchingPipeline,
 )
+from traceplane.secrets.own_settings import with_secrets
 from traceplane.settings import Settings
 from traceplane.trigger import messages
 
@@ -64,6 +66,7 @@ async def examine(settings: Settings, database: Database) -> list[Finding]:
     group, topic = settings.kafka_consumer_group, settings.kafka_signal_topic
     tail, tail_error = None, None
     try:
+        settings = await with_secrets(settings, database, MasterKeyFile(settings.master_key_path).keys)
         tail = await asyncio.to_thread(signal_tail, settings, _SAMPLE)
     except TraceplaneError as error:
         tail_error = str(error)

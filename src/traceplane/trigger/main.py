@@ -7,12 +7,14 @@ import gc
 
 from traceplane import __version__, telemetry
 from traceplane.adapters.signal_source import Offsets, SignalSource
+from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.errors import InvalidInput
 from traceplane.http_service.metrics import metrics_app
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import run_loop, task_group
+from traceplane.secrets.own_settings import with_secrets
 from traceplane.settings import Settings
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.consumer import Consumer
@@ -28,6 +30,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     telemetry.emit("trigger_dispatcher_starting", version=__version__)
     batching = settings.batching
     database = await Database.connect(settings.state_url, connections=_CONNECTIONS)
+    settings = await with_secrets(settings, database, MasterKeyFile(settings.master_key_path).keys)
     cache = PipelineCache(database, interval=batching.cache_refresh_seconds)
     changed = asyncio.Event()
     consumer = Consumer(

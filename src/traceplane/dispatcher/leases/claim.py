@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from msgspec import structs
@@ -23,8 +23,7 @@ from traceplane.postgres import tasks
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed, LeaseFence, LeaseRequest
-from traceplane.secrets.references import SecretName
-from traceplane.secrets.vault import Denied
+from traceplane.secrets.vault import Denied, Handed, JobNeeds, Lookup
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import (
     ClaimedTask,
@@ -35,6 +34,28 @@ from traceplane.wire.tasks import (
     RowsRequest,
     TaskError,
 )
+
+
+@dataclass(slots=True)
+class JobSecrets:
+    """The secrets of some jobs, as they were when their tasks were claimed. Their values are read after that
+    transaction, since they may be in another service."""
+
+    needs: Mapping[str, JobNeeds]
+    """By job."""
+    lookup: Lookup | None
+    _handed: Handed | None = None
+
+    async def put_into(self, job_id: str, payload: JobPayload) -> JobPayload:
+        if self.lookup is None or job_id not in self.needs:
+            return payload
+        if self._handed is None:
+            self._handed = await self.lookup.values()
+        match self._handed[self.needs[job_id]]:
+            case Denied() as denied:
+                return structs.replace(payload, secret_denied=f"{denied.name}: {denied.why}")
+            case values:
+                return structs.replace(payload, secrets={str(name): value for name, value in values.items()})
 
 
 class Claims:
@@ -55,9 +76,13 @@ class Claims:
             spent = [(queue, int(receipt)) for c in claims for queue, receipt in c.wake_ups]
             for number, claimed in await tasks.claim(tx, list(requests.values()), spent):
                 claimed_by[number].append(claimed)
-            return [await self._response(tx, c, claimed_by[number]) for number, c in enumerate(claims)]
+            answers = [await self._response(tx, c, claimed_by[number]) for number, c in enumerate(claims)]
+        return [await _with_secrets(response, lookup) for response, lookup in answers]
 
-    async def _response(self, tx: Transaction, claim: Claim, claimed: Sequence[Claimed]) -> ClaimResponse:
+    async def _response(
+        self, tx: Transaction, claim: Claim, claimed: Sequence[Claimed]
+    ) -> tuple[ClaimResponse, JobSecrets]:
+        """The response, still without secrets, and where those of its jobs are."""
         entries = await self._jobs.entries(tx, {(c.job_id, c.revision) for c in claimed})
         data = await gather(tx, claimed, entries)
         if data.not_computable:
@@ -71,22 +96,18 @@ class Claims:
             telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
         groups = tokens.group_jobs([entry.payload for entry in entries.values()])
         token_of = {job_id: number for number, group in enumerate(groups) for job_id in group}
-        return ClaimResponse(
+        response = ClaimResponse(
             tasks=[_claimed_task(c, entries[c.job_id], data, token_of[c.job_id]) for c in claimed],
-            jobs={str(job_id): payload for job_id, payload in (await self._payloads(tx, entries)).items()},
+            jobs={str(job_id): entry.payload for job_id, entry in entries.items()},
             refused=[Refusal(task_id, reasons.get(task_id, "unknown")) for task_id in missing],
             tokens=[tokens.mint(self._authority, group, claimed, entries) for group in groups],
         )
+        return response, await self._secrets(tx, entries)
 
-    async def _payloads(self, tx: Transaction, entries: Mapping[UUID, JobEntry]) -> dict[UUID, JobPayload]:
-        """What the tasks of each job receive, with the secrets as they are now."""
-        payloads = {job_id: entry.payload for job_id, entry in entries.items()}
-        needs = [entry.needs for entry in entries.values() if entry.needs is not None]
-        handed = await self._authority.vault().hand_out(tx, needs) if needs else {}
-        for job_id, entry in entries.items():
-            if entry.needs is not None:
-                payloads[job_id] = _with_secrets(entry.payload, handed[entry.needs])
-        return payloads
+    async def _secrets(self, tx: Transaction, entries: Mapping[UUID, JobEntry]) -> JobSecrets:
+        needs = {str(job_id): entry.needs for job_id, entry in entries.items() if entry.needs is not None}
+        lookup = await self._authority.vault.look_up(tx, list(needs.values())) if needs else None
+        return JobSecrets(needs, lookup)
 
     async def fetch(self, fence: LeaseFence) -> FetchResponse:
         """The held task again, for a holder that lost the response to its claim."""
@@ -100,11 +121,12 @@ class Claims:
             if data.not_computable and held.state == "running":
                 await _cancel(tx, data.not_computable)
                 return FetchResponse("canceled", "canceled")
-            payload = (await self._payloads(tx, entries))[claimed.job_id]
+            secrets = await self._secrets(tx, entries)
         if held.cancel_requested or held.state == "canceled":
             return FetchResponse("canceled", held.state)
         entry = entries[claimed.job_id]
         token = tokens.mint(self._authority, [claimed.job_id], [claimed], entries)
+        payload = await secrets.put_into(str(claimed.job_id), entry.payload)
         return FetchResponse("ok", held.state, _claimed_task(claimed, entry, data, 0), payload, token)
 
     async def read_rows(
@@ -170,10 +192,11 @@ def _claimed_task(claimed: Claimed, entry: JobEntry, data: ClaimedData, token: i
     )
 
 
-def _with_secrets(payload: JobPayload, handed: Mapping[SecretName, str] | Denied) -> JobPayload:
-    if isinstance(handed, Denied):
-        return structs.replace(payload, secret_denied=f"{handed.name}: {handed.why}")
-    return structs.replace(payload, secrets={str(name): value for name, value in handed.items()})
+async def _with_secrets(response: ClaimResponse, secrets: JobSecrets) -> ClaimResponse:
+    if not secrets.needs:
+        return response
+    jobs = {job_id: await secrets.put_into(job_id, payload) for job_id, payload in response.jobs.items()}
+    return structs.replace(response, jobs=jobs)
 
 
 def _with_span(c: Claimed, entry: JobEntry) -> Claimed:

@@ -1,0 +1,336 @@
+"""One suite for every store of secrets: sealed in Postgres, AWS Secrets Manager, and files of a mounted volume."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from aiobotocore.session import AioSession
+
+from tests.aws import REGION
+from tests.control_plane import ControlPlane
+from traceplane.adapters.secret_store import SecretStore
+from traceplane.adapters.secret_store_aws import AwsSecretStore
+from traceplane.adapters.secret_store_files import FileSecretStore
+from traceplane.auth.master_key_file import new_key
+from traceplane.errors import InvalidInput, PlatformError, TraceplaneError
+from traceplane.secrets.references import SecretName
+from traceplane.secrets.sealed_store import SealedStore
+from traceplane.secrets.vault import Denied, JobNeeds, ListedSecret, Vault, place_of
+
+RPC, OTHER = SecretName("user", "rpc"), SecretName("user", "other")
+PLATFORM_RPC = SecretName("platform", "rpc")
+VALUE = 'a value, "quoted", ü'
+
+
+class Mounted:
+    """A Kubernetes Secret as the kubelet mounts it: the files are links through `..data`, which is replaced in one
+    step; the folder of the values before is removed after that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writes = 0
+
+    def write(self, values: Mapping[str, str]) -> None:
+        self._writes += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = self.folder / "..data"
+        before = os.readlink(data) if data.is_symlink() else None
+        present = self.folder / f"..2026_11_18_02_00_00.{self._writes:09}"
+        present.mkdir()
+        for name, value in values.items():
+            (present / name).write_text(value)
+            if not (self.folder / name).is_symlink():
+                (self.folder / name).symlink_to(f"..data/{name}")
+        (self.folder / "..data_tmp").symlink_to(present.name)
+        os.rename(self.folder / "..data_tmp", data)
+        for link in self.folder.iterdir():
+            if not link.name.startswith("..") and link.name not in values:
+                link.unlink()
+        if before is not None:
+            shutil.rmtree(self.folder / before)
+
+
+@dataclass
+class Stored:
+    """A store, and how its users give it values: through it, or behind its back."""
+
+    name: str
+    plane: ControlPlane
+    vault: Vault
+    write: Callable[[SecretName, str, str], Awaitable[None]]
+
+    @property
+    def is_writable(self) -> bool:
+        return self.name != "files"
+
+    async def put(self, name: SecretName, value: str, org: str = "default") -> None:
+        await self.write(name, value, org)
+
+    async def handed(self, *names: SecretName, dag: str = "chain", org: str = "default") -> object:
+        needs = JobNeeds(org, dag, "ingest", frozenset(names))
+        async with self.plane.database.transaction() as tx:
+            lookup = await self.vault.look_up(tx, [needs])
+        return (await lookup.values())[needs]
+
+    async def listed(self, org: str = "default") -> list[ListedSecret]:
+        async with self.plane.database.transaction() as tx:
+            return await self.vault.listed(tx, org)
+
+
+def _files(folder: Path) -> tuple[SecretStore, Callable[[SecretName, str, str], Awaitable[None]]]:
+    values: dict[Path, dict[str, str]] = {}
+    mounts: dict[Path, Mounted] = {}
+
+    async def write(name: SecretName, value: str, org: str) -> None:
+        place = folder / org / name.namespace
+        values.setdefault(place, {})[name.name] = value
+        mounts.setdefault(place, Mounted(place)).write(values[place])
+
+    return FileSecretStore(folder), write
+
+
+@pytest_asyncio.fixture(params=["postgres", "aws", "files"])
+async def stored(
+    request: pytest.FixtureRequest, database_url: str, tmp_path: Path, aws_session: AioSession
+) -> AsyncIterator[Stored]:
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        await plane.sql("insert into orgs (slug) values ('acme')")
+        keys = (new_key(),)
+        match request.param:
+            case "files":
+                store, write = _files(tmp_path / "secrets")
+                (tmp_path / "secrets").mkdir()
+            case "aws":
+                store = AwsSecretStore(
+                    f"test-{uuid4().hex[:8]}",
+                    region=REGION,
+                    endpoint_url=request.getfixturevalue("aws_endpoint"),
+                    session=aws_session,
+                    fresh_seconds=0,
+                )
+            case _:
+                store = SealedStore(lambda: keys)
+        vault = Vault(store)
+
+        async def set_it(name: SecretName, value: str, org: str) -> None:
+            async with plane.database.transaction() as tx:
+                await vault.set(tx, org, name, value, by="ada")
+
+        await vault.check()
+        yield Stored(request.param, plane, vault, write if request.param == "files" else set_it)
+        await vault.close()
+
+
+async def test_a_job_receives_what_was_set_last(stored: Stored) -> None:
+    assert await stored.handed(RPC) == Denied(RPC, "there is no such secret")
+    for value in ("one", VALUE):
+        await stored.put(RPC, value)
+        assert await stored.handed(RPC) == {RPC: value}
+    await stored.put(OTHER, "another")
+    assert await stored.handed(RPC, OTHER) == {RPC: VALUE, OTHER: "another"}
+
+
+async def test_namespaces_and_organizations_are_apart(stored: Stored) -> None:
+    await stored.put(RPC, "of users")
+    await stored.put(PLATFORM_RPC, "of the platform")
+    await stored.put(RPC, "of acme", "acme")
+    assert await stored.handed(RPC, PLATFORM_RPC) == {RPC: "of users", PLATFORM_RPC: "of the platform"}
+    assert await stored.handed(RPC, org="acme") == {RPC: "of acme"}
+    assert isinstance(await stored.handed(PLATFORM_RPC, org="acme"), Denied)
+    assert [s.name for s in await stored.listed("acme")] == [RPC]
+    assert sorted(s.name for s in await stored.listed()) == [PLATFORM_RPC, RPC]
+
+
+async def test_who_may_use_it_is_set_apart_from_its_value(stored: Stored) -> None:
+    await stored.put(RPC, VALUE)
+    async with stored.plane.database.transaction() as tx:
+        rights = await stored.vault.allow(tx, "default", RPC, jobs=(["chain/*"],), roles=["finance"])
+        assert rights is not None
+        assert (rights.allowed_jobs, rights.roles) == (("chain/*",), ("finance",))
+        assert await stored.vault.allow(tx, "default", OTHER, jobs=(None,)) is None
+        assert set(await stored.vault.rights(tx, "default", [RPC, OTHER])) == {RPC}
+    await stored.put(RPC, "new")
+    assert await stored.handed(RPC) == {RPC: "new"}
+    assert isinstance(await stored.handed(RPC, dag="market"), Denied)
+    (listed,) = await stored.listed()
+    assert (listed.rights.allowed_jobs, listed.rights.roles) == (("chain/*",), ("finance",))
+
+
+async def test_a_list_has_the_last_use_and_what_the_store_knows_of_versions_and_no_value(
+    stored: Stored,
+) -> None:
+    await stored.put(RPC, VALUE)
+    (before,) = await stored.listed()
+    assert before.last_used_at is None
+    await stored.handed(RPC)
+    await stored.put(RPC, "new value")
+    (after,) = await stored.listed()
+    assert after.last_used_at is not None
+    assert after.set_at is not None
+    match stored.name:
+        case "postgres":
+            assert (before.version, after.version, after.set_by) == (1, 2, "ada")
+        case "aws":
+            assert len({before.version, after.version, None}) == 3
+        case _:
+            assert (after.version, after.set_by) == (None, None)
+    assert "new value" not in repr(after)
+    assert VALUE not in repr(before)
+
+
+async def test_one_that_was_removed_can_be_set_again(stored: Stored) -> None:
+    if not stored.is_writable:
+        pytest.skip("whoever mounts the volume removes files")
+    async with stored.plane.database.transaction() as tx:
+        assert not await stored.vault.remove(tx, "default", RPC)
+        await stored.vault.set(tx, "default", RPC, VALUE, by="ada", jobs=(["elsewhere/*"],))
+        assert await stored.vault.remove(tx, "default", RPC)
+        assert not await stored.vault.remove(tx, "default", RPC)
+        assert await stored.vault.rights(tx, "default", [RPC]) == {}
+    assert await stored.handed(RPC) == Denied(RPC, "there is no such secret")
+    await stored.put(RPC, "again")
+    assert await stored.handed(RPC) == {RPC: "again"}, "its rights are not those from before"
+
+
+async def test_a_store_that_cannot_be_written_says_so_and_changes_nothing(stored: Stored) -> None:
+    if stored.is_writable:
+        pytest.skip("it can be written")
+    await stored.put(RPC, VALUE)
+    with pytest.raises(TraceplaneError) as refused:
+        async with stored.plane.database.transaction() as tx:
+            await stored.vault.set(tx, "default", RPC, "x", by="ada", jobs=([],))
+    assert (refused.value.code, refused.value.status) == ("secret.read_only", 409)
+    assert "default/user/rpc where the volume comes from" in str(refused.value.next_step)
+    with pytest.raises(TraceplaneError):
+        async with stored.plane.database.transaction() as tx:
+            await stored.vault.remove(tx, "default", RPC)
+    assert await stored.handed(RPC) == {RPC: VALUE}
+
+
+async def test_a_value_that_is_too_long_is_refused(stored: Stored) -> None:
+    for value in ("", "x" * 65537):
+        with pytest.raises(InvalidInput) as refused:
+            async with stored.plane.database.transaction() as tx:
+                await stored.vault.set(tx, "default", RPC, value, by="ada")
+        assert refused.value.code == "secret.bad_value"
+
+
+# Files -----------------------------------------------------------------------------------------------
+
+
+async def test_values_that_change_together_are_never_read_apart(tmp_path: Path) -> None:
+    """A mount is replaced all the time; whoever reads two of its files gets two that belong together."""
+    mounted, store = Mounted(tmp_path / "default" / "user"), FileSecretStore(tmp_path)
+    places = [place_of("default", RPC), place_of("default", OTHER)]
+    done = threading.Event()
+    pairs: set[tuple[object, ...]] = set()
+    mounted.write({"rpc": "0", "other": "0"})
+
+    def replace() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            mounted.write({"rpc": str(number), "other": str(number)})
+
+    replacing = asyncio.create_task(asyncio.to_thread(replace))
+    try:
+        while len(pairs) < 50:
+            values = store.values(places)
+            if isinstance(values[places[0]], str):
+                pairs.add(tuple(values[place] for place in places))
+            await asyncio.sleep(0)
+    finally:
+        done.set()
+        await replacing
+    assert all(first == second for first, second in pairs)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xff\xfe", "its file is not text in UTF-8"),
+        (b"\n", "its file is empty"),
+        (b"x" * 70_000, "its file is too long"),
+        (None, "it is not a plain file"),
+    ],
+)
+async def test_a_file_that_holds_no_text_concerns_only_those_who_need_it(
+    database_url: str, tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    folder = tmp_path / "secrets" / "default" / "user"
+    folder.mkdir(parents=True)
+    (folder / "other").write_text("fine\n")
+    if content is None:
+        os.mkfifo(folder / "rpc")
+    else:
+        (folder / "rpc").write_bytes(content)
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        stored = Stored("files", plane, Vault(FileSecretStore(tmp_path / "secrets")), _nothing)
+        denied = await stored.handed(RPC)
+        assert isinstance(denied, Denied)
+        assert why in denied.why
+        assert await stored.handed(OTHER) == {OTHER: "fine"}
+
+
+async def _nothing(name: SecretName, value: str, org: str) -> None: ...
+
+
+async def test_a_folder_that_is_not_there_is_found_when_a_process_starts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await FileSecretStore(tmp_path / "missing").check()
+    assert "secret_folder" in str(refused.value)
+
+
+# AWS -------------------------------------------------------------------------------------------------
+
+
+async def test_a_value_from_aws_is_asked_for_again_after_a_moment(
+    database_url: str, tmp_path: Path, aws_endpoint: str, aws_session: AioSession
+) -> None:
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        slow, other = (
+            AwsSecretStore(
+                "moment", region=REGION, endpoint_url=aws_endpoint, session=aws_session, fresh_seconds=seconds
+            )
+            for seconds in (60, 0)
+        )
+        vault = Vault(slow)
+        stored = Stored("aws", plane, vault, _nothing)
+        async with plane.database.transaction() as tx:
+            await vault.set(tx, "default", RPC, "one", by="ada")
+        assert await stored.handed(RPC) == {RPC: "one"}
+        async with plane.database.transaction() as tx:
+            await Vault(other).set(tx, "default", RPC, "two", by="ada")
+        assert await stored.handed(RPC) == {RPC: "one"}
+        slow._fresh_seconds = 0
+        assert await stored.handed(RPC) == {RPC: "two"}
+        async with other._session.create_client(
+            "secretsmanager", region_name=REGION, endpoint_url=aws_endpoint
+        ) as client:
+            names = [entry["Name"] for entry in (await client.list_secrets())["SecretList"]]
+        assert "/moment/default/user/rpc" in names
+        await slow.close()
+        await other.close()
+
+
+async def test_aws_that_does_not_answer_denies_a_job_and_nothing_else(
+    database_url: str, tmp_path: Path, aws_session: AioSession
+) -> None:
+    store = AwsSecretStore("x", region=REGION, endpoint_url="http://127.0.0.1:9", session=aws_session)
+    with pytest.raises(PlatformError) as refused:
+        await store.check()
+    assert refused.value.code == "secret.store_unavailable"
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        denied = await Stored("aws", plane, Vault(store), _nothing).handed(RPC)
+    assert isinstance(denied, Denied)
+    assert "AWS Secrets Manager failed" in denied.why
+    await store.close()
