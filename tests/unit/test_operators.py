@@ -122,7 +122,7 @@ def test_built_in_operators_are_found_without_searching_packages(
         ("runtime: python, operator: »sql", "deploy.unknown_operator", "does not run", "runtime: spark"),
         ("runtime: spark, operator: »query", "deploy.unknown_operator", "cannot be used in DAG", "one of: compact"),
         ("runtime: dispatcher, operator: aggregator, config: »{}", "deploy.config_invalid",
-         "one of size, every_seconds and all must be set", ""),
+         "one of size, every_seconds, all and each must be set", ""),
         ("runtime: dispatcher, operator: aggregator, config: {size: »0}", "deploy.config_invalid",
          "expected a whole number, 1 or more or nothing, found the number 0", "write a whole number, 1 or more"),
         ("runtime: dispatcher, operator: aggregator, config: {size: 1, final: »3}", "deploy.config_invalid",

@@ -378,6 +378,7 @@ _WHY_CLOSED = {
     "all": "when the batch before was done",
     "max_wait": "after max_wait",
     "hand": "by hand",
+    "deploy": "by the deploy that removed the batches of its job",
 }
 
 

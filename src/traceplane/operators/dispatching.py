@@ -29,6 +29,13 @@ class AggregatorConfig(Config, frozen=True, kw_only=True):
             description="Instead of `size`: a batch is closed once the jobs behind have done the one before."
         ),
     ] = False
+    each: Annotated[
+        bool,
+        Meta(
+            description="Instead of `size`: every event is passed on as it came. A deploy sets it in front of a job "
+            "that keeps the data of its batches and has none any more."
+        ),
+    ] = False
     max_wait_seconds: Annotated[
         _Seconds | None,
         Meta(description="A range that is not full is closed this long after its first position."),
@@ -45,8 +52,9 @@ class AggregatorConfig(Config, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        if [self.size is not None, self.every_seconds is not None, self.all].count(True) != 1:
-            raise ValueError("one of size, every_seconds and all must be set")
+        rules = [self.size is not None, self.every_seconds is not None, self.all, self.each]
+        if rules.count(True) != 1:
+            raise ValueError("one of size, every_seconds, all and each must be set")
         if self.size is None and (self.finality or self.max_wait_seconds is not None):
             raise ValueError("finality and max_wait_seconds need a size")
 

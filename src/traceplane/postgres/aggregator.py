@@ -17,12 +17,14 @@ from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("aggregator")
 
-ClosedBy = Literal["full", "every", "all", "max_wait", "hand"]
+ClosedBy = Literal["full", "every", "all", "max_wait", "hand", "deploy"]
 _EVERYWHERE: Range = (-(2**63), 2**63 - 1)
 _WIDEST = 2**62
 """More than any batch has."""
 BY_HAND = -(2**63)
 """The slot that stands for everything that has arrived."""
+CUT_ANEW = BY_HAND + 1
+"""The slot that stands for everything that has arrived and is to be cut by another rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,19 @@ async def close(tx: Transaction, job_id: UUID, batches: Sequence[ClosedBatch]) -
     )
 
 
+async def passed(tx: Transaction, job_id: UUID, ranges: Sequence[Range]) -> list[list[Range]]:
+    """For each range, the parts of it that were passed on as they came."""
+    parts: list[list[Range]] = [[] for _ in ranges]
+    if ranges and await tx.value(_SQL["any_passed"], job_id):
+        for r in await tx.rows(_SQL["passed"], job_id, [r[0] for r in ranges], [r[1] for r in ranges]):
+            parts[r["ord"] - 1].append((r["first"], r["last"]))
+    return parts
+
+
+async def add_passed(tx: Transaction, job_id: UUID, ranges: Sequence[Range]) -> None:
+    await tx.rows(_SQL["add_passed"], job_id, [r[0] for r in ranges], [r[1] for r in ranges])
+
+
 async def note_changes(tx: Transaction, job_id: UUID, scope_keys: Sequence[str]) -> None:
     await tx.rows(_SQL["note_changes"], job_id, list(scope_keys))
 
@@ -220,3 +235,26 @@ async def batch_of_task(tx: Transaction, org: str, task_id: UUID) -> BatchManife
         return None
     held = [(a, b) for a, b in row["held"]]
     return BatchManifest(**{**row, "held": held, "partitions": partitions_of(row["partitions"])})
+
+
+# Batches of jobs that keep their data ----------------------------------------------------------------
+
+
+async def is_unready(tx: Transaction, job_id: UUID) -> bool:
+    """Whether a job has yet to receive some of the past."""
+    return bool(await tx.value(_SQL["unready"], job_id))
+
+
+async def put_in_front(tx: Transaction, aggregator_id: UUID, job_id: UUID) -> None:
+    """Makes a job read the batches of a new aggregator; the stream is stopped."""
+    await tx.rows(_SQL["put_in_front"], aggregator_id, job_id)
+
+
+async def keep_in_front(tx: Transaction, version_id: UUID) -> None:
+    """Aggregators of this version stay in front of their jobs in every version that has these jobs."""
+    await tx.rows(_SQL["keep_in_front"], version_id, catalog.batching())
+
+
+async def cut_anew(tx: Transaction, version_id: UUID) -> None:
+    """What fills is cut as this version says, which is about to serve."""
+    await tx.rows(_SQL["cut_anew"], version_id, catalog.batching())

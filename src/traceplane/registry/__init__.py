@@ -1,6 +1,7 @@
 """From a DAG file to the version that serves: parse, plan, deploy, cut over, delete, collect garbage.
 
 apply           deploy: a DAG becomes rows, in one transaction
+batching        jobs whose batches change and whose data stays
 code_identity   the user's code that the jobs of a DAG run: one bundle, and a hash for each job
 code_project    finds the user's modules on the code paths and follows their imports
 consequences    what a deploy costs, and which other DAGs it affects

@@ -20,11 +20,19 @@ from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotColumn, HotTable
 from traceplane.model.runtimes import Runtime
 from traceplane.operators.grouping import groups
-from traceplane.postgres import code_bundles, coverage, generation_schemas, hot_tables, registry, versions
+from traceplane.postgres import (
+    aggregator,
+    code_bundles,
+    coverage,
+    generation_schemas,
+    hot_tables,
+    registry,
+    versions,
+)
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Weight
-from traceplane.registry import cutover, fingerprint, job_rows, operator_facts, virtual_inputs
+from traceplane.registry import batching, cutover, fingerprint, job_rows, operator_facts, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.consequences import amount
 from traceplane.registry.job_rows import Generation
@@ -90,6 +98,7 @@ async def deploy(
                 await cutover.move(tx, dag_id, version_id)
             await versions.add_replays(tx, new.replays)
             await versions.stop_the_stream(tx)
+            await new.put_in_front(version_id)
             await notify_dispatchers(tx)
         return DeployOutcome(number, True, building, prepared.text)
 
@@ -170,8 +179,17 @@ class _NewVersion:
         """Generations that begin with this version."""
         self.replays: list[tuple[UUID, UUID]] = []
         """New jobs, with the older generations whose past events they need; new generations have no past."""
+        self.in_front: list[tuple[UUID, str]] = []
+        """New aggregators of jobs that keep their data, and these jobs."""
 
     async def write(self) -> tuple[UUID, int]:
+        self.serving = await registry.serving_jobs(self.tx, self.dag_id)
+        # A job that had batches before still has their aggregator in front of it.
+        self.kept_jobs |= {
+            job.name
+            for job in self.dag.jobs
+            if batching.batches(job) and job.generated_for in self.kept_jobs and job.name in self.serving
+        }
         version_id, number = await registry.add_version(
             self.tx,
             self.dag_id,
@@ -246,11 +264,21 @@ class _NewVersion:
                 self.generations[dataset_id] = Generation(row.dataset_uuid, row.current_generation_id)
 
     async def _jobs(self, version_id: UUID) -> None:
-        serving = await registry.serving_jobs(self.tx, self.dag_id)
         for job in self.dag.jobs:
-            job_id = serving[job.name] if job.name in self.kept_jobs else await self._add_job(job)
+            job_id = self.serving[job.name] if job.name in self.kept_jobs else await self._add_job(job)
             facts = operator_facts.of_job(job, self.runtimes)
             await registry.map_job(self.tx, version_id, job_id, job, self.window, facts)
+        if self.prepared.active_version_id is not None:
+            await aggregator.keep_in_front(self.tx, self.prepared.active_version_id)
+
+    async def put_in_front(self, version_id: UUID) -> None:
+        """Gives jobs that keep their data the aggregators that are new; the stream is stopped."""
+        for aggregator_id, name in self.in_front:
+            if await aggregator.is_unready(self.tx, self.serving[name]):
+                raise batching.not_ready(name)
+            await aggregator.put_in_front(self.tx, aggregator_id, self.serving[name])
+        if self.in_front:
+            await aggregator.keep_in_front(self.tx, version_id)
 
     async def _add_job(self, job: Job) -> UUID:
         code_bundle = None
@@ -271,6 +299,9 @@ class _NewVersion:
             code_bundle=code_bundle,
             virtual=virtual,
         )
+        if batching.batches(job) and job.generated_for in self.kept_jobs:
+            self.in_front.append((job_id, job.generated_for))
+            return job_id
         self.replays += [
             (job_id, generation.generation_id)
             for used, generation in reads

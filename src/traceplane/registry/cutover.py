@@ -13,7 +13,15 @@ from uuid import UUID
 
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
-from traceplane.postgres import coverage, cron_schedules, dataset_retention, registry, tasks, versions
+from traceplane.postgres import (
+    aggregator,
+    coverage,
+    cron_schedules,
+    dataset_retention,
+    registry,
+    tasks,
+    versions,
+)
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Version, Versions
@@ -45,6 +53,7 @@ async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
     await versions.point(tx, dag_id, version_id)
     crash_point("cutover.after_pointers")
     retired_jobs = await versions.unroute(tx, dag_id, version_id)
+    await aggregator.cut_anew(tx, version_id)
     missed_inputs = await versions.route(tx, version_id)
     await cron_schedules.follow(tx, dag_id, version_id)
     elsewhere = await versions.follow_external(tx, dag_id, version_id)

@@ -222,7 +222,7 @@ def refused_rebuild(steps: Plan) -> UserError | None:
     changed = next((r for r in steps.rebuilt if r.changes), steps.rebuilt[0])
     return Conflict(
         "deploy.needs_rematerialize",
-        f"job {changed.job.name} differs in more than its execution_strategy, so its data must be recomputed",
+        f"job {changed.job.name} differs in more than its execution_strategy and batch, so its data must be recomputed",
         value=", ".join(changed_fields(changed.changes)[:5]) or "upstream",
         next_step="deploy without --no-rematerialize, or deploy the other change separately first",
     )

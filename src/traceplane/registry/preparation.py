@@ -15,7 +15,7 @@ from traceplane.postgres import registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import DeployedVersion
 from traceplane.postgres.versions import Version
-from traceplane.registry import deploy_checks, fingerprint, virtual_inputs
+from traceplane.registry import batching, deploy_checks, fingerprint, virtual_inputs
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.consequences import Consequences, consequences_of
 from traceplane.registry.plan import (
@@ -24,7 +24,6 @@ from traceplane.registry.plan import (
     plan,
     render,
     with_deployed_execution_config,
-    with_deployed_strategies,
 )
 from traceplane.registry.spec import normalized
 from traceplane.registry.sql_identity import with_deployed_queries
@@ -60,6 +59,10 @@ class _Fingerprints:
     jobs: dict[str, str]
     definitions: dict[str, str]
 
+    def beside(self, others: _Fingerprints) -> _Fingerprints:
+        """These, and those of others that are not among them."""
+        return _Fingerprints({**others.jobs, **self.jobs}, {**others.definitions, **self.definitions})
+
 
 async def prepare(
     tx: Transaction,
@@ -70,7 +73,7 @@ async def prepare(
     *,
     no_rematerialize: bool = False,
 ) -> PreparedDeploy:
-    """`no_rematerialize`: jobs that differ only in their `execution_strategy` keep their data."""
+    """`no_rematerialize`: jobs that differ only in their `execution_strategy` and `batch` keep their data."""
     row = await registry.active_version(tx, org, dag.name)
     deployed = _deployed(row) if row is not None else None
     if deployed is not None:
@@ -83,8 +86,8 @@ async def prepare(
         as_before = with_deployed_execution_config(dag, deployed.dag)
         carried_on = fingerprint.carried_on(deployed.dag, as_before)
         if no_rematerialize:
-            as_before = with_deployed_strategies(as_before, deployed.dag)
-        compared = _compared_fingerprints(as_before, code, deployed, carried_on)
+            as_before = batching.with_deployed_batches(as_before, deployed.dag)
+        compared = _compared_fingerprints(as_before, code, deployed, carried_on).beside(own)
     steps = plan(deployed, dag, fingerprints=compared.jobs, definition_fingerprints=compared.definitions)
     produced = {dataset.dataset_id for dataset in dag.datasets}
     texts, rows = await virtual_inputs.load(tx, org, dag.external_datasets, dag.virtual, produced)

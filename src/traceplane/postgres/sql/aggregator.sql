@@ -1,5 +1,6 @@
 -- Positions become batches. What has arrived is in told_positions, as sets, so that a repeated or late event can neither
--- complete a batch twice nor leave one open; batches that were closed are in known_scopes.
+-- complete a batch twice nor leave one open; batches that were closed are in known_scopes. Positions that were passed on
+-- as they came are in passed_positions, and in no batch.
 
 -- name: open_pieces
 -- Of aligned ranges, the pieces that are in no batch and of which something has arrived: whether all of it has, and the
@@ -21,7 +22,13 @@ cross join lateral (
     and (p.bucket between lower(w.whole) >> 16 and (upper(w.whole) - 1) >> 16 or p.bucket = -9223372036854775808)
     and t && w.whole
 ) h
-cross join lateral unnest(int8multirange(w.whole) - closed.positions) p
+cross join lateral (
+  select coalesce(range_agg(t), '{}') as positions from passed_positions p, unnest(p.positions) t
+  where p.job_id = $1::uuid
+    and (p.bucket between lower(w.whole) >> 16 and (upper(w.whole) - 1) >> 16 or p.bucket = -9223372036854775808)
+    and t && w.whole
+) passed
+cross join lateral unnest(int8multirange(w.whole) - closed.positions - passed.positions) p
 where h.held && p order by 2
 
 -- name: unbatched
@@ -32,11 +39,13 @@ with told as materialized (
 ), closed as materialized (
   select coalesce(range_agg(coverage_range(range_start, range_end)), '{}') as positions from known_scopes
   where job_id = $1::uuid
+), passed as materialized (
+  select coalesce(range_agg(t), '{}') as positions from passed_positions p, unnest(p.positions) t where p.job_id = $1::uuid
 )
 select lower(p) as first, coalesce(upper(p) - 1, 9223372036854775807) as last,
   (select jsonb_agg(jsonb_build_array(lower(a), coalesce(upper(a) - 1, 9223372036854775807)) order by a)
    from unnest(told.held * int8multirange(p)) a) as arrived
-from told, closed, unnest(int8multirange(range_merge(told.held)) - closed.positions) p
+from told, closed, passed, unnest(int8multirange(range_merge(told.held)) - closed.positions - passed.positions) p
 where told.held && p order by 1
 
 -- name: close
@@ -92,7 +101,7 @@ select j.job_id, j.name, (j.definition->'config'->>'size')::bigint as size, ds.d
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
 join job_inputs i on i.job_id = j.job_id and i.input_index = 0 join datasets ds using (dataset_uuid)
 where o.slug = $1 and d.name = $2 and j.routed and j.runtime = 'dispatcher' and j.operator = any($4::text[])
-  and (j.name = $3 or j.definition->>'generated_for' = $3)
+  and (j.name = $3 or j.definition->>'generated_for' = $3) and j.definition->'config'->>'each' is null
 order by j.job_id for no key update of j
 
 -- name: close_by_hand
@@ -109,8 +118,109 @@ select ds.dataset_id, ds.definition->'partitions' as partitions, s.partition_key
 from task_inputs i join events e using (event_id) join known_scopes s on s.job_id = e.producer_id and s.scope_key = e.scope_key
 join job_inputs u on u.job_id = s.job_id and u.input_index = 0 join datasets ds on ds.dataset_uuid = u.dataset_uuid
 join orgs o using (org_id)
-where i.task_id = $1 and o.slug = $2 and s.closed_by is not null and s.closed_by <> 'before' limit 1
+where i.task_id = $1 and o.slug = $2 and s.closed_by is not null limit 1
 
 -- name: closing_times
 -- When batches that are filling are closed; null: once the batch before is done.
 select slot, due_at from open_batches where job_id = $1::uuid and slot = any($2::bigint[])
+
+-- name: passed
+-- Of ranges, the parts that were passed on as they came.
+select n.ord::int as ord, lower(r) as first, coalesce(upper(r) - 1, 9223372036854775807) as last
+from unnest($2::bigint[], $3::bigint[]) with ordinality as n (first, last, ord)
+cross join lateral (
+  select range_agg(t * coverage_range(n.first, n.last)) as positions from passed_positions p, unnest(p.positions) t
+  where p.job_id = $1::uuid and t && coverage_range(n.first, n.last)
+    and (p.bucket between n.first >> 16 and n.last >> 16 or p.bucket = -9223372036854775808)
+) p cross join lateral unnest(p.positions) r
+order by 1, 2
+
+-- name: add_passed
+-- Positions that are passed on as they come.
+insert into passed_positions as p (job_id, bucket, positions)
+select $1::uuid, coverage_bucket(n.first, n.last), range_agg(coverage_range(n.first, n.last))
+from unnest($2::bigint[], $3::bigint[]) as n (first, last)
+group by 2 order by 2
+on conflict (job_id, bucket) do update set positions = p.positions + excluded.positions
+where not p.positions @> excluded.positions
+
+-- name: any_passed
+-- Whether an aggregator has passed on anything as it came.
+select exists (select 1 from passed_positions where job_id = $1::uuid)
+
+-- name: unready
+-- Whether a job has not yet received all of the past, or has to catch up.
+select exists (select 1 from replays where job_id = $1::uuid) or exists (select 1 from catch_ups where job_id = $1::uuid)
+
+-- name: put_in_front
+-- An aggregator ($1) batches what a job ($2) reads from now on; what the job has computed, or has a task for, stays as it
+-- came. The stream is stopped, so that the job has received every event.
+with has as materialized (  -- a position that one of its datasets lacks is not computed
+  select range_intersect_agg(coverage_of(o.generation_id) + dropped_of(o.dataset_uuid)) as positions
+  from job_outputs o where o.job_id = $2::uuid
+), given as materialized (
+  select range_agg(coverage_range(t.range_start, t.range_end)) as positions
+  from tasks t where t.job_id = $2::uuid and t.stage in (0, 1, 3) and t.range_start is not null
+), passed as (
+  insert into passed_positions (job_id, bucket, positions)
+  select $1::uuid, coverage_bucket(lower(r), coalesce(upper(r) - 1, 9223372036854775807)), range_agg(r)
+  from has cross join given cross join lateral unnest(coalesce(has.positions, '{}') + coalesce(given.positions, '{}')) r
+  group by 2
+), batches as materialized (
+  select o.dataset_uuid, o.generation_id, i.generation_id as batched
+  from job_outputs o join job_inputs i on i.job_id = $1::uuid and i.input_index = 0 where o.job_id = $1::uuid
+), since as (
+  insert into aggregators_added (job_id, generation_id, event_id)
+  select $1::uuid, batched, coalesce((select max(event_id) from events), 0) from batches
+), reads as (
+  update job_inputs i set dataset_uuid = b.dataset_uuid, generation_id = b.generation_id
+  from batches b where i.job_id = $2::uuid and i.generation_id = b.batched
+)
+update jobs set revision = revision + 1 where job_id = $2::uuid
+
+-- name: keep_in_front
+-- The aggregators of jobs that a version keeps stay in front of them in each version that has these jobs, since they know
+-- how the data was cut. Where a version has no batches, they pass each event on as it comes. $1: a version that has them.
+with fronts as materialized (
+  select v.job_id, i.job_id as behind
+  from dag_version_jobs v join jobs a using (job_id) join job_outputs o using (job_id)
+  join job_inputs i on i.generation_id = o.generation_id join jobs b on b.job_id = i.job_id
+  where v.dag_version_id = $1 and a.runtime = 'dispatcher' and a.operator = any($2::text[])
+    and b.dag_id = a.dag_id and a.definition->>'generated_for' = b.name and i.role = 'feeds'
+), missing as materialized (
+  select distinct m.dag_version_id, f.job_id from fronts f join dag_version_jobs m on m.job_id = f.behind
+  where not exists (select 1 from dag_version_jobs x where x.dag_version_id = m.dag_version_id and x.job_id = f.job_id)
+), datasets as (
+  insert into dag_version_datasets (dag_version_id, dataset_uuid, generation_id, definition)
+  select m.dag_version_id, d.dataset_uuid, d.generation_id, d.definition
+  from missing m join job_outputs o using (job_id)
+  join dag_version_datasets d on d.dag_version_id = $1 and d.generation_id = o.generation_id
+  on conflict do nothing
+)
+insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency, dispatch_window, max_queue_depth,
+                              max_queue_age, timeout, lease, max_attempts, retry_base, retry_max, network,
+                              backfill_concurrency, function, requires, secrets, source, in_place)
+select m.dag_version_id, v.job_id, v.priority, v.max_concurrency, v.dispatch_window, v.max_queue_depth,
+  v.max_queue_age, v.timeout, v.lease, v.max_attempts, v.retry_base, v.retry_max, v.network,
+  v.backfill_concurrency, v.function, v.requires, v.secrets, v.source,
+  v.in_place || jsonb_build_object('config', jsonb_build_object(
+    'source_dataset', v.in_place->'config'->'source_dataset', 'each', true))
+from missing m join dag_version_jobs v on v.dag_version_id = $1 and v.job_id = m.job_id
+
+-- name: cut_anew
+-- Aggregators that a version configures otherwise than they are: what fills is cut by the new rule in their next pass.
+-- Only another time does not change what has begun to fill.
+with changed as materialized (
+  select j.job_id from dag_version_jobs v join jobs j using (job_id)
+  where v.dag_version_id = $1 and j.runtime = 'dispatcher' and j.operator = any($2::text[])
+    and ((j.definition->'config') - '{every_seconds,max_wait_seconds}'::text[],
+         j.definition->'config' ? 'max_wait_seconds')
+      is distinct from ((v.in_place->'config') - '{every_seconds,max_wait_seconds}'::text[],
+         v.in_place->'config' ? 'max_wait_seconds')
+    and exists (select 1 from told_positions t where t.job_id = j.job_id)
+), gone as (
+  delete from open_batches o using changed c where o.job_id = c.job_id and o.slot > -9223372036854775807
+)
+insert into open_batches (job_id, slot, opened_at, due_at, backfill)
+select job_id, -9223372036854775807, tp_now(), tp_now(), false from changed
+on conflict (job_id, slot) do nothing

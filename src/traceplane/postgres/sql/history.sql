@@ -172,12 +172,13 @@ with page as materialized (
 select (select count(*) from ended) as ended, count(*) as looked_at, max(message_id) as last, false as young from page
 
 -- name: end_job_memory
--- What jobs that can never serve again remember: received positions, known scopes and open batches. A page of jobs; of each table at
--- most so many rows at once, so a page is repeated until it has none.
+-- What jobs that can never serve again remember: positions that were received or passed on, known scopes and open
+-- batches. A page of jobs; of each table at most so many rows at once, so a page is repeated until it has none.
 with page as materialized (
   select j.job_id from jobs j where j.job_id > $1 and not j.routed and not job_in_reach(j.job_id)
     and (exists (select 1 from open_batches b where b.job_id = j.job_id offset 0)
       or exists (select 1 from told_positions p where p.job_id = j.job_id offset 0)
+      or exists (select 1 from passed_positions p where p.job_id = j.job_id offset 0)
       or exists (select 1 from told_periods p where p.job_id = j.job_id offset 0)
       or exists (select 1 from known_scopes s where s.job_id = j.job_id offset 0))
     and not exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0)
@@ -186,6 +187,8 @@ with page as materialized (
   select b.job_id, b.slot from open_batches b join page using (job_id) limit $3
 ), told as materialized (
   select p.job_id, p.input_index, p.bucket from told_positions p join page using (job_id) limit $3
+), passed as materialized (
+  select p.job_id, p.bucket from passed_positions p join page using (job_id) limit $3
 ), periods as materialized (
   select p.job_id, p.input_index, p.period from told_periods p join page using (job_id) limit $3
 ), known as materialized (
@@ -196,6 +199,11 @@ with page as materialized (
 ), told_gone as (
   delete from told_positions p using told o
   where p.job_id = o.job_id and p.input_index = o.input_index and p.bucket = o.bucket and not $4::boolean
+), passed_gone as (
+  delete from passed_positions p using passed o
+  where p.job_id = o.job_id and p.bucket = o.bucket and not $4::boolean
+), added_gone as (
+  delete from aggregators_added a using page where a.job_id = page.job_id and not $4::boolean
 ), periods_gone as (
   delete from told_periods p using periods o
   where p.job_id = o.job_id and p.input_index = o.input_index and p.period = o.period and not $4::boolean
@@ -203,11 +211,11 @@ with page as materialized (
   delete from known_scopes s using known o
   where s.job_id = o.job_id and s.scope_key = o.scope_key and not $4::boolean
 )
-select (select count(*) from filling) + (select count(*) from told) + (select count(*) from periods)
-         + (select count(*) from known) as ended,
+select (select count(*) from filling) + (select count(*) from told) + (select count(*) from passed)
+         + (select count(*) from periods) + (select count(*) from known) as ended,
        count(*) as looked_at,
        case when $4::boolean or (select count(*) from filling) < $3 and (select count(*) from told) < $3
-                                 and (select count(*) from periods) < $3 and (select count(*) from known) < $3
+                                 and (select count(*) from passed) < $3 and (select count(*) from periods) < $3 and (select count(*) from known) < $3
             then (array_agg(job_id))[1] else $1 end as last,
        $2::interval is null as young
 from page

@@ -219,10 +219,10 @@ select ds.current_generation_id as generation_id, j.job_id, j.name as job, j.act
        range_size_of(j.job_id) as range_size, ds.definition->'partitions' as partitions,
        exists (select 1 from job_inputs i join job_outputs o using (generation_id) join jobs a on a.job_id = o.job_id
          where i.job_id = j.job_id and a.runtime = 'dispatcher' and a.operator = any($3::text[])
-           and a.definition->'config'->>'size' is null) as open_batches,
+           and a.definition->'config'->>'size' is null and a.definition->'config'->>'each' is null) as open_batches,
        exists (select 1 from job_inputs i join job_outputs o using (generation_id) join jobs a on a.job_id = o.job_id
-         where i.job_id = j.job_id and i.role = 'feeds' and a.runtime = 'dispatcher' and a.operator = any($3::text[]))
-       as batched
+         where i.job_id = j.job_id and i.role = 'feeds' and a.runtime = 'dispatcher' and a.operator = any($3::text[])
+           and a.definition->'config'->>'each' is null) as batched
 from datasets ds join orgs o using (org_id)
 join job_outputs x on x.generation_id = ds.current_generation_id
 join jobs j on j.job_id = x.job_id and j.routed and not j.building

@@ -54,11 +54,13 @@ with starts as materialized (
   ) e order by e.scope_key, e.event_id desc
 ), dropped as materialized (
   select coalesce(dropped_by_job($1), '{}') as positions
+), since as materialized (  -- what the job behind an aggregator had received before
+  select max(event_id) as event_id from aggregators_added where job_id = $1 and generation_id = $2
 ), drafts as materialized (
-  select uuid7() as task_id, p.* from page p cross join dropped d
+  select uuid7() as task_id, p.* from page p cross join dropped d cross join since
   where not d.positions @> coverage_range(p.range_start, p.range_end) and (not $5::boolean or exists (select 1 from dataset_commits c where c.generation_id = $2
            and c.range_start = p.range_start and c.scope_key = p.scope_key and c.superseded_by is null offset 0))
-    and ($6::boolean or not exists (select 1 from task_inputs i left join tasks t using (task_id)  -- none: it was completed long ago
+    and ($6::boolean or p.event_id > coalesce(since.event_id, 0) and not exists (select 1 from task_inputs i left join tasks t using (task_id)  -- none: it was completed long ago
            where i.event_id = p.event_id and i.job_id = $1 and t.state is distinct from 'canceled' offset 0))
   order by p.range_start
 ), created as (
