@@ -230,3 +230,23 @@ def analyzed(numbers: DataFrame, spark, config) -> DataFrame:
 def made(spark, scope):
     """Rows of a source: nothing is read."""
     return spark.range(4).selectExpr(f"{scope.start} as block", "id as n")
+
+
+def leaks_its_secret(numbers: DataFrame, config, task: OperatorTask) -> DataFrame:
+    """Makes Spark print and log a secret wherever it can: in a function that it runs, in a query, in its failure."""
+    key = task.secrets["KEY"]
+
+    def tell(batches):
+        print("a function has", key, flush=True)
+        os.write(2, f"and {key} in the middle of a line".encode())
+        yield from batches
+        raise ValueError(f"a function failed with {key}")
+
+    session = numbers.sparkSession
+    session.conf.set("spark.note", key)
+    for query in (f"select '{key}' from missing", f"selec '{key}'", f"select raise_error('{key}')"):
+        try:
+            session.sql(query).collect()
+        except Exception as error:
+            print("failed:", str(error)[:1000])
+    return numbers.coalesce(1).mapInArrow(tell, numbers.schema)

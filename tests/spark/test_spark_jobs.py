@@ -25,6 +25,7 @@ from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent, Task
 from traceplane.wire.pipelines import PipelineConfig, PipelineRequest, PipelineView, Subscription
 from traceplane.wire.queries import QueryTask, QueryTaskRequest
 from traceplane.wire.scalars import Scope
+from traceplane.wire.secrets import SecretSet, SecretValue
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
@@ -150,6 +151,37 @@ async def test_spark_reads_no_platform_secrets_for_user_code(spark: SparkPlatfor
     error = await spark.error("thief-out")
     assert error["code"] == "operator.raised"
     assert await spark.rows("thief.out") == []
+
+
+async def test_secrets_are_not_in_the_log_of_the_spark_server(spark: SparkPlatform) -> None:
+    """Spark logs queries and failures of functions, and functions print where it logs. It keeps no event log, has no
+    web interface, and its temporary files are its own."""
+    key, platform = "plaice-'7f3e1c'-\"55d0ab\"", spark.platform
+    for name in ("spark_key", "spark_word"):
+        value = key if name == "spark_key" else "halibut-7f3e1c55d0ac"
+        await platform.api.call("PUT", f"/api/v1/secrets/user/{name}", SecretSet, SecretValue(value=value))
+    text = dag(
+        "leaky",
+        job("leaky", "function", '{entrypoint: "spark_jobs:leaks_its_secret"}', more="secrets: {KEY: spark_key}"),
+        job("leaky", "query", "{query: \"select raise_error('${secret:spark_word}') as n from numbers\"}",
+            operator="sql"),
+    )  # fmt: skip
+    await platform.deploy(text)
+    await platform.emit("leaky.in", range(2))
+    for name in ("leaky-function", "leaky-query"):
+        error = await spark.error(name)
+        assert "***" in error["message"]
+    await platform.settled()
+    log = b"".join(path.read_bytes() for path in (platform.folder / "spark" / "logs").iterdir())
+    assert b"a function has ***" in log
+    assert b"and *** in the middle of a line" in log
+    kept = [path for path in platform.folder.rglob("*") if path.is_file()]
+    shown = b"".join(
+        Path(f"/proc/{spark.server_pid()}/{file}").read_bytes() for file in ("cmdline", "environ")
+    )
+    for secret in ("plaice-", "halibut-"):
+        assert secret.encode() not in shown
+        assert not [path for path in kept if path.exists() and secret.encode() in path.read_bytes()]
 
 
 async def _exists(path: object) -> bool:

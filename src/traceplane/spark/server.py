@@ -133,7 +133,9 @@ class RemoteSpark:
     def last_end(self) -> str | None:
         return None
 
-    def granting(self, readable: Iterable[Path], writable: Iterable[Path]) -> SparkGrant:
+    def granting(
+        self, readable: Iterable[Path], writable: Iterable[Path], secrets: Iterable[str] = ()
+    ) -> SparkGrant:
         return SparkGrant(None, (), ())
 
 
@@ -262,8 +264,11 @@ class SparkServer:
 
     # What tasks it may see -------------------------------------------------------------------------
 
-    def granting(self, readable: Iterable[Path], writable: Iterable[Path]) -> SparkGrant:
-        """Each writable folder is inside one of the readable ones."""
+    def granting(
+        self, readable: Iterable[Path], writable: Iterable[Path], secrets: Iterable[str] = ()
+    ) -> SparkGrant:
+        """Each writable folder is inside one of the readable ones. `secrets` are kept out of the server's log."""
+        self._log.hide(secrets)
         return SparkGrant(self, readable, writable)
 
     @property

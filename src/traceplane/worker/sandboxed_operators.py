@@ -98,7 +98,8 @@ class SandboxedOperators:
         """The generations that the task reads and writes; writable are only this attempt's folders."""
         local = [Path(file).parent for files in held.local.files.values() for file in files]
         writable = [Path(output.folder) for output in payload.outputs if output.folder is not None]
-        return spark.granting([*self._store.readable_generations(held.task), *local], writable)
+        readable = [*self._store.readable_generations(held.task), *local]
+        return spark.granting(readable, writable, held.job.secrets.values())
 
     async def _emit(self, held: HeldTask, events: list[EventOut], traceparent: str | None) -> None:
         task = held.task
