@@ -17,6 +17,8 @@ create table aggregators_added (
   event_id bigint not null
 );
 
+call belongs_to_org('{passed_positions, aggregators_added}', 'exists (select 1 from jobs p where p.job_id = THIS.job_id)');
+
 -- A deploy that removes batches closes those that are filling.
 alter table known_scopes drop constraint known_scopes_closed_by_check;
 alter table known_scopes add constraint known_scopes_closed_by_check

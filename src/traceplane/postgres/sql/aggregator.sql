@@ -171,7 +171,7 @@ with has as materialized (  -- a position that one of its datasets lacks is not 
   from job_outputs o join job_inputs i on i.job_id = $1::uuid and i.input_index = 0 where o.job_id = $1::uuid
 ), since as (
   insert into aggregators_added (job_id, generation_id, event_id)
-  select $1::uuid, batched, coalesce((select max(event_id) from events), 0) from batches
+  select $1::uuid, batched, nextval('events_event_id_seq') from batches
 ), reads as (
   update job_inputs i set dataset_uuid = b.dataset_uuid, generation_id = b.generation_id
   from batches b where i.job_id = $2::uuid and i.generation_id = b.batched
