@@ -226,7 +226,8 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
     for column in shown.columns:
         marks = "".join((" not null" * (not column.nullable), " pii" * column.pii))
         source = f"  from {', '.join(column.derived_from)}" if column.derived_from else ""
-        say(f"  {column.name}  {column.type}{marks}{source}")
+        reason = f"  declassified: {column.declassified}" if column.declassified else ""
+        say(f"  {column.name}  {column.type}{marks}{source}{reason}")
     if shown.sql is not None:
         say(f"virtual: {' '.join(shown.sql.split())}")
     if shown.cron is not None:

@@ -12,7 +12,7 @@ from traceplane.model import column_types
 from traceplane.model.advice import Cause, Remedy
 from traceplane.model.dag import Column, Dag, Dataset, Job, SourceKind, Storage, WriteMode
 from traceplane.model.partitions import Partitions
-from traceplane.operators.spec import Config, ErrorCode, JobMisfit, OperatorSpec, Ports
+from traceplane.operators.spec import ColumnsFrom, Config, ErrorCode, JobMisfit, OperatorSpec, Ports
 
 FILES, ROWS = "files", "file_rows"
 
@@ -84,6 +84,7 @@ FILES_SPEC = OperatorSpec(
     name=FILES,
     summary="Stands for a file source; dispatchers list its files.",
     runtimes=frozenset({"dispatcher"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     config=FilesConfig,
     execution_fields=frozenset(FilesConfig.__struct_fields__),
     outputs=Ports(least=1, most=1),
@@ -94,6 +95,7 @@ ROWS_SPEC = OperatorSpec(
     name=ROWS,
     summary="Turns the files of a file source into rows with the declared columns.",
     runtimes=frozenset({"python"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     entrypoint="traceplane.file_sources.rows:run",
     config=RowsConfig,
     inputs=Ports(least=1, most=1),

@@ -40,6 +40,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         dataset = (await pinned.datasets(tx, caller.org, [dataset_id])).get(dataset_id)
         if dataset is None:
             raise await unknown_dataset(tx, caller.org, dataset_id)
+        (dataset,) = await pinned.with_marks(tx, [dataset])
         held = await coverage.of_datasets(tx, caller.org, dataset_id)
         cron = await cron_sources.views(tx, caller.org, dataset_id)
         if dataset.sql is not None and dataset.generation_id is not None:
@@ -63,7 +64,11 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
     return DatasetDetail(
         dataset=_entry(dataset, sizes, tallies, held),
         columns=[
-            ColumnView(c.name, c.type, c.nullable, c.name.lower() in dataset.pii, derived.get(c.name.lower()))
+            ColumnView(
+                *(c.name, c.type, c.nullable, c.name.lower() in dataset.pii),
+                derived.get(c.name.lower()),
+                dataset.declassified.get(c.name.lower()),
+            )
             for c in seen
         ],
         position=dataset.position,

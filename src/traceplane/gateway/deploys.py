@@ -133,6 +133,16 @@ class DeployApi:
         except UserError as error:
             raise await _placed(error, call.body) from None
         telemetry.emit("dag.deployed", dag=dag.name, version=done.version, changed=done.changed)
+        for d in done.declassified:
+            telemetry.emit(
+                "column.declassified",
+                dag=dag.name,
+                version=done.version,
+                dataset=d.dataset_id,
+                column=d.column,
+                reason=d.reason,
+                principal=call.principal.name,
+            )
         if done.given_up is not None:
             telemetry.emit("dag.build_aborted", dag=dag.name, version=done.given_up)
         return DeployResponse(dag.name, done.version, done.changed, done.building, done.text, done.given_up)

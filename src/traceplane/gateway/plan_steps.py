@@ -11,6 +11,7 @@ from traceplane.registry.plan import FieldChange, Plan
 from traceplane.wire.deploys import (
     ConcernedView,
     DatasetChangeView,
+    DeclassifiedView,
     FieldChangeView,
     JobChangeView,
     NextTicksView,
@@ -29,6 +30,7 @@ def plan_steps(plan: Plan, consequences: Consequences) -> PlanSteps:
         datasets_added=list(plan.datasets_added),
         datasets_changed=[DatasetChangeView(d.dataset_id, _fields(d.changes)) for d in plan.datasets_changed],
         datasets_removed=list(plan.datasets_removed),
+        declassified=[DeclassifiedView(d.dataset_id, d.column, d.reason) for d in plan.declassified],
         computed_anew=_weights(consequences.computed_anew),
         dropped=_weights((*consequences.dropped, *consequences.unmapped)),
         readers=[

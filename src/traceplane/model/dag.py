@@ -106,6 +106,8 @@ class Column:
     type: str
     nullable: bool = True
     pii: bool = False
+    declassified: str | None = None
+    """Why its values are no personal data, although they are computed from some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,10 @@ class Dataset:
     """Seconds for which a partition is kept; None: for ever."""
     sql: str | None = None
     """Of a virtual dataset: its SQL, in the dialect of queries. No job produces it, and it is not stored."""
+    read_roles: tuple[str, ...] | None = None
+    """The roles that may read it, besides admins; None: all."""
+    write_roles: tuple[str, ...] | None = None
+    """The roles that may change what it holds, and run the job that writes it, besides admins; None: all writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,9 @@ class Job:
     source: Source | None = None
     execution: ExecutionSettings = ExecutionSettings()
     description: str = ""
+    lineage: dict[str, list[str]] | None = None
+    """What its code computes columns from, as `input.column`, by column or `output.column`; a column that is not there
+    may be computed from all."""
     generated_for: str | None = None
     """The job that this one was added for, to batch its inputs, to find its scopes or to relay its events; shown in the
     plan and in the graph."""

@@ -1,9 +1,9 @@
 """The definition of a deployed job, as `jobs.definition` stores it: everything that determines the data of its tasks.
 
-`registry.job_rows` writes it, and `postgres.registry` is the only reader. The config, the execution strategy and the
-facts of the operator change in place: each version has its own, which its jobs get when it begins to serve. Upgrades of
-the platform do not rewrite definitions, so a new field needs a default. A test checks the JSON keys that SQL names
-against these fields.
+`registry.job_rows` writes it, and `postgres.registry` is the only reader. The config, the execution strategy, the
+lineage and the facts of the operator change in place: each version has its own, which its jobs get when it begins to
+serve. Upgrades of the platform do not rewrite definitions, so a new field needs a default. A test checks the JSON keys
+that SQL names against these fields.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class InputView:
     sql: str
     reads: dict[str, str] = field(default_factory=dict)
     """The tables that the SQL names, with the stored input of each."""
+    dataset_id: str = field(default="", compare=False)
+    """The virtual dataset that it stands for. Not compared: jobs that were deployed before it was kept are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,5 +66,7 @@ class JobDefinition(OperatorFacts):
     code_bundle: str | None = None
     """The code that it was deployed with; None: the code in the worker's own folders."""
     virtual: VirtualInputs | None = None
+    lineage: dict[str, list[str]] | None = None
+    """As `Job.lineage`; changes in place, like the config."""
     views: tuple[InputView, ...] = ()
     """Of a query that runs as a job: its steps, the last of which is the result."""

@@ -3,6 +3,7 @@
     spec          `OperatorSpec`: everything the platform knows about an operator
     config        checks a job's config against its operator's schema, and describes the schema in words
     catalog       lists the operators: built in, or from an installed package
+    column_marks  which columns of a job's outputs are personal data, given those of its inputs
     grouping      which dataset's rows a grouped dataset stands for
     dispatching   the operators that the dispatcher runs itself
     market        the operators that make and publish market signals

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from traceplane.operators.spec import Config, OperatorSpec, Ports
+from traceplane.operators.spec import ColumnsFrom, Config, OperatorSpec, Ports
 
 _DISPATCHER = frozenset({"dispatcher"})
 
@@ -64,6 +64,7 @@ AGGREGATOR = OperatorSpec(
     summary="Positions become batches; a batch that is full, or whose time has come, becomes one event.",
     execution_fields=frozenset({"every_seconds", "max_wait_seconds"}),
     runtimes=_DISPATCHER,
+    columns_from=ColumnsFrom.SAME_NAMES,
     config=AggregatorConfig,
     inputs=Ports(least=1),
     outputs=Ports(least=1),
@@ -83,6 +84,7 @@ SCOPES = OperatorSpec(
     name="scopes",
     summary="Decides which scopes of a job are ready, and which a change of an input makes stale.",
     runtimes=_DISPATCHER,
+    columns_from=ColumnsFrom.OUTSIDE,
     config=ScopesConfig,
     inputs=Ports(least=1),
     outputs=Ports(least=1),
@@ -92,6 +94,7 @@ SPLITTER = OperatorSpec(
     name="splitter",
     summary="A partition becomes one event for each of its positions.",
     runtimes=_DISPATCHER,
+    columns_from=ColumnsFrom.SAME_NAMES,
     inputs=Ports(least=1),
     groups=True,
 )
@@ -100,10 +103,12 @@ PASS = OperatorSpec(
     name="pass",
     summary="Repeats every event on each output.",
     runtimes=_DISPATCHER,
+    columns_from=ColumnsFrom.OUTSIDE,
 )
 
 SOURCE = OperatorSpec(
     name="source",
     summary="Stands for a source that only receives events; a job need not name it.",
     runtimes=_DISPATCHER,
+    columns_from=ColumnsFrom.OUTSIDE,
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from traceplane.model.advice import Cause, Remedy
-from traceplane.operators.spec import Config, ErrorCode, OperatorSpec, Ports
+from traceplane.operators.spec import ColumnsFrom, Config, ErrorCode, OperatorSpec, Ports
 
 _Period = Annotated[int, Meta(ge=1)]
 
@@ -65,6 +65,7 @@ SIGNAL_PUBLISH = OperatorSpec(
     name="signal_publish",
     summary="Gives committed signals to triggers.",
     runtimes=frozenset({"dispatcher"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     inputs=Ports(least=1),
     publishes_signals=True,
 )

@@ -10,7 +10,7 @@ from msgspec import Meta
 from traceplane.model.advice import Cause, Remedy
 from traceplane.model.dag import Dag, Job, Storage, UpdateStrategy
 from traceplane.operators.grouping import rows_of
-from traceplane.operators.spec import Config, ErrorCode, JobMisfit, OperatorSpec, Ports
+from traceplane.operators.spec import ColumnsFrom, Config, ErrorCode, JobMisfit, OperatorSpec, Ports
 
 _SPARK = frozenset({"spark"})
 
@@ -98,6 +98,7 @@ COMPACT = OperatorSpec(
     name="compact",
     summary="Rewrites the rows of a range as few, well-sized, sorted Parquet files.",
     runtimes=_SPARK,
+    columns_from=ColumnsFrom.SAME_NAMES,
     entrypoint="traceplane.dataplane.task:compact",
     config=CompactConfig,
     execution_fields=frozenset({"target_file_mb"}),

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -42,6 +43,15 @@ class Ports:
     most: int | None = None
     names: tuple[str, ...] = ()
     """Their allowed names; empty: any."""
+
+
+class ColumnsFrom(StrEnum):
+    """What the columns of an operator's outputs are computed from, if the operator is enough to know it."""
+
+    SAME_NAMES = "same_names"
+    """Each from the columns of its name in the inputs."""
+    OUTSIDE = "outside"
+    """None from a column of an input: the values come from outside the platform, and there are no marks yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,8 @@ class OperatorSpec:
     """Its own error codes, besides those of the platform."""
     network: bool = False
     """Whether it needs the network; its jobs then need not request it."""
+    columns_from: ColumnsFrom | None = None
+    """None: from what its query says, if it has one; otherwise each column may come from all columns of all inputs."""
     position: str | None = None
     """The column of its outputs with the position of a row."""
     needs_emission: bool = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,9 @@ from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
 from traceplane.model.row_positions import PositionColumn
+from traceplane.postgres import personal_data
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.personal_data import DeclaredColumn, Origin, effective
 from traceplane.postgres.registry import partitions_of
 from traceplane.postgres.versions import Version
 
@@ -38,7 +40,8 @@ class PinnedDataset:
     columns: tuple[SchemaColumn, ...]
     """The merged schema of the files, and the declared columns that they lack."""
     pii: frozenset[str]
-    """Columns that any definition of these rows marks as personal data, in lower case."""
+    """Columns that any definition of these rows marks as personal data, in lower case; `with_marks` adds those that
+    are computed from some."""
     position: str | None
     cursor: int | None
     row_version: str
@@ -52,6 +55,14 @@ class PinnedDataset:
     """The columns that are declared, but that no file has yet: they are null."""
     partitions: Partitions = Partitions()
     """Those of the dataset that has the rows."""
+    definitions: tuple[tuple[DeclaredColumn, ...], ...] = ()
+    """The columns that it declares itself: now, and in the version that is read."""
+
+    @property
+    def declassified(self) -> dict[str, str]:
+        """The columns that are no personal data although they are computed from some, and why."""
+        shown = self.definitions[-1] if self.definitions else ()
+        return {c.name.lower(): c.declassified for c in shown if c.declassified}
 
     @property
     def position_column(self) -> PositionColumn | None:
@@ -143,6 +154,7 @@ def _dataset(row: Any) -> PinnedDataset:
     ]
     declared = [column for d in definitions for column in d["columns"]]
     shown = row["versioned_definition"] or row["definition"]
+    own = [d["columns"] for d in (row["definition"], row["versioned_definition"]) if d is not None]
     of_files = [SchemaColumn(**column) for column in row["columns"] or ()]
     # A hot table has all declared columns from the beginning.
     lacking = [] if of_files and shown["storage"] == "postgres" else _declared(row, shown, of_files)
@@ -164,7 +176,27 @@ def _dataset(row: Any) -> PinnedDataset:
         source=row["source"],
         absent=frozenset(column.name for column in lacking) if of_files else frozenset(),
         partitions=partitions_of(row["row_partitions"]),
+        definitions=tuple(msgspec.convert(columns, tuple[DeclaredColumn, ...]) for columns in own),
     )
+
+
+async def with_marks(tx: Transaction, datasets: Iterable[PinnedDataset]) -> list[PinnedDataset]:
+    """The datasets, with all of their columns as `pii` that are personal data, marked or computed from what is."""
+    found = list(datasets)
+    generations = {d.row_generation_id for d in found if d.row_generation_id is not None and d.sql is None}
+    origins = await personal_data.origins(tx, list(generations)) if generations else {}
+    return [_with_marks(d, origins.get(d.row_generation_id)) if d.row_generation_id else d for d in found]
+
+
+def _with_marks(dataset: PinnedDataset, origin: Origin | None) -> PinnedDataset:
+    if origin is None:
+        return dataset
+    if dataset.row_generation_id == dataset.generation_id:
+        marks = effective(origin.derived, (*dataset.definitions, *origin.definitions))
+    else:
+        marks = effective(origin.effective, dataset.definitions)
+    names = (column.name.lower() for column in dataset.columns)
+    return replace(dataset, pii=marks.personal.union(filter(marks.has, names)))
 
 
 def _declared(row: Any, definition: JsonObject, of_files: Sequence[SchemaColumn]) -> list[SchemaColumn]:

@@ -302,7 +302,12 @@ async def map_job(
     effect when the version begins to serve, and ends with it."""
     is_cron = job.source is not None and job.source.kind is SourceKind.CRON
     source = asdict(job.source) if job.source is not None and is_cron else None
-    in_place = {"config": job.config, "execution_strategy": str(job.execution_strategy), **asdict(facts)}
+    in_place = {
+        "config": job.config,
+        "execution_strategy": str(job.execution_strategy),
+        "lineage": job.lineage,
+        **asdict(facts),
+    }
     limits = _execution_fields(job.execution, window)
     await tx.rows(_SQL["map_job"], version_id, job_id, *limits, source, in_place)
 

@@ -84,7 +84,8 @@ class QueryDatasets:
         moment = pin[1]
         return moment if isinstance(moment, datetime) else None if moment is not None else self._as_of.at
 
-    async def read(self, relations: Iterable[Relation]) -> None:
+    async def read(self, relations: Iterable[Relation], *, marks: bool = False) -> None:
+        """`marks`: whether it must be known which columns are personal data."""
         pending = {pin_of(relation) for relation in relations}
         dags: set[str] = set()
         while pending:
@@ -98,6 +99,9 @@ class QueryDatasets:
                 for name in virtual.reads(sql)
             }
             pending = below - self._by_pin.keys()
+        if marks:
+            marked = await pinned.with_marks(self._tx, self._by_pin.values())
+            self._by_pin = dict(zip(self._by_pin, marked, strict=True))
         if unused := set(self._as_of.versions) - dags:
             raise InvalidInput(
                 "query.version_of_nothing",

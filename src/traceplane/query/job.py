@@ -44,7 +44,7 @@ async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mappi
     anybody = replace(caller, sees_pii=False)
     gated = await asyncio.to_thread(gate.admit, sql)
     datasets = QueryDatasets(tx, caller.org, AsOf(versions), only_stored=True)
-    await datasets.read(gated.relations)
+    await datasets.read(gated.relations, marks=True)
     expanded = await asyncio.to_thread(virtual.expand, gated.relations, datasets.sql_of)
     names = {pin: f"#{number}" for number, pin in enumerate(dict.fromkeys(map(pin_of, expanded.stored)))}
     for pin in names:

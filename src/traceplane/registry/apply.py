@@ -36,6 +36,7 @@ from traceplane.registry import batching, cutover, fingerprint, job_rows, operat
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.consequences import amount
 from traceplane.registry.job_rows import Generation
+from traceplane.registry.plan import Declassified
 from traceplane.registry.preparation import PreparedDeploy, prepare
 from traceplane.registry.spec import normalized
 
@@ -52,6 +53,7 @@ class DeployOutcome:
     text: str
     given_up: int | None = None
     """The version that was being built and was aborted, since the file is what serves."""
+    declassified: tuple[Declassified, ...] = ()
 
 
 async def deploy(
@@ -100,7 +102,9 @@ async def deploy(
             await versions.stop_the_stream(tx)
             await new.put_in_front(version_id)
             await notify_dispatchers(tx)
-        return DeployOutcome(number, True, building, prepared.text)
+        return DeployOutcome(
+            number, True, building, prepared.text, declassified=prepared.plan.declassified
+        )
 
     return await retry_on_conflict(once)
 

@@ -1,10 +1,10 @@
 """A hash of what a job would produce: equal fingerprints mean that the data need not be rebuilt.
 
 A job's fingerprint covers its own definition and the fingerprints of the jobs of the same DAG that it reads from, so a
-change propagates downstream. Scheduling and limits (`Execution`), descriptions, a dataset's write mode and its PII
-marks do not change data and are left out. Config fields that the operator's spec declares as not changing data are
-included: plans compare jobs as if those fields had their deployed values, so a deployed job keeps its fingerprint when
-a spec starts to declare such a field.
+change propagates downstream. Scheduling and limits (`Execution`), descriptions, declared lineage, a dataset's write
+mode, its roles and its marks of personal data do not change data and are left out. Config fields that the operator's
+spec declares as not changing data are included: plans compare jobs as if those fields had their deployed values, so a
+deployed job keeps its fingerprint when a spec starts to declare such a field.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ async def add_job(
         generated_for=job.generated_for,
         code_bundle=code_bundle,
         virtual=virtual,
+        lineage=job.lineage,
         views=views,
         **asdict(facts),
     )

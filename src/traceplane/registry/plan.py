@@ -67,6 +67,15 @@ class DatasetChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Declassified:
+    """A column that is no personal data any more, although it is computed from some."""
+
+    dataset_id: str
+    column: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The steps of a deploy; jobs are ordered upstream first, datasets by id."""
 
@@ -81,6 +90,8 @@ class Plan:
     datasets_removed: tuple[str, ...] = ()
     datasets_changed: tuple[DatasetChanged, ...] = ()
     dag_changes: tuple[FieldChange, ...] = ()
+    declassified: tuple[Declassified, ...] = ()
+    """Columns that were not, or for another reason."""
 
     @property
     def is_noop(self) -> bool:
@@ -99,7 +110,10 @@ def plan(
     """The difference between `deployed` and `desired`; the fingerprints are those of `desired`."""
     if deployed is None:
         datasets = tuple(dataset.dataset_id for dataset in desired.datasets)
-        return Plan(desired.name, None, added=desired.jobs, datasets_added=datasets)
+        declassified = tuple(_declassified({}, _by_id(desired)))
+        return Plan(
+            desired.name, None, added=desired.jobs, datasets_added=datasets, declassified=declassified
+        )
     if deployed.dag.name != desired.name:
         raise ValueError(f"a plan compares versions of one DAG, not {deployed.dag.name} with {desired.name}")
     before = {job.name: job for job in deployed.dag.jobs}
@@ -151,7 +165,17 @@ def plan(
         dag_changes=tuple(
             _changes({"description": deployed.dag.description}, {"description": desired.description})
         ),
+        declassified=tuple(_declassified(old_datasets, new_datasets)),
     )
+
+
+def _declassified(old: dict[str, Dataset], new: dict[str, Dataset]) -> Iterator[Declassified]:
+    for dataset_id, dataset in sorted(new.items()):
+        before = old[dataset_id].columns if dataset_id in old else ()
+        reasons = {column.name: column.declassified for column in before}
+        for column in dataset.columns:
+            if column.declassified and reasons.get(column.name) != column.declassified:
+                yield Declassified(dataset_id, column.name, column.declassified)
 
 
 def _changes_in_place(old: Job, new: Job, *, keeps_data: bool) -> Iterator[FieldChange]:
@@ -233,7 +257,11 @@ def _by_id(dag: Dag) -> dict[str, Dataset]:
 
 
 def _in_place_fields(job: Job, other: Job) -> dict[str, Any]:
-    own: dict[str, Any] = {"description": job.description, "generated_for": job.generated_for}
+    own: dict[str, Any] = {
+        "description": job.description,
+        "generated_for": job.generated_for,
+        "lineage": job.lineage,
+    }
     if job.source is not None and other.source is not None:
         own["source"] = {name: value for name, value in asdict(job.source).items() if name != "kind"}
     return {**asdict(job.execution), **own, "config": _execution_config(job, other)}
@@ -315,7 +343,7 @@ def _name_of_hidden(field: str) -> str | None:
 
 
 def render(plan: Plan) -> str:
-    """The plan for people: `+` added, `~` changed in place, `-/+` rebuilt, `-` removed."""
+    """The plan for people: `+` added, `~` changed in place, `-/+` rebuilt, `-` removed, `!` worth a second look."""
     if plan.is_noop:
         return f"DAG {plan.dag}: no changes; version {plan.base_version} matches the file.\n"
     base = "new" if plan.base_version is None else f"changes to version {plan.base_version}"
@@ -331,6 +359,10 @@ def render(plan: Plan) -> str:
     for dataset in plan.datasets_changed:
         lines += [f"~ dataset {dataset.dataset_id}", *_field_lines(dataset.changes)]
     lines += [f"- dataset {dataset_id}" for dataset_id in plan.datasets_removed]
+    lines += [
+        f"! dataset {d.dataset_id}: the column {d.column} is declassified: {d.reason}"
+        for d in plan.declassified
+    ]
     counts = (
         (len(plan.added), "to add"),
         (len(plan.execution_changed), "to change in place"),

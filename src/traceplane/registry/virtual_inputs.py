@@ -59,6 +59,7 @@ def resolve(
                 view.relation.name,
                 spark_dialect.translated(view.sql, [r.name for r in view.reads]),
                 {r.name: names[r.dataset_id] for r in view.reads if r.dataset_id in names},
+                view.relation.dataset_id,
             )
             for view in expanded.views
         ),

@@ -1,6 +1,7 @@
 """SQL that people write, as text: what is allowed, and which datasets it reads. Pure.
 
     allowed_syntax   what may be in a query
+    column_lineage   which columns the columns of a query are computed from
     conditions       the conditions of a query on its relations, so that fewer files are read
     functions        functions, types and units that a query may use
     gate             the first barrier: parses a query, allows what is listed, and rewrites it

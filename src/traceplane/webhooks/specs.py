@@ -10,7 +10,7 @@ from msgspec import Meta
 from traceplane.model import column_types
 from traceplane.model.advice import Cause, Remedy
 from traceplane.model.dag import Column, Dag, Dataset, Job, SourceKind, Storage, WriteMode
-from traceplane.operators.spec import Config, ErrorCode, JobMisfit, OperatorSpec, Ports
+from traceplane.operators.spec import ColumnsFrom, Config, ErrorCode, JobMisfit, OperatorSpec, Ports
 from traceplane.webhooks.bodies import pointer_problem
 from traceplane.webhooks.config import WebhookConfig
 
@@ -98,6 +98,7 @@ WEBHOOK = OperatorSpec(
     name="webhook",
     summary="Stands for a webhook source; the gateway receives its deliveries.",
     runtimes=frozenset({"dispatcher"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     config=WebhookConfig,
     execution_fields=frozenset(WebhookConfig.__struct_fields__),
     outputs=Ports(least=1, most=1),
@@ -108,6 +109,7 @@ WEBHOOK_ROWS = OperatorSpec(
     name="webhook_rows",
     summary="Turns the deliveries of a webhook source into rows with the declared columns.",
     runtimes=frozenset({"python"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     entrypoint="traceplane.webhooks.rows:run",
     config=RowsConfig,
     inputs=Ports(least=1, most=1),

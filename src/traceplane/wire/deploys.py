@@ -79,6 +79,14 @@ class NextTicksView(Wire, frozen=True):
     ticks: list[str]
 
 
+class DeclassifiedView(Wire, frozen=True):
+    """A column that would be no personal data any more, although it is computed from some."""
+
+    dataset: str
+    column: str
+    reason: str
+
+
 class PlanSteps(Wire, frozen=True):
     """What a deploy would do, as data."""
 
@@ -99,6 +107,7 @@ class PlanSteps(Wire, frozen=True):
     dropped: list[WeightView] = msgspec.field(default_factory=list)
     """Datasets that are served now and would have no job; this needs `drop_missing`."""
     ticks: list[NextTicksView] = msgspec.field(default_factory=list)
+    declassified: list[DeclassifiedView] = msgspec.field(default_factory=list)
 
 
 class PlanResponse(Wire, frozen=True):

@@ -54,9 +54,11 @@ class ColumnView(Wire, frozen=True):
     type: str
     nullable: bool
     pii: bool = False
-    """Marked as personal data; listed only for callers who may see it."""
+    """Personal data, marked or computed from what is; listed only for callers who may see it."""
     derived_from: list[str] | None = None
     """The columns it is computed from, as dataset.column; unset if unknown."""
+    declassified: str | None = None
+    """Why it is no personal data, although it is computed from some."""
 
 
 class CatalogEntry(Wire, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import fields
 from traceplane.chain.operators.config import TABLES, CheckConfig, FollowerConfig, IngestConfig
 from traceplane.chain.rpc import RpcSettings
 from traceplane.model.advice import Cause, Remedy
-from traceplane.operators.spec import ErrorCode, OperatorSpec, Ports
+from traceplane.operators.spec import ColumnsFrom, ErrorCode, OperatorSpec, Ports
 
 _ENDPOINTS, _IDENTITY = frozenset({"endpoints"}), ("chain", "chain_id")
 """Which chain is read: the endpoints alone may decide it."""
@@ -51,6 +51,7 @@ BLOCK_FOLLOWER = OperatorSpec(
     name="block_follower",
     summary="Follows an EVM chain: one event per block, and one more for each block that a reorg changes.",
     runtimes=frozenset({"python"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     entrypoint="traceplane.chain.operators.block_follower:run",
     config=FollowerConfig,
     execution_fields=_CLIENT_FIELDS | {"interval_seconds"},
@@ -66,6 +67,7 @@ RANGE_INGEST = OperatorSpec(
     name="range_ingest",
     summary="Reads the blocks of a task's scope into chain tables.",
     runtimes=frozenset({"python"}),
+    columns_from=ColumnsFrom.OUTSIDE,
     entrypoint="traceplane.chain.operators.range_ingest:run",
     config=IngestConfig,
     execution_fields=_CLIENT_FIELDS | {"chunk_blocks", "cross_check", "patience_seconds"},

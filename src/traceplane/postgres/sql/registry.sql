@@ -138,8 +138,15 @@ where j.definition ? 'virtual' and j.routed
 order by j.job_id for update of j
 
 -- name: redefine_inputs
--- Replaces the definition of a job and deletes its inputs, which the caller adds again.
-with gone as (delete from job_inputs where job_id = $1)
+-- Replaces the definition of a job and deletes its inputs, which the caller adds again; what it read is kept.
+with gone as (
+  delete from job_inputs where job_id = $1 returning job_id, name, generation_id, columns, role
+), kept as (
+  insert into past_job_inputs (job_id, name, generation_id, columns, virtual)
+  select j.job_id, i.name, coalesce(g.data_generation_id, g.generation_id), i.columns, j.definition->'virtual'
+  from gone i join jobs j using (job_id) join generations g using (generation_id)
+  where i.role <> 'triggers' on conflict do nothing
+)
 update jobs set definition = $2, revision = revision + 1 where job_id = $1
 
 -- name: map_job

@@ -206,7 +206,14 @@ with moved as (
   from dag_version_jobs v, datasets d
   where v.dag_version_id = $2 and i.job_id = v.job_id and d.dataset_uuid = i.dataset_uuid and d.dag_id <> $1
     and d.current_generation_id is not null and i.generation_id <> d.current_generation_id
-  returning i.job_id, i.generation_id, i.role
+  returning i.job_id, i.input_index, i.generation_id, i.role
+), kept as (
+  insert into past_job_inputs (job_id, name, generation_id, columns, virtual)
+  select i.job_id, i.name, coalesce(g.data_generation_id, g.generation_id), i.columns,
+         case when i.name like '#%' then j.definition->'virtual' end
+  from moved m join job_inputs i using (job_id, input_index) join generations g on g.generation_id = i.generation_id
+  join jobs j on j.job_id = i.job_id
+  where i.role <> 'triggers' on conflict do nothing
 )
 select job_id, generation_id from moved where role <> 'reads'
 
@@ -224,7 +231,15 @@ with moved as materialized (
 ), grouped as (
   update generations g set data_generation_id = m.new from moved m, datasets d
   where g.data_generation_id = m.old and d.dataset_uuid = g.dataset_uuid and d.dag_id <> $1
-  returning g.generation_id
+  returning g.generation_id, m.old
+), kept as (  -- as the rows of these are, until they are computed again
+  insert into past_job_inputs (job_id, name, generation_id, columns, virtual)
+  select i.job_id, i.name, coalesce(g.data_generation_id, p.old), i.columns, case when i.name like '#%' then j.definition->'virtual' end
+  from (select job_id, input_index, old from followers
+        union select i.job_id, i.input_index, g.old from grouped g join job_inputs i using (generation_id)) p
+  join job_inputs i using (job_id, input_index) join jobs j on j.job_id = i.job_id
+  join generations g on g.generation_id = p.old
+  where i.role <> 'triggers' on conflict do nothing
 ), revised as (
   update jobs set revision = revision + 1
   where job_id in (select job_id from followers union select i.job_id from job_inputs i join grouped using (generation_id))

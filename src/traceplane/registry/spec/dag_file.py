@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
 from traceplane.model.partitions import Partitions
-from traceplane.registry.spec import datasets, fields, files, jobs, scoping, webhooks
+from traceplane.registry.spec import datasets, fields, files, jobs, personal_data, scoping, webhooks
 from traceplane.registry.spec.jobs import Draft
 from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
@@ -39,6 +40,7 @@ def parse(
     files.check(problems, records, top)
     producers = jobs.producers_of(problems, drafts)
     datasets.check(problems, top, drafts, producers)
+    personal_data.check(problems, top, drafts)
     below = datasets.read_by_virtual(problems, top)
     ordered = _order(problems, drafts, producers, below)
     scoping.check_reads(problems, drafts)
@@ -62,12 +64,17 @@ def parse(
     declared = top.get("datasets") or {}
     produced: dict[str, Job | None] = {output.dataset_id: job for job in built for output in job.outputs}
     produced |= dict.fromkeys(below)
+    roles = personal_data.DatasetRoles(top, drafts)
     read = {used.dataset_id for job in built for used in job.inputs}.union(*below.values())
     return Dag(
         name=top.get("dag"),
         jobs=built,
         datasets=tuple(
-            datasets.build(dataset_id, declared.get(dataset_id), producer, partitions)
+            replace(
+                datasets.build(dataset_id, declared.get(dataset_id), producer, partitions),
+                read_roles=roles.of(dataset_id, producer, "read_roles"),
+                write_roles=roles.of(dataset_id, producer, "write_roles"),
+            )
             for dataset_id, producer in sorted(produced.items())
         ),
         external_datasets=tuple(sorted(read.difference(produced))),

@@ -164,6 +164,14 @@ def _requirements(problems: Problems, node: yaml.Node) -> resources.Resources:
     return resources.Resources(needed.get("memory") or 0, needed.get("gpu") or 0, labels)
 
 
+def _reason(problems: Problems, node: yaml.Node) -> str:
+    value: str = read.text(problems, node)
+    if not 1 <= len(value.strip()) <= _LONGEST_REASON:
+        message = f"a reason has 1 to {_LONGEST_REASON} characters"
+        raise BadValue("spec.bad_reason", node, message, "say why it is no personal data")
+    return value.strip()
+
+
 def _config(problems: Problems, node: yaml.Node) -> dict[str, object]:
     config: dict[str, object] = read.map_of(read.free)(problems, node)
     if (text := references.malformed_in(config)) is not None:
@@ -172,6 +180,7 @@ def _config(problems: Problems, node: yaml.Node) -> dict[str, object]:
 
 
 _MOST_MISSED = 10_000
+_LONGEST_REASON = 500
 _MOST_AROUND = 1_000_000
 _WINDOW: Fields = {"before": _extent, "after": _extent}
 _PARTITIONS: Fields = {
@@ -180,7 +189,14 @@ _PARTITIONS: Fields = {
     "start": _start,
     "names": read.list_of(_label),
 }
-_COLUMN: Fields = {"name": _label, "type": _type, "nullable": read.boolean, "pii": read.boolean}
+_COLUMN: Fields = {
+    "name": _label,
+    "type": _type,
+    "nullable": read.boolean,
+    "pii": read.boolean,
+    "declassified": _reason,
+}
+_ROLES: Fields = {"read_roles": read.list_of(_name), "write_roles": read.list_of(_name)}
 _DATASET: Fields = {
     "storage": read.choice(model.Storage),
     "write_mode": read.choice(model.WriteMode),
@@ -190,6 +206,7 @@ _DATASET: Fields = {
     "retention": read.duration_of_years,
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
     "sql": _select,
+    **_ROLES,
 }
 _CATCH_UP: Fields = {"policy": read.choice(model.CatchUpPolicy), "most": _most_missed}
 _SOURCE: Fields = {
@@ -253,6 +270,7 @@ _JOB: Fields = {
     "execution_strategy": read.choice(model.ExecutionStrategy),
     "update_strategy": read.choice(model.UpdateStrategy),
     "unique_key": read.list_of(_label),
+    "lineage": read.map_of(read.list_of(_label), key=_label),
     "batch": read.record(_BATCH),
     **_EXECUTION,
 }
@@ -262,6 +280,7 @@ _FILE: Fields = {
     "description": read.text,
     "datasets": read.map_of(read.record(_DATASET), key=_label),
     "defaults": read.record(_EXECUTION),
+    **_ROLES,
     "jobs": read.list_of(read.record(_JOB, "name")),
 }
 FIELDS: dict[str, Fields] = {

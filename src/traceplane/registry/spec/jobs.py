@@ -335,6 +335,7 @@ def _with_source(job: Job) -> tuple[Job, Job]:
         unique_key=(),
         execution=job.execution.of_the_dispatcher(),
         description="",
+        lineage=None,
         generated_for=job.name,
     )
     events = Input("events", dataset, role=model.InputRole.TRIGGERS)
@@ -363,6 +364,7 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
         source=_source(source) if source else None,
         execution=model.ExecutionSettings(**execution),
         description=job.get("description") or "",
+        lineage=job.get("lineage"),
     )
 
 

@@ -1,0 +1,40 @@
+-- Where rows come from, for the marks of personal data that follow them.
+
+-- name: upstream
+-- Generations, and all that their rows were computed from: the columns that their datasets declare now and in the
+-- version that serves or last served them, those that their files have, and the jobs that write them.
+with recursive up (generation_id) as (
+  select unnest($1::uuid[])
+  union
+  select r.generation_id from up join job_outputs x on x.generation_id = up.generation_id
+  cross join lateral (
+    select coalesce(g.data_generation_id, g.generation_id) as generation_id
+    from job_inputs i join generations g on g.generation_id = i.generation_id
+    where i.job_id = x.job_id and i.role <> 'triggers'
+    union all
+    select p.generation_id from past_job_inputs p where p.job_id = x.job_id and exists (
+      select 1 from dag_version_datasets m join dag_versions v using (dag_version_id)
+      where m.generation_id = p.generation_id and v.state in ('active', 'retired'))
+  ) r
+)
+select up.generation_id, d.dataset_id, d.definition->'columns' as declared, s.columns,
+  (select m.definition->'columns' from dag_version_datasets m join dag_versions v using (dag_version_id)
+   where m.generation_id = up.generation_id and v.activated_at is not null order by v.state = 'active' desc, v.activated_at desc limit 1) as served,
+  coalesce((select jsonb_agg(jsonb_build_object('job_id', j.job_id, 'operator', j.operator, 'definition', j.definition,
+      'output', x.name, 'outputs', (select count(*) from job_outputs o where o.job_id = j.job_id),
+      'inputs', (
+        select coalesce(jsonb_agg(jsonb_build_object('name', i.name, 'columns', i.columns,
+          'generation_id', coalesce(h.data_generation_id, h.generation_id))), '[]')
+        from job_inputs i join generations h on h.generation_id = i.generation_id
+        where i.job_id = j.job_id and i.role <> 'triggers'),
+      'past', (
+        select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'columns', p.columns,
+          'generation_id', p.generation_id, 'virtual', p.virtual)), '[]')
+        from past_job_inputs p where p.job_id = j.job_id and p.generation_id in (select generation_id from up)),
+      'virtual_columns', (
+        select coalesce(jsonb_object_agg(w.dataset_id, w.definition->'columns'), '{}') from datasets w
+        where j.definition ? 'virtual' and w.org_id = d.org_id
+          and j.definition->'virtual'->'datasets' ? w.dataset_id)))
+    from job_outputs x join jobs j using (job_id) where x.generation_id = up.generation_id), '[]') as producers
+from up join generations g on g.generation_id = up.generation_id join datasets d using (dataset_uuid)
+left join generation_schemas s on s.generation_id = up.generation_id
