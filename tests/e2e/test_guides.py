@@ -22,9 +22,12 @@ from traceplane.client import Client
 from traceplane.errors import TraceplaneError
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
-DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES, SECRETS = (
+DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES, SECRETS, RIGHTS = (
     (GUIDES / f"{name}.md").read_text()
-    for name in ("data_in", "scopes_and_dates", "when_jobs_run", "schedules", "testing", "files", "secrets")
+    for name in (
+        *("data_in", "scopes_and_dates", "when_jobs_run", "schedules", "testing", "files", "secrets"),
+        "rights_and_personal_data",
+    )
 )
 
 
@@ -89,7 +92,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         "/srv/shop": str(shop),
         "/data": str(data),
     }
-    for page in (DATA_IN, DATES, RUNS, SCHEDULES, FILES, SECRETS):
+    for page in (DATA_IN, DATES, RUNS, SCHEDULES, FILES, SECRETS, RIGHTS):
         write_files(folder, page, elsewhere)
     terminal = Terminal(
         folder,
@@ -107,6 +110,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         _ticks_fire_and_are_made_up_for(terminal)
         _files_become_rows(terminal, data)
         _jobs_receive_secrets(terminal)
+        _marks_follow_the_data(terminal)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(180)
@@ -158,6 +162,18 @@ def _jobs_receive_secrets(terminal: Terminal) -> None:
     assert "2 secrets are sealed with now" in terminal.run(master)
     terminal.run("traceplane emit prices.minutes 1")
     until_answered(terminal, quotes, ("rpc.example", True), ("rpc.example", True))
+
+
+def _marks_follow_the_data(terminal: Terminal) -> None:
+    deploy, look = blocks(RIGHTS, "bash")
+    said = terminal.run(deploy)
+    assert "! dataset people.buyers: the column buyer is declassified: a keyed hash" in said
+    until_answered(terminal, "select count(*) from people.buyers", (4,))
+    shown = terminal.run(look)
+    assert "Kiel" in shown
+    assert "greeting" not in shown
+    assert "mail.example" not in shown
+    assert "declassified: a keyed hash" in shown
 
 
 def _days_become_weeks_and_months(terminal: Terminal) -> None:

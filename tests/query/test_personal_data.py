@@ -215,7 +215,8 @@ async def test_a_lineage_that_a_job_declares_takes_effect_without_a_rebuild_and_
 ) -> None:
     without = REPORTS.replace("  lineage: {id: [orders.id], who: [orders.customer, orders.email]}\n", "")
     changed = await shop.plane.deploy(without)
-    assert changed.changed and not changed.building
+    assert changed.changed
+    assert not changed.building
     assert await personal(shop, "reports.told") == {"reports.told": "id more who"}
     await shop.plane.rollback("reports")
     assert await personal(shop, "reports.told") == {"reports.told": "more who"}

@@ -1,4 +1,4 @@
-"""A column derived from a column depends on it, however the query goes about it; and on nothing that it does not name."""
+"""A column depends on all columns that its expression names, however the query goes about it, and on no others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def of(sql: str, dialect: str = "spark") -> dict[str, str] | None:
 
 
 # fmt: off
-@pytest.mark.parametrize("dialect", BOTH)
-@pytest.mark.parametrize(("sql", "expected"), [
+DEPENDS = [
     ("select * from u", {"id": "u.id", "city": "u.city"}),
     ("select T.ID, Name from T", {"id": "t.id", "name": "t.name"}),
     ("select upper(name) || 'x' as n from t", {"n": "t.name"}),
@@ -57,8 +56,12 @@ def of(sql: str, dialect: str = "spark") -> dict[str, str] | None:
     # How an engine names a column that the query does not name is not known here.
     ("select id, sum(amount), max(name) from t group by id", {"id": "t.id", "?": "t.amount t.name"}),
     ("select a.whatever from anything a", {"whatever": "anything.whatever"}),
-])
+]
 # fmt: on
+
+
+@pytest.mark.parametrize("dialect", BOTH)
+@pytest.mark.parametrize(("sql", "expected"), DEPENDS)
 def test_a_column_depends_on_all_that_its_expression_names(
     sql: str, expected: dict[str, str], dialect: str
 ) -> None:

@@ -102,9 +102,7 @@ async def deploy(
             await versions.stop_the_stream(tx)
             await new.put_in_front(version_id)
             await notify_dispatchers(tx)
-        return DeployOutcome(
-            number, True, building, prepared.text, declassified=prepared.plan.declassified
-        )
+        return DeployOutcome(number, True, building, prepared.text, declassified=prepared.plan.declassified)
 
     return await retry_on_conflict(once)
 
