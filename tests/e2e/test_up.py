@@ -15,6 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.certificates import Authority
 from tests.user_folder import Folder
 from traceplane.auth import opaque
 from traceplane.postgres.database import SCHEMA
@@ -185,3 +186,33 @@ def test_a_single_process_reports_a_port_in_use_in_one_sentence(folder: Folder, 
     assert done.returncode == 2
     assert "service.port_in_use" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_with_a_certificate_workers_and_the_command_line_speak_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    folder = Folder(
+        tmp_path / "mine",
+        dag=DAG,
+        operators=OPERATORS,
+        TRACEPLANE_TLS_CERTIFICATE=str(certificate),
+        TRACEPLANE_TLS_KEY=str(key),
+        TRACEPLANE_TLS_CA=str(authority.file),
+    )
+    try:
+        refusal = folder.run("up", "--no-spark", TRACEPLANE_TLS_KEY=str(authority.file))
+        assert refusal.returncode == 2
+        assert "tls.certificate_unusable" in refusal.stderr
+        folder.up("--no-spark")
+        folder.until_said("up.ready")
+        assert f"https://127.0.0.1:{folder.environment['TRACEPLANE_GATEWAY_PORT']}" in folder.said()
+        assert folder.run("deploy", "dag.yaml").returncode == 0, folder.said()
+        assert folder.run("emit", "t.in", "0..4").returncode == 0
+        folder.until("status", shows="t.out: 5 commits")
+        stranger = folder.run("status", TRACEPLANE_TLS_CA="/dev/null")
+        assert stranger.returncode == 2
+        assert stranger.stderr.startswith("tls.ca_unusable")
+        assert folder.run("query", "select count(*) from t.out").returncode == 0
+        assert folder.stop() == 0, folder.said()
+    finally:
+        folder.remove()
