@@ -21,7 +21,7 @@ Answer = tuple[int, str]
 
 class GatewayHttp:
     def __init__(self, plane: ControlPlane, session: aiohttp.ClientSession, port: int) -> None:
-        self._plane, self._session, self.port = plane, session, port
+        self._plane, self.session, self.port = plane, session, port
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -51,12 +51,12 @@ class GatewayHttp:
 
     async def routes(self) -> set[str]:
         """All that the gateway answers, such as `GET /api/v1/tasks/{task_id}`."""
-        async with self._session.get("/openapi.json") as answer:
+        async with self.session.get("/openapi.json") as answer:
             paths = (await answer.json())["paths"]
         return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
 
     async def send(self, token: str, method: str, path: str, body: Any = None) -> Answer:
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body)
-        async with self._session.request(method, path, data=data, headers=headers) as answer:
+        async with self.session.request(method, path, data=data, headers=headers) as answer:
             return answer.status, await answer.text()

@@ -8,7 +8,8 @@
     │   ├── Forbidden        403  a valid token that does not grant this
     │   ├── NotFound         404  it does not exist
     │   ├── Conflict         409  the current state does not allow it
-    │   └── TooLarge         413  more bytes or items than one call may carry
+    │   ├── TooLarge         413  more bytes or items than one call may carry
+    │   └── TooManyRequests  429  one caller calls too often, or too much at once
     └── PlatformError        a fault of the platform or its environment: HTTP 503, a retry helps
         ├── DatabaseUnavailable
         ├── ConcurrentChange      another process changed the same rows at the same time
@@ -83,6 +84,22 @@ class Conflict(UserError):
 
 class TooLarge(UserError):
     status = 413
+
+
+class TooManyRequests(UserError):
+    status = 429
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        value: object = None,
+        next_step: str | None = None,
+        retry_after_seconds: float = 1.0,
+    ) -> None:
+        super().__init__(code, message, value=value, next_step=next_step)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class PlatformError(TraceplaneError):

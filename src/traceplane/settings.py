@@ -144,6 +144,10 @@ class Settings:
     """Concurrent connections of one process; fewer if its limit of open files is low."""
     http_max_connections_per_address: int = 1000
     """Concurrent connections of one process with one address; at most three quarters of all."""
+    rate_limit_per_second: float = 500.0
+    """Calls that one caller may make to one gateway in the long run; 0: no limit."""
+    rate_limit_burst: int = 5000
+    """Calls that it may make at once."""
     webhook_max_body_bytes: int = 5 * 1024 * 1024
     """Size of one delivery to a webhook source."""
     webhook_memory_mb: int = 64
@@ -162,6 +166,8 @@ class Settings:
     database_connections: int = 10
     query_concurrency: int = 4
     """Queries that one gateway runs concurrently; others wait."""
+    query_concurrency_per_caller: int | None = None
+    """How many of them may be one caller's; unset: all but one."""
     query_timeout_seconds: float = 60.0
     """How long a query may take, including sending its result."""
     query_max_rows: int = 1_000_000
@@ -266,6 +272,10 @@ class Settings:
         )
 
     @property
+    def queries_of_one_caller(self) -> int:
+        return self.query_concurrency_per_caller or max(1, self.query_concurrency - 1)
+
+    @property
     def signals_folder(self) -> Path:
         """Where signals are stored if there is no broker."""
         return self.home / "signals"
@@ -361,6 +371,8 @@ _ABOVE_ZERO = (
         "worker_concurrency",
         "database_connections",
         "query_concurrency",
+        "query_concurrency_per_caller",
+        "rate_limit_burst",
         "dispatch_window",
         "webhook_max_body_bytes",
         "webhook_memory_mb",
@@ -738,12 +750,9 @@ def _check(settings: Settings) -> None:
     for name in _PORTS:
         if not 0 <= (port := getattr(settings, name)) <= 65_535:
             raise InvalidInput("settings.invalid", f"{name} must be a port from 1 to 65535", value=port)
-    if settings.worker_drain_seconds < 0:
-        raise InvalidInput(
-            "settings.invalid",
-            "worker_drain_seconds must not be negative",
-            value=settings.worker_drain_seconds,
-        )
+    for name in ("worker_drain_seconds", "rate_limit_per_second"):
+        if not (value := getattr(settings, name)) >= 0:
+            raise InvalidInput("settings.invalid", f"{name} must not be negative", value=value)
     _check_retention(settings)
     for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:

@@ -52,3 +52,22 @@ async def test_the_internal_api_and_metrics_are_not_served(http: GatewayHttp, pa
     for method in ("GET", "POST"):
         for token in (None, admin, worker):
             assert await raw_status(http.port, method, path, token) == 404, (method, token)
+
+
+async def test_a_caller_that_calls_too_often_is_told_when_to_come_again(database_url: str) -> None:
+    async with (
+        ControlPlane.open(database_url, rate_limit_per_second=0.1, rate_limit_burst=3) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        reader, other = await http.token(Role.READER), await http.token(Role.WRITER)
+        for path in ("/api/v1/status", "/api/v1/tasks"):
+            assert (await http.send(reader, "GET", path))[0] == 200
+        # What is refused counts too.
+        assert (await http.send(reader, "PUT", "/api/v1/secrets/user/x", {"value": "x"}))[0] == 403
+        async with http.session.get(
+            "/api/v1/status", headers={"authorization": f"Bearer {reader}"}
+        ) as answer:
+            assert answer.status == 429
+            assert answer.headers["retry-after"] == "10"
+            assert (await answer.json())["error"]["code"] == "access.rate_limited"
+        assert (await http.send(other, "GET", "/api/v1/status"))[0] == 200

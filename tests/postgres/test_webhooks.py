@@ -75,7 +75,7 @@ async def opened(url: str, folder: Path, **settings: Any) -> AsyncIterator[Sende
         ControlPlane.open(url, home=folder, **{"hook_keys": KEYS, **settings}) as plane,
         GatewayHttp.open(plane) as http,
     ):
-        yield Sender(plane, http, http._session)
+        yield Sender(plane, http, http.session)
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ async def test_a_long_body_is_refused_whether_or_not_its_length_is_told(
         ControlPlane.open(database_url, home=tmp_path, hook_keys=KEYS, webhook_max_body_bytes=1000) as plane,
         GatewayHttp.open(plane) as http,
     ):
-        sender = Sender(plane, http, http._session)
+        sender = Sender(plane, http, http.session)
         await plane.deploy(dag())
         content = b'"' + b"x" * 1000 + b'"'
         assert await sender.refused(content, from_github(content)) == (413, "request.too_large")
@@ -203,7 +203,7 @@ async def test_a_gateway_without_room_says_come_again(database_url: str, tmp_pat
         ControlPlane.open(database_url, home=tmp_path, hook_keys=KEYS, webhook_max_waiting=1) as plane,
         GatewayHttp.open(plane) as http,
     ):
-        sender = Sender(plane, http, http._session)
+        sender = Sender(plane, http, http.session)
         await plane.deploy(dag())
         contents = [{"id": n} for n in range(30)]
         answers = await asyncio.gather(*(sender.post(c, from_github(c, f"d-{c['id']}")) for c in contents))

@@ -19,11 +19,15 @@ ADMIN = QueryCaller("default", "ada", "admin", sees_pii=True)
 class Asked:
     """A query service on the shop, as the gateway has it."""
 
-    def __init__(self, shop: Shop, spill: Path) -> None:
+    def __init__(
+        self, shop: Shop, spill: Path, *, of_one_caller: int | None = None, wait_seconds: float = 120
+    ) -> None:
         limits = QueryLimits(
             seconds=60, max_rows=10_000, max_bytes=1 << 22, memory_mb=256, spill_mb=64, threads=1
         )
-        engines = EnginePool(spill_root=spill, concurrency=2, wait_seconds=120)
+        engines = EnginePool(
+            spill_root=spill, concurrency=2, of_one_caller=of_one_caller, wait_seconds=wait_seconds
+        )
         self.database = shop.plane.admin.database
         self.service = Queries(engines, object_root=shop.store, limits=limits)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.query.asked import ADMIN, READER, Asked
 from tests.query.published import DAG, SECRET, Shop, items, orders, queries
-from traceplane.errors import Conflict, NotFound, TraceplaneError
+from traceplane.errors import Conflict, NotFound, TooManyRequests, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.partitions import By, Partitions
 from traceplane.postgres import commits
@@ -488,3 +488,19 @@ async def test_a_constant_may_be_infinite_and_a_slip_has_a_next_step(asked: Aske
         await asked.rows("select nothing from shop.orders")
     assert slip.value.code == "query.invalid"
     assert slip.value.next_step is not None
+
+
+async def test_one_caller_cannot_keep_others_from_their_queries(shop: Shop, tmp_path: Path) -> None:
+    asked = Asked(shop, tmp_path / "spill", of_one_caller=1, wait_seconds=0.5)
+    try:
+        # Longer than what is held back, so that it holds its slot until somebody reads it.
+        long = "select repeat('x', 1500000) as text from shop.orders where id = 1"
+        result = await asked.service.run(asked.database, READER, long, format_="json")
+        with pytest.raises(TooManyRequests, match="1 queries of this token") as refused:
+            await asked.rows("select count(*) from shop.orders")
+        assert refused.value.code == "query.too_many"
+        assert await asked.rows("select count(*) from shop.orders", ADMIN) == [[60]]
+        assert len(b"".join([piece async for piece in result.pieces])) > 1_500_000
+        assert await asked.rows("select count(*) from shop.orders") == [[60]]
+    finally:
+        await asked.service.close()

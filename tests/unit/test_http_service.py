@@ -391,6 +391,7 @@ async def test_the_api_describes_itself(client: aiohttp.ClientSession) -> None:
         "409",
         "413",
         "415",
+        "429",
         "500",
         "503",
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 import msgspec
 
 from traceplane import __version__
 from traceplane.adapters.wake_queue import Message
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
+from traceplane.auth.opaque import TokenRecord
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases.calls import (
     Claim,
@@ -26,7 +27,17 @@ from traceplane.dispatcher.leases.requirements import Requirements
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import InvalidInput, NotFound, UserError
 from traceplane.http_service.app import App
-from traceplane.http_service.routes import FROM_BODY, PUBLIC, Call, Incoming, Push, Route, Stream
+from traceplane.http_service.routes import (
+    CAPABILITY,
+    FROM_BODY,
+    PUBLIC,
+    WORKER,
+    Call,
+    Incoming,
+    Push,
+    Route,
+    Stream,
+)
 from traceplane.model.resources import Resources
 from traceplane.postgres import code_bundles, tasks, workers
 from traceplane.postgres.database import Database
@@ -54,11 +65,6 @@ from traceplane.wire.tasks import (
     RowsRequest,
     TakeRequest,
 )
-
-WORKER = "worker"
-CAPABILITY = "capability"
-"""Sent per item in the body, since one call may cover many tasks. A worker's token in the headers also keeps its
-connection open when there are too many."""
 
 _NEW_QUEUE_SECONDS = 3.0
 _VISIBILITY_SECONDS = 30.0
@@ -134,12 +140,14 @@ class InternalApi:
         )
 
     def _authenticate(self, incoming: Incoming) -> object:
+        header = incoming.header("authorization")
+        if incoming.auth == WORKER:
+            return self._authority.worker(header)
         try:
-            return self._authority.worker(incoming.header("authorization"))
+            worker = self._authority.worker(header)
         except UserError:
-            if incoming.auth == WORKER:
-                raise
             return FROM_BODY
+        return _or_from_body(worker) if isinstance(worker, Awaitable) else worker
 
     async def _ready(self) -> None:
         async with self._database.transaction():
@@ -266,6 +274,13 @@ class InternalApi:
 
     async def jwks(self, call: Call[None]) -> Jwks:
         return Jwks(**self._authority.jwks())
+
+
+async def _or_from_body(worker: Awaitable[TokenRecord]) -> object:
+    try:
+        return await worker
+    except UserError:
+        return FROM_BODY
 
 
 def _offers(request: ClaimRequest | TakeRequest | HelloRequest) -> Resources:

@@ -16,6 +16,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     pipelines        pipelines, lists of tickers and executions, as people and Celery workers reach them
     plan_steps       a plan as data, for programs
     query_tasks      a query that is too large for an answer: a task on Spark, whose result is a dataset
+    rate_limits      how often one caller may call
     refused_names    what a call answers about a name that it cannot take
     secrets          secrets, as people set them; no route returns a value
     tasks            tasks, as people look at them and look after them

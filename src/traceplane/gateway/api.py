@@ -29,6 +29,7 @@ from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.pipelines import PipelineApi
+from traceplane.gateway.rate_limits import RateLimits
 from traceplane.gateway.secrets import SecretApi
 from traceplane.gateway.tasks import TaskApi, standing
 from traceplane.gateway.webhooks import Webhooks
@@ -69,6 +70,7 @@ class PublicApi:
         """Tokens, since their use was last noted."""
         self._book = TokenBook(())
         self._second_look = SecondLook(self.refresh)
+        self._rate_limits = RateLimits(settings.rate_limit_per_second, settings.rate_limit_burst)
         self._now = 0.0
         master_keys = MasterKeyFile(settings.master_key_path)
         self.vault = Vault.of(settings, master_keys.keys)
@@ -80,7 +82,11 @@ class PublicApi:
         self.file_sources = FileSources()
         self.secrets = SecretApi(self.vault)
         self._queries = Queries(
-            EnginePool(spill_root=settings.home / "spill", concurrency=settings.query_concurrency),
+            EnginePool(
+                spill_root=settings.home / "spill",
+                concurrency=settings.query_concurrency,
+                of_one_caller=settings.queries_of_one_caller,
+            ),
             object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
             open_cache=self._open_cache,
             cache_bytes=settings.object_cache_mb << 20,
@@ -152,6 +158,7 @@ class PublicApi:
 
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
+            self._rate_limits.count(record.org, record.name)
             return self._caller(record, require_role(record, Role(incoming.auth)))
 
         return self._second_look.check(check)

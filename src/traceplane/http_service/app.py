@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import time
@@ -19,6 +20,7 @@ from traceplane.errors import (
     NotFound,
     PlatformError,
     TooLarge,
+    TooManyRequests,
     TraceplaneError,
     Unauthenticated,
     UserError,
@@ -435,6 +437,8 @@ def _failure(error: Exception, route: str, request_id: str) -> Reply:
             telemetry.emit("http.unavailable", "warning", route=route, **describe(error))
         case Unauthenticated():
             headers = ((b"www-authenticate", b"Bearer"),)
+        case TooManyRequests():
+            headers = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_seconds))),)
         case MethodNotAllowed():
             headers = ((b"allow", error.allow.encode()),)
         case UserError():

@@ -17,6 +17,7 @@ from traceplane.errors import (
     SpecInvalid,
     SpecProblem,
     TooLarge,
+    TooManyRequests,
     TraceplaneError,
     Unauthenticated,
 )
@@ -36,6 +37,7 @@ _ERRORS: dict[int, type[TraceplaneError]] = {
     404: NotFound,
     409: Conflict,
     413: TooLarge,
+    429: TooManyRequests,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from traceplane.http_service.routes import JSON, PUBLIC, ErrorBody, Reply, Route, Stream
+from traceplane.http_service.routes import CAPABILITY, JSON, PUBLIC, WORKER, ErrorBody, Reply, Route, Stream
 
 _ERRORS = {
     400: "A value is malformed or out of range.",
@@ -18,9 +18,21 @@ _ERRORS = {
     409: "The state of the world does not allow it now.",
     413: "The body is too long.",
     415: "The body is not JSON.",
+    429: "The caller calls too often, or too much at once; try again after Retry-After seconds.",
     500: "Something went wrong on our side; the value is a reference to report.",
     503: "Something the service needs is not there; try again after Retry-After seconds.",
 }
+
+_SCHEMES = {
+    "user": "A user token with the role that the operation names, or a higher one: admin, writer, reader.",
+    WORKER: "A worker token.",
+    CAPABILITY: "The tokens of the tasks that the call is about, in its body, not in the header.",
+}
+
+
+def principal_of(route: Route) -> str:
+    """What a caller of the route authenticates as: public, worker or capability, or user, whose role it names."""
+    return route.auth if route.auth in (PUBLIC, WORKER, CAPABILITY) else "user"
 
 
 def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]:
@@ -37,7 +49,7 @@ def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, components)
     error = {JSON: {"schema": schemas[ErrorBody]}}
-    principals = sorted({route.auth for route in routes} - {PUBLIC})
+    principals = sorted({principal_of(route) for route in routes} - {PUBLIC})
     bearer = {"type": "http", "scheme": "bearer"}
     return {
         "openapi": "3.1.0",
@@ -48,15 +60,9 @@ def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]
             "responses": {
                 f"Error{code}": {"description": why, "content": error} for code, why in _ERRORS.items()
             },
-            "securitySchemes": {
-                name: {**bearer, "description": f"{_article(name)} {name} token."} for name in principals
-            },
+            "securitySchemes": {name: {**bearer, "description": _SCHEMES[name]} for name in principals},
         },
     }
-
-
-def _article(word: str) -> str:
-    return "An" if word[0] in "aeio" else "A"  # "a user"
 
 
 def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +87,15 @@ def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str
         content = {"*/*": {}} if route.request is bytes else {JSON: {"schema": schemas[route.request]}}
         operation["requestBody"] = {"required": route.request is not bytes, "content": content}
     if route.auth != PUBLIC:
-        codes |= {401, 403}
-        operation["security"] = [{route.auth: []}]
+        codes |= {401, 403, 429}
+        principal = principal_of(route)
+        roles = [route.auth] if principal == "user" else []
+        operation["security"] = [{principal: roles}]
+    else:
+        operation["security"] = []
+    operation["x-traceplane-principal"] = principal_of(route)
+    if principal_of(route) == "user":
+        operation["x-traceplane-role"] = route.auth
     answer: dict[str, Any] = {"description": "Done."}
     if route.response is not None:
         answer["content"] = (

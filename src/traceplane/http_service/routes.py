@@ -11,6 +11,10 @@ import msgspec
 from traceplane.errors import UserError
 
 PUBLIC = "public"
+WORKER = "worker"
+CAPABILITY = "capability"
+"""Sent per item in the body, since one call may cover many tasks. A worker's token in the headers also keeps its
+connection open when there are too many."""
 JSON = "application/json"
 FROM_BODY = object()
 """What `Authenticate` returns if the headers do not say who calls, and the handler will find it in the body."""
@@ -131,8 +135,8 @@ class Route:
     """One endpoint.
 
     `request` is None for no body, `bytes` for the raw one. `response` is None for an empty 204, or `Reply` or `Stream`
-    where the handler makes its own. `auth` names the principal that may call: the service's `authenticate`
-    gets it, and `PUBLIC` needs none. A path parameter is a whole segment, `/dags/{name}`.
+    where the handler makes its own. `auth` names who may call: `WORKER`, `CAPABILITY`, or the role that a user needs;
+    the service's `authenticate` gets it, and `PUBLIC` needs none. A path parameter is a whole segment, `/dags/{name}`.
     """
 
     method: str

@@ -13,8 +13,9 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import Context
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from traceplane.errors import (
     NotFound,
     PlatformError,
     TooLarge,
+    TooManyRequests,
     TraceplaneError,
 )
 from traceplane.linux import conversation
@@ -56,11 +58,30 @@ _NEXT_STEPS = {
 }
 
 
+@dataclass(slots=True)
+class _Share:
+    """What one caller has of the slots."""
+
+    slots: asyncio.Semaphore
+    queries: int = 0
+    """That run or wait."""
+
+
 class EnginePool:
-    def __init__(self, *, spill_root: Path, concurrency: int, wait_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        spill_root: Path,
+        concurrency: int,
+        of_one_caller: int | None = None,
+        wait_seconds: float = 10.0,
+    ) -> None:
+        """`of_one_caller`: how many of the concurrent queries may be one caller's; None: all."""
         self._spill_root = spill_root
         self._slots = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
+        self._of_one_caller = of_one_caller or concurrency
+        self._shares: dict[str, _Share] = {}
         self._wait_seconds = wait_seconds
         self._numbers = itertools.count(1)
         self._starting: asyncio.Task[ForkServer] | None = None
@@ -76,10 +97,9 @@ class EnginePool:
             ended, self._server = self._server, None
             await asyncio.to_thread(ended.close)
 
-    async def run(self, query: EngineQuery) -> AsyncGenerator[bytes]:
+    async def run(self, query: EngineQuery, caller: str = "") -> AsyncGenerator[bytes]:
         """The pieces of the result; afterwards nothing of the query remains, however it ended."""
-        await self._take_slot()
-        try:
+        async with self._slot(caller):
             await self._running_server()  # its start does not count as the query's time
             deadline = time.monotonic() + query.limits.seconds
             self._spill_root.mkdir(parents=True, exist_ok=True)
@@ -98,12 +118,42 @@ class EnginePool:
                             yield piece
             finally:
                 shutil.rmtree(spill, ignore_errors=True)
-        finally:
-            self._slots.release()
 
-    async def _take_slot(self) -> None:
+    @contextlib.asynccontextmanager
+    async def _slot(self, caller: str) -> AsyncIterator[None]:
+        """First one of the caller's own, so that its further queries do not wait before those of others."""
+        share = self._shares.setdefault(caller, _Share(asyncio.Semaphore(self._of_one_caller)))
+        share.queries += 1
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            until = asyncio.get_running_loop().time() + self._wait_seconds
+            await self._take_share(share, until)
+            try:
+                await self._take_slot(until)
+                try:
+                    yield
+                finally:
+                    self._slots.release()
+            finally:
+                share.slots.release()
+        finally:
+            share.queries -= 1
+            if not share.queries:
+                del self._shares[caller]
+
+    async def _take_share(self, share: _Share, until: float) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                await share.slots.acquire()
+        except TimeoutError:
+            raise TooManyRequests(
+                "query.too_many",
+                f"{self._of_one_caller} queries of this token are already running, and none finished in time",
+                next_step="run fewer at once, or raise query_concurrency_per_caller",
+            ) from None
+
+    async def _take_slot(self, until: float) -> None:
+        try:
+            async with asyncio.timeout_at(until):
                 await self._slots.acquire()
         except TimeoutError:
             raise PlatformError(

@@ -78,7 +78,9 @@ class Queries:
             )
             planned = time.perf_counter()
             try:
-                first, rest = await _hold_back(self._engines.run(prepared.query))
+                first, rest = await _hold_back(
+                    self._engines.run(prepared.query, f"{caller.org}/{caller.name}")
+                )
             except BaseException:
                 await prepared.release()
                 raise
@@ -122,7 +124,7 @@ class Queries:
         quoted = dataset_id.replace('"', '""')
         prepared = await self.prepare(database, caller, f'select * from "{quoted}" limit 0', format_="arrow")
         try:
-            pieces = self._engines.run(prepared.query)
+            pieces = self._engines.run(prepared.query, f"{caller.org}/{caller.name}")
             schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
         finally:
             await prepared.release()

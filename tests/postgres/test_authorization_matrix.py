@@ -1,0 +1,364 @@
+"""Every endpoint of both services, by every method, with every kind of caller: who is let in, and what others are told.
+
+The cells are generated from the OpenAPI documents. `ACCESS` says the same by hand, so that neither a new endpoint nor a
+changed role goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import pytest
+
+from tests.control_plane import ControlPlane, Held
+from tests.dags import dag, job, source
+from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
+from traceplane.auth import opaque
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
+from traceplane.auth.store import issue_token
+from traceplane.dispatcher.api import InternalApi
+from traceplane.http_service.app import App
+from traceplane.http_service.server import serve
+from traceplane.postgres import tokens
+
+PUBLIC, READER, WRITER, ADMIN, WORKER, CAPABILITY = (
+    *("public", "reader", "writer", "admin"),
+    *("worker", "capability"),
+)
+
+GATEWAY = {
+    "POST /api/v1/plan": ADMIN,
+    "POST /api/v1/deploy": ADMIN,
+    "GET /api/v1/versions": READER,
+    "POST /api/v1/cutover": ADMIN,
+    "POST /api/v1/rollback": ADMIN,
+    "POST /api/v1/abort": ADMIN,
+    "POST /api/v1/delete": ADMIN,
+    "GET /api/v1/dags": READER,
+    "POST /api/v1/events": WRITER,
+    "POST /api/v1/backfill": WRITER,
+    "POST /api/v1/jobs/pause": WRITER,
+    "POST /api/v1/jobs/resume": WRITER,
+    "POST /api/v1/batches/close": WRITER,
+    "GET /api/v1/tasks": READER,
+    "GET /api/v1/tasks/{task_id}": READER,
+    "GET /api/v1/tasks/{task_id}/explain": READER,
+    "GET /api/v1/tasks/{task_id}/logs": READER,
+    "POST /api/v1/tasks/retry": WRITER,
+    "POST /api/v1/tasks/cancel": WRITER,
+    "POST /api/v1/tasks/acknowledge": WRITER,
+    "POST /api/v1/query": READER,
+    "POST /api/v1/query-tasks": WRITER,
+    "GET /api/v1/datasets": READER,
+    "GET /api/v1/datasets/{dataset_id}": READER,
+    "GET /api/v1/datasets/{dataset_id}/explain": READER,
+    "GET /api/v1/status": READER,
+    "POST /api/v1/pipelines": WRITER,
+    "GET /api/v1/pipelines": READER,
+    "GET /api/v1/pipelines/{pipeline_id}": READER,
+    "PATCH /api/v1/pipelines/{pipeline_id}": WRITER,
+    "DELETE /api/v1/pipelines/{pipeline_id}": WRITER,
+    "GET /api/v1/scanner-lists": READER,
+    "PUT /api/v1/scanner-lists/{name}": WRITER,
+    "DELETE /api/v1/scanner-lists/{name}": WRITER,
+    "GET /api/v1/user-limits": READER,
+    "PUT /api/v1/user-limits/{user_id}": ADMIN,
+    "GET /api/v1/executions": READER,
+    "GET /api/v1/executions/{execution_id}": READER,
+    "PATCH /api/v1/executions/{execution_id}": WRITER,
+    "POST /hooks/{org}/{path}": PUBLIC,
+    "GET /api/v1/webhooks": READER,
+    "GET /api/v1/files": READER,
+    "GET /api/v1/secrets": READER,  # those that its roles may set
+    "PUT /api/v1/secrets/{namespace}/{name}": READER,  # the secret itself names the roles that may set it
+    "POST /api/v1/secrets/{namespace}/{name}/rights": ADMIN,
+    "DELETE /api/v1/secrets/{namespace}/{name}": ADMIN,
+    "GET /healthz": PUBLIC,
+    "GET /readyz": PUBLIC,
+}
+DISPATCHER = {
+    "POST /internal/task-claim": WORKER,
+    "POST /internal/task-take": WORKER,
+    "POST /internal/worker-leave": WORKER,
+    "POST /internal/worker-hello": WORKER,
+    "GET /internal/task-fetch": WORKER,
+    "GET /internal/code": WORKER,
+    "POST /internal/heartbeat": CAPABILITY,
+    "POST /internal/events": CAPABILITY,
+    "POST /internal/task-complete": CAPABILITY,
+    "POST /internal/input-rows": CAPABILITY,
+    "GET /internal/jwks": PUBLIC,
+    "GET /healthz": PUBLIC,
+    "GET /readyz": PUBLIC,
+}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+LET_IN = "let in"
+"""The call is not about who calls any more: it is answered, or its values are refused."""
+NOT_THERE = "405 request.method_not_allowed"
+ROLE_REQUIRED = "403 access.role_required"
+WRONG_PRINCIPAL = "403 token.wrong_principal"
+RANKS = {READER: 1, WRITER: 2, ADMIN: 3}
+
+
+@dataclass(frozen=True)
+class Presented:
+    """A caller: its Authorization header, and the role behind it if it is a live user token. `refusal` is what callers
+    get whom no service knows."""
+
+    name: str
+    header: str | None
+    refusal: str = ""
+    role: str | None = None
+    is_worker: bool = False
+
+    def expected(self, access: str) -> str:
+        if access in (PUBLIC, CAPABILITY):  # the token of a task is in the body, which is another test
+            return LET_IN
+        if self.refusal:
+            return self.refusal
+        if access == WORKER:
+            return LET_IN if self.is_worker else WRONG_PRINCIPAL
+        if self.is_worker:
+            return WRONG_PRINCIPAL
+        assert self.role is not None
+        return LET_IN if RANKS[self.role] >= RANKS[access] else ROLE_REQUIRED
+
+
+class Services:
+    def __init__(self, plane: ControlPlane, held: Held) -> None:
+        self.plane, self.held = plane, held
+        self.sessions: dict[str, aiohttp.ClientSession] = {}
+        self.callers: list[Presented] = []
+
+    async def document(self, service: str) -> dict[str, Any]:
+        async with self.sessions[service].get("/openapi.json") as answer:
+            document: dict[str, Any] = await answer.json()
+        return document
+
+    async def ask(
+        self, service: str, method: str, path: str, header: str | None, body: bytes = b"{}"
+    ) -> tuple[int, str]:
+        """Status and code."""
+        headers = {"content-type": "application/json"}
+        if header is not None:
+            headers["authorization"] = header
+        async with self.sessions[service].request(method, path, data=body, headers=headers) as answer:
+            raw = await answer.read()
+        code = ""
+        if answer.status >= 400 and raw:
+            code = json.loads(raw)["error"]["code"]
+        elif answer.status >= 400:  # HEAD
+            code = "?"
+        return answer.status, code
+
+
+@contextlib.asynccontextmanager
+async def served(app: App) -> AsyncIterator[aiohttp.ClientSession]:
+    stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(app, port=0, stop=stop, bound=bound, grace=1.0))
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{await bound}") as session:
+            yield session
+    finally:
+        stop.set()
+        await server
+
+
+@pytest.fixture
+async def services(plane: ControlPlane) -> AsyncIterator[Services]:
+    await plane.deploy(dag("main", source("in"), job("copy", "in", "out")))
+    await plane.emit("in", range(1))
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    made = Services(plane, held)
+    made.callers = await callers(plane, held)
+    internal = InternalApi(
+        database=plane.database,
+        authority=plane.authority,
+        leases=plane.leases,
+        local_queue=PostgresWakeQueue(plane.database),
+        queues={},
+    )
+    async with (
+        served(plane.api.app()) as gateway,
+        served(internal.app(max_body_bytes=1 << 20)) as dispatcher,
+    ):
+        made.sessions = {"gateway": gateway, "dispatcher": dispatcher}
+        yield made
+    await plane.api.close()
+
+
+async def callers(plane: ControlPlane, held: Held) -> list[Presented]:
+    await plane.sql("insert into orgs (slug) values ('other')")
+    await plane.sql(
+        "insert into org_roles (org_id, name, includes, created_by)"
+        " select org_id, r || '-finance', r, 'test' from orgs, unnest(array['reader', 'writer']) r"
+    )
+    live: dict[str, str] = {}
+    async with plane.database.transaction() as tx:
+        for role in (Role.READER, Role.WRITER):
+            live[f"{role} by a role of the organization"] = await issue_token(
+                tx, Principal.USER, org="default", name=f"{role}-finance", role=role
+            )
+        for org in ("default", "other"):
+            for role in Role:
+                live[f"{role} of {org}"] = await issue_token(
+                    tx, Principal.USER, org=org, name=f"{org}-{role}", role=role
+                )
+            live[f"worker of {org}"] = await issue_token(tx, Principal.WORKER, org=org, name=f"{org}-worker")
+        now = await tokens.clock(tx)
+    await plane.sql("update access_tokens set role = null, roles = array[name] where name like '%-finance'")
+    ended: dict[str, str] = {}
+    for name, change in {"expired": "expires_at", "revoked": "revoked_at"}.items():
+        async with plane.database.transaction() as tx:
+            ended[name] = await issue_token(tx, Principal.USER, org="default", name=name, role=Role.ADMIN)
+            ended[f"{name} worker"] = await issue_token(
+                tx, Principal.WORKER, org="default", name=f"{name} worker"
+            )
+        await plane.sql(
+            f"update access_tokens set {change} = to_timestamp($1) where name like $2", now - 1, f"{name}%"
+        )
+    await plane.api.refresh()
+    await plane.authority.refresh()
+    unknown, _ = opaque.issue(Principal.USER, org="default", name="x", now=now, role=Role.ADMIN)
+    admin = live["admin of default"]
+    malformed = {
+        "no token after the scheme": ("Bearer", "401 token.missing"),
+        "an empty header": ("", "401 token.missing"),
+        "another scheme": (f"Basic {admin}", "401 token.malformed"),
+        "the token without a scheme": (admin, "401 token.malformed"),
+        "a token with an odd character": ("Bearer tpu_é", "401 token.malformed"),
+        "a mistyped token": (f"Bearer {admin[:-1]}{'A' if admin[-1] != 'A' else 'B'}", "401 token.malformed"),
+        "a truncated token": (f"Bearer {admin[:-4]}", "401 token.malformed"),
+        "two tokens": (f"Bearer {admin} {admin}", "401 token.malformed"),
+        "the token of a task": (f"Bearer {held.capability_token}", "401 token.malformed"),
+        "never issued": (f"Bearer {unknown}", "401 token.unknown"),
+    }
+    return [
+        Presented("nobody", None, "401 token.missing"),
+        *(Presented(name, header, refusal) for name, (header, refusal) in malformed.items()),
+        *(Presented(n, f"Bearer {t}", f"401 token.{n.split()[0]}") for n, t in ended.items()),
+        *(
+            Presented(
+                n, f"Bearer {t}", role=n.split()[0] if "worker" not in n else None, is_worker="worker" in n
+            )
+            for n, t in live.items()
+        ),
+    ]
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """With the access that each names."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            principal = operation["x-traceplane-principal"]
+            access = operation.get("x-traceplane-role", principal)
+            roles = [access] if principal == "user" else []
+            assert operation["security"] == ([] if principal == "public" else [{principal: roles}])
+            yield f"{method.upper()} {path}", access
+
+
+def route_of(routes: Iterable[str], method: str, path: str) -> str | None:
+    """`/tasks/retry` is a task to a method that only tasks answer."""
+    patterns = {route: re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(route)) for route in routes}
+    matches = [route for route, pattern in patterns.items() if re.fullmatch(pattern, f"{method} {path}")]
+    return min(matches, key=lambda route: route.count("{"), default=None)
+
+
+@pytest.mark.parametrize(("service", "access"), [("gateway", GATEWAY), ("dispatcher", DISPATCHER)])
+async def test_every_endpoint_has_the_access_that_is_written_here(
+    services: Services, service: str, access: dict[str, str]
+) -> None:
+    assert dict(operations(await services.document(service))) == access
+
+
+@pytest.mark.parametrize("service", ["gateway", "dispatcher"])
+async def test_every_caller_gets_the_expected_answer_of_every_endpoint(
+    services: Services, service: str
+) -> None:
+    access = dict(operations(await services.document(service)))
+    paths = {path for _, _, path in (route.partition(" ") for route in access)}
+    wrong: list[str] = []
+    cells: Counter[str] = Counter()
+    at_once = asyncio.Semaphore(40)
+
+    async def check(caller: Presented, method: str, path: str) -> None:
+        filled = re.sub(r"\{\w+\}", lambda _: str(uuid4()), path)
+        route = route_of(access, "GET" if method == "HEAD" else method, filled)
+        expected = NOT_THERE if route is None else caller.expected(access[route])
+        async with at_once:
+            status, code = await services.ask(service, method, filled, caller.header)
+        if expected == LET_IN:
+            is_right = status not in (401, 403, 405, 429) and status < 500
+        elif code == "?":
+            is_right = expected.startswith(f"{status} ")
+        else:
+            is_right = f"{status} {code}" == expected
+        cells[expected] += 1
+        if not is_right:
+            wrong.append(f"{caller.name}: {method} {path}: {status} {code}, not {expected}")
+
+    await asyncio.gather(
+        *(check(c, method, path) for c in services.callers for method in METHODS for path in sorted(paths))
+    )
+    assert wrong == [], "\n".join(wrong[:20])
+    assert cells.total() == len(services.callers) * len(METHODS) * len(paths)
+    assert cells[LET_IN] > len(access)
+
+
+async def test_what_is_about_a_task_needs_the_token_of_that_task(services: Services) -> None:
+    """The tokens of these calls are in the body; a header adds nothing to them, not even one of a worker."""
+    plane, held = services.plane, services.held
+    await plane.emit("in", range(1, 2))
+    await plane.meter()
+    (other,) = await plane.claim(await plane.send())
+    fence = {name: str(value) if name != "attempt" else value for name, value in held.fence.items()}
+    event = {"output_index": 0, "scope": {"cursor": 0}}
+    bodies: dict[str, dict[str, Any]] = {
+        "POST /internal/heartbeat": {"beats": [fence]},
+        "POST /internal/events": {"emissions": [{**fence, "events": [event]}]},
+        "POST /internal/input-rows": {"fence": fence, "input_index": 0, "start": 0, "end": 0, "state": ""},
+        "POST /internal/task-complete": {"completions": [{**fence, "status": "canceled"}]},
+    }
+    assert set(bodies) == {route for route, access in DISPATCHER.items() if access == CAPABILITY}
+    presented = {c.name: (c.header or "").removeprefix("Bearer ") for c in services.callers}
+    wrong: list[str] = []
+
+    async def check(route: str, token: str, header: str | None, *expected: str) -> None:
+        method, _, path = route.partition(" ")
+        raw = json.dumps({"tokens": [token], **bodies[route]}).encode()
+        answer = "{} {}".format(*await services.ask("dispatcher", method, path, header, raw))
+        if answer not in expected:
+            wrong.append(f"{route} with {token[:12]} and {header}: {answer}, not {expected}")
+
+    def refusal(token: str) -> str:
+        is_other = token.startswith(("tpu_", "tpw_"))
+        return f"401 token.{'wrong_kind' if is_other else 'malformed' if token else 'missing'}"
+
+    own = presented.pop("the token of a task")
+    headers = [
+        None,
+        *(f"Bearer {presented[name]}" for name in ("worker of default", "admin of default", "nobody")),
+    ]
+    await asyncio.gather(
+        *(check(r, t, h, refusal(t)) for h in headers for r in bodies for t in presented.values()),
+        *(check(r, other.capability_token, h, "403 token.other_task") for h in headers for r in bodies),
+    )
+    for header in headers:
+        for route in bodies:
+            # The task's input is not in a hot table; the last call ends the task.
+            has_rows = route != "POST /internal/input-rows"
+            expected = ("200 ",) if has_rows else ("403 task.input_not_granted", "409 task.stale")
+            await check(route, own, header, *expected)
+    assert wrong == [], "\n".join(wrong[:20])
