@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from urllib.parse import quote
 
 from traceplane.sdk import OperatorTask
@@ -24,3 +25,12 @@ def leak(task: OperatorTask) -> None:
     print("config", task.config["url"], file=sys.stderr)
     os.write(1, f"raw {key}\n".encode())
     raise ValueError(f"cannot reach {task.config['url']} with {key}")
+
+
+def in_time(task: OperatorTask) -> list[dict]:
+    """What it received twice, at the beginning and at the end."""
+    first = task.secrets["KEY"], task.config["url"].rpartition("/")[2]
+    time.sleep(task.config.get("seconds", 0.2))
+    last = task.secrets["KEY"], task.config["url"].rpartition("/")[2]
+    digests = {hashlib.sha256(value.encode()).hexdigest() for value in (*first, *last)}
+    return [{"position": task.scope.start, "digests": " ".join(sorted(digests))}]

@@ -218,10 +218,19 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
     from traceplane.secrets.sealed_store import SealedStore
 
     file = MasterKeyFile(settings.master_key_path)
+    sealed_store = SealedStore(file.keys)
 
     async def seal_anew(tx: Transaction) -> int:
         await store.seal_signing_keys_anew(tx, file.keys())
-        return await SealedStore(file.keys).seal_anew(tx)
+        return await sealed_store.seal_anew(tx)
+
+    async def forget(tx: Transaction) -> bool:
+        """Changes nothing in the database: whatever happens now, what is there opens with the key that stays."""
+        await store.load_keyring(tx, file.keys()[:1])
+        if not await sealed_store.is_sealed_with_current(tx):
+            return False
+        file.keep_first()
+        return True
 
     if not forget_old:
         file.keys()
@@ -230,7 +239,8 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
     while some := _in_transaction(settings, seal_anew):
         sealed += some
     if forget_old:
-        file.keep_first()
+        while not _in_transaction(settings, forget):  # one was set meanwhile
+            _in_transaction(settings, seal_anew)
         say(f"{settings.master_key_path} has one key; nothing is sealed with another")
     else:
         say(

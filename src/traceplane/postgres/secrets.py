@@ -143,6 +143,18 @@ async def newest(tx: Transaction, places: Collection[SecretPlace]) -> dict[Secre
     }
 
 
+async def begin_sealing(tx: Transaction) -> None:
+    await tx.rows(_SQL["begin_sealing"])
+
+
+async def await_sealing(tx: Transaction) -> None:
+    await tx.rows(_SQL["await_sealing"])
+
+
+async def is_sealed_with_others(tx: Transaction, master_key_id: str) -> bool:
+    return bool(await tx.value(_SQL["is_sealed_with_others"], master_key_id))
+
+
 async def sealed_with_others(tx: Transaction, master_key_id: str, limit: int) -> list[SealedVersion]:
     rows = await tx.rows(_SQL["sealed_with_others"], master_key_id, limit)
     return [

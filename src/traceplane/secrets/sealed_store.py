@@ -31,6 +31,7 @@ class SealedStore:
         pass
 
     async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> int:
+        await secrets.begin_sealing(tx)
         secret_id, version = await secrets.next_version(tx, place)
         sealed = self._keys.seal(value.encode(), _place(secret_id, version))
         stored = SealedVersion(secret_id, version, sealed.value, sealed.key, sealed.master_key_id)
@@ -56,6 +57,11 @@ class SealedStore:
             return {place: _opened(keys, version) for place, version in versions.items()}
 
         return read
+
+    async def is_sealed_with_current(self, tx: Transaction) -> bool:
+        """Whether no other key is needed, until the end of the transaction: nobody seals meanwhile."""
+        await secrets.await_sealing(tx)
+        return not await secrets.is_sealed_with_others(tx, self._keys.current)
 
     async def seal_anew(self, tx: Transaction) -> int:
         """Seals keys with the current master key that another one sealed; the number of those, 0 if none is left."""

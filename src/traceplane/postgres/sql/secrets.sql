@@ -71,6 +71,18 @@ from (select distinct * from unnest($1::text[], $2::text[], $3::text[]) as u (or
 join orgs o on o.slug = w.org order by 1, 2, 3
 on conflict (org_id, namespace, name) do nothing
 
+-- name: begin_sealing
+-- Before a master key is read to seal with, until the end of the transaction.
+select pg_advisory_xact_lock_shared(7203118)
+
+-- name: await_sealing
+-- Waits for all who are sealing, and keeps others from it until the end of the transaction.
+select pg_advisory_xact_lock(7203118)
+
+-- name: is_sealed_with_others
+-- Whether a key is sealed with another master key than this one.
+select exists (select 1 from secret_versions where master_key_id <> $1)
+
 -- name: sealed_with_others
 -- Versions whose keys are sealed with another master key than this one.
 select secret_id, version, sealed_key, master_key_id from secret_versions
