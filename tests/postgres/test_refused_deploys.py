@@ -30,6 +30,19 @@ async def test_a_plan_says_what_sets_off_a_webhook_source(plane: ControlPlane) -
     )
 
 
+async def test_a_plan_says_how_far_the_unique_key_of_files_holds(plane: ControlPlane) -> None:
+    append = ("update_strategy: append", "unique_key: [n]")
+    files = SOURCE + job("seen", "in", "out", *append)
+    hint = (
+        "! job seen: its unique_key holds within each scope of out, not across scopes; with storage: postgres"
+    )
+    assert hint in (await plane.plan(files)).text
+    hot = "datasets: {out: {storage: postgres, position: n, columns: [{name: n, type: bigint, nullable: false}]}}\n"
+    assert "unique_key" not in (await plane.plan(files + hot)).text
+    await plane.deploy(files)
+    assert "unique_key" not in (await plane.plan(files + job("more", "in", "other"))).text
+
+
 async def test_a_query_over_another_dag_names_columns_that_are_declared_there(plane: ControlPlane) -> None:
     await plane.deploy(DECLARED + SOURCE.lstrip() + job("copy", "in", "mid"))
     with pytest.raises(InvalidInput) as refused:

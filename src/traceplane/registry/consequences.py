@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from traceplane.model.counted import counted
-from traceplane.model.dag import Dag, Job, SourceKind
+from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy
 from traceplane.model.edges import can_map, same_periods
 from traceplane.model.partitions import Partitions, zone
 from traceplane.postgres import cron_schedules, registry, versions
@@ -65,9 +65,11 @@ class Consequences:
     """What starts sources where their kind does not say it."""
     ticks: tuple[NextTicks, ...] = ()
     """Of cron sources that are new or change."""
+    unique_keys: tuple[str, ...] = ()
+    """Jobs that are new or rebuilt and whose `unique_key` holds within a scope only, in words."""
 
     def text(self) -> str:
-        lines = [f"! {warning}" for warning in (*self.sources, *self.periods)]
+        lines = [f"! {warning}" for warning in (*self.sources, *self.periods, *self.unique_keys)]
         lines += [f"job {next_ticks.job}: {next_ticks.text()}" for next_ticks in self.ticks]
         if self.computed_anew:
             lines += ["", "Recomputed beside the serving data, and cut over together:"]
@@ -159,7 +161,19 @@ async def consequences_of(
             if (set_off_by := _set_off_by(org, job)) is not None
         ),
         ticks=_next_ticks(before, after, await cron_schedules.clock(tx)),
+        unique_keys=tuple(_unique_keys([*steps.added, *(r.job for r in steps.rebuilt)], after)),
     )
+
+
+def _unique_keys(jobs: Iterable[Job], dag: Dag) -> Iterator[str]:
+    for job in jobs:
+        datasets = [dag.datasets_by_id[output.dataset_id] for output in job.outputs]
+        files = [d.dataset_id for d in datasets if d.storage is Storage.PARQUET]
+        if job.update_strategy is UpdateStrategy.APPEND and files:
+            yield (
+                f"job {job.name}: its unique_key holds within each scope of {' and '.join(files)}, not across scopes;"
+                " with storage: postgres it holds in the whole dataset"
+            )
 
 
 def _holds_anything(weight: Weight) -> bool:
