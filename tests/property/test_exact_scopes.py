@@ -3,7 +3,8 @@ and columns of time.
 
 Random graphs, random histories. What a task computes is a hash of everything that it read, so whatever was computed
 from something old differs from a build from scratch, which is a few lines of Python here. After each step the tasks
-that ran are compared with the scopes whose hash changed: none is missing, and none ran for nothing.
+that ran are compared with the scopes whose hash changed: none is missing, and none ran for nothing. Batches that
+something else than their size closes are taken as they were cut, if no position is in two of them and none is left out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -24,6 +26,7 @@ from traceplane.model.edges import Edge, OnChange, Read, WaitFor, What
 from traceplane.model.partitions import By, Partitions
 from traceplane.model.positions import Range
 from traceplane.wire.control import ManualEvent
+from traceplane.wire.jobs import JobName
 from traceplane.wire.tasks import ColumnStatistics
 
 POSITIONS = Partitions(start=0)
@@ -45,6 +48,8 @@ class Node:
     inputs: list[tuple[Node, Read]] = field(default_factory=list)
     size: int | None = None
     """Of a Bulk job: of its batches."""
+    cut: str = ""
+    """Of a Bulk job that nothing reads: its batches, which depend on when they are closed."""
 
     def yaml(self) -> str:
         if not self.inputs:
@@ -56,7 +61,8 @@ class Node:
             f"      - {{name: i{n}, from: {{dataset: d.{node.name}}}{_read(read)}}}\n"
             for n, (node, read) in enumerate(self.inputs)
         )
-        bulk = f"    execution_strategy: Bulk\n    batch: {{size: {self.size}}}\n" if self.size else ""
+        batch = self.cut or (f"size: {self.size}" if self.size else "")
+        bulk = f"    execution_strategy: Bulk\n    batch: {{{batch}}}\n" if batch else ""
         return (
             f"  - name: {self.name}\n    runtime: python\n    operator: python\n    config: {{entrypoint: 'm:f'}}\n"
             f"    inputs:\n{inputs}    outputs: [{{dataset: d.{self.name}}}]\n{bulk}"
@@ -81,11 +87,15 @@ def graph(chance: random.Random) -> list[Node]:
     tables = [Node("table", chance.choice([POSITIONS, DAYS, NAMES]))] if chance.random() < 0.4 else []
     for n in range(chance.randint(2, 5)):
         nodes.append(_job(chance, f"j{n}", family, nodes, tables))
+    batched = list(nodes)
     if family == [POSITIONS] and chance.random() < 0.6:
         # Its tasks run in one round, so that no hour is computed from half of a step.
         nodes.append(Node("rows", POSITIONS, [(nodes[0], Read())]))
         wait_for = chance.choice([WaitFor.ANY, WaitFor.END])
         nodes.append(Node("hours", HOURS, [(nodes[-1], Read(time_column="at", wait_for=wait_for))]))
+    for n in range(chance.randint(0, 2) if family == [POSITIONS] else 0):
+        cut = chance.choice(["size: 3", "size: 7", "every: 366d", "all: true"])
+        nodes.append(Node(f"b{n}", POSITIONS, [(chance.choice(batched), Read())], cut=cut))
     return [*tables, *nodes]
 
 
@@ -137,12 +147,16 @@ Contents = dict[Range, str]
 
 class Model:
     """What a build from scratch has, given how often each position of a source was told. `ever`: hours that were
-    computed before, which stay even if all their rows move to others."""
+    computed before, which stay even if all their rows move to others. `batches`: as they were cut."""
 
     def __init__(
-        self, nodes: list[Node], told: dict[str, dict[int, int]], ever: set[tuple[str, Range]]
+        self,
+        nodes: list[Node],
+        told: dict[str, dict[int, int]],
+        ever: set[tuple[str, Range]],
+        batches: dict[str, list[Range]],
     ) -> None:
-        self.nodes, self.told, self.ever = nodes, told, ever
+        self.nodes, self.told, self.ever, self.batches = nodes, told, ever, batches
         self.contents = cache(self._contents)
 
     def _contents(self, name: str) -> Contents:
@@ -151,7 +165,7 @@ class Model:
             return {(position, position): str(times) for position, times in self.told[name].items()}
         contents: Contents = {}
         for scope in self._scopes(node):
-            parts = [self._part(source, edge, scope) for source, edge in node.edges()]
+            parts = [self._part(source, edge, scope, waits=not node.cut) for source, edge in node.edges()]
             if all(part is not None for part in parts):
                 contents[scope] = _hash(name, scope, parts)
         return contents
@@ -159,6 +173,8 @@ class Model:
     def _scopes(self, node: Node) -> Iterable[Range]:
         """What inputs have told something for."""
         scoped = [(n, e) for n, e in node.edges() if e.read.what is What.SCOPE]
+        if node.cut:
+            return self.batches[node.name]
         if node.size is not None:
             return [(first, first + node.size - 1) for first in range(0, _LAST[By.POSITION] + 1, node.size)]
         if scoped[0][1].read.time_column is not None:
@@ -180,15 +196,18 @@ class Model:
             )
         ]
 
-    def _part(self, node: Node, edge: Edge, scope: Range) -> list[tuple[Range, str]] | None:
+    def _part(self, node: Node, edge: Edge, scope: Range, *, waits: bool) -> list[tuple[Range, str]] | None:
         """What a task reads of an input; None if it waits for more."""
         held = self.contents(node.name)
-        if edge.read.time_column is None and edge.read.what is What.SCOPE:
+        if waits and edge.read.time_column is None and edge.read.what is What.SCOPE:
             first, last = edge.reads(scope)
-            covered = {p for a, b in held for p in range(a, b + 1)}
+            covered = self.covered(node.name)
             if any(p not in covered for p in range(max(first, edge.input.start or 0), last + 1)):
                 return None
         return read_of(edge, scope, held.items())
+
+    def covered(self, name: str) -> set[int]:
+        return {p for first, last in self.contents(name) for p in range(first, last + 1)}
 
 
 def read_of(edge: Edge, scope: Range, held: Iterable[tuple[Range, str]]) -> list[tuple[Range, str]]:
@@ -207,6 +226,7 @@ class World:
         """By path, the scope and the content of a file."""
         self.ran: list[tuple[str, Range]] = []
         self.ever: set[tuple[str, Range]] = set()
+        self.batches: dict[str, list[Range]] = {n.name: [] for n in nodes if n.cut}
 
     async def deploy(self) -> None:
         await self.plane.sql(
@@ -216,7 +236,9 @@ class World:
         assert (await self.plane.deploy(file(self.nodes))).changed, file(self.nodes)
 
     def model(self) -> Model:
-        return Model(self.nodes, {name: dict(told) for name, told in self.told.items()}, set(self.ever))
+        told = {name: dict(told) for name, told in self.told.items()}
+        batches = {name: list(cut) for name, cut in self.batches.items()}
+        return Model(self.nodes, told, set(self.ever), batches)
 
     async def emit(self, source: str, positions: list[int], kind: Kind = "data") -> None:
         partitions = next(n.partitions for n in self.nodes if n.name == source)
@@ -263,9 +285,39 @@ class World:
         self.ran.append((held.job.name, scope))
 
     async def rest(self) -> None:
-        while claimed := await self.claim():
-            for held, content in claimed:
-                await self.complete(held, content)
+        closed = True
+        while closed:
+            while claimed := await self.claim():
+                for held, content in claimed:
+                    await self.complete(held, content)
+            closed = bool((await self.plane.batch_closer.run_once()).closed)
+        for name in self.batches:
+            self.batches[name] = await self.cut(name)
+
+    async def close(self, name: str) -> None:
+        """By hand, whatever is open."""
+        await self.plane.api.jobs.close_batches(self.plane._call(JobName("exact", name)))
+        await self.plane.batch_closer.run_once()
+
+    async def cut(self, name: str) -> list[Range]:
+        """The batches of a job: each position that has arrived is in one of them, or waits for others."""
+        rows = await self.plane.sql(
+            "select range_start, range_end from known_scopes join jobs using (job_id) where name = $1 order by 1",
+            f"{name}__batch",
+        )
+        batches = [(row["range_start"], row["range_end"]) for row in rows]
+        assert all(one[1] < next_[0] for one, next_ in pairwise(batches)), f"{name}: {batches} overlap"
+        node = next(n for n in self.nodes if n.name == name)
+        arrived = self.model().covered(node.inputs[0][0].name)
+        waiting = arrived - {p for first, last in batches for p in range(first, last + 1)}
+        if node.cut == "all: true":
+            assert not waiting, f"{name}: {sorted(waiting)} should be in a batch"
+        if node.cut.startswith("size"):
+            size = int(node.cut.removeprefix("size: "))
+            for first in {p // size * size for p in waiting}:
+                rest = set(range(first, first + size)) - {p for a, b in batches for p in range(a, b + 1)}
+                assert not rest <= arrived, f"{name}: {sorted(rest)} is full"
+        return batches
 
     async def contents(self, name: str) -> Contents:
         """What readers of the dataset see."""
@@ -288,6 +340,8 @@ class World:
 
 
 async def step(world: World, chance: random.Random) -> None:
+    if world.batches and chance.random() < 0.15:
+        await world.close(chance.choice(sorted(world.batches)))
     source = chance.choice(sorted(world.told))
     partitions = next(n.partitions for n in world.nodes if n.name == source)
     start, last = partitions.start or 0, _LAST[partitions.by]
