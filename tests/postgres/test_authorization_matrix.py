@@ -83,6 +83,18 @@ GATEWAY = {
     "PUT /api/v1/secrets/{namespace}/{name}": READER,  # the secret itself names the roles that may set it
     "POST /api/v1/secrets/{namespace}/{name}/rights": ADMIN,
     "DELETE /api/v1/secrets/{namespace}/{name}": ADMIN,
+    "GET /api/v1/whoami": READER,
+    "GET /api/v1/roles": READER,
+    "PUT /api/v1/roles/{role}": ADMIN,
+    "DELETE /api/v1/roles/{role}": ADMIN,
+    "GET /api/v1/members": ADMIN,
+    "PUT /api/v1/members/{member}": ADMIN,
+    "DELETE /api/v1/members/{member}": ADMIN,
+    "PUT /api/v1/members/{member}/roles/{role}": ADMIN,
+    "DELETE /api/v1/members/{member}/roles/{role}": ADMIN,
+    "GET /api/v1/tokens": READER,  # its own
+    "POST /api/v1/tokens": ADMIN,
+    "DELETE /api/v1/tokens/{token_id}": READER,  # its own
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,
 }

@@ -170,6 +170,10 @@ class ShopWithSecrets:
                 (f"/api/v1/executions/{e}", None) for e in self.executions
             ],
             "POST /api/v1/query": [("/api/v1/query", {"sql": "select label from shop.labels"})],
+            "GET /api/v1/whoami": [("/api/v1/whoami", None)],
+            "GET /api/v1/roles": [("/api/v1/roles", None)],
+            "GET /api/v1/tokens": [("/api/v1/tokens", None)],
+            "DELETE /api/v1/tokens/{token_id}": [(f"/api/v1/tokens/{self.dead}", None)],
             "GET /healthz": [("/healthz", None)],
             "GET /readyz": [("/readyz", None)],
             "POST /hooks/{org}/{path}": [("/hooks/default/none", {})],
@@ -205,7 +209,9 @@ async def test_no_value_of_a_config_reaches_a_reader_or_the_log(
 async def test_the_calls_above_are_all_that_a_reader_may_make(world: ShopWithSecrets) -> None:
     for route in await world.http.routes() - set(world.reads()):
         method, path = route.split()
-        path = path.format_map(dict.fromkeys(("name", "namespace", "user_id"), "x") | _ids(world))
+        path = path.format_map(
+            dict.fromkeys(("name", "namespace", "user_id", "role", "member"), "x") | _ids(world)
+        )
         status, text = await world.http.send(world.tokens[Role.READER], method, path, {})
         assert (status, json.loads(text)["error"]["code"]) == (403, "access.role_required"), route
 

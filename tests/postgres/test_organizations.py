@@ -63,6 +63,9 @@ FIRST_ROWS = {
     "executions": "select t.* from executions t join pipelines d using (pipeline_id) {mine} order by t.execution_id",
     "lists": "select d.* from scanner_lists d {mine} order by d.scanner_list_id",
     "secrets": "select v.* from secret_versions v join secrets d using (secret_id) {mine} order by v.secret_id",
+    "roles": "select d.* from org_roles d {mine} order by d.name",
+    "members": "select d.* from org_members d {mine} order by d.name",
+    "memberships": "select d.* from org_role_memberships d {mine} order by d.member_id, d.role",
     "limits": "select d.* from trigger_user_limits d {mine} order by d.user_id",
 }
 
@@ -73,7 +76,7 @@ class Two:
     def __init__(self, plane: ControlPlane, http: GatewayHttp) -> None:
         self.plane, self.http = plane, http
         self.first, self.second, self.reader = "", "", ""
-        self.dead = self.waiting = self.done = self.pipeline = self.execution = UUID(int=0)
+        self.dead = self.waiting = self.done = self.pipeline = self.execution = self.token = UUID(int=0)
 
     async def fill(self) -> None:
         await self.plane.sql("insert into orgs (slug) values ('other')")
@@ -94,6 +97,12 @@ class Two:
         await self.expect(self.first, "PUT", f"/api/v1/scanner-lists/{MARK}", {"tickers": ["AAPL"]})
         await self.expect(self.first, "PUT", f"/api/v1/user-limits/{MARK}", {"launches_per_hour": 5})
         await self.expect(self.first, "PUT", f"/api/v1/secrets/user/{MARK}", {"value": "of the first"})
+        await self.expect(self.first, "PUT", f"/api/v1/roles/{MARK}", {})
+        await self.expect(self.first, "PUT", f"/api/v1/members/{MARK}", {})
+        await self.expect(self.first, "PUT", f"/api/v1/members/{MARK}/roles/{MARK}", {})
+        await self.expect(self.first, "POST", "/api/v1/tokens", {"name": MARK, "member": MARK})
+        listed = json.loads(await self.expect(self.first, "GET", "/api/v1/tokens"))["tokens"]
+        (self.token,) = [UUID(t["token_id"]) for t in listed if t["name"] == MARK]
         self.execution = await self.plane.value(
             "insert into executions (pipeline_id, target, signal_id, signal, created_at)"
             " values ($1, 'celery', $2, '{}', tp_now()) returning execution_id",
@@ -139,6 +148,10 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/dags": [("/api/v1/dags", None)],
         "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
         "GET /api/v1/secrets": [("/api/v1/secrets", None)],
+        "GET /api/v1/whoami": [("/api/v1/whoami", None)],
+        "GET /api/v1/roles": [("/api/v1/roles", None)],
+        "GET /api/v1/members": [("/api/v1/members", None)],
+        "GET /api/v1/tokens": [("/api/v1/tokens", None)],
         "GET /api/v1/files": [("/api/v1/files", None)],
         "GET /api/v1/tasks": [
             ("/api/v1/tasks", None),
@@ -213,6 +226,12 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "PATCH /api/v1/executions/{execution_id}": [
             (f"/api/v1/executions/{two.execution}", {"status": "RUNNING"})
         ],
+        "DELETE /api/v1/roles/{role}": [(f"/api/v1/roles/{MARK}", None)],
+        "DELETE /api/v1/members/{member}": [(f"/api/v1/members/{MARK}", None)],
+        "PUT /api/v1/members/{member}/roles/{role}": [(f"/api/v1/members/{MARK}/roles/reader", {})],
+        "DELETE /api/v1/members/{member}/roles/{role}": [(f"/api/v1/members/{MARK}/roles/{MARK}", None)],
+        "POST /api/v1/tokens": [("/api/v1/tokens", {"name": "x", "member": MARK})],
+        "DELETE /api/v1/tokens/{token_id}": [(f"/api/v1/tokens/{two.token}", None)],
     }
 
 
@@ -232,12 +251,14 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "PUT /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", {"tickers": ["MSFT"]})],
         "PUT /api/v1/user-limits/{user_id}": [(f"/api/v1/user-limits/{MARK}", {"launches_per_hour": None})],
         "PUT /api/v1/secrets/{namespace}/{name}": [(f"/api/v1/secrets/user/{MARK}", {"value": "theirs"})],
+        "PUT /api/v1/roles/{role}": [(f"/api/v1/roles/{MARK}", {"includes": "admin"})],
+        "PUT /api/v1/members/{member}": [(f"/api/v1/members/{MARK}", {"kind": "service"})],
         "POST /api/v1/jobs/resume": [("/api/v1/jobs/resume", {"dag": "shop", "job": "copy"})],
         "POST /api/v1/rollback": [("/api/v1/rollback", {"dag": "shop"})],
     }
 
 
-FOR_ADMINS = ("/api/v1/plan",)
+FOR_ADMINS = ("/api/v1/plan", "/api/v1/members")
 PUBLIC = {"GET /healthz", "GET /readyz", "POST /hooks/{org}/{path}"}
 
 

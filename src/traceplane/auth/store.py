@@ -90,6 +90,10 @@ async def issue_token(
     role: Role | None = None,
     lifetime_seconds: float | None = None,
     sees_pii: bool = False,
+    roles: Sequence[str] | None = None,
+    datasets: Sequence[str] | None = None,
+    member_id: UUID | None = None,
+    created_by: str = "traceplane",
 ) -> str:
     orgs = await tokens.organizations(tx)
     if org not in orgs:
@@ -102,7 +106,17 @@ async def issue_token(
     now = await tokens.clock(tx)
     expires_at = None if lifetime_seconds is None else now + lifetime_seconds
     token, record = opaque.issue(
-        principal, org=org, name=name, now=now, role=role, expires_at=expires_at, sees_pii=sees_pii
+        principal,
+        org=org,
+        name=name,
+        now=now,
+        role=role,
+        expires_at=expires_at,
+        sees_pii=sees_pii,
+        roles=roles,
+        datasets=datasets,
+        member_id=member_id,
+        created_by=created_by,
     )
     await _store_record(tx, record)
     return token

@@ -13,6 +13,7 @@ the platform itself.
     main         `traceplane`, alias `tp`: its commands and how it reports errors
     operators    `traceplane operators`
     output       where every command writes, so that nothing reaches a terminal unescaped
+    people       commands for members of an organization, their roles and their tokens
     pipelines    commands for pipelines, scanner lists and executions
     preflight    what `traceplane up` checks before it starts anything
     profile      the local profile: embedded Postgres, migrations, and tokens in files under the home folder

@@ -13,7 +13,7 @@ import click
 from traceplane.adapters.object_stores import object_store_for
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
-from traceplane.cli import profile
+from traceplane.cli import people, profile
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.model import durations
@@ -93,8 +93,11 @@ def list_orgs(settings: Settings) -> None:
 
 @click.group()
 def token() -> None:
-    """Issue, rotate and revoke worker and user tokens."""
+    """Issue, list, rotate and revoke worker and user tokens."""
 
+
+token.add_command(people.list_tokens)
+token.add_command(people.revoke_by_id)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
 

@@ -16,6 +16,7 @@ from traceplane.cli import (
     events,
     jobs,
     operators,
+    people,
     pipelines,
     queries,
     secrets,
@@ -64,6 +65,7 @@ for command in (
     *queries.COMMANDS,
     *trigger.COMMANDS,
     *secrets.COMMANDS,
+    *people.COMMANDS,
     *admin.COMMANDS,
 ):
     cli.add_command(command)

@@ -13,6 +13,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     jobs             jobs, as people look after them: pauses, and batches that are closed by hand
     main             the gateway process, wired by hand
     partition_names  names of partitions, as people write them
+    people           members, roles and tokens of an organization
     pipelines        pipelines, lists of tickers and executions, as people and Celery workers reach them
     plan_steps       a plan as data, for programs
     query_tasks      a query that is too large for an answer: a task on Spark, whose result is a dataset

@@ -21,13 +21,14 @@ from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.errors import TraceplaneError
+from traceplane.errors import Forbidden, TraceplaneError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.jobs import JobApi, pause_view
+from traceplane.gateway.people import PeopleApi
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.gateway.secrets import SecretApi
@@ -133,6 +134,7 @@ class PublicApi:
             *self.webhooks.routes(),
             *self.file_sources.routes(),
             *self.secrets.routes(),
+            *PeopleApi().routes(),
         ]  # fmt: skip
         return App(
             routes,
@@ -159,7 +161,15 @@ class PublicApi:
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
             self._rate_limits.count(record.org, record.name)
-            return self._caller(record, require_role(record, Role(incoming.auth)))
+            role = require_role(record, Role(incoming.auth))
+            if incoming.auth == ADMIN and record.datasets is not None:
+                raise Forbidden(
+                    "access.cut_down",
+                    "this token is cut down to some datasets, and this call is about more",
+                    value=record.name,
+                    next_step="use a token for all datasets",
+                )
+            return self._caller(record, role)
 
         return self._second_look.check(check)
 

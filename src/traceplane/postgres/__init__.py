@@ -19,6 +19,7 @@ job_pauses          jobs that somebody paused
 migrate             plain SQL files, applied in order, each in one transaction, once
 outbox              side effects waiting to leave the database
 partition_names     the names of partitions, each with its position
+people              members of an organization, their roles and their tokens
 personal_data       which columns are personal data, followed upstream
 pinned              what a query reads, in one snapshot
 pipelines           pipelines and lists of tickers

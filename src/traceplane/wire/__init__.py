@@ -5,6 +5,7 @@ deploys      the same: deploys and versions of DAGs
 files        the same: file sources
 invocations  the calls of functions by the dispatcher, and what they answer
 jobs         the gateway's public API: pauses of jobs, and their batches
+people       the same: people, service accounts, roles and tokens
 pipelines    the same: pipelines, lists of tickers, executions
 queries      the same: queries and the catalog
 secrets      the same: secrets, without their values

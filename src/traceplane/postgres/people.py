@@ -1,0 +1,106 @@
+"""Members of an organization, their roles and their tokens. All of it needs a session that acts for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("people")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRole:
+    name: str
+    includes: str
+    sees_pii: bool
+    created_at: datetime
+    created_by: str
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    role: str
+    granted_by: str
+    expires_at: str | None
+    by_claim: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMember:
+    member_id: UUID
+    kind: str
+    name: str
+    email: str | None
+    issuer: str | None
+    created_at: datetime
+    created_by: str
+    disabled_at: datetime | None
+    last_seen_at: datetime | None
+    roles: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedToken:
+    token_id: UUID
+    name: str
+    member: str | None
+    roles: list[str] | None
+    datasets: list[str] | None
+    sees_pii: bool
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+
+async def roles(tx: Transaction) -> list[StoredRole]:
+    return await tx.rows_as(StoredRole, _SQL["roles"])
+
+
+async def define_role(tx: Transaction, name: str, includes: str, *, sees_pii: bool, by: str) -> None:
+    await tx.rows(_SQL["define_role"], name, includes, sees_pii, by)
+
+
+async def delete_role(tx: Transaction, name: str) -> bool:
+    return await tx.value(_SQL["delete_role"], name) is not None
+
+
+async def members(tx: Transaction, name: str | None = None) -> list[StoredMember]:
+    return [
+        StoredMember(**{**row, "roles": tuple(Grant(**grant) for grant in row["roles"])})
+        for row in await tx.rows(_SQL["members"], name)
+    ]
+
+
+async def add_member(tx: Transaction, kind: str, name: str, email: str | None, *, by: str) -> bool:
+    return await tx.value(_SQL["add_member"], kind, name, email, by) is not None
+
+
+async def lock_member(tx: Transaction, name: str) -> UUID | None:
+    found: UUID | None = await tx.value(_SQL["lock_member"], name)
+    return found
+
+
+async def disable_member(tx: Transaction, member_id: UUID, *, disabled: bool) -> bool:
+    return await tx.value(_SQL["disable_member"], member_id, disabled) is not None
+
+
+async def grant(tx: Transaction, member_id: UUID, role: str, *, by: str, lasts: timedelta | None) -> None:
+    await tx.rows(_SQL["grant"], member_id, role, by, lasts)
+
+
+async def withdraw(tx: Transaction, member_id: UUID, role: str) -> bool:
+    return await tx.value(_SQL["withdraw"], member_id, role) is not None
+
+
+async def tokens(tx: Transaction, *, of_member: str | None = None) -> list[ListedToken]:
+    return await tx.rows_as(ListedToken, _SQL["tokens"], of_member)
+
+
+async def revoke_token(tx: Transaction, token_id: UUID, *, of_member: str | None = None) -> str | None:
+    name: str | None = await tx.value(_SQL["revoke_token"], token_id, of_member)
+    return name
