@@ -3,6 +3,7 @@ computed again, nothing is left out, and a change recomputes exactly what it was
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -238,6 +239,44 @@ def _then(original: Callable, error: type[Exception]) -> Callable:
         raise error
 
     return both
+
+
+async def test_tasks_that_waited_read_what_they_would_have_read(plane: ControlPlane) -> None:
+    def chain(*more: str) -> str:
+        return SOURCE + job("copy", "in", "mid") + job("sum", "mid", "out", *more)
+
+    await plane.deploy(chain())
+    await plane.emit("in", range(4))
+    await plane.meter()
+    await plane.complete(*await plane.claim(await plane.send()))
+    waiting = await plane.send()
+    await plane.deploy(chain("execution_strategy: Bulk", "batch: { size: 3 }"), no_rematerialize=True)
+    held = await plane.claim(waiting)
+    assert sorted(h.scope.first for h in held) == [0, 1, 2, 3]
+    paths = [[f.path for f in files] for h in held for files in h.task.input_files]
+    assert len(held) == 4
+    assert all(len(one) == 1 for one in paths)
+    assert len({path for one in paths for path in one}) == 4, "each reads the file of its own position"
+    assert await plane.complete(*held) == ["committed"] * 4
+
+
+async def test_events_that_arrive_during_the_switch_are_each_computed_once(plane: ControlPlane) -> None:
+    await plane.deploy(text(None))
+    rules = ["{ size: 4 }", None, "{ size: 3 }", "{ size: 5 }", None]
+
+    async def emit(positions: range) -> None:
+        for position in positions:
+            await plane.emit("in", [position])
+
+    for number, rule in enumerate(rules):
+        await asyncio.gather(emit(range(number * 12, number * 12 + 12)), switch(plane, rule), plane.meter())
+    await settle(plane)
+    rows = await plane.sql(
+        "select range_start, range_end, kind::text from tasks join jobs using (job_id) where name = 'sum'"
+    )
+    assert {row["kind"] for row in rows} == {"data"}
+    positions = sorted(p for row in rows for p in range(row["range_start"], row["range_end"] + 1))
+    assert positions == list(range(60))
 
 
 async def test_what_cannot_keep_its_data_is_refused(plane: ControlPlane) -> None:
