@@ -174,6 +174,12 @@ def _marks_follow_the_data(terminal: Terminal) -> None:
     assert "greeting" not in shown
     assert "mail.example" not in shown
     assert "declassified: a keyed hash" in shown
+    assert "people.buyers  people@1" in shown
+    assert "people.margins" not in shown
+    refused = terminal.run(
+        'TRACEPLANE_USER_TOKEN=$(cat rita.token) traceplane query "select * from people.margins" 2>&1 || true'
+    )
+    assert "query.unknown_relation" in refused
 
 
 def _days_become_weeks_and_months(terminal: Terminal) -> None:

@@ -18,6 +18,7 @@ from traceplane.auth.access import bearer, require_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
+from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
@@ -199,7 +200,7 @@ class PublicApi:
         return await self._emits.emit(call.principal, call.body.events)
 
     async def backfill(self, call: Call[BackfillRequest]) -> BackfillResponse:
-        return await backfill(call.principal.database, call.principal.org, call.body)
+        return await backfill(call.principal, call.body)
 
     # Queries ---------------------------------------------------------------------------------------
 
@@ -251,15 +252,17 @@ class PublicApi:
     async def explain_scope(self, call: Call[None]) -> ScopeExplanation:
         query: ScopeQuery = call.query
         async with call.principal.database.snapshot() as tx:
+            access = await access_of(tx, call.principal.org, call.principal)
             return await coverage.explain(
-                tx, call.principal.org, call.path_params["dataset_id"], query.first, query.last
+                tx, call.principal.org, call.path_params["dataset_id"], query.first, query.last, access
             )
 
     # Tasks -----------------------------------------------------------------------------------------
 
     async def status(self, call: Call[None]) -> StatusResponse:
         async with call.principal.database.transaction() as tx:
-            work = await standing(tx, call.principal)
+            access = await access_of(tx, call.principal.org, call.principal)
+            work = await standing(tx, call.principal, access)
             paused = await job_pauses.of_org(tx, call.principal.org)
             datasets = await commits.summary(tx, call.principal.org)
             without_rows = [d.generation_id for d in datasets if not d.commits]
@@ -268,7 +271,7 @@ class PublicApi:
             lag = await outbox.lag_seconds_of(tx, call.principal.org)
             cron = await cron_sources.views(tx, call.principal.org)
         views = []
-        for d in datasets:
+        for d in filter(lambda d: access.reads(d.dataset_id), datasets):
             tally = tallies.get(d.generation_id)
             cursor, cursor_name = coverage.last_position(
                 tally.last if tally else d.cursor, held.get(d.dataset_id)
@@ -291,13 +294,15 @@ class PublicApi:
             stuck=work.stuck,
             dead_superseded=work.dead_elsewhere.get("superseded", 0),
             dead_retired=work.dead_elsewhere.get("retired", 0),
-            cron=cron,
-            paused=[pause_view(pause) for pause in paused],
+            cron=[c for c in cron if access.sees(c.dag, c.job)],
+            paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
         )
 
 
 def _caller(caller: Caller) -> QueryCaller:
-    return QueryCaller(caller.org, caller.name, str(caller.role), caller.sees_pii)
+    return QueryCaller(
+        *(caller.org, caller.name, str(caller.role), caller.sees_pii, caller.roles, caller.datasets)
+    )
 
 
 _BY_MEDIA_TYPE: dict[str, Format] = {

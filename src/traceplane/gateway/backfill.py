@@ -12,6 +12,8 @@ from dataclasses import asdict
 from uuid import UUID
 
 from traceplane import telemetry
+from traceplane.auth.callers import Caller
+from traceplane.auth.rights import access_of
 from traceplane.errors import InvalidInput
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
@@ -32,13 +34,18 @@ _SCOPES_AT_ONCE = 5_000
 _GAPS_TOLD = 20
 
 
-async def backfill(database: Database, org: str, request: BackfillRequest) -> BackfillResponse:
+async def backfill(caller: Caller, request: BackfillRequest) -> BackfillResponse:
+    database, org = caller.database, caller.org
     async with database.transaction() as tx:
+        access = await access_of(tx, org, caller)
+        if not access.reads(request.dataset):
+            raise await unknown_dataset(tx, org, request.dataset, access)
         target = await registry.backfill_target(tx, org, request.dataset)
         if target is None:
             raise await virtual_dataset(
-                tx, org, request.dataset, "backfill what it reads:"
-            ) or await unknown_dataset(tx, org, request.dataset)
+                tx, org, request.dataset, "backfill what it reads:", access
+            ) or await unknown_dataset(tx, org, request.dataset, access)
+        access.require_write(request.dataset)
         _check(target, request)
         partitions = await names.with_names(tx, org, target.partitions, request.start, request.end)
         (row,) = await registry.job_payloads(tx, [target.job_id])
@@ -66,7 +73,11 @@ async def backfill(database: Database, org: str, request: BackfillRequest) -> Ba
         missing=counts["missing"],
         failed=counts["failed"],
         left_out=counts["left_out"],
-        gaps=tuple(LackingView(g.dataset_id, g.first, g.last, reads.written(g)) for g in gaps),
+        gaps=tuple(
+            LackingView(g.dataset_id, g.first, g.last, reads.written(g))
+            for g in gaps
+            if access.reads(g.dataset_id)
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.auth.rights import Access
 from traceplane.gateway import cron_sources
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
@@ -61,22 +62,22 @@ def last_position(cursor: int | None, held: coverage.Coverage | None) -> tuple[i
 
 
 async def explain(
-    tx: Transaction, org: str, dataset_id: str, first: str | int, last: str | int
+    tx: Transaction, org: str, dataset_id: str, first: str | int, last: str | int, access: Access
 ) -> ScopeExplanation:
     """`first` and `last`: positions, or names of partitions."""
     target = (await registry.datasets_by_id(tx, org, [dataset_id])).get(dataset_id)
-    if target is None:
-        raise await unknown_dataset(tx, org, dataset_id)
+    if target is None or not access.reads(dataset_id):
+        raise await unknown_dataset(tx, org, dataset_id, access)
     partitions = await names.with_names(tx, org, target.partitions, first, last)
     positions = names.positions(partitions, first, last)
     dataset = await coverage.missing_positions(tx, org, dataset_id, positions)
     if dataset is None:
-        raise await unknown_dataset(tx, org, dataset_id)
+        raise await unknown_dataset(tx, org, dataset_id, access)
     if dataset.producer is None and (
-        refusal := await virtual_dataset(tx, org, dataset_id, "explain what it reads:")
+        refusal := await virtual_dataset(tx, org, dataset_id, "explain what it reads:", access)
     ):
         raise refusal
-    why = _Why(tx, org)
+    why = _Why(tx, org, access)
     reasons = [_of_dropped(dataset, dropped) for dropped in dataset.dropped[:_RANGES_FOLLOWED]]
     reasons += await why.of(dataset) if dataset.missing else await why.outdated(dataset, positions)
     reasons = reasons or [ReasonView("held", f"{dataset_id} holds all of it.")]
@@ -91,8 +92,8 @@ async def explain(
 
 
 class _Why:
-    def __init__(self, tx: Transaction, org: str) -> None:
-        self._tx, self._org = tx, org
+    def __init__(self, tx: Transaction, org: str, access: Access) -> None:
+        self._tx, self._org, self._access = tx, org, access
         self._seen: set[tuple[str, Range]] = set()
 
     async def of(self, dataset: MissingPositions, depth: int = 0) -> list[ReasonView]:
@@ -132,14 +133,17 @@ class _Why:
         return reasons
 
     async def _inputs_of(self, producer: Producer, *what: What) -> list[_Input]:
-        """The datasets of which a job reads so much, and how."""
+        """The datasets of which a job reads so much, and how; those that the caller may read."""
         (row,) = await registry.job_payloads(self._tx, [producer.job_id])
         edges = {i.input_index: edge for i, edge in row.edges()}
         inputs = [
             _Input(row.job_id, used["input_index"], used["dataset_id"], edges[used["input_index"]])
             for used in row.inputs
         ]
-        return [used for used in inputs if used.edge.read.what in what]
+        return [u for u in inputs if u.edge.read.what in what and self._access.reads(u.dataset_id)]
+
+    def _named(self, dataset_id: str) -> str:
+        return dataset_id if self._access.reads(dataset_id) else "a dataset that you may not read"
 
     async def _reads(self, used: _Input, positions: Range) -> Range | None:
         """What a scope reads of an input; None if it has no rows of that time."""
@@ -170,6 +174,9 @@ class _Why:
         if reasons:
             return reasons
         job = f"{producer.dag}/{producer.job}"
+        if not self._access.is_told(producer.dag, producer.job):
+            sentence = f"{dataset} lacks {where}: {job} also reads datasets that you may not read, which may lack it."
+            return [ReasonView("input", sentence)]
         if producer.runtime == "dispatcher":
             return [ReasonView("passes_on", f"{dataset} lacks {where}: {job} has had no event about it.")]
         first, last = map(read.partitions.name, positions)
@@ -225,7 +232,7 @@ class _Why:
             ReasonView(
                 "open_batch",
                 f"{read.dataset_id} lacks {read.partitions.written(positions)}: an open batch of "
-                f"{row.inputs[0]['dataset_id']} has {_ranges(read.partitions, batch.arrived)}. {closing} "
+                f"{self._named(row.inputs[0]['dataset_id'])} has {_ranges(read.partitions, batch.arrived)}. {closing} "
                 f"`traceplane batch close {producer.dag} {job}` closes it at once.",
             )
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from uuid import UUID
 
+from traceplane.auth.rights import Access, access_of
 from traceplane.errors import UserError
 from traceplane.gateway import cron_sources
 from traceplane.gateway.coverage import last_position, view
@@ -15,11 +16,11 @@ from traceplane.postgres.coverage import Coverage
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.events import Tally
 from traceplane.postgres.pinned import GenerationSize, Neighbour, PinnedDataset, ProducerInput
-from traceplane.query.datasets import NOW, QueryCaller, QueryDatasets, visible_columns
+from traceplane.query.datasets import NOW, QueryCaller, QueryDatasets, may_read_pinned, visible_columns
 from traceplane.query.lineage import column_lineage, virtual_lineage
 from traceplane.query.service import Queries
 from traceplane.sql.gate import Relation
-from traceplane.sql.virtual import expand
+from traceplane.sql.virtual import expand, reads
 from traceplane.wire.queries import CatalogEntry, CatalogResponse, ColumnView, DatasetDetail
 
 _EMPTY = GenerationSize(0, 0, 0)
@@ -32,21 +33,30 @@ async def catalog(database: Database, caller: QueryCaller) -> CatalogResponse:
         sizes = await pinned.sizes(tx, list(generations))
         tallies = await events.tally(tx, list(generations - sizes.keys()))
         held = await coverage.of_datasets(tx, caller.org)
-    return CatalogResponse([_entry(dataset, sizes, tallies, held) for dataset in datasets.values()])
+    return CatalogResponse(
+        [
+            _entry(dataset, sizes, tallies, held)
+            for dataset in datasets.values()
+            if may_read_pinned(caller, dataset)
+        ]
+    )
 
 
 async def detail(database: Database, queries: Queries, caller: QueryCaller, dataset_id: str) -> DatasetDetail:
     async with database.snapshot() as tx:
         dataset = (await pinned.datasets(tx, caller.org, [dataset_id])).get(dataset_id)
-        if dataset is None:
-            raise await unknown_dataset(tx, caller.org, dataset_id)
+        access = await access_of(tx, caller.org, caller)
+        if dataset is None or not may_read_pinned(caller, dataset):
+            raise await unknown_dataset(tx, caller.org, dataset_id, access)
         (dataset,) = await pinned.with_marks(tx, [dataset])
         held = await coverage.of_datasets(tx, caller.org, dataset_id)
         cron = await cron_sources.views(tx, caller.org, dataset_id)
         if dataset.sql is not None and dataset.generation_id is not None:
             _, derived = await _virtual_lineage(tx, caller, dataset_id)
             neighbours, sizes, tallies = [], {}, {}
-            readers = await pinned.read_by(tx, caller.org, dataset_id)
+            readers = [
+                n for n in await pinned.read_by(tx, caller.org, dataset_id) if access.sees(*n.split("/", 1))
+            ]
         else:
             rows, generation = dataset.row_generation_id, dataset.generation_id
             sizes = await pinned.sizes(tx, [rows] if rows is not None else [])
@@ -56,7 +66,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
             producers = await pinned.neighbours(tx, [rows]) if rows is not None else []
             writers = [n for n in producers if n.writes]
             derived = await _lineage(tx, caller, writers[0], inputs) if writers else {}
-            readers = [n.name for n in neighbours if not n.writes]
+            readers = [n.name for n in neighbours if not n.writes and access.sees(n.dag, n.job)]
     seen = visible_columns(dataset, caller)
     if dataset.sql is not None:
         with contextlib.suppress(UserError):  # of what is below it, nothing may be known yet
@@ -66,7 +76,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         columns=[
             ColumnView(
                 *(c.name, c.type, c.nullable, c.name.lower() in dataset.pii),
-                derived.get(c.name.lower()),
+                _readable(derived.get(c.name.lower()), access),
                 dataset.declassified.get(c.name.lower()),
             )
             for c in seen
@@ -74,9 +84,17 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         position=dataset.position,
         produced_by=sorted({n.name for n in neighbours if n.writes}),
         read_by=sorted(set(readers)),
-        sql=dataset.sql,
+        sql=dataset.sql if dataset.sql is None or all(map(access.reads, reads(dataset.sql))) else None,
         cron=cron[0] if cron else None,
     )
+
+
+def _readable(columns: list[str] | None, access: Access) -> list[str] | None:
+    """Columns as dataset.column, without those of datasets that the caller may not read."""
+    if columns is None or not access.unreadable:
+        return columns
+    hidden = tuple(f"{dataset_id}." for dataset_id in access.unreadable)
+    return [column for column in columns if not column.startswith(hidden)]
 
 
 async def _virtual_lineage(

@@ -10,7 +10,9 @@ from dataclasses import replace
 import msgspec
 
 from traceplane import telemetry
-from traceplane.errors import Conflict, UserError
+from traceplane.auth.callers import Caller
+from traceplane.auth.rights import Access, access_of
+from traceplane.errors import Conflict, Forbidden, UserError
 from traceplane.gateway.plan_steps import plan_steps
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
@@ -86,6 +88,7 @@ class DeployApi:
 
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
         dag, code = await self._parse(call)
+        await self._check_rights(call.principal, dag, call.body)
         async with call.principal.database.transaction() as tx:
             prepared = await preparation.prepare(
                 tx,
@@ -115,6 +118,7 @@ class DeployApi:
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
         dag, code = await self._parse(call)
+        await self._check_rights(call.principal, dag, call.body)
         try:
             if (refused := await self._secret_refusal(call, dag)) is not None:
                 raise refused
@@ -150,13 +154,18 @@ class DeployApi:
     async def versions(self, call: Call[None]) -> VersionsResponse:
         query: VersionQuery = call.query
         async with call.principal.database.transaction() as tx:
+            access = await access_of(tx, call.principal.org, call.principal)
             rows = await versions.listing(tx, call.principal.org, query.dag, query.limit)
-            if not rows and (refusal := await unknown_dag_or_job(tx, call.principal.org, query.dag, None)):
+            refusal = None
+            if not rows:
+                refusal = await unknown_dag_or_job(tx, call.principal.org, query.dag, None, access)
+            if refusal is not None:
                 raise refusal
-            views = [await _version_view(tx, row) for row in rows]
+            views = [await _version_view(tx, row, access) for row in rows]
         return VersionsResponse(query.dag, views)
 
     async def cutover(self, call: Call[CutoverRequest]) -> MovedResponse:
+        await self._require_dag(call.principal, call.body.dag)
         done = await cutover.cut_over(
             call.principal.database, call.principal.org, call.body.dag, drop_missing=call.body.drop_missing
         )
@@ -178,6 +187,7 @@ class DeployApi:
 
     async def rollback(self, call: Call[RollbackRequest]) -> MovedResponse:
         body = call.body
+        await self._require_dag(call.principal, body.dag)
         done = await cutover.roll_back(
             call.principal.database, call.principal.org, body.dag, to=body.to, drop_missing=body.drop_missing
         )
@@ -191,12 +201,14 @@ class DeployApi:
         )
 
     async def abort(self, call: Call[DagName]) -> MovedResponse:
+        await self._require_dag(call.principal, call.body.dag)
         version = await cutover.abort(call.principal.database, call.principal.org, call.body.dag)
         telemetry.emit("dag.build_aborted", dag=call.body.dag, version=version)
         return MovedResponse(call.body.dag, version)
 
     async def delete(self, call: Call[DeleteRequest]) -> DeletedResponse:
         body = call.body
+        await self._require_dag(call.principal, body.dag)
         done = await deletion.delete(call.principal.database, call.principal.org, body.dag, force=body.force)
         telemetry.emit("dag.deleted", dag=body.dag, datasets=len(done.datasets), readers=len(done.readers))
         return DeletedResponse(body.dag, list(done.datasets), list(done.readers))
@@ -206,6 +218,26 @@ class DeployApi:
             return None
         async with call.principal.database.transaction() as tx:
             return await deploy_checks.secret_refusal(tx, self._vault, call.principal.org, dag)
+
+    async def _check_rights(self, caller: Caller, dag: Dag, body: DeployRequest) -> None:
+        """Whoever deploys needs the right to read what the DAG reads elsewhere, and to write what it writes."""
+        async with caller.database.transaction() as tx:
+            access = await access_of(tx, caller.org, caller)
+        for dataset_id in dag.external_datasets:
+            if not access.reads(dataset_id):
+                refusal = Forbidden(
+                    "deploy.read_right",
+                    "you may not read this dataset, so you cannot deploy what reads it",
+                    value=dataset_id,
+                    next_step="ask an admin for one of its read_roles, or to deploy the file",
+                )
+                raise await _placed(refusal, body)
+        for dataset in dag.datasets:
+            access.require_write(dataset.dataset_id)
+
+    async def _require_dag(self, caller: Caller, dag: str) -> None:
+        async with caller.database.transaction() as tx:
+            (await access_of(tx, caller.org, caller)).require_dag(dag)
 
     async def _parse(self, call: Call[DeployRequest]) -> tuple[Dag, DeployedCode | None]:
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
@@ -224,7 +256,9 @@ class DeployApi:
 
     async def dags(self, call: Call[None]) -> DagsResponse:
         async with call.principal.database.transaction() as tx:
-            rows = await registry.overview(tx, call.principal.org)
+            access = await access_of(tx, call.principal.org, call.principal)
+            found = await registry.overview(tx, call.principal.org)
+            rows = [row for row in found if access.sees(row.dag, row.job)]
         versions: dict[str, int] = {}
         jobs: defaultdict[str, list[JobView]] = defaultdict(list)
         for row in rows:
@@ -278,7 +312,11 @@ def _missing_keys(dag: Dag, org: str, settings: Settings) -> str:
     return "".join(lines)
 
 
-_PLACES = {"deploy.unknown_dataset": place_of_input, "deploy.partitions_in_use": place_of_partitions}
+_PLACES = {
+    "deploy.unknown_dataset": place_of_input,
+    "deploy.read_right": place_of_input,
+    "deploy.partitions_in_use": place_of_partitions,
+}
 
 
 async def _placed(refusal: UserError, body: DeployRequest) -> UserError:
@@ -292,7 +330,7 @@ async def _placed(refusal: UserError, body: DeployRequest) -> UserError:
     return refusal
 
 
-async def _version_view(tx: Transaction, version: ListedVersion) -> VersionView:
+async def _version_view(tx: Transaction, version: ListedVersion, access: Access) -> VersionView:
     view = VersionView(
         version.number,
         version.state,
@@ -308,11 +346,20 @@ async def _version_view(tx: Transaction, version: ListedVersion) -> VersionView:
         datasets=tuple(
             BuildView(p.dataset_id, p.built, p.serving)
             for p in await versions.progress(tx, version.dag_version_id)
+            if access.reads(p.dataset_id)
         ),
         replays=lacking.replays,
         unfinished=lacking.unfinished,
         dead=lacking.dead,
         sources_behind=len(lacking.sources_behind),
-        behind=tuple(SourceBehindView(s.job, s.dataset_id, s.position) for s in lacking.sources_behind),
-        lacking=tuple(LackingView(p.dataset_id, *p.positions, p.scope) for p in lacking.positions),
+        behind=tuple(
+            SourceBehindView(s.job, s.dataset_id, s.position)
+            for s in lacking.sources_behind
+            if access.reads(s.dataset_id)
+        ),
+        lacking=tuple(
+            LackingView(p.dataset_id, *p.positions, p.scope)
+            for p in lacking.positions
+            if access.reads(p.dataset_id)
+        ),
     )

@@ -10,6 +10,8 @@ from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.auth.callers import Caller
+from traceplane.auth.rights import EVERYTHING, access_of
+from traceplane.auth.roles import Role
 from traceplane.errors import InvalidInput
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
@@ -22,6 +24,8 @@ from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.control import EmitResponse, ManualEvent
 from traceplane.wire.scalars import Scope
 
+_INSTEAD = "emit events of the sources of"
+
 
 class Emits:
     """The calls of each organization, which are committed apart."""
@@ -30,9 +34,28 @@ class Emits:
         self._of_orgs: dict[UUID, _OrgEmits] = {}
 
     async def emit(self, caller: Caller, events: Sequence[ManualEvent]) -> EmitResponse:
+        if caller.role is not Role.ADMIN or caller.datasets is not None:
+            await _check_rights(caller, events)
         if (emits := self._of_orgs.get(caller.org_id)) is None:
             emits = self._of_orgs[caller.org_id] = _OrgEmits(caller.database, caller.org)
         return await emits.emit(events)
+
+
+async def _check_rights(caller: Caller, events: Sequence[ManualEvent]) -> None:
+    """Before the events are committed together with those of others, whose errors may name any dataset."""
+    named = {event.dataset for event in events}
+    async with caller.database.autocommit() as tx:
+        access = await access_of(tx, caller.org, caller)
+        if not access.is_limited:
+            return
+        known = await registry.datasets_by_id(tx, caller.org, sorted(named))
+        for dataset_id in sorted(named):
+            if not access.reads(dataset_id) or dataset_id not in known:
+                raise await unknown_dataset(tx, caller.org, dataset_id, access)
+            refusal = await virtual_dataset(tx, caller.org, dataset_id, _INSTEAD, access)
+            if refusal is not None:
+                raise refusal
+            access.require_write(dataset_id)
 
 
 _Events = tuple[ManualEvent, ...]
@@ -111,11 +134,9 @@ async def _targets(tx: Transaction, org: str, named: Sequence[str]) -> dict[str,
     for dataset_id in named:
         target = known.get((org, dataset_id))
         if target is None or target.generation_id is None:
-            raise await unknown_dataset(tx, org, dataset_id)
+            raise await unknown_dataset(tx, org, dataset_id, EVERYTHING)
         if target.voice is None or target.source_kind not in ("manual", "webhook", "cron"):
-            raise await virtual_dataset(
-                tx, org, dataset_id, "emit events of the sources of"
-            ) or _not_a_source(target)
+            raise await virtual_dataset(tx, org, dataset_id, _INSTEAD, EVERYTHING) or _not_a_source(target)
         targets[dataset_id] = _Target(target.voice, target.generation_id, target.partitions)
     return targets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceplane.auth.rights import access_of
 from traceplane.http_service.routes import Call, Route
 from traceplane.postgres import source_files
 from traceplane.wire.files import FileSourcesResponse, FileSourceView, RefusedFilesView
@@ -19,6 +20,7 @@ class FileSources:
     async def views(self, call: Call[None]) -> FileSourcesResponse:
         async with call.principal.database.transaction() as tx:
             sources = await source_files.of_org(tx, call.principal.org)
+            access = await access_of(tx, call.principal.org, call.principal)
         return FileSourcesResponse(
             [
                 FileSourceView(
@@ -36,5 +38,6 @@ class FileSources:
                     refusals=[RefusedFilesView(r.code, r.count, r.example) for r in source.refusals],
                 )
                 for source in sources
+                if access.reads(source.dataset_id)
             ]
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traceplane import telemetry
+from traceplane.auth.callers import Caller
+from traceplane.auth.rights import Access, access_of
 from traceplane.errors import Conflict, NotFound
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dag_or_job
@@ -31,9 +33,10 @@ class JobApi:
 
         async def once() -> PauseChange:
             async with call.principal.database.transaction() as tx:
+                access = await _writable(tx, call.principal, asked.dag, asked.job)
                 jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
                 if not jobs:
-                    raise await _not_deployed(tx, org, asked.dag, asked.job)
+                    raise await _not_deployed(tx, org, asked.dag, asked.job, access)
                 if all(job.relays_only for job in jobs):
                     raise _relays_only(asked.job, jobs[0].generated_for)
                 changed = await job_pauses.pause(
@@ -52,10 +55,11 @@ class JobApi:
 
         async def once() -> PauseChange:
             async with call.principal.database.transaction() as tx:
+                access = await _writable(tx, call.principal, asked.dag, asked.job)
                 jobs = await job_pauses.lock_jobs(tx, org, asked.dag, asked.job)
                 ended = await job_pauses.resume(tx, org, asked.dag, asked.job, jobs=jobs)
                 if ended is None and not jobs:
-                    raise await _not_deployed(tx, org, asked.dag, asked.job)
+                    raise await _not_deployed(tx, org, asked.dag, asked.job, access)
                 await events.notify_dispatchers(tx)
             return PauseChange(ended is not None, pause_view(ended) if ended is not None else None)
 
@@ -68,9 +72,10 @@ class JobApi:
         org, by, asked = call.principal.org, call.principal.name, call.body
         closing: list[OpenBatch] = []
         async with call.principal.database.transaction() as tx:
+            access = await _writable(tx, call.principal, asked.dag, asked.job)
             found = await aggregator.of_job(tx, org, asked.dag, asked.job)
             if not found:
-                raise await unknown_dag_or_job(tx, org, asked.dag, asked.job) or Conflict(
+                raise await unknown_dag_or_job(tx, org, asked.dag, asked.job, access) or Conflict(
                     "job.no_batches",
                     f"the job of {asked.dag} collects no batches",
                     value=asked.job,
@@ -92,8 +97,17 @@ class JobApi:
         return BatchesClosing(list({(b.job, b.dataset, b.first, b.last): b for b in closing}.values()))
 
 
-async def _not_deployed(tx: Transaction, org: str, dag: str, job: str) -> NotFound:
-    return await unknown_dag_or_job(tx, org, dag, job) or NotFound(
+async def _writable(tx: Transaction, caller: Caller, dag: str, job: str) -> Access:
+    """Raises if the job writes something that the caller may not write, or not even read."""
+    access = await access_of(tx, caller.org, caller)
+    if not access.sees(dag, job):
+        raise await _not_deployed(tx, caller.org, dag, job, access)
+    access.require_job(dag, job)
+    return access
+
+
+async def _not_deployed(tx: Transaction, org: str, dag: str, job: str, access: Access) -> NotFound:
+    return await unknown_dag_or_job(tx, org, dag, job, access) or NotFound(
         "job.unknown",
         f"no deployed version of {dag} has this job",
         value=job,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from traceplane.auth.rights import Access
 from traceplane.errors import InvalidInput
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.model.partitions import EXAMPLES, NAMES_WRITTEN, BadPartition, By, Partitions
@@ -80,12 +81,13 @@ async def ends(
     job: str | None,
     first: str | int | None,
     last: str | int | None,
+    access: Access,
 ) -> tuple[int | None, int | None]:
     """The positions from which and to which tasks are selected: numbers, or partitions of what their job computes."""
     given = [str(end) for end in (first, last) if end is not None]
     partitions = Partitions()
     if not all(_NUMBER.fullmatch(end) for end in given):
-        partitions = await with_names(tx, org, await _of_jobs(tx, org, dag, job, given), *given)
+        partitions = await with_names(tx, org, await _of_jobs(tx, org, dag, job, given, access), *given)
     if first is not None and last is not None:
         return positions(partitions, first, last)
     start, end = (None if end is None else position(partitions, end) for end in (first, last))
@@ -93,12 +95,12 @@ async def ends(
 
 
 async def _of_jobs(
-    tx: Transaction, org: str, dag: str | None, job: str | None, given: Sequence[str]
+    tx: Transaction, org: str, dag: str | None, job: str | None, given: Sequence[str], access: Access
 ) -> Partitions:
     written = await registry.partitions_written(tx, org, dag, job) if dag is not None else []
     # Where a dataset starts, and which names it lists, does not change which position a name has.
     kinds = {replace(partitions, start=None, names=()) for partitions in written}
-    if dag is not None and not kinds and (refusal := await unknown_dag_or_job(tx, org, dag, job)):
+    if dag is not None and not kinds and (refusal := await unknown_dag_or_job(tx, org, dag, job, access)):
         raise refusal
     if len(kinds) != 1:
         raise InvalidInput(

@@ -13,6 +13,7 @@ import msgspec
 from traceplane import telemetry
 from traceplane.auth.access import may_see_parameters
 from traceplane.auth.callers import Caller
+from traceplane.auth.rights import access_of
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.http_service.routes import Call, Route
@@ -85,7 +86,7 @@ class PipelineApi:
     async def create(self, call: Call[PipelineRequest]) -> PipelineView:
         org, body = call.principal.org, call.body
         async with call.principal.database.transaction() as tx:
-            pipeline = await _checked(tx, org, body.user_id or call.principal.name, body)
+            pipeline = await _checked(tx, call.principal, body.user_id or call.principal.name, body)
             pipeline_id = await pipelines.add(tx, org, pipeline)
             if pipeline_id is None:
                 raise _name_taken(body.name)
@@ -117,7 +118,7 @@ class PipelineApi:
                 raise _no_pipeline(pipeline_id)
             before = msgspec.structs.asdict(_pipeline_view(pipeline, call.principal))
             fields = {name: before[name] for name in PipelineChange.__struct_fields__} | given
-            after = await _checked(tx, org, pipeline.user_id, PipelineRequest(**fields))
+            after = await _checked(tx, call.principal, pipeline.user_id, PipelineRequest(**fields))
             if await pipelines.name_taken(tx, org, pipeline.user_id, after.name, besides=pipeline_id):
                 raise _name_taken(after.name)
             await pipelines.change(tx, org, pipeline_id, after)
@@ -209,10 +210,11 @@ class PipelineApi:
         return view
 
 
-async def _checked(tx: Transaction, org: str, user_id: str, request: PipelineRequest) -> Pipeline:
+async def _checked(tx: Transaction, caller: Caller, user_id: str, request: PipelineRequest) -> Pipeline:
     """The pipeline as it is to be stored, once all of it makes sense together."""
     tickers, scanner_list, schedule = request.scanner_tickers, request.scanner_list, request.schedule
     config, periodic = request.config, request.trigger_mode == "periodic"
+    org = caller.org
     if periodic != (schedule is not None):
         raise InvalidInput(
             "pipeline.schedule",
@@ -238,7 +240,11 @@ async def _checked(tx: Transaction, org: str, user_id: str, request: PipelineReq
         if list_id is None:
             raise _no_list(scanner_list)
     if config.dag is not None and config.job is not None:
+        access = await access_of(tx, org, caller)
+        if not access.sees(config.dag, config.job):
+            raise _no_job(config.dag, config.job)
         await _check_job(tx, org, config.dag, config.job)
+        access.require_job(config.dag, config.job)
     stored = msgspec.to_builtins(config) | {"target": config.target}
     return Pipeline(
         user_id=user_id,
@@ -278,15 +284,19 @@ def _check_rules(rules: JsonObject) -> None:
         ) from None
 
 
+def _no_job(dag: str, job: str) -> NotFound:
+    return NotFound(
+        "pipeline.unknown_job",
+        "there is no such job",
+        value=f"{dag}/{job}",
+        next_step="deploy its DAG first; see `traceplane dags`",
+    )
+
+
 async def _check_job(tx: Transaction, org: str, dag: str, job: str) -> None:
     kind = await pipelines.job_kind(tx, org, dag, job)
     if kind is None:
-        raise NotFound(
-            "pipeline.unknown_job",
-            "there is no such job",
-            value=f"{dag}/{job}",
-            next_step="deploy its DAG first; see `traceplane dags`",
-        )
+        raise _no_job(dag, job)
     if kind != "pipeline":
         raise InvalidInput(
             "pipeline.not_for_pipelines",

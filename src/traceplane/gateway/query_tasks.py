@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from uuid import UUID, uuid4
 
-from traceplane.errors import Conflict
+from traceplane.auth.rights import may_write
+from traceplane.errors import Conflict, Forbidden
 from traceplane.model.dag import (
     Activation,
     Dag,
@@ -43,6 +44,13 @@ async def start(
     async def once() -> QueryTask:
         async with database.transaction("deploy") as tx:
             query = await as_job(tx, caller, asked.sql, asked.as_of_version)
+            if not may_write(caller, asked.dataset, None):
+                raise Forbidden(
+                    "access.dataset_write",
+                    "your token is cut down to other datasets",
+                    value=asked.dataset,
+                    next_step="choose a name that it allows",
+                )
             existing = (await registry.datasets_by_id(tx, caller.org, [asked.dataset])).get(asked.dataset)
             if existing is not None and existing.current_generation_id is not None:
                 raise Conflict(
@@ -104,6 +112,6 @@ def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
     return Dag(
         name=f"query-{uuid4().hex[:16]}",
         jobs=(job,),
-        datasets=(Dataset(dataset_id, description="The result of a query"),),
+        datasets=(Dataset(dataset_id, description="The result of a query", read_roles=query.read_roles),),
         external_datasets=tuple(sorted({i.dataset.dataset_id for i in query.inputs})),
     )

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from traceplane.auth.callers import Caller
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.auth.rights import Access, access_of
+from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.hidden_values import hidden_from
 from traceplane.gateway.refused_names import unknown_dag_or_job
@@ -75,8 +76,9 @@ class TaskApi:
     async def listing(self, call: Call[None]) -> TasksResponse:
         query: TaskQuery = call.query
         async with call.principal.database.transaction() as tx:
+            access = await access_of(tx, call.principal.org, call.principal)
             start, end = await names.ends(
-                tx, call.principal.org, query.dag, query.job, query.start, query.end
+                tx, call.principal.org, query.dag, query.job, query.start, query.end, access
             )
             rows = await task_views.listing(
                 tx,
@@ -89,23 +91,27 @@ class TaskApi:
                 start=start,
                 end=end,
                 limit=query.limit,
+                without=access.hidden_ids,
             )
             if not rows:
-                await _refuse_unknown(tx, call.principal.org, query.dag, query.job)
-            rows = await as_seen_by(tx, call.principal, rows)
+                await _refuse_unknown(tx, call.principal.org, query.dag, query.job, access)
+            rows = await as_seen_by(tx, call.principal, rows, access)
         return TasksResponse([_task_view(row) for row in rows])
 
     async def task(self, call: Call[None]) -> TaskDetail:
         task_id = _task_id(call)
         async with call.principal.database.transaction() as tx:
-            rows = await task_views.listing(tx, call.principal.org, task_id=task_id, limit=1)
-            rows = await as_seen_by(tx, call.principal, rows)
+            access = await access_of(tx, call.principal.org, call.principal)
+            rows = await task_views.listing(
+                tx, call.principal.org, task_id=task_id, limit=1, without=access.hidden_ids
+            )
+            rows = await as_seen_by(tx, call.principal, rows, access)
             lineage = await task_views.lineage(tx, call.principal.org, task_id)
             seen = await task_views.whole_reads(tx, call.principal.org, task_id)
         if not rows:
             raise _no_task(task_id)
         views: dict[str, list[LineageView]] = {"input": [], "output": []}
-        for row in lineage:
+        for row in filter(lambda row: access.reads(row.dataset_id), lineage):
             views[row.side].append(
                 LineageView(
                     row.event_id,
@@ -120,27 +126,31 @@ class TaskApi:
                 r.dataset_id, r.commit_id, r.committed_at.isoformat() if r.committed_at else None, r.newer
             )
             for r in seen
+            if access.reads(r.dataset_id)
         ]
         return TaskDetail(_task_view(rows[0]), views["input"], views["output"], reads)
 
     async def explain(self, call: Call[None]) -> ExplainResponse:
         task_id, org = _task_id(call), call.principal.org
         async with call.principal.database.transaction() as tx:
+            access = await access_of(tx, org, call.principal)
             facts = await task_views.explain_facts(tx, org, task_id)
-            if facts is None:
+            if facts is None or not access.sees(facts.dag, facts.job):
                 raise _no_task(task_id)
-            (facts,) = await as_seen_by(tx, call.principal, [facts])
-            written = await self._logs(tx, call.principal, task_id, attempts=1)
+            (facts,) = await as_seen_by(tx, call.principal, [facts], access)
+            is_told = access.is_told(facts.dag, facts.job)
+            written = await self._logs(tx, call.principal, task_id, attempts=1) if is_told else []
             seen = await task_views.whole_reads(tx, org, task_id)
             batch = await aggregator.batch_of_task(tx, org, task_id)
-            collected = [await _of_batch(tx, org, batch)] if batch is not None else []
+            shown = batch is not None and access.reads(batch.dataset_id)
+            collected = [await _of_batch(tx, org, batch)] if batch is not None and shown else []
         advised = _advice(facts)
         return ExplainResponse(
             task_id,
             facts.state,
             facts.job,
             [ReasonView(r.code, r.sentence) for r in explain(facts)]
-            + [_of_read(r) for r in seen]
+            + [_of_read(r) for r in seen if access.reads(r.dataset_id)]
             + collected,
             dag=facts.dag,
             scope=_scope_text(facts),
@@ -153,9 +163,12 @@ class TaskApi:
     async def logs(self, call: Call[None]) -> TaskLogs:
         task_id, org = _task_id(call), call.principal.org
         async with call.principal.database.transaction() as tx:
-            rows = await task_views.listing(tx, org, task_id=task_id, limit=1)
+            access = await access_of(tx, org, call.principal)
+            rows = await task_views.listing(tx, org, task_id=task_id, limit=1, without=access.hidden_ids)
             if not rows:
                 raise _no_task(task_id)
+            if not access.is_told(rows[0].dag, rows[0].job):
+                raise _not_told(rows[0].job)
             written = await self._logs(tx, call.principal, task_id, attempts=_LOGGED_ATTEMPTS)
         return TaskLogs(task_id, rows[0].state, rows[0].attempt, written)
 
@@ -221,16 +234,23 @@ class TaskApi:
     ) -> TaskChanges:
         org = caller.org
         async with caller.database.transaction() as tx:
+            access = await access_of(tx, org, caller)
             by_id = asked.dag is None
             meant = asked.task_ids
             if asked.dag is not None:
-                start, end = await names.ends(tx, org, asked.dag, asked.job, asked.start, asked.end)
+                if asked.job is not None and not access.sees(asked.dag, asked.job):
+                    await _refuse_unknown(tx, org, asked.dag, asked.job, access)
+                access.require_job(asked.dag, asked.job)
+                start, end = await names.ends(tx, org, asked.dag, asked.job, asked.start, asked.end, access)
                 meant = await choose(tx, TaskFilter(asked.dag, asked.job, start, end))
+            elif access.fixed_ids:
+                meant = await _writable(tx, org, meant, access)
             if not meant:
-                await _refuse_unknown(tx, org, asked.dag, asked.job)
+                await _refuse_unknown(tx, org, asked.dag, asked.job, access)
             changed = await change(tx, meant) if meant else {}
-            unchanged = [t for t in meant if t not in changed] if by_id else []
-            why = await tasks.why_unchanged(tx, org, unchanged) if unchanged else {}
+            unchanged = [t for t in asked.task_ids if t not in changed] if by_id else []
+            known = [t for t in unchanged if t in meant]
+            why = await tasks.why_unchanged(tx, org, known) if known else {}
             await events.notify_dispatchers(tx)
         return TaskChanges(
             {str(t): s for t, s in changed.items()},
@@ -238,6 +258,15 @@ class TaskApi:
             after=meant[-1] if not by_id and len(meant) == _CHANGED_AT_ONCE else None,
             why_unchanged={str(t): why.get(t, "unknown") for t in unchanged},
         )
+
+
+async def _writable(tx: Transaction, org: str, task_ids: Sequence[UUID], access: Access) -> list[UUID]:
+    """Those of the tasks that the caller may see; raises if one of them is not theirs to change."""
+    jobs = await task_views.jobs_of(tx, org, task_ids)
+    seen = [t for t in task_ids if t not in jobs or access.sees(*jobs[t])]
+    for dag, job in {jobs[t] for t in seen if t in jobs}:
+        access.require_job(dag, job)
+    return seen
 
 
 # What failed and what is stuck -----------------------------------------------------------------------
@@ -255,15 +284,16 @@ class Standing:
     """Dead tasks that need nobody: superseded or retired."""
 
 
-async def standing(tx: Transaction, caller: Caller) -> Standing:
-    unfinished = await task_views.counts(tx, caller.org)
-    deaths = await as_seen_by(tx, caller, await task_views.deaths(tx, caller.org, _LOOKED_AT_PER_JOB))
+async def standing(tx: Transaction, caller: Caller, access: Access) -> Standing:
+    unfinished = [r for r in await task_views.counts(tx, caller.org) if access.sees(r.dag, r.job)]
+    dead_tasks = await task_views.deaths(tx, caller.org, _LOOKED_AT_PER_JOB)
+    deaths = await as_seen_by(tx, caller, [r for r in dead_tasks if access.sees(r.dag, r.job)], access)
     retried = [row.newest_retry for row in unfinished if row.newest_retry is not None]
     newest = {
         task_id: (await task_views.listing(tx, caller.org, task_id=task_id, limit=1))[0]
         for task_id in retried
     }
-    seen = {row.task_id: row for row in await as_seen_by(tx, caller, list(newest.values()))}
+    seen = {row.task_id: row for row in await as_seen_by(tx, caller, list(newest.values()), access)}
     counts: dict[str, dict[str, int]] = {}
     failed = [_failure(row, "dead", row.tasks, capped=row.capped) for row in deaths if row.standing == "open"]
     for row in unfinished:
@@ -323,8 +353,10 @@ def _task_id(call: Call[None]) -> UUID:
         raise InvalidInput("task.bad_id", "a task id is a UUID", value=text) from None
 
 
-async def _refuse_unknown(tx: Transaction, org: str, dag: str | None, job: str | None) -> None:
-    if (dag or job) and (refusal := await unknown_dag_or_job(tx, org, dag, job)):
+async def _refuse_unknown(
+    tx: Transaction, org: str, dag: str | None, job: str | None, access: Access
+) -> None:
+    if (dag or job) and (refusal := await unknown_dag_or_job(tx, org, dag, job, access)):
         raise refusal
 
 
@@ -337,14 +369,34 @@ def _no_task(task_id: UUID) -> NotFound:
     )
 
 
+def _not_told(job: str) -> Forbidden:
+    return Forbidden(
+        "access.task_output",
+        "the job reads datasets that you may not read, and its code may write about them",
+        value=job,
+        next_step="ask an admin for one of their read_roles",
+    )
+
+
 Written = TypeVar("Written", ListedTask, DeadTasks, ExplainFacts)
 
 
-async def as_seen_by(tx: Transaction, caller: Caller, rows: Sequence[Written]) -> list[Written]:
-    """Rows of tasks, without config values in what their operators wrote if the caller may not see them."""
+async def as_seen_by(
+    tx: Transaction, caller: Caller, rows: Sequence[Written], access: Access
+) -> list[Written]:
+    """Rows of tasks, without config values in what their operators wrote if the caller may not see them; without all
+    of it if they read something that the caller may not read."""
+    rows = [row if access.is_told(row.dag, row.job) else _untold(row) for row in rows]
     written = [row.task_id for row in rows if row.error or (isinstance(row, ListedTask) and row.progress)]
     hidden = await hidden_from(tx, caller, written)
     return [_without(row, hidden[row.task_id]) if row.task_id in hidden else row for row in rows]
+
+
+def _untold(row: Written) -> Written:
+    error = row.error and {"code": row.error.get("code"), "message": _not_told(row.job).message}
+    if isinstance(row, ListedTask):
+        return replace(row, error=error, progress=None)
+    return replace(row, error=error)
 
 
 def _without(row: Written, hidden: HiddenValues) -> Written:

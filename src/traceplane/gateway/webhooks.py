@@ -20,6 +20,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
+from traceplane.auth.rights import access_of
 from traceplane.errors import Forbidden, InvalidInput, NotFound, PlatformError, TooLarge, TraceplaneError
 from traceplane.gateway import partition_names as names
 from traceplane.http_service.routes import JSON, PUBLIC, Call, Route, UnsupportedMediaType
@@ -225,6 +226,7 @@ class Webhooks:
         org = call.principal.org
         await self.refresh()
         async with call.principal.database.transaction() as tx:
+            access = await access_of(tx, org, call.principal)
             refusals: dict[UUID, list[RefusalView]] = {}
             for r in await webhooks.refusals(tx, org):
                 refusals.setdefault(r.dataset_uuid, []).append(RefusalView(r.code, r.count, r.last_at))
@@ -241,6 +243,7 @@ class Webhooks:
                     refusals=refusals.get(e.source.dataset_uuid, []),
                 )
                 for e in sorted(endpoints, key=lambda e: e.source.config.path)
+                if access.reads(e.source.dataset_id)
             ]
         )
 

@@ -24,6 +24,7 @@ personal_data       which columns are personal data, followed upstream
 pinned              what a query reads, in one snapshot
 pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
+rights              which datasets have roles, and which jobs they concern
 scopes              what a `scopes` job or an aggregator knows: told positions, and its scopes
 secrets             secrets as they are stored: sealed, with who may use and set them
 source_files        file sources: which are due, the files that were there, and what has changed

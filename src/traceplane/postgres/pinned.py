@@ -21,6 +21,7 @@ from traceplane.postgres import personal_data
 from traceplane.postgres.database import Transaction, statements
 from traceplane.postgres.personal_data import DeclaredColumn, Origin, effective
 from traceplane.postgres.registry import partitions_of
+from traceplane.postgres.rights import roles_of
 from traceplane.postgres.versions import Version
 
 _SQL = statements("pinned")
@@ -57,6 +58,10 @@ class PinnedDataset:
     """Those of the dataset that has the rows."""
     definitions: tuple[tuple[DeclaredColumn, ...], ...] = ()
     """The columns that it declares itself: now, and in the version that is read."""
+    read_roles: tuple[str, ...] | None = None
+    """Those that hold now, whatever version is read."""
+    owner: tuple[str, tuple[str, ...] | None] | None = None
+    """The dataset that has the rows, and its roles; None: it is this one."""
 
     @property
     def declassified(self) -> dict[str, str]:
@@ -176,8 +181,17 @@ def _dataset(row: Any) -> PinnedDataset:
         source=row["source"],
         absent=frozenset(column.name for column in lacking) if of_files else frozenset(),
         partitions=partitions_of(row["row_partitions"]),
+        read_roles=roles_of(row["definition"].get("read_roles")),
+        owner=_owner(row),
         definitions=tuple(msgspec.convert(columns, tuple[DeclaredColumn, ...]) for columns in own),
     )
+
+
+def _owner(row: Any) -> tuple[str, tuple[str, ...] | None] | None:
+    definition = row["owner_definition"]
+    if definition is None or definition["dataset_id"] == row["dataset_id"]:
+        return None
+    return definition["dataset_id"], roles_of(definition.get("read_roles"))
 
 
 async def with_marks(tx: Transaction, datasets: Iterable[PinnedDataset]) -> list[PinnedDataset]:

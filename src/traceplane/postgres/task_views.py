@@ -116,13 +116,21 @@ async def listing(
     start: int | None = None,
     end: int | None = None,
     limit: int = 100,
+    without: Sequence[UUID] = (),
 ) -> list[ListedTask]:
+    """`without`: jobs whose tasks are left out."""
     await tx.run("set local plan_cache_mode = force_custom_plan")
     if standing is not None:
         state = "dead"
     stage = _STAGES[state] if state is not None else None
-    filters = (dag, job, state, task_id, limit, before, stage, org, standing, start, end)
+    filters = (dag, job, state, task_id, limit, before, stage, org, standing, start, end, list(without))
     return await tx.rows_as(ListedTask, _SQL["list"], *filters)
+
+
+async def jobs_of(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> dict[UUID, tuple[str, str]]:
+    """DAG and job of each task."""
+    rows = await tx.rows(_SQL["jobs_of"], list(task_ids), org)
+    return {row["task_id"]: (row["dag"], row["job"]) for row in rows}
 
 
 async def counts(tx: Transaction, org: str) -> list[UnfinishedTasks]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from traceplane.auth.rights import Subject, access_of, may_read
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.near_names import nearest
@@ -23,6 +24,9 @@ class QueryCaller:
     name: str
     role: str
     sees_pii: bool
+    roles: frozenset[str] = frozenset()
+    datasets: tuple[str, ...] | None = None
+    """Patterns of the datasets that the caller's token is cut down to; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class QueryDatasets:
         """`only_stored`: without the declared columns that no file has, for a reader that takes columns from files."""
         self._tx, self._org, self._as_of, self._only_stored = tx, org, as_of, only_stored
         self._by_pin: dict[Pin, PinnedDataset] = {}
+        self._caller: QueryCaller | None = None
 
     @property
     def by_pin(self) -> Mapping[Pin, PinnedDataset]:
@@ -84,13 +89,16 @@ class QueryDatasets:
         moment = pin[1]
         return moment if isinstance(moment, datetime) else None if moment is not None else self._as_of.at
 
-    async def read(self, relations: Iterable[Relation], *, marks: bool = False) -> None:
-        """`marks`: whether it must be known which columns are personal data."""
-        pending = {pin_of(relation) for relation in relations}
+    async def read(self, relations: Iterable[Relation], caller: QueryCaller | None = None) -> None:
+        """`caller`: who needs the right to read what the query names; not what virtual datasets read. None: what is
+        read is not shown."""
+        self._caller = caller
+        pending = asked = {pin_of(relation) for relation in relations}
         dags: set[str] = set()
         while pending:
             for moment in {pin[1] for pin in pending}:
-                await self._read_at(moment, [name for name, m in pending if m == moment])
+                names = [name for name, m in pending if m == moment]
+                await self._read_at(moment, names, caller if pending is asked else None)
             dags |= {self._by_pin[pin].dag for pin in pending}
             below = {
                 (name, pin[1])
@@ -99,7 +107,7 @@ class QueryDatasets:
                 for name in virtual.reads(sql)
             }
             pending = below - self._by_pin.keys()
-        if marks:
+        if caller is not None and not caller.sees_pii:
             marked = await pinned.with_marks(self._tx, self._by_pin.values())
             self._by_pin = dict(zip(self._by_pin, marked, strict=True))
         if unused := set(self._as_of.versions) - dags:
@@ -110,7 +118,7 @@ class QueryDatasets:
                 next_step="leave it out",
             )
 
-    async def _read_at(self, moment: Moment, names: list[str]) -> None:
+    async def _read_at(self, moment: Moment, names: list[str], caller: QueryCaller | None) -> None:
         numbers, at = self._as_of.versions, self.at(("", moment))
         if isinstance(moment, int):
             # A version belongs to the dataset's own DAG, which must be known first.
@@ -121,7 +129,7 @@ class QueryDatasets:
         datasets = await pinned.datasets(self._tx, self._org, names, versions=numbers, at=at)
         for name in names:
             dataset = datasets.get(name)
-            if dataset is None:
+            if dataset is None or (caller is not None and not may_read_pinned(caller, dataset)):
                 raise await self._unknown(name)
             version = numbers.get(dataset.dag)
             if version is not None and dataset.version is None:
@@ -132,11 +140,14 @@ class QueryDatasets:
             self._by_pin[name, moment] = _without_absent(dataset) if self._only_stored else dataset
 
     async def _unknown(self, name: str) -> NotFound:
+        names = await registry.dataset_names(self._tx, self._org, like=name)
+        if self._caller is not None:
+            names = (await access_of(self._tx, self._org, self._caller)).readable(names)
         return NotFound(
             "query.unknown_relation",
             "the dataset does not exist, or you have no access to it",
             value=name,
-            next_step=nearest(name, await registry.dataset_names(self._tx, self._org, like=name))
+            next_step=nearest(name, names)
             or "see `traceplane datasets`; a name with special characters needs double quotes",
         )
 
@@ -182,6 +193,13 @@ class QueryDatasets:
             columns[name] = [*visible, *hidden[name]]
             views.append(NamedSql(name, sql))
         return views
+
+
+def may_read_pinned(caller: Subject, dataset: PinnedDataset) -> bool:
+    """Ranges of an aggregator show the rows of another dataset, which the caller must also have the right to read."""
+    return may_read(caller, dataset.dataset_id, dataset.read_roles) and (
+        dataset.owner is None or may_read(caller, *dataset.owner)
+    )
 
 
 def _without_absent(dataset: PinnedDataset) -> PinnedDataset:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from traceplane.auth.roles import Role
 from traceplane.errors import InvalidInput
 from traceplane.model.job_definition import InputView
 from traceplane.postgres.database import Transaction
@@ -34,6 +35,8 @@ class JobInput:
 class JobQuery:
     inputs: tuple[JobInput, ...]
     views: tuple[InputView, ...]
+    read_roles: tuple[str, ...] | None
+    """Who may read the result: whoever may read all that the query names."""
 
 
 async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mapping[str, int]) -> JobQuery:
@@ -44,7 +47,7 @@ async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mappi
     anybody = replace(caller, sees_pii=False)
     gated = await asyncio.to_thread(gate.admit, sql)
     datasets = QueryDatasets(tx, caller.org, AsOf(versions), only_stored=True)
-    await datasets.read(gated.relations, marks=True)
+    await datasets.read(gated.relations, anybody)
     expanded = await asyncio.to_thread(virtual.expand, gated.relations, datasets.sql_of)
     names = {pin: f"#{number}" for number, pin in enumerate(dict.fromkeys(map(pin_of, expanded.stored)))}
     for pin in names:
@@ -68,7 +71,27 @@ async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mappi
             )
             for view, relations in zip([*views, NamedSql("tp_result", gated.sql)], reads, strict=True)
         ),
+        _common_roles(map(datasets.of, gated.relations)),
     )
+
+
+def _common_roles(datasets: Iterable[PinnedDataset]) -> tuple[str, ...] | None:
+    restricted: dict[str, frozenset[str]] = {}
+    for dataset in datasets:
+        for dataset_id, roles in ((dataset.dataset_id, dataset.read_roles), dataset.owner or ("", None)):
+            if roles is not None and Role.READER not in roles:
+                restricted[dataset_id] = frozenset(roles)
+    if not restricted:
+        return None
+    common = frozenset.intersection(*restricted.values())
+    if not common and len(set(restricted.values())) > 1:
+        raise InvalidInput(
+            "query.roles_differ",
+            "no role may read all of these datasets, so nobody but admins could read the result",
+            value=", ".join(sorted(restricted)),
+            next_step="query without --to-dataset, or give the datasets a role in common",
+        )
+    return tuple(sorted(common))
 
 
 def _job_input(name: str, dataset: PinnedDataset) -> JobInput:

@@ -130,7 +130,7 @@ class Preparation:
     ) -> _Snapshot:
         async with database.snapshot() as tx:
             datasets = QueryDatasets(tx, caller.org, as_of)
-            await datasets.read(gated.relations, marks=not caller.sees_pii)
+            await datasets.read(gated.relations, caller)
             expanded = await asyncio.to_thread(
                 virtual.expand, gated.relations, datasets.sql_of, lambda r: datasets.hidden_of(r, caller)
             )

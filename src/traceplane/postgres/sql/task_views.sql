@@ -27,7 +27,14 @@ where o.slug = $8 and ($1::text is null or d.name = $1) and ($2::text is null or
   and ($4::uuid is null or t.task_id = $4) and ($6::uuid is null or t.task_id < $6)
   and ($9::text is null or x.standing = $9)
   and ($10::bigint is null or t.range_end >= $10) and ($11::bigint is null or t.range_start <= $11)
+  and t.job_id <> all($12::uuid[])
 order by t.task_id desc limit $5
+
+-- name: jobs_of
+-- The jobs of tasks.
+select t.task_id, d.name as dag, j.name as job
+from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+where t.task_id = any($1::uuid[]) and o.slug = $2
 
 -- name: counts
 -- An organization's unfinished tasks per job and state: their number, how many wait for a retry, the newest of those,

@@ -196,6 +196,7 @@ _COLUMN: Fields = {
     "pii": read.boolean,
     "declassified": _reason,
 }
+_ROLES: Fields = {"read_roles": read.list_of(_name), "write_roles": read.list_of(_name)}
 _DATASET: Fields = {
     "storage": read.choice(model.Storage),
     "write_mode": read.choice(model.WriteMode),
@@ -205,6 +206,7 @@ _DATASET: Fields = {
     "retention": read.duration_of_years,
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
     "sql": _select,
+    **_ROLES,
 }
 _CATCH_UP: Fields = {"policy": read.choice(model.CatchUpPolicy), "most": _most_missed}
 _SOURCE: Fields = {
@@ -278,6 +280,7 @@ _FILE: Fields = {
     "description": read.text,
     "datasets": read.map_of(read.record(_DATASET), key=_label),
     "defaults": read.record(_EXECUTION),
+    **_ROLES,
     "jobs": read.list_of(read.record(_JOB, "name")),
 }
 FIELDS: dict[str, Fields] = {
