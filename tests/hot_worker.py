@@ -54,7 +54,7 @@ class Client:
         from traceplane.postgres import tasks
 
         return await self.plane.leases.claims.fetch(
-            tasks.LeaseFence(fence.task_id, fence.attempt, fence.lease_token)
+            tasks.LeaseFence(fence.task_id, fence.attempt, fence.lease_token), orgs=None
         )
 
 

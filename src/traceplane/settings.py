@@ -667,6 +667,12 @@ def _runtime(name: str, entry: Any) -> Runtime:
         )
     if runtime.driver is Driver.INVOKE and not (runtime.invoker and (runtime.target or runtime.functions)):
         raise InvalidInput("settings.runtime_invalid", f"runtime {name!r} needs invoker and target")
+    if runtime.orgs and runtime.driver is not Driver.INVOKE:
+        raise InvalidInput(
+            "settings.runtime_invalid",
+            f"runtime {name!r} has orgs, which only runtimes with driver invoke have",
+            next_step="remove orgs: the tokens of workers say which organizations they serve",
+        )
     if runtime.functions and runtime.invoker is not InvokerKind.AWS_LAMBDA:
         raise InvalidInput(
             "settings.runtime_invalid",

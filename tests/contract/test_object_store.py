@@ -27,7 +27,7 @@ from traceplane.adapters.object_stores import object_store_for
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.settings import load
 
-DATASET, GENERATION = uuid4(), uuid4()
+ORG, DATASET, GENERATION = uuid4(), uuid4(), uuid4()
 
 
 @dataclass
@@ -79,7 +79,7 @@ async def s3(bucket: Bucket) -> AsyncIterator[S3ObjectStore]:
 
 
 def prefix(task: UUID, attempt: int = 1) -> str:
-    return f"{DATASET}/{GENERATION}/staging/{task}/{attempt}/"
+    return f"o/{ORG}/{DATASET}/{GENERATION}/staging/{task}/{attempt}/"
 
 
 async def put(store: ObjectStore, folder: Path, path: str, content: bytes) -> StoredFile:
@@ -146,7 +146,11 @@ async def test_attempts_and_their_files_are_listed_however_many(store: ObjectSto
     files = [prefix(*a) + f"part-{n}" for a in attempts for n in range(3)]
     odd = [f"{DATASET}/{GENERATION}/elsewhere/file", f"{DATASET}/{GENERATION}/staging/{tasks[0]}/x/file"]
     await asyncio.gather(*(put(store, tmp_path, path, b"x") for path in (*files, *odd)))
-    staged = await prefixes(store)
+    older = await put(store, tmp_path, prefix(tasks[0]).removeprefix(f"o/{ORG}/") + "part-0", b"x")
+    listed = await prefixes(store)
+    assert [p.files for p in listed if not p.path.startswith("o/")] == [[older]]
+    assert {p.generation_id for p in listed} == {GENERATION}
+    staged = [p for p in listed if p.path.startswith("o/")]
     assert [(p.path, p.task_id, p.attempt) for p in staged] == [(prefix(*a), *a) for a in attempts]
     for attempt in staged:
         below = sorted(path for path in files if path.startswith(attempt.path))

@@ -250,3 +250,23 @@ def leaks_its_secret(numbers: DataFrame, config, task: OperatorTask) -> DataFram
         except Exception as error:
             print("failed:", str(error)[:1000])
     return numbers.coalesce(1).mapInArrow(tell, numbers.schema)
+
+
+def meets_others(numbers: DataFrame, config, task: OperatorTask) -> DataFrame:
+    """Leaves traces in session and server, and tells which server it has and whose traces it finds there."""
+    spark = numbers.sparkSession
+    found = [name for name in config["others"] if _has_trace(spark, name)]
+    spark.conf.set(f"spark.traces.{config['own']}", "left")
+    numbers.createOrReplaceTempView(f"trace_of_{config['own']}")
+    numbers.createOrReplaceGlobalTempView(f"trace_of_{config['own']}")
+    server = spark.conf.get("spark.app.id")
+    rows = [(task.scope.position, server, ",".join(found))]
+    return spark.createDataFrame(rows, "block bigint, server string, found string")
+
+
+def _has_trace(spark, name: str) -> bool:
+    return (
+        spark.conf.get(f"spark.traces.{name}", None) is not None
+        or spark.catalog.tableExists(f"trace_of_{name}")
+        or spark.catalog.tableExists(f"global_temp.trace_of_{name}")
+    )

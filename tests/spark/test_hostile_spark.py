@@ -78,7 +78,7 @@ async def servers(victims: Victims) -> AsyncIterator[SparkServers]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(servers: SparkServers) -> AsyncIterator[SparkServer]:
-    async with servers.for_job(None) as server:
+    async with servers.for_job("acme", "any") as server:
         assert isinstance(server, SparkServer)
         yield server
 
@@ -295,7 +295,7 @@ async def test_servers_of_two_jobs_reach_nothing_of_each_other(victims: Victims)
     )
     sandbox = await Sandbox.start(settings)
     try:
-        async with servers.for_job("one") as one, servers.for_job("two") as two:
+        async with servers.for_job("acme", "one") as one, servers.for_job("acme", "two") as two:
             assert isinstance(one, SparkServer)
             assert isinstance(two, SparkServer)
             assert (one.used.uid != two.used.uid) == AS_ROOT
@@ -463,7 +463,7 @@ async def test_a_server_that_ends_leaves_no_daemon_behind(victims: Victims) -> N
     )
     marker = f"1000.{os.getpid()}{time.monotonic_ns()}"
     try:
-        async with servers.for_job(None) as server:
+        async with servers.for_job("acme", "any") as server:
             assert isinstance(server, SparkServer)
             await told_by_udf(sandbox, server, victims, "daemon", marker)
             await eventually(lambda: processes_with(marker), "the daemon runs")
@@ -484,7 +484,7 @@ async def test_a_server_that_fills_the_disk_is_restarted(victims: Victims) -> No
     stop = asyncio.Event()
     running = asyncio.create_task(servers.keep_running(stop))
     try:
-        async with servers.for_job(None) as server:
+        async with servers.for_job("acme", "any") as server:
             assert isinstance(server, SparkServer)
             first = server.pid
             done = await run(sandbox, server, victims, "in_udf", probes=[["fills", "fill_temp", [1 << 30]]])

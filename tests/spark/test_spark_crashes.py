@@ -57,7 +57,7 @@ async def commits(spark: SparkPlatform, dataset: str) -> int:
 
 async def staged(spark: SparkPlatform, task: str, *, sealed: bool) -> list[Path]:
     """Parquet files of a task that are being written, or that are sealed and wait for their commit."""
-    found = (spark.platform.folder / "objects").glob(f"*/*/staging/{task}/*/**/*.parquet")
+    found = (spark.platform.folder / "objects").glob(f"o/*/*/*/staging/{task}/*/**/*.parquet")
     return [path for path in found if (_mode(path) == 0o444) == sealed]
 
 

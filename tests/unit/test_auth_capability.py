@@ -132,8 +132,10 @@ def test_tasks_are_compact_in_the_token_and_a_job_is_included_once() -> None:
 
 
 def test_attempts_never_share_a_write_prefix() -> None:
-    grant = TRANSFERS.writes[0]
-    assert write_prefix(grant, FIRST, 2) == f"transfers-uuid/generation-7/staging/{FIRST}/2/"
+    grant = WriteGrant(0, "transfers-uuid", "generation-7", "o/acme-uuid/transfers-uuid/generation-7/")
+    assert write_prefix(grant, FIRST, 2) == f"o/acme-uuid/transfers-uuid/generation-7/staging/{FIRST}/2/"
+    older = TRANSFERS.writes[0]
+    assert write_prefix(older, FIRST, 2) == f"transfers-uuid/generation-7/staging/{FIRST}/2/"
     prefixes = {write_prefix(grant, task, number) for task in (FIRST, SECOND) for number in (1, 11)}
     assert len(prefixes) == 4
     assert not any(a != b and a.startswith(b) for a in prefixes for b in prefixes)

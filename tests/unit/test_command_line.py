@@ -74,6 +74,16 @@ def test_ctrl_c_while_the_commands_are_imported_ends_without_a_traceback(tmp_pat
         (["tasks", "--limit", "few"], "invalid value for '--limit': 'few'", "traceplane tasks"),
         (["plan", "nowhere.yaml"], "invalid value for 'FILE': File 'nowhere.yaml'", "traceplane plan"),
         (["token", "issue", "user", "x"], "a user token needs --role", "traceplane token issue"),
+        (
+            ["token", "issue", "user", "x", "--role", "admin", "--org", "acme"],
+            "only a worker",
+            "traceplane token issue",
+        ),
+        (
+            ["token", "issue", "worker", "x", "--org", "acme", "--all-orgs"],
+            "choose either",
+            "traceplane token issue",
+        ),
         (["up", "--workers", "0"], "invalid value for '--workers': 0", "traceplane up"),
         (["up", "--workers", "-3"], "invalid value for '--workers': -3", "traceplane up"),
         (["--home", "", "status"], "invalid value for '--home': the path is empty", "traceplane"),

@@ -43,3 +43,14 @@ def test_a_job_cannot_name_a_url_or_a_command(tmp_path: Path, invoker: str) -> N
     )
     with pytest.raises(InvalidInput, match="only the invoker aws_lambda"):
         load(file, {})
+
+
+def test_only_what_is_invoked_names_its_organizations(tmp_path: Path) -> None:
+    file = tmp_path / "traceplane.toml"
+    file.write_text('[runtimes.x]\ndriver = "queue"\nqueue = "x"\norgs = ["acme"]\n')
+    with pytest.raises(InvalidInput, match="only runtimes with driver invoke"):
+        load(file, {})
+    file.write_text(
+        '[runtimes.x]\ndriver = "invoke"\ninvoker = "http"\ntarget = "http://x"\norgs = ["acme"]\n'
+    )
+    assert load(file, {}).runtimes["x"].orgs == ("acme",)

@@ -1,7 +1,11 @@
 """The object store, which holds the files of datasets: a folder, or an S3 bucket.
 
-Workers write files below the prefix of their attempt, `{dataset}/{generation}/staging/{task}/{attempt}/`, and a commit
-makes them visible; nothing is ever renamed or overwritten. Paths are relative to the store's root, with slashes.
+Workers write files below the prefix of their attempt, and a commit makes them visible; nothing is ever renamed or
+overwritten. Paths are relative to the store's root, with slashes:
+
+    o/{organization}/{dataset}/{generation}/staging/{task}/{attempt}/…
+
+Those of generations that are older than the folders of organizations begin with the dataset.
 
 Files in a folder are read and written in place. Files in a bucket pass through the worker's cache
 (`adapters.object_cache`), so that operator code and Spark see local files and hold no credentials.
@@ -21,8 +25,12 @@ from uuid import UUID
 
 from traceplane.errors import PlatformError
 
+ORGANIZATIONS = "o"
+"""The folder that has one for each organization."""
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_STAGED = re.compile(rf"({_UUID}/{_UUID}/staging/({_UUID})/([1-9][0-9]{{0,9}})/)")
+_STAGED = re.compile(
+    rf"((?:{ORGANIZATIONS}/{_UUID}/)?{_UUID}/{_UUID}/staging/({_UUID})/([1-9][0-9]{{0,9}})/)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class StagingPrefix:
 
     @property
     def generation_id(self) -> UUID:
-        return UUID(self.path.split("/")[1])
+        return UUID(self.path.partition("/staging/")[0].rpartition("/")[2])
 
 
 class ObjectStore(Protocol):

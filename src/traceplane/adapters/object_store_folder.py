@@ -12,7 +12,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from traceplane.adapters.object_store import StagingPrefix, StoredFile, missing, outside, size_mismatch
+from traceplane.adapters.object_store import (
+    ORGANIZATIONS,
+    StagingPrefix,
+    StoredFile,
+    missing,
+    outside,
+    size_mismatch,
+)
 from traceplane.errors import PlatformError
 from traceplane.linux.plain_files import open_plain
 
@@ -71,7 +78,10 @@ class FolderObjectStore:
             yield batch
 
     def _prefixes(self) -> Iterator[StagingPrefix]:
-        for dataset in _folders(self._root, _UUID):
+        organizations = _folders(self._root / ORGANIZATIONS, _UUID)
+        for dataset in itertools.chain.from_iterable(
+            _folders(below, _UUID) for below in itertools.chain([self._root], organizations)
+        ):
             for generation in _folders(dataset, _UUID):
                 for task in _folders(generation / "staging", _UUID):
                     for attempt in _folders(task, _ATTEMPT):

@@ -73,6 +73,8 @@ class PostgresWakeQueue:
             for queue in queues:
                 if len(received) == limit:
                     break
+                if len(queues) > 1 and not self._may_have_messages(queue):
+                    continue
                 self._arrivals[queue].clear()
                 stored = await self._take(queue, limit - len(received), visibility_seconds)
                 received += [(queue, Message(str(m.message_id), m.task_id, m.receives)) for m in stored]
@@ -83,11 +85,18 @@ class PostgresWakeQueue:
                 return received
             await _first_of([self._arrivals[queue] for queue in queues], min(remaining, self._POLL_SECONDS))
 
+    def _may_have_messages(self, queue: str) -> bool:
+        """Saves a statement for each of many queues that were empty a moment ago."""
+        return self._arrivals[queue].is_set() or self._is_to_look_back(queue)
+
+    def _is_to_look_back(self, queue: str) -> bool:
+        return time.monotonic() - self._looked_back_at[queue] > self._POLL_SECONDS
+
     async def _take(
         self, queue: str, limit: int, visibility_seconds: float
     ) -> list[wake_messages.StoredMessage]:
         visibility = timedelta(seconds=visibility_seconds)
-        look_back = time.monotonic() - self._looked_back_at[queue] > self._POLL_SECONDS
+        look_back = self._is_to_look_back(queue)
         if look_back:
             async with self._transaction() as tx:
                 await wake_messages.bury(tx, queue, MAX_RECEIVES)

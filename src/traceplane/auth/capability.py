@@ -46,6 +46,8 @@ class WriteGrant(msgspec.Struct, frozen=True):
     output_index: int
     dataset_uuid: str
     dataset_version: str
+    storage: str = ""
+    """Where the version's files are. Empty in tokens that are older than folders of organizations."""
 
 
 class JobGrants(msgspec.Struct, frozen=True):
@@ -88,7 +90,8 @@ class Capability(msgspec.Struct, frozen=True, dict=True):  # dict: holds the cac
 
 def write_prefix(grant: WriteGrant, task_id: str, attempt: int) -> str:
     """Where an attempt with this grant may write."""
-    return f"{grant.dataset_uuid}/{grant.dataset_version}/staging/{task_id}/{attempt}/"
+    storage = grant.storage or f"{grant.dataset_uuid}/{grant.dataset_version}/"
+    return f"{storage}staging/{task_id}/{attempt}/"
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

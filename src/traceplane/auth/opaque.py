@@ -57,6 +57,8 @@ class TokenRecord:
     """Those that it is cut down to, or that it has if it is nobody's."""
     datasets: tuple[str, ...] | None = None
     """Patterns of dataset names that it is cut down to; None: all."""
+    serves: tuple[str, ...] | None = None
+    """The organizations whose tasks workers with this token get; None: all."""
     created_by: str = "traceplane"
     member_id: UUID | None = None
     member: Member | None = None
@@ -68,6 +70,8 @@ class TokenRecord:
     def __post_init__(self) -> None:
         if self.principal is Principal.WORKER and (self.named_roles or self.member_id):
             raise ValueError("a worker token has no roles")
+        if self.serves is not None and (self.principal is not Principal.WORKER or not self.serves):
+            raise ValueError(f"a {self.principal} token cannot serve the organizations {self.serves}")
 
     @property
     def role(self) -> Role | None:
@@ -122,6 +126,7 @@ def issue(
     datasets: Sequence[str] | None = None,
     member_id: UUID | None = None,
     created_by: str = "traceplane",
+    serves: Sequence[str] | None = None,
 ) -> tuple[str, TokenRecord]:
     """A new token, to be shown once, and its record, to be stored."""
     secret = base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)).rstrip(b"=").decode()
@@ -142,6 +147,7 @@ def issue(
         datasets=None if datasets is None else tuple(datasets),
         created_by=created_by,
         member_id=member_id,
+        serves=None if serves is None else tuple(serves),
         rights=rights(RESERVED, None, named),
     )
     return token, record
@@ -178,6 +184,7 @@ def rotate(record: TokenRecord, now: float, overlap_seconds: float, *, expires_a
         datasets=record.datasets,
         member_id=record.member_id,
         created_by=record.created_by,
+        serves=record.serves,
     )
     outgoing = replace(record, expires_at=end if record.expires_at is None else min(record.expires_at, end))
     return Rotation(token=token, record=successor, outgoing=outgoing)

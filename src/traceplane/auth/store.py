@@ -94,7 +94,9 @@ async def issue_token(
     datasets: Sequence[str] | None = None,
     member_id: UUID | None = None,
     created_by: str = "traceplane",
+    serves: Sequence[str] | None = None,
 ) -> str:
+    """`serves`: the organizations whose tasks a worker gets; None: all."""
     orgs = await tokens.organizations(tx)
     if org not in orgs:
         raise NotFound(
@@ -103,6 +105,14 @@ async def issue_token(
             value=org,
             next_step=f"set org (TRACEPLANE_ORG) to an existing one: {', '.join(orgs)}",
         )
+    for served in serves or ():
+        if served not in orgs:
+            raise NotFound(
+                "org.unknown",
+                "the organization does not exist",
+                value=served,
+                next_step=f"name existing ones: {', '.join(orgs)}",
+            )
     now = await tokens.clock(tx)
     expires_at = None if lifetime_seconds is None else now + lifetime_seconds
     token, record = opaque.issue(
@@ -117,6 +127,7 @@ async def issue_token(
         datasets=datasets,
         member_id=member_id,
         created_by=created_by,
+        serves=None if serves is None else tuple(dict.fromkeys(serves)),
     )
     await _store_record(tx, record)
     return token
@@ -220,6 +231,7 @@ def _record(token: StoredToken, defined: Mapping[UUID, Mapping[str, RoleMeaning]
         datasets=None if token.datasets is None else tuple(token.datasets),
         created_by=token.created_by,
         member_id=token.member_id,
+        serves=None if token.serves is None else tuple(token.serves),
         member=None if token.member_name is None else Member(str(token.member_kind), token.member_name),
         token_id=token.token_id,
         org_id=token.org_id,
@@ -243,5 +255,6 @@ async def _store_record(tx: Transaction, record: TokenRecord) -> None:
             datasets=record.datasets,
             created_by=record.created_by,
             member_id=record.member_id,
+            serves=record.serves,
         ),
     )

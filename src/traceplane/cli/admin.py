@@ -109,8 +109,23 @@ _principal = click.argument("principal", type=click.Choice(["worker", "user"]))
 @click.argument("name")
 @click.option("--role", type=click.Choice(["admin", "writer", "reader"]), help="Required for a user.")
 @click.option("--pii", is_flag=True, help="Let queries with this token see columns marked as personal data.")
+@click.option(
+    "--org",
+    "orgs",
+    multiple=True,
+    help="An organization that the worker serves; unset: the one of the settings.",
+)
+@click.option("--all-orgs", is_flag=True, help="The worker serves all organizations, also later ones.")
 @click.pass_obj
-def issue(settings: Settings, principal: str, name: str, role: str | None, pii: bool) -> None:
+def issue(
+    settings: Settings,
+    principal: str,
+    name: str,
+    role: str | None,
+    pii: bool,
+    orgs: tuple[str, ...],
+    all_orgs: bool,
+) -> None:
     """Print a new token. It is shown only once: only its hash is stored."""
     from traceplane.auth import store
 
@@ -118,6 +133,10 @@ def issue(settings: Settings, principal: str, name: str, role: str | None, pii: 
         raise click.UsageError("a user token needs --role; a worker token takes none")
     if pii and principal != "user":
         raise click.UsageError("only a user token takes --pii")
+    if (orgs or all_orgs) and principal != "worker":
+        raise click.UsageError("only a worker token takes --org or --all-orgs")
+    if orgs and all_orgs:
+        raise click.UsageError("choose either --org or --all-orgs")
     if _NAME.fullmatch(name) is None:
         raise InvalidInput(
             "token.bad_name",
@@ -126,11 +145,18 @@ def issue(settings: Settings, principal: str, name: str, role: str | None, pii: 
             next_step="for example ada, ci-deploys or ada@example.com",
         )
     chosen = Role(role) if role else None
+    serves = None if principal == "user" or all_orgs else orgs or (settings.org,)
 
     async def issue(tx: Transaction) -> tuple[str, int]:
         live = await store.live_tokens(tx, Principal(principal), org=settings.org, name=name)
         token = await store.issue_token(
-            tx, Principal(principal), org=settings.org, name=name, role=chosen, sees_pii=pii
+            tx,
+            Principal(principal),
+            org=settings.org,
+            name=name,
+            role=chosen,
+            sees_pii=pii,
+            serves=serves,
         )
         return token, live
 

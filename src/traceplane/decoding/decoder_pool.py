@@ -1,4 +1,4 @@
-"""The owner's side: a few decoders, each reused from file to file and replaced when it fails.
+"""The owner's side: a few decoders, each reused from file to file of one organization and replaced when it fails.
 
 Used from threads, each of which waits for its file. The server starts with the first file, and again if it died.
 """
@@ -36,6 +36,8 @@ from traceplane.linux.plain_files import open_plain
 _answers: msgspec.json.Decoder[DecoderAnswer] = msgspec.json.Decoder(DecoderAnswer)
 _TRIES = 3
 """For a file whose decoder ended without an answer."""
+_MOST_IDLE = 16
+"""Beyond these, those that were not used for longest are ended."""
 
 
 class Decoders:
@@ -44,18 +46,20 @@ class Decoders:
         self._server: ForkServer | None = None
         self._names = itertools.count(1)
         self._idle: list[_Decoder] = []
+        """The one used last comes last."""
         self._closed = False
 
-    def decode(self, path: Path, work: Work, limits: FileLimits, sink: IO[bytes]) -> Decoded:
+    def decode(self, org: str, path: Path, work: Work, limits: FileLimits, sink: IO[bytes]) -> Decoded:
         """Writes the decoded file to the sink, and returns the number of rows and the cost.
 
-        Raises InvalidContents, FileTooLarge or Unreadable, and then leaves nothing in the sink.
+        A decoder only ever reads files of one organization: one that a hostile file took over sees no others. Raises
+        InvalidContents, FileTooLarge or Unreadable, and then leaves nothing in the sink.
         """
         request = msgspec.json.encode(DecodeRequest(work, limits))
         start = sink.tell()
         for tried in range(_TRIES):
             try:
-                with open_plain(path) as file, self._taken(fresh=tried > 0) as decoder:
+                with open_plain(path) as file, self._taken(org, fresh=tried > 0) as decoder:
                     return decoder.ask(request, file.fileno(), limits, sink)
             except _Ended:
                 sink.seek(start)
@@ -80,9 +84,12 @@ class Decoders:
             server.close()
 
     @contextlib.contextmanager
-    def _taken(self, *, fresh: bool) -> Iterator[_Decoder]:
+    def _taken(self, org: str, *, fresh: bool) -> Iterator[_Decoder]:
         with self._lock:
-            decoder = self._idle.pop() if self._idle and not fresh else self._forked()
+            idle = None if fresh else next((d for d in reversed(self._idle) if d.org == org), None)
+            if idle is not None:
+                self._idle.remove(idle)
+            decoder = idle or self._forked(org)
         try:
             yield decoder
         except BaseException:
@@ -90,17 +97,20 @@ class Decoders:
             raise
         with self._lock:
             self._idle.append(decoder)
+            unused, self._idle = self._idle[:-_MOST_IDLE], self._idle[-_MOST_IDLE:]
+        for decoder in unused:
+            decoder.end()
 
-    def _forked(self) -> _Decoder:
+    def _forked(self, org: str) -> _Decoder:
         if self._closed:
             raise Unreadable("this process is stopping and reads no more files")
         if self._server is not None and self._server.running:
             with contextlib.suppress(OSError):  # it has just died
-                return _Decoder(self._server, str(next(self._names)))
+                return _Decoder(org, self._server, str(next(self._names)))
         if self._server is not None:
             self._server.close()
         self._server = _started_server()
-        return _Decoder(self._server, str(next(self._names)))
+        return _Decoder(org, self._server, str(next(self._names)))
 
 
 def _started_server() -> ForkServer:
@@ -127,12 +137,12 @@ class Budget:
     def __init__(self, most_bytes: int, cpu_seconds: float = 10.0) -> None:
         self._most_bytes, self._cpu_seconds = most_bytes, cpu_seconds
 
-    def decode(self, decoders: Decoders, path: Path, work: Work, sink: IO[bytes]) -> int:
+    def decode(self, decoders: Decoders, org: str, path: Path, work: Work, sink: IO[bytes]) -> int:
         """Decodes the next file and returns its number of rows; the sink keeps earlier rows. Raises like `Decoders`."""
         if self._cpu_seconds <= 0:
             raise FileTooLarge("its files take too long to read")
         limits = FileLimits(self._most_bytes - sink.tell(), cpu_seconds=self._cpu_seconds)
-        done = decoders.decode(path, work, limits, sink)
+        done = decoders.decode(org, path, work, limits, sink)
         self._cpu_seconds -= done.cpu_seconds
         return done.rows
 
@@ -144,8 +154,8 @@ class _Ended(Exception):
 class _Decoder:
     """No size in its answers is trusted beyond the agreed limits."""
 
-    def __init__(self, server: ForkServer, name: str) -> None:
-        self._server, self._name = server, name
+    def __init__(self, org: str, server: ForkServer, name: str) -> None:
+        self.org, self._server, self._name = org, server, name
         self._files = 0
         self._socket, theirs = socket.socketpair()
         try:

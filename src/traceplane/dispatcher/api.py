@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -66,6 +67,9 @@ from traceplane.wire.tasks import (
     TakeRequest,
 )
 
+_WorkerKey = tuple[str, str, str]
+"""Organization and name of a token, and what the worker calls itself: it speaks for nobody else."""
+
 _NEW_QUEUE_SECONDS = 3.0
 _VISIBILITY_SECONDS = 30.0
 """For the time between receiving and claiming, in case the dispatcher dies in between."""
@@ -92,7 +96,7 @@ class InternalApi:
         self._local_queue = local_queue
         self._queues = queues
         self._requirements = Requirements(database)
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: defaultdict[_WorkerKey, set[asyncio.Event]] = defaultdict(set)
         """One for each waiting `take`, by worker; set when the worker leaves."""
         self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit(
             "claim", leases.claims.claim, max_items=64
@@ -154,14 +158,15 @@ class InternalApi:
             pass
 
     async def claim(self, call: Call[ClaimRequest]) -> ClaimResponse:
-        body = call.body
-        serves = await self._requirements.served_by(body.runtime, _offers(body))
-        claim = Claim(body.worker_id, body.runtime, tuple(dict.fromkeys(body.task_ids)), serves=serves)
+        body, orgs = call.body, _served(call)
+        queues = await self._requirements.served_by(body.runtime, _offers(body), orgs)
+        task_ids = tuple(dict.fromkeys(body.task_ids))
+        claim = Claim(body.worker_id, body.runtime, task_ids, queues=queues, orgs=orgs)
         return (await self._claims.submit([claim]))[0]
 
     async def take(self, call: Call[TakeRequest]) -> ClaimResponse:
         """Receives, claims and settles wake-ups in one call; a claimed task no longer needs its wake-up."""
-        body = call.body
+        body, orgs = call.body, _served(call)
         queue = self._queues.get(body.runtime)
         if queue is None:
             raise InvalidInput(
@@ -170,15 +175,15 @@ class InternalApi:
                 value=body.runtime,
                 next_step="start the worker with the dispatcher's `wake_queue` and `runtimes` settings",
             )
-        serves = await self._requirements.served_by(body.runtime, _offers(body))
+        queues = await self._requirements.served_by(body.runtime, _offers(body), orgs)
         hung_up = asyncio.ensure_future(call.hung_up())
         try:
-            received = await self._receive(body, [f"{queue}{suffix}" for suffix in serves], hung_up)
+            received = await self._receive(call, [f"{queue}{suffix}" for suffix in queues], hung_up)
             if not received:
                 return ClaimResponse([], {}, [], [])
             task_ids = tuple(dict.fromkeys(m.task_id for _, m in received))
             wake_ups = tuple((name, m.receipt) for name, m in received)
-            claim = Claim(body.worker_id, body.runtime, task_ids, wake_ups, serves)
+            claim = Claim(body.worker_id, body.runtime, task_ids, wake_ups, queues, orgs)
             (answer,) = await self._claims.submit([claim])
             if hung_up.done() and answer.tasks:
                 await self._leases.hand_back(answer.tasks)
@@ -187,24 +192,28 @@ class InternalApi:
             hung_up.cancel()
 
     async def leave(self, call: Call[LeaveRequest]) -> LeaveResponse:
-        waiting = self._waiting.get(call.body.worker_id, ())
+        waiting = self._waiting.get(_worker_key(call), ())
         for left in waiting:
             left.set()
         async with self._database.transaction() as tx:
-            await workers.leave(tx, call.body.worker_id)
+            await workers.leave(tx, call.body.worker_id, _served(call))
         return LeaveResponse(len(waiting))
 
     async def hello(self, call: Call[HelloRequest]) -> HelloResponse:
-        body = call.body
+        body, orgs = call.body, _served(call)
         async with self._database.transaction() as tx:
-            await workers.see(tx, body.worker_id, body.runtime, _offers(body))
-        return HelloResponse(list(await self._requirements.served_by(body.runtime, _offers(body))))
+            await workers.see(tx, body.worker_id, body.runtime, _offers(body), orgs)
+        # An external queue is asked over the network, in turn with the others.
+        queues = await self._requirements.served_by(body.runtime, _offers(body), orgs, in_use=True)
+        return HelloResponse(list(queues))
 
     async def _receive(
-        self, request: TakeRequest, queues: Sequence[str], hung_up: asyncio.Future[None]
+        self, call: Call[TakeRequest], queues: Sequence[str], hung_up: asyncio.Future[None]
     ) -> list[tuple[str, Message]]:
-        # A deploy may add a queue that this worker could serve: one that offers something asks again soon.
-        longest = _NEW_QUEUE_SECONDS if _offers(request) else request.wait_seconds
+        request, worker = call.body, _worker_key(call)
+        # A deploy may add a queue that this worker can serve, and so may a new organization.
+        may_be_more = bool(_offers(request)) or _served(call) is None
+        longest = _NEW_QUEUE_SECONDS if may_be_more else request.wait_seconds
         receiving = asyncio.ensure_future(
             self._local_queue.receive_from(
                 queues,
@@ -215,7 +224,7 @@ class InternalApi:
         )
         left = asyncio.Event()
         leaving = asyncio.ensure_future(left.wait())
-        self._waiting[request.worker_id].add(left)
+        self._waiting[worker].add(left)
         try:
             # A worker that died while waiting must not get tasks: they would wait until its lease expires.
             await asyncio.wait((receiving, hung_up, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -230,20 +239,20 @@ class InternalApi:
         finally:
             receiving.cancel()
             leaving.cancel()
-            self._waiting[request.worker_id].discard(left)
-            if not self._waiting[request.worker_id]:
-                del self._waiting[request.worker_id]
+            self._waiting[worker].discard(left)
+            if not self._waiting[worker]:
+                del self._waiting[worker]
 
     async def fetch(self, call: Call[None]) -> FetchResponse:
         query: FetchQuery = call.query
         return await self._leases.claims.fetch(
-            tasks.LeaseFence(query.task_id, query.attempt, query.lease_token)
+            tasks.LeaseFence(query.task_id, query.attempt, query.lease_token), _served(call)
         )
 
     async def code(self, call: Call[None]) -> CodeResponse:
         query: CodeQuery = call.query
         async with self._database.transaction() as tx:
-            content = await code_bundles.load(tx, query.bundle)
+            content = await code_bundles.load(tx, query.bundle, _served(call))
         if content is None:
             raise NotFound("code.unknown_bundle", "there is no such code bundle", value=query.bundle)
         return CodeResponse(content)
@@ -281,6 +290,17 @@ async def _or_from_body(worker: Awaitable[TokenRecord]) -> object:
         return await worker
     except UserError:
         return FROM_BODY
+
+
+def _served(call: Call[Any]) -> tuple[str, ...] | None:
+    """The organizations that the calling worker serves; None: all."""
+    token: TokenRecord = call.principal
+    return token.serves
+
+
+def _worker_key(call: Call[TakeRequest] | Call[LeaveRequest]) -> _WorkerKey:
+    token: TokenRecord = call.principal
+    return token.org, token.name, call.body.worker_id
 
 
 def _offers(request: ClaimRequest | TakeRequest | HelloRequest) -> Resources:

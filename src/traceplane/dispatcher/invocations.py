@@ -112,7 +112,8 @@ class _Held:
     def of(cls, task: ClaimedTask, job: JobPayload, token: str) -> _Held:
         """The grants of the token, which this process issued and need not verify."""
         writes = tuple(
-            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in job.outputs
+            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version), o.storage)
+            for o in job.outputs
         )
         granted = TaskGrant(str(task.task_id), task.attempt, 0)
         capability = Capability(job.org, (granted,), (JobGrants(reads=(), writes=writes),), math.inf)
@@ -209,7 +210,10 @@ class Invocations:
         if not batch:
             return Invoked()
         # Each task is claimed separately, so that its token, which user code sees, covers no other task.
-        claims = [Claim(self._worker_id, lane.runtime.name, (task_id,)) for lane, task_id in batch]
+        claims = [
+            Claim(self._worker_id, lane.runtime.name, (task_id,), orgs=lane.runtime.orgs or None)
+            for lane, task_id in batch
+        ]
         try:
             answers = await self._leases.claims.claim(claims)
         except PlatformError:

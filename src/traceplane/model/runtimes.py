@@ -54,6 +54,8 @@ class Runtime:
     """What the invoker calls: a URL, a command, or a function's name. None: each job names its function."""
     functions: tuple[str, ...] = ()
     """Patterns of the Lambda functions that jobs may name instead."""
+    orgs: tuple[str, ...] = ()
+    """The organizations whose tasks it invokes; empty: all. Of workers, their tokens say it."""
     capabilities: frozenset[str] = frozenset({"reactive"})
     """reactive: runs tasks of events. source: runs always-on sources. spark: its workers keep Spark running."""
     limits: RuntimeLimits = field(default_factory=RuntimeLimits)

@@ -151,8 +151,10 @@ class LeaseRequest:
     """The number of the claim that it is part of."""
     worker_id: str
     runtime: str
-    serves: tuple[str, ...]
+    queues: tuple[str, ...]
     """The suffixes of the wake queues that the worker can serve."""
+    orgs: tuple[str, ...] | None
+    """The organizations that it serves; None: all."""
 
 
 async def claim(
@@ -168,24 +170,29 @@ async def claim(
         [r.runtime for r in requests],
         [queue for queue, _ in spent],
         [message for _, message in spent],
-        [",".join(r.serves) for r in requests],
+        [",".join(r.queues) for r in requests],
+        [None if r.orgs is None else ",".join(r.orgs) for r in requests],
     )
     return [(r["claim"], Claimed(*(r[name] for name in _CLAIMED))) for r in rows]
 
 
 async def why_not_claimed(
-    tx: Transaction, task_ids: Sequence[UUID], runtime: str, serves: Sequence[str]
+    tx: Transaction,
+    task_ids: Sequence[UUID],
+    runtime: str,
+    queues: Sequence[str],
+    orgs: Sequence[str] | None,
 ) -> dict[UUID, str]:
     def reason(row: Any) -> str:
         if row["state"] is None:
             return "unknown"
         if row["runtime"] != runtime:
             return "wrong_runtime"
-        if row["queue_suffix"] and row["queue_suffix"] not in serves:
+        if row["requires"] and row["queue_suffix"] not in queues:
             return "requires_more"
         return str(row["state"])
 
-    return {r["task_id"]: reason(r) for r in await tx.rows(_SQL["why_not_claimed"], task_ids)}
+    return {r["task_id"]: reason(r) for r in await tx.rows(_SQL["why_not_claimed"], task_ids, orgs)}
 
 
 async def fetch(tx: Transaction, fence: LeaseFence) -> LeasedTask | None:

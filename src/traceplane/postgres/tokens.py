@@ -38,6 +38,7 @@ class NewToken:
     datasets: Sequence[str] | None
     created_by: str
     member_id: UUID | None
+    serves: Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,5 +111,5 @@ async def store_access_token(tx: Transaction, token: NewToken) -> None:
         _SQL["store_access_token"],
         *(token.token_hash, token.principal, token.org, token.name),
         *(token.created_at, token.expires_at, token.revoked_at, token.sees_pii),
-        *(token.roles, token.datasets, token.created_by, token.member_id),
+        *(token.roles, token.datasets, token.created_by, token.member_id, token.serves),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -25,15 +26,25 @@ class RequiredSet:
     runtime: str
     requires: Resources
     queue_suffix: str
+    org: str
 
 
-async def see(tx: Transaction, worker_id: str, runtime: str, offers: Resources) -> None:
-    """Also forgets workers that have not been seen for long."""
-    await tx.rows(_SQL["see"], worker_id, runtime, asdict(offers), _FORGOTTEN)
+@dataclass(frozen=True, slots=True)
+class OrgQueue:
+    slug: str
+    queue_suffix: str
+    in_use: bool
 
 
-async def leave(tx: Transaction, worker_id: str) -> None:
-    await tx.rows(_SQL["leave"], worker_id)
+async def see(
+    tx: Transaction, worker_id: str, runtime: str, offers: Resources, serves: Sequence[str] | None
+) -> None:
+    """Also forgets workers that have not been seen for long. `serves`: organizations; None: all."""
+    await tx.rows(_SQL["see"], worker_id, runtime, asdict(offers), _FORGOTTEN, serves)
+
+
+async def leave(tx: Transaction, worker_id: str, serves: Sequence[str] | None) -> None:
+    await tx.rows(_SQL["leave"], worker_id, serves)
 
 
 async def there(tx: Transaction) -> list[SeenWorker]:
@@ -44,5 +55,10 @@ async def there(tx: Transaction) -> list[SeenWorker]:
 async def required_sets(tx: Transaction) -> list[RequiredSet]:
     rows = await tx.rows(_SQL["required_sets"])
     return [
-        RequiredSet(r["runtime"], msgspec.convert(r["requires"], Resources), r["queue_suffix"]) for r in rows
+        RequiredSet(r["runtime"], msgspec.convert(r["requires"], Resources), r["queue_suffix"], r["org"])
+        for r in rows
     ]
+
+
+async def org_queues(tx: Transaction) -> list[OrgQueue]:
+    return await tx.rows_as(OrgQueue, _SQL["org_queues"])

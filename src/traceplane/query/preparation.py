@@ -227,12 +227,12 @@ def _engine_column(column: SchemaColumn, *, absent: bool = False) -> EngineColum
 
 
 def _generation_folders(chosen: Iterable[ChosenFiles]) -> list[str]:
-    """`{dataset}/{generation}` of all files."""
+    """The folders of the generations of all files: what is before `/staging/`."""
     folders, last = set[str](), "/"  # no path starts with it
     for files in chosen:
         for group in files.groups:
             for path in group.paths:
                 if not path.startswith(last):  # most are in the same folder as the previous one
-                    last = path[: path.find("/", path.find("/") + 1) + 1]
+                    last = path[: path.index("/staging/") + 1]
                     folders.add(last[:-1])
     return sorted(folders)

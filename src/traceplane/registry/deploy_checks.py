@@ -28,19 +28,20 @@ from traceplane.secrets.vault import Vault, is_allowed
 async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     """The first reason why the plan cannot be applied."""
     return (
-        _job_refusal(dag, runtimes)
+        _job_refusal(org, dag, runtimes)
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
         or await _path_refusal(tx, org, dag)
     )
 
 
-def _job_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
+def _job_refusal(org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     for job in dag.jobs:
         runtime = runtimes[job.runtime]
         refusal = (
             next((_refusal(job, fault) for fault in job_checks.operator_faults(job, dag, runtimes)), None)
             or (_network_refusal(job, runtime) if job.execution.network else None)
+            or _org_refusal(org, job, runtime)
             or _function_refusal(job, runtime)
             or _requires_refusal(job, runtime)
             or _capability_refusal(job, runtimes)
@@ -60,6 +61,17 @@ def _capability_refusal(job: Job, runtimes: Mapping[str, Runtime]) -> UserError 
         f"job {job.name}: its runtime cannot run {needed} jobs",
         value=job.runtime,
         next_step=f"use one of {', '.join(able)}, or give the runtime the capability {needed!r}",
+    )
+
+
+def _org_refusal(org: str, job: Job, runtime: Runtime) -> UserError | None:
+    if not runtime.orgs or org in runtime.orgs:
+        return None
+    return Forbidden(
+        "deploy.runtime_of_others",
+        f"job {job.name}: its runtime is for other organizations",
+        value=job.runtime,
+        next_step=f"use another runtime, or ask whoever runs the platform to add {org} to its orgs",
     )
 
 

@@ -1,9 +1,12 @@
-"""Which Spark server a task uses: one shared by all tasks of the worker, or one of its job.
+"""Which Spark server a task uses: one shared by all tasks of an organization, or one of its job.
 
 Tasks that share a server can do to each other whatever the server itself can: see the others' data that it is shown,
-change files that they have not finished writing, use each other's sessions. With `by_job` only tasks of one job share a
-server. A server takes seconds to start and a heap of memory, so a job's server starts with its first task, stays for a
-while, and makes room for other jobs when it is idle.
+change files that they have not finished writing, use each other's sessions. So a server never has tasks of two
+organizations, neither at the same time nor one after the other; with `by_job` only tasks of one job share a server.
+
+A server takes seconds to start and a heap of memory. It starts with the first task that needs it, stays for a while,
+and makes room for others when it is idle. A worker whose servers are shared starts one in advance, which goes to the
+organization whose task comes first, and keeps the last one however long it is idle.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from traceplane import telemetry
 from traceplane.dataplane.java import Java, find_java
-from traceplane.errors import TraceplaneError
+from traceplane.errors import PlatformError, TraceplaneError
+from traceplane.runtime.retrying import happens
 from traceplane.spark import classes as spark_classes
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.network import PrivateNetwork
@@ -28,7 +32,16 @@ _TEND_SECONDS = 5.0
 Spark = SparkServer | RemoteSpark
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class _User:
+    """Whose tasks a server runs."""
+
+    org: str
+    job: str | None
+    """None: those of all jobs of the organization."""
+
+
+@dataclass(eq=False)
 class _Entry:
     starting: asyncio.Task[SparkServer]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,9 +60,11 @@ class SparkServers:
         self._java = java
         self.network = network
         self._by_job = by_job
-        self._most = most if by_job else 1
-        self._entries: dict[Hashable, _Entry] = {}
+        self._most = most
+        self._entries: dict[_User | None, _Entry] = {}
+        """The one of None has not run any task."""
         self._changed = asyncio.Condition()
+        self._given_up: BaseException | None = None
 
     @classmethod
     async def start(
@@ -61,7 +76,7 @@ class SparkServers:
         servers = cls(settings, java, network, by_job=by_job, most=most)
         if not by_job:
             try:
-                async with servers.for_job(None):
+                async with servers._kept(None):
                     pass
             except BaseException:
                 await servers.close()
@@ -69,17 +84,24 @@ class SparkServers:
         return servers
 
     @contextlib.asynccontextmanager
-    async def for_job(self, job: Hashable) -> AsyncIterator[Spark]:
+    async def for_job(self, org: str, job: str) -> AsyncIterator[Spark]:
         """The running server of this job; kept until the task has finished with it."""
-        key = job if self._by_job else None
-        entry = await self._take(key)
+        async with self._kept(_User(org, job if self._by_job else None)) as server:
+            yield server
+
+    @contextlib.asynccontextmanager
+    async def _kept(self, user: _User | None) -> AsyncIterator[Spark]:
+        entry = await self._take(user)
         try:
             server = await asyncio.shield(entry.starting)
+            if entry.running is None:
+                entry.running = asyncio.create_task(server.keep_running(entry.stop))
+                entry.running.add_done_callback(lambda done: self._on_given_up(entry, done))
             await server.until_up()
             yield server
         except BaseException:
             if entry.starting.done() and (entry.starting.cancelled() or entry.starting.exception()):
-                self._entries.pop(key, None)
+                self._forget(entry)
             raise
         finally:
             async with self._changed:
@@ -87,51 +109,56 @@ class SparkServers:
                 entry.idle_since = time.monotonic()
                 self._changed.notify_all()
 
-    async def _take(self, key: Hashable) -> _Entry:
+    async def _take(self, user: _User | None) -> _Entry:
         while True:
             async with self._changed:
-                entry = self._entries.get(key)
+                entry = self._entries.get(user)
+                if entry is None and (entry := self._entries.pop(None, None)) is not None:
+                    self._entries[user] = entry
                 if entry is None and len(self._entries) < self._most:
                     entry = _Entry(asyncio.create_task(SparkServer.start(self._settings, self._java)))
-                    self._entries[key] = entry
+                    self._entries[user] = entry
                 if entry is not None:
                     entry.users += 1
                     return entry
-                idle = [(e.idle_since, k) for k, e in self._entries.items() if not e.users]
+                idle = [e for e in self._entries.values() if not e.users]
                 if not idle:
                     await self._changed.wait()
                     continue
-                room = self._entries.pop(min(idle, key=lambda one: one[0])[1])
+                room = min(idle, key=lambda one: one.idle_since)
+                self._forget(room)
             await self._end(room)
 
+    def _forget(self, entry: _Entry) -> None:
+        for user, own in list(self._entries.items()):
+            if own is entry:
+                del self._entries[user]
+
     async def keep_running(self, stop: asyncio.Event) -> None:
-        """Restarts servers that die, and ends those of jobs that have had no task for a while."""
-        await asyncio.gather(self._keep_servers(stop), spark_classes.make_beside(self._java, stop))
+        """Ends servers that have had no task for a while. Those that die are restarted; raises if the only one
+        cannot be."""
+        await asyncio.gather(self._tend_servers(stop), spark_classes.make_beside(self._java, stop))
 
-    async def _keep_servers(self, stop: asyncio.Event) -> None:
-        if not self._by_job:
-            await self._entries[None].starting.result().keep_running(stop)
-            return
-        while not stop.is_set():
-            for key, entry in list(self._entries.items()):
-                await self._tend(key, entry)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _TEND_SECONDS)
+    async def _tend_servers(self, stop: asyncio.Event) -> None:
+        while not await happens(stop, within=_TEND_SECONDS):
+            if self._given_up is not None:
+                raise self._given_up
+            for entry in list(self._entries.values()):
+                if not self._by_job and len(self._entries) == 1:
+                    break
+                if not entry.users and time.monotonic() - entry.idle_since > _IDLE_SECONDS:
+                    self._forget(entry)
+                    await self._end(entry)
 
-    async def _tend(self, key: Hashable, entry: _Entry) -> None:
-        if entry.running is None and entry.starting.done() and not entry.starting.exception():
-            entry.running = asyncio.create_task(entry.starting.result().keep_running(entry.stop))
-            entry.running.add_done_callback(lambda done: self._on_given_up(key, done))
-        if not entry.users and time.monotonic() - entry.idle_since > _IDLE_SECONDS:
-            del self._entries[key]
-            await self._end(entry)
-
-    def _on_given_up(self, key: Hashable, running: asyncio.Task[None]) -> None:
-        """A server could not be restarted; the next task of its job tries again."""
+    def _on_given_up(self, entry: _Entry, running: asyncio.Task[None]) -> None:
+        """A server could not be restarted. The next task that needs it tries again, unless no other shows that Spark
+        can run here at all."""
         if running.cancelled() or (error := running.exception()) is None:
             return
         telemetry.emit("spark.given_up", "error", error=str(error))
-        self._entries.pop(key, None)
+        if not self._by_job and len(self._entries) == 1:
+            self._given_up = error
+        self._forget(entry)
 
     async def close(self) -> None:
         entries, self._entries = list(self._entries.values()), {}
@@ -152,15 +179,24 @@ class SparkServers:
 
 
 class OneRemoteSpark:
-    """The same for a server run by somebody else."""
+    """The same for a server run by somebody else. It has tasks of one organization: the first one that comes."""
 
     network = PrivateNetwork((), "Spark is elsewhere")
 
     def __init__(self, remote: str) -> None:
         self._remote = RemoteSpark(remote)
+        self._org: str | None = None
 
     @contextlib.asynccontextmanager
-    async def for_job(self, job: Hashable) -> AsyncIterator[Spark]:
+    async def for_job(self, org: str, job: str) -> AsyncIterator[Spark]:
+        self._org = self._org or org
+        if org != self._org:
+            raise PlatformError(
+                "spark.other_organization",
+                "the Spark server of this worker's spark_remote has run tasks of another organization",
+                value=org,
+                next_step="give each organization a worker of its own, with a token for it and its own spark_remote",
+            )
         yield self._remote
 
     async def keep_running(self, stop: asyncio.Event) -> None:

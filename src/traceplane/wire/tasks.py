@@ -127,6 +127,7 @@ class OutputRef(Wire, frozen=True):
     dataset_id: str
     dataset_uuid: UUID
     dataset_version: UUID
+    storage: str
     columns: list[ColumnSchema] = []
     """The columns that the dataset declares, with Arrow types; empty if it declares none."""
 

@@ -81,7 +81,7 @@ async def fetched(
 ) -> AsyncIterator[LocalInputs]:
     """The task's hot inputs as temporary files."""
     folders = {
-        number: object_store / f"{i.dataset_uuid}/{i.dataset_version}/staging/{task.task_id}/{task.attempt}"
+        number: object_store / f"{i.storage}staging/{task.task_id}/{task.attempt}"
         for number, (i, place) in enumerate(zip(job.inputs, task.hot_inputs, strict=False))
         if place is not None
     }
@@ -138,7 +138,14 @@ class _Fetch:
             assert place is not None, "the dispatcher describes every hot input"
             await asyncio.to_thread(_make_anew, folder)
             reading = _Reading(
-                self.client, self.fence, self.token, self.decoders, number, used, task.input_schemas[number]
+                self.client,
+                self.fence,
+                self.token,
+                self.decoders,
+                self.job.org,
+                number,
+                used,
+                task.input_schemas[number],
             )
             inputs.files[number], inputs.rows[number] = await reading.run(place, folder, self.object_store)
             inputs.reads.append(HotRead(used.input_index, place.state))
@@ -190,12 +197,13 @@ class _Reading:
         fence: Fence,
         token: Callable[[], str],
         decoders: Decoders,
+        org: str,
         number: int,
         used: InputRef,
         columns: Sequence[ColumnSchema] | None,
     ) -> None:
         self._client, self._fence, self._token, self._number = client, fence, token, number
-        self._decoders = decoders
+        self._decoders, self._org = decoders, org
         from traceplane.columnar.arrow_types import (
             schema_of,
         )  # imports Arrow, which other tasks do not need here
@@ -223,7 +231,7 @@ class _Reading:
             target = folder / f"moved-{number:05d}.parquet"
             async with turns:
                 work = KeptRowsWork(self._columns, place.position, file.keep)
-                rows = await asyncio.to_thread(_keep, self._decoders, source, target, work)
+                rows = await asyncio.to_thread(_keep, self._decoders, self._org, source, target, work)
             return str(target), rows
 
         try:
@@ -247,12 +255,12 @@ class _Reading:
         return str(parquet), rows
 
 
-def _keep(decoders: Decoders, source: Path, target: Path, work: KeptRowsWork) -> int:
+def _keep(decoders: Decoders, org: str, source: Path, target: Path, work: KeptRowsWork) -> int:
     """Keeps the rows of a file at these positions. Operators wrote the file, so a decoder reads it."""
     try:
         limits = FileLimits(_KEPT_BYTES + 4 * source.stat().st_size, cpu_seconds=120.0, seconds=600.0)
         with target.open("w+b") as sink:
-            return decoders.decode(source, work, limits, sink).rows
+            return decoders.decode(org, source, work, limits, sink).rows
     except FileTooLarge as error:
         raise TooLarge(
             "operator.input_too_large",

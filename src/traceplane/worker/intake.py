@@ -21,6 +21,7 @@ from traceplane.worker.dispatcher_client import DispatcherClient
 _LONG_POLL_SECONDS = 20.0
 _VISIBILITY_SECONDS = 60.0
 _HELLO_SECONDS = 10.0
+_NO_QUEUE_SECONDS = 0.5
 _TURN_SECONDS = 2.0
 """How long a worker waits for each of several queues."""
 
@@ -88,7 +89,7 @@ class _Receipt:
 class QueueIntake:
     """An external queue: a wake-up stays hidden while its task runs, and is deleted when it has ended.
 
-    A worker that offers something serves several queues: those of tasks that need it, and the one of its runtime. The
+    A worker may serve several queues: those of its organizations, and those of tasks that need what it offers. The
     dispatcher says which, and they are asked in turn.
     """
 
@@ -99,7 +100,7 @@ class QueueIntake:
         self._wake_queue = wake_queue
         self._worker = worker
         self._own_queue = queue
-        self._queues = [queue]
+        self._queues: list[str] = []
         self._receipts: dict[UUID, _Receipt] = {}
         self._left = asyncio.Event()
         self._settled: GroupCommit[_Receipt, None] = GroupCommit("worker.settle", self._delete)
@@ -132,6 +133,8 @@ class QueueIntake:
     async def _receive(self, limit: int) -> dict[_Receipt, UUID]:
         """From the first of its queues that has wake-ups."""
         queues = self._queues
+        if not queues:
+            await asyncio.sleep(_NO_QUEUE_SECONDS)
         wait = _LONG_POLL_SECONDS if len(queues) == 1 else _TURN_SECONDS
         for queue in queues:
             messages = await self._wake_queue.receive(

@@ -53,7 +53,7 @@ class SandboxedOperators:
         async with AsyncExitStack() as during:
             spark = None
             if self._spark is not None:
-                spark = await during.enter_async_context(self._spark.for_job(f"{job.org}/{job.job_id}"))
+                spark = await during.enter_async_context(self._spark.for_job(job.org, str(job.job_id)))
                 held.spark = spark
             operator = _usable_operator(held)
             code = await self._code.code_of(job.code_bundle)

@@ -45,19 +45,18 @@ def granted_files(task: ClaimedTask) -> list[StoredFile]:
 
 
 def _generation(store: Path, path: str) -> Path:
-    """The generation's folder of a file or prefix: `{dataset}/{generation}/…`."""
-    dataset, generation, *_ = path.split("/")
-    return store / dataset / generation
+    """The generation's folder of a file or prefix: `…/{generation}/staging/…`."""
+    return store / path.partition("/staging/")[0]
 
 
 def reuse_of(job: JobPayload, store: StoreOnDisk) -> Reuse | None:
     """What all tasks of one revision of a job may reach; None if operators cannot traverse the folders."""
-    readable = [store.inputs / str(i.dataset_uuid) / str(i.dataset_version) for i in job.inputs]
+    readable = [store.inputs / i.storage for i in job.inputs]
     if (
         store.cache is not None
     ):  # an append also reads its output's files, which are not below where it writes
-        readable += [store.inputs / str(o.dataset_uuid) / str(o.dataset_version) for o in job.outputs]
-    writable = [store.outputs / str(o.dataset_uuid) / str(o.dataset_version) / "staging" for o in job.outputs]
+        readable += [store.inputs / o.storage for o in job.outputs]
+    writable = [store.outputs / o.storage / "staging" for o in job.outputs]
     if not all(_make_passable(folder) for folder in (*readable, *writable)):
         return None
     revision = hashlib.sha256(
@@ -68,9 +67,11 @@ def reuse_of(job: JobPayload, store: StoreOnDisk) -> Reuse | None:
 
 def _make_passable(folder: Path) -> bool:
     try:
-        if not folder.exists():
+        new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+        if new_folders:
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o755)
+            for path in new_folders:  # whatever the umask
+                path.chmod(0o755)
         return folder.stat().st_mode & _READABLE_BY_OTHERS == _READABLE_BY_OTHERS
     except OSError:
         return False

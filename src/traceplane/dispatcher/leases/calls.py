@@ -38,8 +38,10 @@ class Claim:
     task_ids: tuple[UUID, ...]
     wake_ups: tuple[tuple[str, str], ...] = ()
     """The local wake-ups that led to the claim, by queue and receipt; deleted whatever its outcome."""
-    serves: tuple[str, ...] = ("",)
+    queues: tuple[str, ...] = ("",)
     """The suffixes of the wake queues that the worker can serve."""
+    orgs: tuple[str, ...] | None = None
+    """The organizations that it serves; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class CompletionCall:
     """The rows of its outputs for hot tables."""
     log: str = ""
     """The log output of its operator."""
+    org: str = ""
+    """The organization of the task, if it has outputs."""
 
     @property
     def retryable(self) -> bool:
@@ -98,7 +102,7 @@ def emission_call(emission: Emission, capabilities: Sequence[Capability]) -> Emi
 def completion_call(completion: Completion, capabilities: Sequence[Capability]) -> CompletionCall:
     """Checks a completion against its task's grants, and derives its effects: its outputs, and one event per
     output in addition to those it names."""
-    _, grants = granted(completion, capabilities)
+    capability, grants = granted(completion, capabilities)
     fence = lease_fence(completion)
     report = Report(completion.status)
     if report is not Report.COMPLETED:
@@ -121,6 +125,7 @@ def completion_call(completion: Completion, capabilities: Sequence[Capability]) 
         hot_reads=reads,
         seen_commit=completion.seen_commit,
         log=completion.log,
+        org=capability.org,
     )
 
 

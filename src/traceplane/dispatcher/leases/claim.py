@@ -66,11 +66,11 @@ class Claims:
 
     async def claim(self, claims: Sequence[Claim]) -> list[ClaimResponse]:
         """Claims for several workers in one transaction; if two want the same task, the first gets it."""
-        requests: dict[tuple[UUID, str, tuple[str, ...]], LeaseRequest] = {}
+        requests: dict[tuple[UUID, str, tuple[str, ...], tuple[str, ...] | None], LeaseRequest] = {}
         for number, c in enumerate(claims):
             for task_id in c.task_ids:
-                request = LeaseRequest(task_id, number, c.worker_id, c.runtime, c.serves)
-                requests.setdefault((task_id, c.runtime, c.serves), request)
+                request = LeaseRequest(task_id, number, c.worker_id, c.runtime, c.queues, c.orgs)
+                requests.setdefault((task_id, c.runtime, c.queues, c.orgs), request)
         async with self._database.transaction("claim") as tx:
             claimed_by: defaultdict[int, list[Claimed]] = defaultdict(list)
             spent = [(queue, int(receipt)) for c in claims for queue, receipt in c.wake_ups]
@@ -91,7 +91,11 @@ class Claims:
             entries = {c.job_id: entries[c.job_id] for c in claimed}
         claimed_ids = {c.task_id for c in claimed}
         missing = [task_id for task_id in claim.task_ids if task_id not in claimed_ids]
-        reasons = await tasks.why_not_claimed(tx, missing, claim.runtime, claim.serves) if missing else {}
+        reasons = (
+            await tasks.why_not_claimed(tx, missing, claim.runtime, claim.queues, claim.orgs)
+            if missing
+            else {}
+        )
         for job_id, count in Counter(c.job_id for c in claimed).items():
             telemetry.count("tasks_claimed_total", count, job=entries[job_id].payload.name)
         groups = tokens.group_jobs([entry.payload for entry in entries.values()])
@@ -109,14 +113,16 @@ class Claims:
         lookup = await self._authority.vault.look_up(tx, list(needs.values())) if needs else None
         return JobSecrets(needs, lookup)
 
-    async def fetch(self, fence: LeaseFence) -> FetchResponse:
-        """The held task again, for a holder that lost the response to its claim."""
+    async def fetch(self, fence: LeaseFence, orgs: tuple[str, ...] | None) -> FetchResponse:
+        """The held task again, for a holder that lost the response to its claim and serves these organizations."""
         async with self._database.transaction() as tx:
             held = await tasks.fetch(tx, fence)
             if held is None:
                 return FetchResponse("stale")
             claimed = held.claimed
             entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
+            if orgs is not None and entries[claimed.job_id].payload.org not in orgs:
+                return FetchResponse("stale")
             data = await gather(tx, [claimed], entries)
             if data.not_computable and held.state == "running":
                 await _cancel(tx, data.not_computable)

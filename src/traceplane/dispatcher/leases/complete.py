@@ -105,7 +105,7 @@ class Reports:
             try:
                 for output in call.outputs:
                     if table := tables.get(output.generation_id):
-                        rows.append(await self._hot.prepare(table, output))
+                        rows.append(await self._hot.prepare(call.org, table, output))
             except Unfit as unfit:
                 for one in rows:
                     one.close()

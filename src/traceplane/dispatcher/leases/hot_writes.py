@@ -89,12 +89,12 @@ class HotWrites:
             self._known |= {generation: loaded.get(generation) for generation in unknown}
         return {g: table for g in generations if (table := self._known[g]) is not None}
 
-    async def prepare(self, table: HotTable, output: OutputCommit) -> HotRows:
+    async def prepare(self, org: str, table: HotTable, output: OutputCommit) -> HotRows:
         """Raises Unfit."""
         # One output per table at a time, so that a job with much to read delays itself first.
         own_turn = self._turns_of_tables.setdefault(output.generation_id, asyncio.Lock())
         async with own_turn, self._turns, self._at_hand(output.files) as paths:
-            return await asyncio.to_thread(_encoded, self._decoders, table, paths, output.start, output.end)
+            return await asyncio.to_thread(_encoded, self._decoders, org, table, paths, output)
 
     @contextlib.asynccontextmanager
     async def _at_hand(self, files: Sequence[StagedFile]) -> AsyncIterator[list[Path]]:
@@ -134,14 +134,16 @@ async def apply(tx: Transaction, rows: Sequence[HotRows]) -> list[int]:
     return added
 
 
-def _encoded(decoders: Decoders, table: HotTable, paths: Sequence[Path], start: int, end: int) -> HotRows:
-    work = HotRowsWork(table, table.position_column.values((start, end)))
+def _encoded(
+    decoders: Decoders, org: str, table: HotTable, paths: Sequence[Path], output: OutputCommit
+) -> HotRows:
+    work = HotRowsWork(table, table.position_column.values((output.start, output.end)))
     count, budget = 0, Budget(MOST_BYTES)
     with contextlib.ExitStack() as undo:
         sink = undo.enter_context(tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY))
         for path in paths:
             try:
-                count += budget.decode(decoders, path, work, sink)
+                count += budget.decode(decoders, org, path, work, sink)
             except InvalidContents as invalid:
                 raise Unfit(
                     "commit.rows_unfit", str(invalid), invalid.next_step or "", value=invalid.column
@@ -151,7 +153,7 @@ def _encoded(decoders: Decoders, table: HotTable, paths: Sequence[Path], start: 
             except Unreadable as error:
                 raise _unreadable(path.name, str(error)) from error
         undo.pop_all()
-    return HotRows(table, start, end, sink, count)
+    return HotRows(table, output.start, output.end, sink, count)
 
 
 def _too_large(path: str, reason: str) -> Unfit:

@@ -140,7 +140,8 @@ def _grants(payload: JobPayload) -> JobGrants:
             ReadGrant(str(i.dataset_uuid), str(i.dataset_version), i.storage) for i in payload.inputs
         ),
         writes=tuple(
-            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version)) for o in payload.outputs
+            WriteGrant(o.output_index, str(o.dataset_uuid), str(o.dataset_version), o.storage)
+            for o in payload.outputs
         ),
     )
 

@@ -103,7 +103,7 @@ class SignalJobs:
             ranges = [(generation, (t.range_start, t.range_end)) for t in batch]
             live = list(zip(batch, await commits.read_by_tasks(tx, ranges), strict=True))
             fresh = [(t, c) for t, c in live if not t.backfill]
-            signals = await self._signals(fresh)
+            signals = await self._signals(row.org, fresh)
             if signals.messages:
                 await asyncio.to_thread(self._publish, signals.messages)
             if signals.errors:
@@ -122,7 +122,7 @@ class SignalJobs:
             self._publisher = self._make_publisher()
         self._publisher.publish(messages)
 
-    async def _signals(self, inputs: _Inputs) -> _Signals:
+    async def _signals(self, org: str, inputs: _Inputs) -> _Signals:
         paths = {f["path"]: f["bytes"] for _, live in inputs for commit in live for f in commit.files}
         if not paths:
             return _Signals()
@@ -138,10 +138,10 @@ class SignalJobs:
                 )
             finally:
                 await objects.close()
-            return await asyncio.to_thread(_read, self._decoders, inputs, copies)
+            return await asyncio.to_thread(_read, self._decoders, org, inputs, copies)
 
 
-def _read(decoders: Decoders, inputs: _Inputs, copies: dict[str, Path]) -> _Signals:
+def _read(decoders: Decoders, org: str, inputs: _Inputs, copies: dict[str, Path]) -> _Signals:
     signals = _Signals()
     all_lines: list[SignalLine] = []
     held, began = 0, time.monotonic()
@@ -150,7 +150,7 @@ def _read(decoders: Decoders, inputs: _Inputs, copies: dict[str, Path]) -> _Sign
             signals.left.add(task.task_id)
             continue
         try:
-            lines = _lines(decoders, task, live, copies)
+            lines = _lines(decoders, org, task, live, copies)
         except FileTooLarge as error:
             message = f"the signals of the task are larger than {_TASK_BYTES >> 20} MB: {error}"
             signals.errors[task.task_id] = TaskError("operator.input_too_large", message)
@@ -166,11 +166,11 @@ def _read(decoders: Decoders, inputs: _Inputs, copies: dict[str, Path]) -> _Sign
 
 
 def _lines(
-    decoders: Decoders, task: QueuedTask, live: Sequence[LiveCommit], copies: dict[str, Path]
+    decoders: Decoders, org: str, task: QueuedTask, live: Sequence[LiveCommit], copies: dict[str, Path]
 ) -> list[SignalLine]:
     sink, budget = io.BytesIO(), Budget(_TASK_BYTES, cpu_seconds=_TASK_SECONDS)
     for commit in live:
         work = SignalsWork(kept(commit.positions, (task.range_start, task.range_end), commit.hidden))
         for file in commit.files:
-            budget.decode(decoders, copies[file["path"]], work, sink)
+            budget.decode(decoders, org, copies[file["path"]], work, sink)
     return _DECODER.decode_lines(sink.getvalue())

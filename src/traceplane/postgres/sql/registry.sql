@@ -63,8 +63,11 @@ returning dataset_uuid
 
 -- name: add_generation
 -- A new build of a dataset; $3 is the generation its rows are read from, if they are not its own.
-insert into generations (dataset_uuid, fingerprint, data_generation_id, position_column)
-values ($1, $2, (select coalesce(data_generation_id, generation_id) from generations where generation_id = $3), $4)
+insert into generations (generation_id, dataset_uuid, fingerprint, data_generation_id, position_column, storage)
+select n.generation_id, d.dataset_uuid, $2,
+       (select coalesce(data_generation_id, generation_id) from generations where generation_id = $3), $4,
+       'o/' || d.org_id || '/' || d.dataset_uuid || '/' || n.generation_id || '/'
+from datasets d, (select uuid7() as generation_id offset 0) n where d.dataset_uuid = $1
 returning generation_id
 
 -- name: map_dataset
@@ -85,9 +88,9 @@ select job_id, name from jobs where dag_id = $1 and routed and not building
 insert into jobs (dag_id, name, fingerprint, activation, source_kind, runtime, operator, definition, routed, building,
                   priority, max_concurrency, dispatch_window, max_queue_depth, max_queue_age, timeout, lease,
                   max_attempts, retry_base, retry_max, network, backfill_concurrency, function, requires,
-                  secrets)
+                  secrets, org_queue)
 values ($1, $2, $3, $4, $5, $6, $7, $8, true, true, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-        $22, $23)
+        $22, $23, (select o.queue_suffix from dags d join orgs o using (org_id) where d.dag_id = $1))
 returning job_id
 
 -- name: clear_pressure
@@ -166,7 +169,7 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'name', i.name,
       'dataset_uuid', i.dataset_uuid, 'dataset_version', i.generation_id, 'dataset_id', ds.dataset_id,
       'where', i.filter, 'columns', i.columns, 'position', rows.position_column, 'time_column', i.read->>'time_column',
-      'storage', rows.dataset_uuid || '/' || rows.generation_id || '/',
+      'storage', storage_of(rows),
       'hot', exists (select 1 from hot_tables h where h.generation_id = rows.generation_id),
       'with_files', exists (select 1 from job_outputs x join jobs f on f.job_id = x.job_id
         where x.generation_id = i.generation_id and f.source_kind = 'file' and f.dag_id = j.dag_id
@@ -188,10 +191,12 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       or exists (select 1 from hot_tables h where h.generation_id = x.generation_id))) as reads_files,
   coalesce((select jsonb_agg(jsonb_build_object('output_index', x.output_index, 'name', x.name,
       'dataset_uuid', x.dataset_uuid, 'dataset_version', x.generation_id, 'dataset_id', ds.dataset_id,
+      'storage', storage_of(g),
       'columns', coalesce((select v.definition -> 'columns' from dag_version_datasets v
         where v.generation_id = x.generation_id limit 1), '[]'))
       order by x.output_index)
-    from job_outputs x join datasets ds using (dataset_uuid) where x.job_id = j.job_id), '[]') as outputs,
+    from job_outputs x join datasets ds using (dataset_uuid) join generations g using (generation_id)
+    where x.job_id = j.job_id), '[]') as outputs,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'generation_id', i.generation_id,
       'row_generation_id', (select coalesce(g.data_generation_id, g.generation_id) from generations g
         where g.generation_id = i.generation_id), 'role', i.role, 'read', i.read, 'partitions', coalesce((select v.definition -> 'partitions'

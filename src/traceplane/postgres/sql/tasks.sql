@@ -6,6 +6,7 @@
 -- dispatched -> running, once: the second of two claims of one task waits for the first and then gets nothing.
 -- The subselect reads the ids in order, so that two calls lock their rows in the same order; for the same reason
 -- one statement handles all the claims of a group. The local wake-ups that led to the claims are deleted.
+-- A worker of some organizations names them; for one of all (null) nothing is looked up.
 with spent as (
   delete from wake_messages m using unnest($5::text[], $6::bigint[]) as r (queue, message_id)
   where m.queue = r.queue and m.message_id = r.message_id
@@ -13,18 +14,23 @@ with spent as (
 update tasks t
 set state = 'running', attempt = t.attempt + 1, lease_token = gen_random_uuid(),
     lease_expires_at = tp_now() + j.lease, worker_id = w.worker_id, started_at = tp_now(), progress = null
-from (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $7::text[])
-        as w (task_id, claim, worker_id, runtime, serves)
+from (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $7::text[], $8::text[])
+        as w (task_id, claim, worker_id, runtime, queues, orgs)
       order by task_id offset 0) w, jobs j
 where t.task_id = w.task_id and t.state = 'dispatched' and j.job_id = t.job_id and j.runtime = w.runtime
-  and (j.queue_suffix = '' or j.queue_suffix = any(string_to_array(w.serves, ',')))
+  and (j.requires is null or j.queue_suffix = any(string_to_array(w.queues, ',')))
+  and (w.orgs is null or exists (select 1 from dags d join orgs o using (org_id)
+                                 where d.dag_id = j.dag_id and o.slug = any(string_to_array(w.orgs, ','))))
 returning t.task_id, t.job_id, t.attempt, t.lease_token, t.kind, t.partition_key,
           t.range_start, t.range_end, t.traceparent, t.created_at, j.revision, w.claim
 
 -- name: why_not_claimed
--- The reason a claim was refused, for each task that was not claimed.
-select w.task_id, t.state, j.runtime, j.queue_suffix
-from unnest($1::uuid[]) as w (task_id) left join tasks t using (task_id) left join jobs j using (job_id)
+-- The reason a claim was refused, for each task that was not claimed. Tasks of organizations that the worker does not
+-- serve ($2; null: it serves all) are unknown to it.
+select w.task_id, t.state, j.runtime, j.queue_suffix, j.requires is not null as requires
+from unnest($1::uuid[]) as w (task_id)
+left join (tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id))
+  on t.task_id = w.task_id and ($2::text[] is null or o.slug = any($2))
 
 -- name: fetch
 -- One task as its holder sees it; a stale holder gets no row.

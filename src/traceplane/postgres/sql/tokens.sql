@@ -32,7 +32,7 @@ update signing_keys set retires_at = tp_now() where retires_at is null or retire
 -- Hashes of the opaque tokens, including recently expired ones, so that their refusal names the reason.
 -- A member's roles are those that have not expired; one that is disabled has none.
 select t.token_hash, t.token_id, t.principal, t.org, o.org_id, t.name, t.sees_pii, t.roles, t.datasets, t.created_by,
-       t.member_id, m.kind as member_kind, m.name as member_name,
+       t.serves, t.member_id, m.kind as member_kind, m.name as member_name,
        extract(epoch from t.created_at)::float8 as created_at, extract(epoch from t.expires_at)::float8 as expires_at,
        extract(epoch from t.revoked_at)::float8 as revoked_at,
        case when t.member_id is not null then array(
@@ -58,8 +58,9 @@ lock table access_tokens in share row exclusive mode
 -- name: store_access_token
 -- A new token's hash, or the expiry of an old one.
 insert into access_tokens (token_hash, principal, org, name, created_at, expires_at, revoked_at, sees_pii, roles, datasets,
-                           created_by, member_id)
-values ($1, $2, $3, $4, to_timestamp($5::float8), to_timestamp($6::float8), to_timestamp($7::float8), $8, $9, $10, $11, $12)
+                           created_by, member_id, serves)
+values ($1, $2, $3, $4, to_timestamp($5::float8), to_timestamp($6::float8), to_timestamp($7::float8), $8, $9, $10, $11, $12,
+        $13)
 on conflict (token_hash) do update set expires_at = excluded.expires_at, revoked_at = excluded.revoked_at
 
 -- name: clock

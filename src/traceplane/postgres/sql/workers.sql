@@ -1,23 +1,29 @@
 -- Workers that ask for tasks, and what jobs need of them.
 
 -- name: see
--- A worker is there, and what it offers. Workers that were not seen for long are forgotten.
+-- A worker is there, what it offers, and whom it serves. Workers that were not seen for long are forgotten.
 with gone as (
   delete from workers where worker_id in (
     select worker_id from workers where seen_at < tp_now() - $4::interval and worker_id <> $1
     order by worker_id for update skip locked)
 )
-insert into workers (worker_id, runtime, offers, seen_at) values ($1, $2, $3, tp_now())
-on conflict (worker_id) do update set runtime = excluded.runtime, offers = excluded.offers, seen_at = excluded.seen_at
+insert into workers (worker_id, runtime, offers, serves, seen_at) values ($1, $2, $3, $5, tp_now())
+on conflict (worker_id) do update set runtime = excluded.runtime, offers = excluded.offers, serves = excluded.serves,
+  seen_at = excluded.seen_at
 
 -- name: leave
--- A worker stops.
-delete from workers where worker_id = $1
+-- A worker stops. It cannot say so for one of other organizations.
+delete from workers where worker_id = $1 and serves is not distinct from $2::text[]
 
 -- name: there
 -- Workers that were seen lately.
 select worker_id, runtime, offers from workers where seen_at > tp_now() - $1::interval order by worker_id
 
 -- name: required_sets
--- What jobs need of workers, each set once for a runtime.
-select distinct runtime, requires, queue_suffix from jobs where requires is not null
+-- What jobs need of workers, each set once for a runtime and an organization.
+select distinct j.runtime, j.requires, j.queue_suffix, o.slug as org
+from jobs j join dags d using (dag_id) join orgs o using (org_id) where j.requires is not null
+
+-- name: org_queues
+-- The wake queues of organizations, and whether there may be tasks in them.
+select slug, queue_suffix, exists (select 1 from dags d where d.org_id = o.org_id) as in_use from orgs o order by slug
