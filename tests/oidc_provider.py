@@ -5,6 +5,7 @@ It signs in whoever `person` says, without asking. Tests also let it lie: `issue
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -85,7 +86,7 @@ class OidcProvider:
     grants: dict[str, Grant] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     """Device codes, by the codes that people enter."""
-    last_token: str = ""
+    device_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -187,6 +188,7 @@ class OidcProvider:
             return _refusal("invalid_client", 401)
         code, user_code = secrets.token_urlsafe(16), secrets.token_hex(4).upper()
         self.devices[user_code] = code
+        self.device_begun.set()
         self.grants[code] = Grant(self.claims(), _text(form.get("code_challenge")), approved=False)
         return web.json_response(
             {
@@ -217,9 +219,8 @@ class OidcProvider:
             return _refusal("invalid_grant")
         if not self.reuses_codes:
             del self.grants[code]
-        self.last_token = self.sign(grant.claims)
         return web.json_response(
-            {"id_token": self.last_token, "token_type": "Bearer", "access_token": "unused"}
+            {"id_token": self.sign(grant.claims), "token_type": "Bearer", "access_token": "unused"}
         )
 
     def _is_client(self, request: web.Request, form: dict[str, Any]) -> bool:

@@ -459,6 +459,11 @@ def token_file(settings: Settings, name: str) -> Path:
     return settings.home / "tokens" / name
 
 
+def signed_in_file(settings: Settings) -> Path:
+    """Says where `traceplane login` got the user token of this folder."""
+    return token_file(settings, "signed_in")
+
+
 def _token(file: Path) -> str | None:
     try:
         return file.read_text().strip()
@@ -522,8 +527,11 @@ def _is_own_address(settings: Settings) -> bool:
     token = token_file(settings, "user")
     if token.resolve() != settings.home.resolve() / "tokens" / "user":
         return False  # a link to the token of another platform
+    signed_in = signed_in_file(settings)
+    # The token is of the platform that the sign-in was with, not of the folder's own.
+    record = signed_in if signed_in.exists() else running_file(settings)
     try:
-        recorded = json.loads(running_file(settings).read_text())["url"]
+        recorded = json.loads(record.read_text())["url"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return bool(recorded.rstrip("/") == url.rstrip("/"))

@@ -53,7 +53,7 @@ async def test_an_invalid_user_token_is_refused_with_the_reason(world: AttackedP
         world.tokens["revoked"]: (401, "token.revoked"),
         world.tokens["expired"]: (401, "token.expired"),
         world.platform.worker_token: (403, "token.wrong_principal"),
-        world.token: (401, "token.malformed"),
+        world.token: (401, "jwt.unknown_issuer"),
     }
     for token, reason in reasons.items():
         assert await world.gateway("POST", "/api/v1/events", {"events": [event()]}, token=token) == reason

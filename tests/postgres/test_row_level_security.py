@@ -22,6 +22,7 @@ SHARED = {"code_bundles"}
 READ_ONLY = {"workers"}
 """What an organization sees, and only the platform changes."""
 OF_THE_PLATFORM = {
+    "completed_sign_ins",
     "retention_rounds",
     "schema_migrations",
     "signing_keys",

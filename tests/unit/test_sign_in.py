@@ -231,7 +231,7 @@ def provider(**changes: Any) -> Provider:
 
 
 def said(**found: Any) -> Verified:
-    return Verified(ISSUER, "ada-1", found)
+    return Verified(ISSUER, "ada-1", {"aud": AUDIENCE, **found})
 
 
 @pytest.mark.parametrize(

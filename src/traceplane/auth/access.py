@@ -41,11 +41,15 @@ def may_see_parameters(caller: Caller) -> bool:
 
 def require_role(record: TokenRecord, role: Role) -> Role:
     """The user's role, if it is this one or above: admin > writer > reader. A worker has none."""
-    if record.role is None or RANKS[record.role] < RANKS[role]:
+    return required_role(record.role, role, str(record.principal))
+
+
+def required_role(held: Role | None, needed: Role, caller: str) -> Role:
+    if held is None or RANKS[held] < RANKS[needed]:
         raise errors.Forbidden(
             "access.role_required",
-            f"this call needs the role {role}",
-            value=record.role or record.principal,
+            f"this call needs the role {needed}",
+            value=held or caller,
             next_step="ask an admin of the organization",
         )
-    return record.role
+    return held

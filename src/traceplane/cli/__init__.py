@@ -21,6 +21,7 @@ the platform itself.
     scopes       parses scopes and ranges from the command line
     secrets      `traceplane secret`
     services     commands that run the platform: `up`, and each process alone
+    sign_in      `traceplane login`, `traceplane logout` and `traceplane sign-in`
     start        where `traceplane` begins: quiet if it is interrupted while it imports the rest
     supervisor   runs the processes of `traceplane up`
     tasks        commands for tasks and the status of the platform

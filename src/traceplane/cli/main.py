@@ -21,6 +21,7 @@ from traceplane.cli import (
     queries,
     secrets,
     services,
+    sign_in,
     tasks,
     trigger,
 )
@@ -66,6 +67,7 @@ for command in (
     *trigger.COMMANDS,
     *secrets.COMMANDS,
     *people.COMMANDS,
+    *sign_in.COMMANDS,
     *admin.COMMANDS,
 ):
     cli.add_command(command)

@@ -1,25 +1,27 @@
 """The gateway: the public HTTP API. It accepts events and deploys even while no dispatcher runs, since both
 are transactions on the same tables; a dispatcher picks the work up when it is back.
 
-    api              routes of the public API
-    backfill         tasks for the scopes of a range that need one and have none under way
-    coverage         why some positions of a dataset are missing, followed upstream
-    cron_sources     cron sources: when each fires next, and when it last did
-    datasets         the catalog as people see it
-    deploys          deploys and versions of DAGs
-    emits            events by hand, committed in groups
-    file_sources     file sources: what the last listing found, and what was refused
-    hidden_values    what operators wrote, as far as the caller may see what they were handed
-    jobs             jobs, as people look after them: pauses, and batches that are closed by hand
-    main             the gateway process, wired by hand
-    partition_names  names of partitions, as people write them
-    people           members, roles and tokens of an organization
-    pipelines        pipelines, lists of tickers and executions, as people and Celery workers reach them
-    plan_steps       a plan as data, for programs
-    query_tasks      a query that is too large for an answer: a task on Spark, whose result is a dataset
-    rate_limits      how often one caller may call
-    refused_names    what a call answers about a name that it cannot take
-    secrets          secrets, as people set them; no route returns a value
-    tasks            tasks, as people look at them and look after them
-    webhooks         deliveries to webhook sources, committed in groups
+    api                 routes of the public API
+    backfill            tasks for the scopes of a range that need one and have none under way
+    coverage            why some positions of a dataset are missing, followed upstream
+    cron_sources        cron sources: when each fires next, and when it last did
+    datasets            the catalog as people see it
+    deploys             deploys and versions of DAGs
+    emits               events by hand, committed in groups
+    file_sources        file sources: what the last listing found, and what was refused
+    hidden_values       what operators wrote, as far as the caller may see what they were handed
+    identity_providers  the identity providers of an organization, as its admins set them
+    jobs                jobs, as people look after them: pauses, and batches that are closed by hand
+    main                the gateway process, wired by hand
+    partition_names     names of partitions, as people write them
+    people              members, roles and tokens of an organization
+    pipelines           pipelines, lists of tickers and executions, as people and Celery workers reach them
+    plan_steps          a plan as data, for programs
+    query_tasks         a query that is too large for an answer: a task on Spark, whose result is a dataset
+    rate_limits         how often one caller may call
+    refused_names       what a call answers about a name that it cannot take
+    secrets             secrets, as people set them; no route returns a value
+    sign_in             who calls by a JWT or a session, and how browsers and the command line get one
+    tasks               tasks, as people look at them and look after them
+    webhooks            deliveries to webhook sources, committed in groups
 """

@@ -28,14 +28,17 @@ from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
+from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.people import PeopleApi
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.gateway.secrets import SecretApi
+from traceplane.gateway.sign_in import SignIn
 from traceplane.gateway.tasks import TaskApi, standing
 from traceplane.gateway.webhooks import Webhooks
 from traceplane.http_service.app import App
+from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import Call, ClientGone, Incoming, Push, Route, Stream
 from traceplane.postgres import commits, events, job_pauses, outbox, tokens
 from traceplane.postgres.coverage import of_datasets as positions_held
@@ -47,6 +50,8 @@ from traceplane.query.wire import Format, QueryLimits
 from traceplane.runtime.process import Outcome
 from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
+from traceplane.signin.issuers import Issuers
+from traceplane.signin.jwts import is_jwt
 from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
@@ -83,6 +88,10 @@ class PublicApi:
         self.webhooks = Webhooks(database, settings, self.vault)
         self.file_sources = FileSources()
         self.secrets = SecretApi(self.vault)
+        outgoing = Outgoing(settings.outgoing_allow)
+        issuers = Issuers(outgoing)
+        self.sign_in = SignIn(database, orgs, settings, self.vault, outgoing, issuers, self._rate_limits)
+        self.identity_providers = IdentityProviderApi(outgoing, issuers)
         self._queries = Queries(
             EnginePool(
                 spill_root=settings.home / "spill",
@@ -136,6 +145,8 @@ class PublicApi:
             *self.file_sources.routes(),
             *self.secrets.routes(),
             *PeopleApi().routes(),
+            *self.identity_providers.routes(),
+            *self.sign_in.routes(),
         ]  # fmt: skip
         return App(
             routes,
@@ -153,11 +164,16 @@ class PublicApi:
                 await tokens.note_use(tx, used)
             self._book = await load_token_book(tx)
             self._now = await tokens.clock(tx)
+            await self.sign_in.read(tx)
         self._used.difference_update(used)
         return Outcome()
 
     def _authenticate(self, incoming: Incoming) -> Caller | Awaitable[Caller]:
+        if self.sign_in.has_session(incoming):
+            return self.sign_in.caller_of_session(incoming)
         token = bearer(incoming.header("authorization"))
+        if is_jwt(token):
+            return self.sign_in.caller_of_jwt(token, incoming)
 
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)

@@ -42,6 +42,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, kick=access_changed, stop=stop),
             access_listener=database.listen([ACCESS_CHANGED], lambda *_: access_changed.set(), stop),
+            issuers=run_loop("issuers", api.sign_in.refresh_issuers, interval=30.0, stop=stop),
             webhooks=run_loop("webhooks", api.webhooks.refresh, interval=REFRESH_SECONDS, stop=stop),
         )
     finally:

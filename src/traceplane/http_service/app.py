@@ -106,11 +106,10 @@ class App:
     ) -> Reply | Stream:
         headers = dict(scope["headers"])
         principal = None
+        client = scope.get("client")
+        remote = client[0] if client else None
         if route.auth != PUBLIC:
-            client = scope.get("client")
-            incoming = Incoming(
-                route.auth, route.method, route.label, path_params, headers, client[0] if client else None
-            )
+            incoming = Incoming(route.auth, route.method, route.label, path_params, headers, remote)
             principal = self._authenticate(incoming)
             if isinstance(principal, Awaitable):
                 principal = await principal
@@ -128,7 +127,7 @@ class App:
         body = raw if route.decoder is None else route.decode_body(raw)
         try:
             result = await route.handler(
-                Call(body, path_params, query, principal, headers, receive, scope["headers"])
+                Call(body, path_params, query, principal, headers, receive, scope["headers"], remote)
             )
         except RecursionError:
             if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked

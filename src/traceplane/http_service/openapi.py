@@ -66,7 +66,7 @@ def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]
 
 
 def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    codes = {400, 404, 409, 500, 503}
+    codes = {400, 404, 409, 500, 503, *(status for status in route.statuses if status in _ERRORS)}
     text = {"type": "string"}
     operation: dict[str, Any] = {
         "summary": route.summary,
@@ -102,8 +102,9 @@ def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str
             {"*/*": {}} if route.response in (Reply, Stream) else {JSON: {"schema": schemas[route.response]}}
         )
     status = 204 if route.response is None else 200
+    elsewhere = {"303": {"description": "Go on there."}} if 303 in route.statuses else {}
     failures = {str(code): {"$ref": f"#/components/responses/Error{code}"} for code in sorted(codes)}
-    operation["responses"] = {str(status): answer, **failures}
+    operation["responses"] = {str(status): answer, **elsewhere, **failures}
     return operation
 
 

@@ -82,6 +82,8 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
     receive: Receive
     headers_sent: Sequence[tuple[bytes, bytes]] = ()
     """All headers, with those that were sent twice."""
+    remote: str | None = None
+    """The caller's address."""
 
     async def hung_up(self) -> None:
         """Returns when the caller is gone; for a handler that waits and should not wait for nobody."""
@@ -149,6 +151,8 @@ class Route:
     query: type[msgspec.Struct] | None = None
     reads_own_body: bool = False
     """Whether the handler reads the raw body itself (`Call.pieces`), after it has looked at the headers."""
+    statuses: tuple[int, ...] = ()
+    """That it answers with besides the usual ones: 303, or 401 and 403 of a public route."""
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from traceplane.signin.providers import Provider
 ATTEMPT_SECONDS = 600
 """How long a person may take to sign in at the provider."""
 CALLBACK = "/auth/callback"
-HOME = "/auth/session"
+HOME = "/api/v1/whoami"
 """Where a browser goes that was not on its way anywhere."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 

@@ -40,6 +40,13 @@ class Verified:
     subject: str
     claims: Claims
 
+    @property
+    def audiences(self) -> frozenset[str]:
+        named = self.claims.get("aud")
+        return frozenset(
+            one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ProviderKey:

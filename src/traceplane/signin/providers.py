@@ -124,7 +124,11 @@ def roles_of(provider: Provider, verified: Verified) -> frozenset[str]:
 
 def chosen(candidates: Sequence[Provider], verified: Verified, org: str | None) -> Provider:
     """The provider that a JWT is used with: the claims decide, and the caller if that leaves several organizations."""
-    fitting = [provider for provider in candidates if accepts(provider, verified)]
+    fitting = [
+        provider
+        for provider in candidates
+        if provider.audience in verified.audiences and accepts(provider, verified)
+    ]
     if org is not None:
         fitting = [provider for provider in fitting if provider.org == org]
     if not fitting:

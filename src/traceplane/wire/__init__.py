@@ -10,6 +10,7 @@ pipelines    the same: pipelines, lists of tickers, executions
 queries      the same: queries and the catalog
 secrets      the same: secrets, without their values
 scalars      the base and the field types that all contracts share
+sign_in      the gateway's public API: identity providers and device codes
 tasks        the internal API between the dispatcher and its workers
 webhooks     the gateway's public API: deliveries to webhook sources
 """

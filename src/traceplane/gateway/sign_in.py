@@ -1,0 +1,444 @@
+"""Sign-in: who calls by a JWT or a session, and how a browser and the command line get a session or a token.
+
+A sign-in that is under way leaves no trace here: what a browser needs to complete it is in its cookie, and a device
+code is the provider's. So nobody can fill anything by beginning sign-ins, and any gateway can complete what another
+began. Calls to providers are few at a time, since anybody can cause one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from traceplane import telemetry
+from traceplane.auth.access import bearer, required_role
+from traceplane.auth.callers import Caller, CallerKind
+from traceplane.auth.opaque import Principal, hash_token
+from traceplane.auth.roles import Rights, Role, RoleMeaning, rights
+from traceplane.auth.store import issue_token
+from traceplane.errors import (
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    PlatformError,
+    TraceplaneError,
+    Unauthenticated,
+)
+from traceplane.gateway.rate_limits import RateLimits
+from traceplane.http_service.outgoing import Outgoing
+from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
+from traceplane.postgres import sign_in, tokens
+from traceplane.postgres.database import Database, OrgDatabases, Transaction, retry_on_conflict
+from traceplane.postgres.sign_in import SignedIn
+from traceplane.runtime.process import Outcome
+from traceplane.secrets.references import SecretName
+from traceplane.secrets.vault import Denied, JobNeeds, Vault
+from traceplane.settings import Settings
+from traceplane.signin import browser, jwts, providers
+from traceplane.signin.browser import Attempt, Site, check_next, hashed, new_secret
+from traceplane.signin.conversation import Conversation, Pending
+from traceplane.signin.issuers import Issuers
+from traceplane.signin.jwts import Verified
+from traceplane.signin.providers import Provider
+from traceplane.wire.sign_in import (
+    CallbackQuery,
+    DeviceRequest,
+    DeviceResponse,
+    DeviceTokenRequest,
+    DeviceTokenResponse,
+    LoginQuery,
+    SignedOut,
+)
+
+READER = "reader"
+SIGNED_IN_SECONDS = 12 * 3600
+"""Of a session, and of a token of the command line. After it, the provider is asked again who somebody is."""
+_CONVERSATIONS = 16
+_BY = "sign-in"
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is stored about sign-in, as it was last read."""
+
+    providers: list[Provider] = field(default_factory=list)
+    org_ids: dict[str, UUID] = field(default_factory=dict)
+    roles: dict[UUID, dict[str, RoleMeaning]] = field(default_factory=dict)
+    disabled: frozenset[tuple[UUID, str, str]] = frozenset()
+    clock: float = 0.0
+    read_at: float = 0.0
+
+    @property
+    def now(self) -> float:
+        return self.clock + time.monotonic() - self.read_at
+
+
+class SignIn:
+    def __init__(
+        self,
+        database: Database,
+        orgs: OrgDatabases,
+        settings: Settings,
+        vault: Vault,
+        outgoing: Outgoing,
+        issuers: Issuers,
+        rate_limits: RateLimits,
+    ) -> None:
+        self._database, self._orgs, self._vault = database, orgs, vault
+        self._outgoing, self._issuers, self._rate_limits = outgoing, issuers, rate_limits
+        self._gateway_address = settings.gateway_address
+        self._known = _Known()
+        self._conversations = asyncio.Semaphore(_CONVERSATIONS)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/auth/login", None, Reply, self.login, PUBLIC,
+                  "Send a browser to the identity provider.", query=LoginQuery, statuses=(303,)),
+            Route("GET", browser.CALLBACK, None, Reply, self.callback, PUBLIC,
+                  "Where the identity provider sends the browser back to.", query=CallbackQuery,
+                  statuses=(303, 401, 403)),
+            Route("POST", "/auth/logout", None, Reply, self.logout, READER, "End the session or the token."),
+            Route("POST", "/auth/device", DeviceRequest, DeviceResponse, self.device, PUBLIC,
+                  "Begin a sign-in of the command line."),
+            Route("POST", "/auth/device/token", DeviceTokenRequest, DeviceTokenResponse, self.device_token, PUBLIC,
+                  "The token, once the person has signed in.", statuses=(401, 403)),
+        ]  # fmt: skip
+
+    # What is known ---------------------------------------------------------------------------------
+
+    async def read(self, tx: Transaction) -> None:
+        """Reads what is stored about sign-in anew."""
+        stored = await sign_in.providers(tx)
+        roles: dict[UUID, dict[str, RoleMeaning]] = {}
+        for role in await tokens.roles(tx):
+            roles.setdefault(role.org_id, {})[role.name] = RoleMeaning(Role(role.includes), role.sees_pii)
+        self._known = _Known(
+            providers=[_provider(asdict(one)) for one in stored],
+            org_ids={one.org: one.org_id for one in stored},
+            roles=roles,
+            disabled=await sign_in.disabled_subjects(tx),
+            clock=await tokens.clock(tx),
+            read_at=time.monotonic(),
+        )
+
+    async def refresh_issuers(self) -> Outcome:
+        """Fetches anew what providers publish; runs as a loop."""
+        await self._issuers.refresh({provider.issuer for provider in self._known.providers})
+        return Outcome()
+
+    # Who calls -------------------------------------------------------------------------------------
+
+    async def caller_of_jwt(self, token: str, incoming: Incoming) -> Caller:
+        issuer = jwts.unverified_issuer(token)
+        candidates = [p for p in self._known.providers if p.issuer == issuer and p.audience is not None]
+        if not candidates:
+            raise Unauthenticated(
+                "jwt.unknown_issuer",
+                "no organization accepts JWTs of this issuer",
+                next_step="ask an admin to set an identity provider with an audience",
+            )
+        audiences = {provider.audience for provider in candidates if provider.audience is not None}
+        verified = await self._verified(issuer, token, audiences)
+        provider = providers.chosen(candidates, verified, incoming.header("traceplane-org"))
+        org_id = self._known.org_ids[provider.org]
+        if (org_id, verified.issuer, verified.subject) in self._known.disabled:
+            raise _disabled(verified.subject)
+        named = providers.roles_of(provider, verified)
+        return self._caller(
+            provider.org,
+            org_id,
+            providers.machine_name(provider, verified),
+            CallerKind.SERVICE,
+            rights(self._known.roles.get(org_id, {}), None, sorted(named)),
+            incoming,
+        )
+
+    def has_session(self, incoming: Incoming) -> bool:
+        """Whether the call comes with a cookie of a session, and nothing else that says who calls."""
+        return incoming.header("authorization") is None and self._session_of(incoming.headers) is not None
+
+    async def caller_of_session(self, incoming: Incoming) -> Caller:
+        site, secret = self._site(), self._session_of(incoming.headers)
+        headers = tuple(incoming.headers.items())
+        assert secret is not None
+        site.check_host(headers, incoming.remote)
+        async with self._database.transaction() as tx:
+            found = await sign_in.session(tx, hashed(secret))
+        if found is None or found.revoked or found.expired:
+            raise Unauthenticated(
+                "session.ended", "the session has ended", next_step="sign in again: GET /auth/login"
+            )
+        if found.disabled:
+            raise _disabled(found.name)
+        site.check_from_own_page(incoming.method, headers, found.csrf_hash)
+        defined = self._known.roles.get(found.org_id, {})
+        granted = rights(defined, found.roles, None)
+        return self._caller(found.org, found.org_id, found.name, CallerKind(found.kind), granted, incoming)
+
+    def _caller(
+        self, org: str, org_id: UUID, name: str, kind: CallerKind, granted: Rights, incoming: Incoming
+    ) -> Caller:
+        self._rate_limits.count(org, name)
+        return Caller(
+            org=org,
+            org_id=org_id,
+            name=name,
+            kind=kind,
+            roles=granted.roles,
+            role=required_role(granted.role, Role(incoming.auth), str(kind)),
+            sees_pii=granted.sees_pii,
+            datasets=None,
+            database=self._orgs.of(org_id),
+        )
+
+    async def _verified(self, issuer: str, token: str, audiences: set[str]) -> Verified:
+        keys = await self._issuers.keys(issuer, jwts.unverified_kid(token))
+        return jwts.verify(token, keys, issuer=issuer, audiences=audiences, now=self._known.now)
+
+    # Browsers --------------------------------------------------------------------------------------
+
+    def _site(self) -> Site:
+        return Site.at(self._gateway_address)
+
+    def _session_of(self, headers: Any) -> str | None:
+        try:
+            return self._site().cookie(tuple(headers.items()), "session")
+        except InvalidInput:
+            return None  # a site that browsers cannot sign in to has no sessions
+
+    async def login(self, call: Call[None]) -> Reply:
+        query: LoginQuery = call.query
+        site = self._site()
+        check_next(query.next)
+        provider = providers.named(self._known.providers, query.org, query.provider)
+        published = await self._issuers.published(provider.issuer)
+        if published.authorization_endpoint is None:
+            raise Conflict(
+                "sign_in.not_offered",
+                f"the identity provider {provider.name} does not sign browsers in",
+                value=provider.issuer,
+                next_step="use another provider",
+            )
+        attempt = Attempt.begin(provider, query.next, self._known.now)
+        url = browser.authorization_url(published.authorization_endpoint, provider, attempt, site)
+        return _redirect(url, site.set_cookie("sign_in", attempt.cookie, browser.ATTEMPT_SECONDS))
+
+    async def callback(self, call: Call[None]) -> Reply:
+        query: CallbackQuery = call.query
+        site, headers = self._site(), call.headers_sent
+        site.check_host(headers, call.remote)
+        attempt = Attempt.from_cookie(site.cookie(headers, "sign_in"), self._known.now)
+        attempt.check_state(query.state)
+        if query.error is not None or query.code is None:
+            raise Forbidden(
+                "sign_in.denied",
+                "the identity provider did not sign anybody in",
+                value=(query.error or "no code")[:100],
+                next_step="sign in again",
+            )
+        provider = providers.named(self._known.providers, attempt.org, attempt.provider)
+        published = await self._issuers.published(provider.issuer)
+        announced = published.authorization_response_iss_parameter_supported
+        if (query.iss is not None or announced) and query.iss != provider.issuer:
+            raise Unauthenticated("jwt.wrong_issuer", "another identity provider answered", value=query.iss)
+        async with self._conversation(provider) as conversation:
+            id_token = await conversation.id_token_of_code(
+                query.code, verifier=attempt.verifier, callback=site.callback
+            )
+        verified = await self._identity(provider, id_token, nonce=attempt.nonce)
+        session, csrf = new_secret(), new_secret()
+
+        async def once() -> SignedIn:
+            async with self._database.transaction() as tx:
+                org_id = self._known.org_ids[provider.org]
+                if not await sign_in.complete(tx, attempt.attempt_hash, org_id):
+                    raise Unauthenticated(
+                        "sign_in.completed_before",
+                        "this sign-in was completed before",
+                        next_step="sign in again",
+                    )
+                member = await self._member(tx, org_id, provider, verified)
+                await sign_in.add_session(
+                    tx,
+                    hashed(session),
+                    org_id,
+                    member.member_id,
+                    csrf_hash=hashed(csrf),
+                    seconds=SIGNED_IN_SECONDS,
+                )
+                return member
+
+        member = await retry_on_conflict(once)
+        _note(provider, member, "browser")
+        # The address is absolute and begins with ours, so no `next` can lead elsewhere.
+        return _redirect(
+            site.origin + attempt.next,
+            site.set_cookie("session", session, SIGNED_IN_SECONDS),
+            site.set_cookie("csrf", csrf, SIGNED_IN_SECONDS, readable=True),
+            site.set_cookie("sign_in", "", 0),
+        )
+
+    async def logout(self, call: Call[None]) -> Reply:
+        if call.header("authorization") is None:
+            secret = self._session_of(call.raw_headers)
+            assert secret is not None, "the call was authenticated by it"
+            async with self._database.transaction() as tx:
+                await sign_in.end_session(tx, hashed(secret))
+            site = self._site()
+            cleared = (site.set_cookie("session", "", 0), site.set_cookie("csrf", "", 0, readable=True))
+            return _json(SignedOut("session"), cleared)
+        token = bearer(call.header("authorization"))
+        async with self._database.transaction() as tx:
+            if jwts.is_jwt(token) or not await sign_in.end_token(tx, hash_token(token)):
+                raise Conflict(
+                    "sign_in.not_signed_in",
+                    "this token was not made by a sign-in, so signing out does not end it",
+                    value=call.principal.name,
+                    next_step="an admin can revoke it with `traceplane token revoke`",
+                )
+        return _json(SignedOut("token"))
+
+    # The command line ------------------------------------------------------------------------------
+
+    async def device(self, call: Call[DeviceRequest]) -> DeviceResponse:
+        provider = providers.named(self._known.providers, call.body.org, call.body.provider)
+        verifier = new_secret()
+        async with self._conversation(provider) as conversation:
+            code = await conversation.begin_device(verifier)
+        for address in (code.verification_uri, code.verification_uri_complete):
+            if address is not None:
+                self._outgoing.check(address)  # people open it
+        return DeviceResponse(
+            provider=provider.name,
+            device_code=code.device_code,
+            verifier=verifier,
+            user_code=code.user_code,
+            verification_uri=code.verification_uri,
+            verification_uri_complete=code.verification_uri_complete,
+            expires_in=code.expires_in,
+            interval=max(1, code.interval),
+        )
+
+    async def device_token(self, call: Call[DeviceTokenRequest]) -> DeviceTokenResponse:
+        asked = call.body
+        provider = providers.named(self._known.providers, asked.org, asked.provider)
+        async with self._conversation(provider) as conversation:
+            answer = await conversation.id_token_of_device(asked.device_code, asked.verifier)
+        if isinstance(answer, Pending):
+            return DeviceTokenResponse("slow_down" if answer.slower else "pending")
+        verified = await self._identity(provider, answer, nonce=None)
+
+        async def once() -> tuple[SignedIn, str]:
+            async with self._database.transaction() as tx:
+                member = await self._member(tx, self._known.org_ids[provider.org], provider, verified)
+                token = await issue_token(
+                    tx,
+                    Principal.USER,
+                    org=provider.org,
+                    member_id=member.member_id,
+                    name=member.name,
+                    lifetime_seconds=SIGNED_IN_SECONDS,
+                    created_by=_BY,
+                )
+                return member, token
+
+        member, token = await retry_on_conflict(once)
+        _note(provider, member, "device")
+        return DeviceTokenResponse("signed_in", token, member.name, SIGNED_IN_SECONDS)
+
+    # Both ------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _conversation(self, provider: Provider) -> AsyncIterator[Conversation]:
+        if self._conversations.locked():
+            raise PlatformError(
+                "sign_in.busy", "too many people are signing in at this moment", next_step="try again"
+            )
+        async with self._conversations:
+            published = await self._issuers.published(provider.issuer)
+            secret = await self._client_secret(provider)
+            yield Conversation(self._outgoing, published, provider, secret)
+
+    async def _client_secret(self, provider: Provider) -> str | None:
+        if provider.client_secret is None:
+            return None
+        name = SecretName("platform", provider.client_secret)
+        # Those who may use a secret are named like jobs; a provider is `sign-in/NAME`.
+        needs = JobNeeds(provider.org, _BY, provider.name, frozenset({name}))
+        async with self._database.transaction() as tx:
+            found = await self._vault.look_up(tx, [needs])
+        handed = (await found.values())[needs]
+        if isinstance(handed, Denied):
+            raise PlatformError(
+                "sign_in.no_client_secret",
+                f"the client secret of the identity provider cannot be had: {handed.why}",
+                value=str(name),
+                next_step=f"set it with `traceplane secret set {name}`",
+            )
+        return handed[name]
+
+    async def _identity(self, provider: Provider, id_token: str, *, nonce: str | None) -> Verified:
+        verified = await self._verified(provider.issuer, id_token, {provider.client_id})
+        jwts.check_id_token(verified, client_id=provider.client_id, nonce=nonce)
+        if not providers.accepts(provider, verified):
+            raise Unauthenticated(
+                "jwt.not_accepted",
+                "the organization does not accept people with these claims",
+                value=provider.org,
+                next_step="sign in with an account of the organization",
+            )
+        return verified
+
+    async def _member(
+        self, tx: Transaction, org_id: UUID, provider: Provider, verified: Verified
+    ) -> SignedIn:
+        """Whoever signed in, as a member with the roles of the claims."""
+        roles = providers.roles_of(provider, verified)
+        email = verified.claims.get("email")
+        member = await sign_in.sign_in_member(
+            tx,
+            org_id,
+            issuer=verified.issuer,
+            subject=verified.subject,
+            name=providers.display_name(provider, verified),
+            name_if_taken=providers.machine_name(provider, verified),
+            email=email if isinstance(email, str) else None,
+        )
+        if member.disabled:
+            raise _disabled(member.name)
+        await sign_in.set_claimed_roles(tx, org_id, member.member_id, roles, by=f"{_BY} {provider.name}")
+        return member
+
+
+def _provider(stored: dict[str, Any]) -> Provider:
+    return Provider(**{name: stored[name] for name in Provider.__struct_fields__})
+
+
+def _note(provider: Provider, member: SignedIn, way: str) -> None:
+    telemetry.emit(
+        "sign_in.succeeded", org=provider.org, provider=provider.name, principal=member.name, way=way
+    )
+
+
+def _disabled(name: str) -> TraceplaneError:
+    return Forbidden(
+        "sign_in.disabled",
+        "this member of the organization is disabled",
+        value=name,
+        next_step="ask an admin of the organization",
+    )
+
+
+def _redirect(url: str, *cookies: tuple[bytes, bytes]) -> Reply:
+    return Reply(b"", status=303, headers=((b"location", url.encode("ascii")), *cookies))
+
+
+def _json(body: SignedOut, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    return Reply(msgspec.json.encode(body), headers=headers)
