@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from urllib.parse import quote
 
 import pytest
 
@@ -55,3 +57,26 @@ def test_nothing_is_hidden_without_config_values() -> None:
 
 def test_an_invalid_url_is_hidden_as_a_whole() -> None:
     assert HiddenValues([{"url": "http://[broken"}]).without("at http://[broken!") == "at ***!"
+
+
+CUT = "k+9/swordfish-7f3e1c55d0ab-ü"
+
+
+@pytest.mark.parametrize("kept", [6, 12, len(CUT) - 1])
+@pytest.mark.parametrize("encoded", [CUT, quote(CUT, safe=""), b64encode(CUT.encode()).decode()])
+def test_a_secret_that_was_cut_off_with_a_long_text_is_hidden(kept: int, encoded: str) -> None:
+    """Long lines and messages are cut wherever their limit is."""
+    hidden, filler = HiddenValues(secrets=[CUT]), "word " * 200
+    end, beginning = encoded[:kept], encoded[-kept:]
+    for text in (
+        filler + end,
+        beginning.rstrip("=") + " " + filler,
+        f"a line\n{filler}{end}\nthe next",
+        f"{filler}{CUT}{CUT}{end}",
+        f"{filler}{end}\ufffd",
+    ):
+        shown = hidden.without(text)
+        assert end not in shown
+        assert beginning not in shown
+        assert len(shown) > len(filler)
+    assert hidden.without(f"{filler}{CUT[:5]}") == f"{filler}{CUT[:5]}", "too short to say"

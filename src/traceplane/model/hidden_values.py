@@ -2,7 +2,7 @@
 
 Text is recognized verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A secret is
 recognized in the forms that it takes on its way to a server, too: encoded for a URL, and in base64, also as a part of
-what was encoded. Any other form, such as a part of a value, is not recognized.
+what was encoded; and where the limit of a text cut it. Any other form, such as a part of a value, is not recognized.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ SHORTEST = 6
 """Shorter values occur in too much unrelated text."""
 _SHORTEST_LINE = 16
 """The same for one line of a longer text, such as a query."""
+_MAY_BE_CUT = 400
+"""Texts and lines of this length may have lost their rest, or their beginning, to a limit."""
 PLACEHOLDER = "***"
 _NO_SECRET = ("entrypoint",)
 """Config fields that name code; tracebacks name it too, so hiding it would make them useless."""
@@ -27,10 +29,12 @@ class HiddenValues:
     """Nothing is hidden if there are no values."""
 
     def __init__(self, handed: Iterable[object] = (), secrets: Iterable[str] = ()) -> None:
+        secrets = list(secrets)
         texts = {text for value in handed for text in _texts(value) if len(text) >= SHORTEST}
         texts |= {text for value in secrets for text in _forms(value) if len(text) >= SHORTEST}
         longest_first = sorted(texts, key=lambda text: (-len(text), text))
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if texts else None
+        self._secret_forms = {text for value in secrets for text in _forms(value) if len(text) > SHORTEST}
 
     def without(self, value: Any) -> Any:
         """The JSON value with every occurrence of a hidden value replaced by a placeholder."""
@@ -38,13 +42,50 @@ class HiddenValues:
             return value
         match value:
             case str():
-                return self._pattern.sub(PLACEHOLDER, value)
+                return self._pattern.sub(PLACEHOLDER, self._without_cut_ones(value))
             case dict():
                 return {self.without(key): self.without(item) for key, item in value.items()}
             case list():
                 return [self.without(item) for item in value]
             case _:
                 return value
+
+    def _without_cut_ones(self, text: str) -> str:
+        """A limit may have cut a text, or a line of it, in the middle of a secret."""
+        if len(text) < _MAY_BE_CUT or not self._secret_forms:
+            return text
+        lines = text.split("\n")
+        last = len(lines) - 1
+        for number, line in enumerate(lines):
+            is_long = len(line) >= _MAY_BE_CUT
+            if is_long or number == last:
+                line = self._without_beginning_of_secret(line)
+            if is_long or number == 0:
+                line = self._without_end_of_secret(line)
+            lines[number] = line
+        return "\n".join(lines)
+
+    def _without_beginning_of_secret(self, line: str) -> str:
+        """Removes it from the end of the line."""
+        text = line.rstrip("\ufffd")  # of a character that was cut
+        for form in self._secret_forms:
+            at = text.find(form[:SHORTEST], max(0, len(text) - len(form)))
+            while at >= 0:
+                if form.startswith(text[at:]):
+                    return text[:at] + PLACEHOLDER
+                at = text.find(form[:SHORTEST], at + 1)
+        return line
+
+    def _without_end_of_secret(self, line: str) -> str:
+        """Removes it from the beginning of the line."""
+        text = line.lstrip("\ufffd")
+        for form in self._secret_forms:
+            at = text.rfind(form[-SHORTEST:], 0, len(form))
+            while at >= 0:
+                if form.endswith(text[: at + SHORTEST]):
+                    return PLACEHOLDER + text[at + SHORTEST :]
+                at = text.rfind(form[-SHORTEST:], 0, at + SHORTEST - 1)
+        return line
 
 
 def _forms(secret: str) -> Iterator[str]:
