@@ -102,6 +102,7 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "member disable": [["ada"], [HOSTILE]],
         "role delete": [["finance"], [HOSTILE]],
         "secret list": [[], ["--json"]],
+        "secret allow": [[HOSTILE, "--role", HOSTILE]],
         "secret remove": [[HOSTILE]],
         "emit": [["shop.in", "9"], [HOSTILE, "9"]],
         "backfill": [["shop.out", "--range", "2..3", "--only-failed", "--wait"]],
