@@ -40,6 +40,7 @@ from traceplane.errors import QueueUnavailable
 from traceplane.gateway.api import PublicApi
 from traceplane.http_service.routes import Call
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Runtime
+from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.runtime.process import Activity
 from traceplane.settings import Settings
@@ -200,6 +201,7 @@ class ControlPlane:
             sees_pii=True,
             datasets=None,
             database=orgs.of(org_id),
+            act=Act(org_id, "admin", "token", "test"),
         )
         self.wake_ups = wake_ups
         self.settings = settings

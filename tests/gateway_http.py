@@ -21,7 +21,7 @@ Answer = tuple[int, str]
 
 class GatewayHttp:
     def __init__(self, plane: ControlPlane, session: aiohttp.ClientSession, port: int) -> None:
-        self._plane, self.session, self.port = plane, session, port
+        self.plane, self.session, self.port = plane, session, port
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -38,15 +38,15 @@ class GatewayHttp:
             await plane.api.close()
 
     async def token(self, role: Role, *, org: str = "default", name: str | None = None) -> str:
-        async with self._plane.database.transaction() as tx:
+        async with self.plane.database.transaction() as tx:
             token = await issue_token(tx, Principal.USER, org=org, name=name or f"{org}-{role}", role=role)
-        await self._plane.api.refresh()
+        await self.plane.api.refresh()
         return token
 
     async def worker_token(self, *, org: str = "default") -> str:
-        async with self._plane.database.transaction() as tx:
+        async with self.plane.database.transaction() as tx:
             token = await issue_token(tx, Principal.WORKER, org=org, name=f"{org}-worker")
-        await self._plane.api.refresh()
+        await self.plane.api.refresh()
         return token
 
     async def routes(self) -> set[str]:

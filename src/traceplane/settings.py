@@ -123,7 +123,8 @@ class Settings:
     reap_grace_seconds: float = 15.0
     """How long a dispatcher reaps nothing after its start or after losing Postgres."""
     history: str = "30d"
-    """How long events, finished tasks, lineage, executions, unused code and refused queries are kept; or `forever`."""
+    """How long events, finished tasks, lineage, executions, unused code, refused queries and the audit log are kept; or
+    `forever`."""
     background_gc: bool = True
     """Whether dispatchers delete history that has ended, and files that nobody can read any more."""
     gc_grace: str = "24h"

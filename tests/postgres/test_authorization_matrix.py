@@ -79,6 +79,7 @@ GATEWAY = {
     "POST /hooks/{org}/{path}": PUBLIC,
     "GET /api/v1/webhooks": READER,
     "GET /api/v1/files": READER,
+    "GET /api/v1/audit": ADMIN,
     "GET /api/v1/secrets": READER,  # those that its roles may set
     "PUT /api/v1/secrets/{namespace}/{name}": READER,  # the secret itself names the roles that may set it
     "POST /api/v1/secrets/{namespace}/{name}/rights": ADMIN,

@@ -153,6 +153,7 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/versions": [("/api/v1/versions?dag=shop", None), (f"/api/v1/versions?dag={MARK}", None)],
         "GET /api/v1/dags": [("/api/v1/dags", None)],
         "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
+        "GET /api/v1/audit": [("/api/v1/audit", None), ("/api/v1/audit?principal=default-admin", None)],
         "GET /api/v1/secrets": [("/api/v1/secrets", None)],
         "GET /api/v1/whoami": [("/api/v1/whoami", None)],
         "GET /api/v1/roles": [("/api/v1/roles", None)],
@@ -270,6 +271,8 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
 FOR_ADMINS = (
     "/api/v1/plan",
     "/api/v1/members",
+    "/api/v1/audit",
+    "/api/v1/audit?principal=default-admin",
     "/api/v1/identity-providers",
     f"/api/v1/identity-providers/{MARK}",
 )

@@ -7,6 +7,7 @@ from enum import StrEnum
 from uuid import UUID
 
 from traceplane.auth.roles import Role
+from traceplane.postgres.audit import Act
 from traceplane.postgres.database import OrgDatabase
 
 
@@ -36,3 +37,5 @@ class Caller:
     datasets: tuple[str, ...] | None
     """Patterns of dataset names that the token is cut down to; None: all."""
     database: OrgDatabase
+    act: Act
+    """What the call does, for the audit log."""

@@ -91,6 +91,10 @@ class TokenBook:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_hash", {record.token_hash: record for record in self.records})
 
+    def find(self, token: str) -> TokenRecord | None:
+        """The record of a token, however it stands with it."""
+        return self._by_hash.get(hash_token(token)) if token.isascii() else None
+
     def check(self, token: str, principal: Principal, now: float) -> TokenRecord:
         """The record of a live token of this principal; 401 if it is not live, 403 if it is of another principal."""
         _check_shape(token)

@@ -2,6 +2,7 @@
 the platform itself.
 
     admin        commands that set up a platform and rotate its secrets
+    audit        `traceplane audit`
     backfill     `traceplane backfill`
     coverage     what a dataset holds: its positions, its gaps and their reasons, as text
     cron         when cron sources fire, as text

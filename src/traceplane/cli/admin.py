@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
 import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -29,7 +31,15 @@ Result = TypeVar("Result")
 _FILES_LISTED = 20
 
 
-def _in_transaction(settings: Settings, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
+def _in_transaction(
+    settings: Settings,
+    work: Callable[[Transaction], Awaitable[Result]],
+    *,
+    org: str | None = None,
+    **names: str,
+) -> Result:
+    """`org`: the organization whose audit log names this command, and the `names` that it was about."""
+    from traceplane.postgres import audit
     from traceplane.postgres.database import Database
 
     chosen = profile.existing_postgres(settings)
@@ -40,11 +50,22 @@ def _in_transaction(settings: Settings, work: Callable[[Transaction], Awaitable[
         database = await Database.connect(url, connections=1)
         try:
             async with database.transaction() as tx:
-                return await work(tx)
+                result = await work(tx)
+                if org is not None:
+                    command = click.get_current_context().command_path
+                    await audit.record_command(tx, org, _operator(), command, names)
+                return result
         finally:
             await database.close()
 
     return asyncio.run(run())
+
+
+def _operator() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
 
 
 @click.command()
@@ -78,7 +99,7 @@ def create_org(settings: Settings, name: str) -> None:
             value=name,
             next_step="for example acme or market-data",
         )
-    say(_in_transaction(settings, lambda tx: store.create_organization(tx, name)))
+    say(_in_transaction(settings, lambda tx: store.create_organization(tx, name), org=name, name=name))
 
 
 @org.command("list")
@@ -160,7 +181,7 @@ def issue(
         )
         return token, live
 
-    token, live = _in_transaction(settings, issue)
+    token, live = _in_transaction(settings, issue, org=settings.org, principal=principal, name=name)
     if live:
         say(
             f"{name} has {counted(live, 'older token')}, still valid: `traceplane token rotate` replaces tokens,"
@@ -186,6 +207,9 @@ def rotate(settings: Settings, principal: str, name: str, overlap: float | None)
             lambda tx: store.rotate_token(
                 tx, Principal(principal), org=settings.org, name=name, overlap_seconds=seconds
             ),
+            org=settings.org,
+            principal=principal,
+            name=name,
         )
     )
 
@@ -202,7 +226,7 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
         count = await store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
         return count, await store.token_names(tx, Principal(principal), org=settings.org)
 
-    count, names = _in_transaction(settings, revoke)
+    count, names = _in_transaction(settings, revoke, org=settings.org, principal=principal, name=name)
     if name not in names:
         raise NotFound(
             "token.not_found",
@@ -354,6 +378,7 @@ def gc(
         f"{verb} {counted(garbage.tasks, 'finished task')}, {counted(garbage.events, 'event')}, "
         f"{counted(garbage.executions, 'execution')}, {counted(garbage.code, 'code bundle')}, "
         f"{counted(garbage.denials, 'query refusal')}, "
+        f"{counted(garbage.audit, 'audit row')}, "
         f"{counted(garbage.dead_letters, 'dead wake-up')} and "
         f"{counted(garbage.job_memory, 'row')} of jobs that cannot serve again"
     )

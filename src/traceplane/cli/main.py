@@ -11,6 +11,7 @@ import click
 from traceplane import __version__
 from traceplane.cli import (
     admin,
+    audit,
     backfill,
     deploys,
     events,
@@ -68,6 +69,7 @@ for command in (
     *secrets.COMMANDS,
     *people.COMMANDS,
     *sign_in.COMMANDS,
+    *audit.COMMANDS,
     *admin.COMMANDS,
 ):
     cli.add_command(command)

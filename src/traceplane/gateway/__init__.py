@@ -2,6 +2,7 @@
 are transactions on the same tables; a dispatcher picks the work up when it is back.
 
     api                 routes of the public API
+    audit               the audit log: refusals on their way to it, and what admins see of it
     backfill            tasks for the scopes of a range that need one and have none under way
     coverage            why some positions of a dataset are missing, followed upstream
     cron_sources        cron sources: when each fires next, and when it last did

@@ -22,8 +22,9 @@ from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.errors import Forbidden, TraceplaneError
+from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
+from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
@@ -41,6 +42,7 @@ from traceplane.http_service.app import App
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import Call, ClientGone, Incoming, Push, Route, Stream
 from traceplane.postgres import commits, events, job_pauses, outbox, tokens
+from traceplane.postgres.audit import Act
 from traceplane.postgres.coverage import of_datasets as positions_held
 from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.query.datasets import AsOf, QueryCaller
@@ -87,10 +89,13 @@ class PublicApi:
         self._emits = Emits()
         self.webhooks = Webhooks(database, settings, self.vault)
         self.file_sources = FileSources()
+        self.audit = AuditApi(database)
         self.secrets = SecretApi(self.vault)
         outgoing = Outgoing(settings.outgoing_allow)
         issuers = Issuers(outgoing)
-        self.sign_in = SignIn(database, orgs, settings, self.vault, outgoing, issuers, self._rate_limits)
+        self.sign_in = SignIn(
+            database, orgs, settings, self.vault, outgoing, issuers, self._rate_limits, self.audit
+        )
         self.identity_providers = IdentityProviderApi(outgoing, issuers)
         self._queries = Queries(
             EnginePool(
@@ -112,6 +117,8 @@ class PublicApi:
         )
 
     async def close(self) -> None:
+        with contextlib.suppress(PlatformError):
+            await self.audit.flush()
         await self._queries.close()
         await self.vault.close()
 
@@ -147,6 +154,7 @@ class PublicApi:
             *PeopleApi().routes(),
             *self.identity_providers.routes(),
             *self.sign_in.routes(),
+            *self.audit.routes(),
         ]  # fmt: skip
         return App(
             routes,
@@ -155,6 +163,8 @@ class PublicApi:
             version=__version__,
             ready=self._ready,
             max_body_bytes=self._settings.max_body_bytes,
+            decoded=lambda caller, body: caller.act.object.update(names_in(body)),
+            refused=self._refused,
         )
 
     async def refresh(self) -> Outcome:
@@ -186,25 +196,37 @@ class PublicApi:
                     value=record.name,
                     next_step="use a token for all datasets",
                 )
-            return self._caller(record, role)
+            return self._caller(incoming, record, role)
 
         return self._second_look.check(check)
 
-    def _caller(self, record: TokenRecord, role: Role) -> Caller:
+    def _caller(self, incoming: Incoming, record: TokenRecord, role: Role) -> Caller:
         assert record.org_id is not None
         assert record.token_id is not None
         self._used.add(record.token_id)
+        act = _act(incoming, record)
         return Caller(
             org=record.org,
             org_id=record.org_id,
-            name=record.name if record.member is None else record.member.name,
-            kind=CallerKind.TOKEN if record.member is None else CallerKind(record.member.kind),
+            name=act.principal,
+            kind=CallerKind(act.kind),
             roles=record.rights.roles,
             role=role,
             sees_pii=record.sees_pii or record.rights.sees_pii,
             datasets=record.datasets,
-            database=self._orgs.of(record.org_id),
+            database=audited(self._orgs, incoming, act),
+            act=act,
         )
+
+    def _refused(self, incoming: Incoming, caller: Caller | None, error: UserError) -> None:
+        """For the audit log, if it is known whose token it is."""
+        if caller is not None:
+            self.audit.refuse(caller.act, error.code)
+            return
+        with contextlib.suppress(UserError):
+            record = self._book.find(bearer(incoming.header("authorization")))
+            if record is not None and record.org_id is not None:
+                self.audit.refuse(_act(incoming, record), error.code)
 
     async def _ready(self) -> None:
         async with self._database.transaction():
@@ -249,7 +271,7 @@ class PublicApi:
                 call.principal.database, caller, call.body, window=self._settings.dispatch_window
             )
         except TraceplaneError as error:
-            await self._queries.note_failure(call.principal.database, caller, call.body.sql, error)
+            await self._queries.note_failure(call.principal.database.unwatched, caller, call.body.sql, error)
             raise
         telemetry.emit(
             "query.handed_over", principal=caller.name, dataset=made.dataset, task_id=str(made.task_id)
@@ -313,6 +335,15 @@ class PublicApi:
             cron=[c for c in cron if access.sees(c.dag, c.job)],
             paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
         )
+
+
+def _act(incoming: Incoming, record: TokenRecord) -> Act:
+    assert record.org_id is not None
+    if record.principal is Principal.WORKER:
+        return act_of(incoming, record.org_id, record.name, "worker")
+    if record.member is None:
+        return act_of(incoming, record.org_id, record.name, CallerKind.TOKEN)
+    return act_of(incoming, record.org_id, record.member.name, record.member.kind)
 
 
 def _caller(caller: Caller) -> QueryCaller:

@@ -118,6 +118,7 @@ class DeployApi:
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
         dag, code = await self._parse(call)
+        call.principal.act.object["dag"] = dag.name
         await self._check_rights(call.principal, dag, call.body)
         try:
             if (refused := await self._secret_refusal(call, dag)) is not None:

@@ -16,7 +16,8 @@ from traceplane.errors import InvalidInput
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.partitions import EXAMPLES, By, Partitions
-from traceplane.postgres import events, partition_names, registry
+from traceplane.postgres import audit, events, partition_names, registry
+from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.registry import ManualTarget
@@ -34,11 +35,13 @@ class Emits:
         self._of_orgs: dict[UUID, _OrgEmits] = {}
 
     async def emit(self, caller: Caller, events: Sequence[ManualEvent]) -> EmitResponse:
+        datasets = list(dict.fromkeys(event.dataset for event in events))
+        caller.act.object["dataset"] = ", ".join(datasets[:_MOST_NAMED])
         if caller.role is not Role.ADMIN or caller.datasets is not None:
             await _check_rights(caller, events)
         if (emits := self._of_orgs.get(caller.org_id)) is None:
-            emits = self._of_orgs[caller.org_id] = _OrgEmits(caller.database, caller.org)
-        return await emits.emit(events)
+            emits = self._of_orgs[caller.org_id] = _OrgEmits(caller.database.unwatched, caller.org)
+        return await emits.emit(_Emit(tuple(events), caller.act))
 
 
 async def _check_rights(caller: Caller, events: Sequence[ManualEvent]) -> None:
@@ -58,31 +61,41 @@ async def _check_rights(caller: Caller, events: Sequence[ManualEvent]) -> None:
             access.require_write(dataset_id)
 
 
-_Events = tuple[ManualEvent, ...]
-"""Of one call; resolved by name when its group commits."""
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Emit:
+    """One call."""
+
+    events: tuple[ManualEvent, ...]
+    """Resolved by name when the group commits."""
+    act: Act
 
 
 class _OrgEmits:
     def __init__(self, database: Database, org: str) -> None:
         self._database, self._org = database, org
-        self._calls: GroupCommit[_Events, EmitResponse] = GroupCommit("emit", self._commit, max_items=64)
+        self._calls: GroupCommit[_Emit, EmitResponse] = GroupCommit("emit", self._commit, max_items=64)
 
-    async def emit(self, events: Sequence[ManualEvent]) -> EmitResponse:
-        return (await self._calls.submit([tuple(events)]))[0]
+    async def emit(self, call: _Emit) -> EmitResponse:
+        return (await self._calls.submit([call]))[0]
 
-    async def _commit(self, calls: Sequence[_Events]) -> Sequence[EmitResponse]:
+    async def _commit(self, calls: Sequence[_Emit]) -> Sequence[EmitResponse]:
         async def once() -> tuple[events.AcceptedEvents, list[int]]:
-            named = list(dict.fromkeys(event.dataset for call in calls for event in call))
+            emitted = [event for call in calls for event in call.events]
+            named = list(dict.fromkeys(event.dataset for event in emitted))
             async with self._database.autocommit() as tx:
                 targets = await _targets(tx, self._org, named)
             if any(target.partitions.by is By.NAME for target in targets.values()):
-                targets = await self._with_names(targets, list(chain(*calls)))
+                targets = await self._with_names(targets, emitted)
             drafts = [
-                [draft for event in call for draft in _manual_events(event, targets[event.dataset])]
+                [draft for event in call.events for draft in _manual_events(event, targets[event.dataset])]
                 for call in calls
             ]
-            async with self._database.statement("emit") as tx:
+            async with self._database.transaction("emit") as tx:
                 accepted = await events.accept(tx, list(chain(*drafts)), notify_dispatchers=True)
+                await audit.record_changes(tx, [call.act for call in calls])
             return accepted, list(map(len, drafts))
 
         accepted, counts = await retry_on_conflict(once)

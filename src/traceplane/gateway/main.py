@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from traceplane.gateway.api import PublicApi
+from traceplane.gateway.audit import FLUSH_SECONDS
 from traceplane.gateway.webhooks import REFRESH_SECONDS
 from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.server import connection_limits, serve
@@ -43,6 +44,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             tokens=run_loop("tokens", api.refresh, interval=2.0, kick=access_changed, stop=stop),
             access_listener=database.listen([ACCESS_CHANGED], lambda *_: access_changed.set(), stop),
             issuers=run_loop("issuers", api.sign_in.refresh_issuers, interval=30.0, stop=stop),
+            audit=run_loop("audit", api.audit.flush, interval=FLUSH_SECONDS, stop=stop),
             webhooks=run_loop("webhooks", api.webhooks.refresh, interval=REFRESH_SECONDS, stop=stop),
         )
     finally:

@@ -30,7 +30,9 @@ from traceplane.errors import (
     PlatformError,
     TraceplaneError,
     Unauthenticated,
+    UserError,
 )
+from traceplane.gateway.audit import AuditApi, act_of, audited
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
@@ -90,9 +92,11 @@ class SignIn:
         outgoing: Outgoing,
         issuers: Issuers,
         rate_limits: RateLimits,
+        audit: AuditApi,
     ) -> None:
         self._database, self._orgs, self._vault = database, orgs, vault
         self._outgoing, self._issuers, self._rate_limits = outgoing, issuers, rate_limits
+        self._audit = audit
         self._gateway_address = settings.gateway_address
         self._known = _Known()
         self._conversations = asyncio.Semaphore(_CONVERSATIONS)
@@ -185,17 +189,24 @@ class SignIn:
     def _caller(
         self, org: str, org_id: UUID, name: str, kind: CallerKind, granted: Rights, incoming: Incoming
     ) -> Caller:
-        self._rate_limits.count(org, name)
+        act = act_of(incoming, org_id, name, kind)
+        try:
+            self._rate_limits.count(org, name)
+            role = required_role(granted.role, Role(incoming.auth), str(kind))
+        except UserError as error:
+            self._audit.refuse(act, error.code)
+            raise
         return Caller(
             org=org,
             org_id=org_id,
             name=name,
             kind=kind,
             roles=granted.roles,
-            role=required_role(granted.role, Role(incoming.auth), str(kind)),
+            role=role,
             sees_pii=granted.sees_pii,
             datasets=None,
-            database=self._orgs.of(org_id),
+            database=audited(self._orgs, incoming, act),
+            act=act,
         )
 
     async def _verified(self, issuer: str, token: str, audiences: set[str]) -> Verified:

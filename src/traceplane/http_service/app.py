@@ -16,6 +16,7 @@ import msgspec
 
 from traceplane import telemetry
 from traceplane.errors import (
+    Forbidden,
     InvalidInput,
     NotFound,
     PlatformError,
@@ -37,10 +38,12 @@ from traceplane.http_service.routes import (
     Authenticate,
     Call,
     ClientGone,
+    Decoded,
     Health,
     Incoming,
     MethodNotAllowed,
     Receive,
+    Refused,
     Reply,
     Route,
     Scope,
@@ -68,8 +71,11 @@ class App:
         version: str,
         ready: Callable[[], Awaitable[None]] | None = None,
         max_body_bytes: int = 4 * 1024 * 1024,
+        decoded: Decoded | None = None,
+        refused: Refused | None = None,
     ) -> None:
         self._authenticate = authenticate
+        self._decoded, self._refused = decoded, refused
         self._max_body_bytes = max_body_bytes
         self._exact: dict[bytes, dict[str, _PreparedRoute]] = {}
         self._patterns: dict[int, dict[re.Pattern[bytes], dict[str, _PreparedRoute]]] = {}
@@ -105,11 +111,15 @@ class App:
         self, route: _PreparedRoute, path_params: dict[str, str], scope: Scope, receive: Receive
     ) -> Reply | Stream:
         headers = dict(scope["headers"])
-        principal = None
         client = scope.get("client")
         remote = client[0] if client else None
-        if route.auth != PUBLIC:
-            incoming = Incoming(route.auth, route.method, route.label, path_params, headers, remote)
+        if route.auth == PUBLIC:
+            return await self._handle(route, path_params, scope, receive, headers, remote, None)
+        incoming = Incoming(
+            route.auth, route.method, route.label, path_params, headers, remote, scope[REQUEST_ID]
+        )
+        principal = None
+        try:
             principal = self._authenticate(incoming)
             if isinstance(principal, Awaitable):
                 principal = await principal
@@ -119,12 +129,30 @@ class App:
                 )
             if principal is not FROM_BODY:
                 scope[KNOWN_CALLER] = True
+            return await self._handle(route, path_params, scope, receive, headers, remote, principal)
+        except (Unauthenticated, Forbidden, TooManyRequests) as error:
+            if self._refused is not None:
+                self._refused(incoming, None if isinstance(principal, Awaitable) else principal, error)
+            raise
+
+    async def _handle(
+        self,
+        route: _PreparedRoute,
+        path_params: dict[str, str],
+        scope: Scope,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        remote: str | None,
+        principal: Any,
+    ) -> Reply | Stream:
         query = None if route.query is None else route.decode_query(scope["query_string"])
         raw = b""
         if route.reads_body:
             route.check_content_type(headers.get(b"content-type"))
             raw = await _read_body(receive, headers.get(b"content-length"), self._max_body_bytes)
         body = raw if route.decoder is None else route.decode_body(raw)
+        if self._decoded is not None and principal is not None:
+            self._decoded(principal, body)
         try:
             result = await route.handler(
                 Call(body, path_params, query, principal, headers, receive, scope["headers"], remote)

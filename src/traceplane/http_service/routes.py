@@ -37,6 +37,7 @@ class Incoming(msgspec.Struct, frozen=True):
     headers: Mapping[bytes, bytes]
     remote: str | None
     """The caller's address."""
+    request_id: str = ""
 
     def header(self, name: str) -> str | None:
         return header_text(self.headers.get(name.lower().encode("latin-1")))
@@ -44,6 +45,10 @@ class Incoming(msgspec.Struct, frozen=True):
 
 Authenticate = Callable[[Incoming], Awaitable[object] | object]
 """Returns who calls, or raises."""
+Decoded = Callable[[Any, Any], None]
+"""Is told the caller and the body of each call, before its handler runs."""
+Refused = Callable[[Incoming, Any, UserError], None]
+"""Is told of each refusal because of who calls (401, 403, 429), with the caller, or None if there is none."""
 
 
 class MethodNotAllowed(UserError):

@@ -1,6 +1,7 @@
 """All SQL of the platform: one module for each file in `sql/`, with functions that run its statements on sets of rows.
 
 aggregator          the batches of aggregators: open, closed and due
+audit               who changed what, and who was refused what
 backpressure        the figures that the valve decides by, and its decisions
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
@@ -26,12 +27,8 @@ pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
 rights              which datasets have roles, and which jobs they concern
 scopes              what a `scopes` job or an aggregator knows: told positions, and its scopes
-<<<<<<< HEAD
 secrets             secrets as they are stored: sealed, with who may use and set them
-=======
-secrets             secrets as they are stored: sealed
 sign_in             identity providers, the people who sign in with them, and the sessions of their browsers
->>>>>>> ef78556 (WIP sign-in)
 source_files        file sources: which are due, the files that were there, and what has changed
 table_statistics    fresh statistics for the planner
 task_logs           the output of operators, stored in the transaction of the report that carried it

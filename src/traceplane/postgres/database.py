@@ -269,12 +269,33 @@ class Database:
                 connection.terminate()
 
 
+BeforeCommit = Callable[[Transaction], Awaitable[None]]
+
+
 class OrgDatabase(Database):
     """The database as one organization sees it: rows of others are not there, whatever a statement asks for."""
 
-    def __init__(self, url: str, pool: asyncpg.Pool[asyncpg.Record], org_id: UUID) -> None:
+    def __init__(
+        self,
+        url: str,
+        pool: asyncpg.Pool[asyncpg.Record],
+        org_id: UUID,
+        before_commit: BeforeCommit | None = None,
+    ) -> None:
         super().__init__(url, pool)
-        self._org_id = org_id
+        self._org_id, self._before_commit = org_id, before_commit
+
+    @property
+    def unwatched(self) -> OrgDatabase:
+        """The same, without `before_commit`."""
+        return OrgDatabase(self.url, self._pool, self._org_id)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, label: str = "") -> AsyncIterator[Transaction]:
+        async with super().transaction(label) as tx:
+            yield tx
+            if self._before_commit is not None:
+                await self._before_commit(tx)
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[asyncpg.Record]]:
@@ -293,8 +314,9 @@ class OrgDatabases:
     async def connect(cls, url: str, *, connections: int = 8) -> OrgDatabases:
         return cls(url, await _pool(url, connections, {"role": ORG_ROLE}, _OrgConnection))
 
-    def of(self, org_id: UUID) -> OrgDatabase:
-        return OrgDatabase(self._url, self._pool, org_id)
+    def of(self, org_id: UUID, before_commit: BeforeCommit | None = None) -> OrgDatabase:
+        """`before_commit` is the last thing that each of its transactions does."""
+        return OrgDatabase(self._url, self._pool, org_id, before_commit)
 
     async def close(self) -> None:
         await Database(self._url, self._pool).close()

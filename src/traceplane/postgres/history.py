@@ -1,4 +1,5 @@
-"""History that has ended: finished tasks, events, lineage, executions, code and refused queries, page by page."""
+"""History that has ended, page by page: finished tasks, events, lineage, executions, code, refused queries, the audit
+log."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     EXECUTIONS = "executions"
     CODE = "code"
     DENIALS = "denials"
+    AUDIT = "audit"
     DEAD_LETTERS = "dead_letters"
     JOB_MEMORY = "job_memory"
 
@@ -35,6 +37,7 @@ _BEFORE_ALL: dict[Kind, Key] = {
     Kind.EXECUTIONS: _FIRST_UUID,
     Kind.CODE: "",
     Kind.DENIALS: 0,
+    Kind.AUDIT: 0,
     Kind.DEAD_LETTERS: 0,
     Kind.JOB_MEMORY: _FIRST_UUID,
 }
@@ -74,6 +77,9 @@ async def end(
             statement = _SQL["end_code"]
         case Kind.DENIALS:
             statement = _SQL["end_denials"]
+        case Kind.AUDIT:
+            await tx.run("select set_config('traceplane.history_ends', 'audit_log', true)")
+            statement = _SQL["end_audit"]
         case Kind.DEAD_LETTERS:
             statement = _SQL["end_dead_letters"]
         case Kind.JOB_MEMORY:

@@ -2,7 +2,8 @@
 
 Files are of three kinds: all data of versions too old for a rollback, files of superseded commits, and leftovers of
 attempts that can no longer commit. All wait for a grace period, since a running task or query may still be reading
-them. History is rows of the catalog: finished tasks, replaced events, lineage, executions, code, refused queries.
+them. History is rows of the catalog: finished tasks, replaced events, lineage, executions, code, refused queries,
+the audit log.
 
 The dispatcher does this in the background (`dispatcher.loops.retention`), and `traceplane gc` by hand: both go through
 the same batches, each a bounded piece of work. Two of them at once do no harm.
@@ -56,6 +57,7 @@ class Collected(Outcome):
     executions: int = 0
     code: int = 0
     denials: int = 0
+    audit: int = 0
     dead_letters: int = 0
     job_memory: int = 0
     partitions: int = 0
@@ -171,6 +173,8 @@ def _ended(kind: Kind, rows: int) -> Collected:
             return Collected(code=rows)
         case Kind.DENIALS:
             return Collected(denials=rows)
+        case Kind.AUDIT:
+            return Collected(audit=rows)
         case Kind.DEAD_LETTERS:
             return Collected(dead_letters=rows)
         case Kind.JOB_MEMORY:

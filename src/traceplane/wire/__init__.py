@@ -1,5 +1,6 @@
 """The messages that processes exchange, as types: one module per contract.
 
+audit        the gateway's public API: the audit log
 control      the gateway's public API: events, backfills, tasks, status
 deploys      the same: deploys and versions of DAGs
 files        the same: file sources

@@ -160,6 +160,19 @@ select (select count(*) from ended) as ended, count(*) as looked_at, max(denial_
        coalesce(min(denied_at) >= tp_now() - $2::interval, true) as young
 from page
 
+-- name: end_audit
+-- Rows of the audit log, which its trigger lets go only now.
+with page as materialized (
+  select audit_id, at from audit_log where audit_id > $1 order by audit_id limit $3
+), ended as materialized (
+  select audit_id from page where at < tp_now() - $2::interval
+), gone as (
+  delete from audit_log a using ended e where a.audit_id = e.audit_id and not $4::boolean
+)
+select (select count(*) from ended) as ended, count(*) as looked_at, max(audit_id) as last,
+       coalesce(min(at) >= tp_now() - $2::interval, true) as young
+from page
+
 -- name: end_dead_letters
 -- Wake-ups that nobody could receive.
 with page as materialized (
