@@ -23,6 +23,7 @@ READER, WRITER, ADMIN = Role.READER, Role.WRITER, Role.ADMIN
 DATABASE = "access to the database"
 PROCESS = "runs a process"
 LOCAL = "asks nobody"
+SIGN_IN = "gets or ends a token of its own"
 ID = str(uuid4())
 
 COMMANDS: dict[str, tuple[str, list[str]]] = {
@@ -81,6 +82,23 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "secret allow": (ADMIN, ["rpc", "--any-job"]),
     "secret list": (READER, []),
     "secret remove": (ADMIN, ["rpc"]),
+    "whoami": (READER, []),
+    "role list": (READER, []),
+    "role define": (ADMIN, ["finance"]),
+    "role delete": (ADMIN, ["finance"]),
+    "member list": (ADMIN, []),
+    "member add": (ADMIN, ["ada"]),
+    "member disable": (ADMIN, ["otto"]),
+    "member grant": (ADMIN, ["ada", "reader"]),
+    "member withdraw": (ADMIN, ["ada", "reader"]),
+    "member token": (ADMIN, ["ada"]),
+    "token list": (READER, []),
+    "token revoke-id": (READER, [ID]),  # of one's own; an admin those of others
+    "login": (SIGN_IN, []),
+    "logout": (SIGN_IN, []),
+    "sign-in provider set": (ADMIN, ["idp", "--issuer", "https://idp.example.com", "--client-id", "x"]),
+    "sign-in provider list": (ADMIN, []),
+    "sign-in provider remove": (ADMIN, ["idp"]),
     "audit list": (ADMIN, []),
     "audit export": (ADMIN, []),
 }
