@@ -128,7 +128,8 @@ class World:
 
     @contextlib.asynccontextmanager
     async def browser(self) -> AsyncIterator[Browser]:
-        jar = aiohttp.CookieJar(unsafe=True)  # for addresses instead of names
+        # As browsers do on one machine: addresses may have cookies, and secure ones are sent without https.
+        jar = aiohttp.CookieJar(unsafe=True, treat_as_secure_origin=[self.theirs.url])
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
             yield Browser(session)
 
@@ -153,8 +154,8 @@ async def theirs() -> AsyncIterator[OidcProvider]:
 async def world_of(
     database_url: str, theirs: OidcProvider, home: Path, **settings: Any
 ) -> AsyncIterator[World]:
-    port = free_port()
-    options = {"home": home, "gateway_port": port, "outgoing_allow": (theirs.place,), **settings}
+    options = {"home": home, "gateway_port": free_port(), "outgoing_allow": (theirs.place,), **settings}
+    port = options["gateway_port"]
     async with ControlPlane.open(database_url, **options) as plane, aiohttp.ClientSession() as http:
         stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
         await plane.api.refresh()
