@@ -14,6 +14,7 @@ from traceplane.auth.callers import Caller
 from traceplane.auth.rights import may_read, may_write
 from traceplane.auth.roles import Role
 from traceplane.errors import Forbidden, NotFound, TraceplaneError
+from traceplane.gateway.pipelines import PipelineApi
 from traceplane.http_service.routes import Call
 from traceplane.query.datasets import NOW, QueryCaller, QueryDatasets
 from traceplane.sql.gate import Relation
@@ -27,6 +28,7 @@ from traceplane.wire.control import (
 )
 from traceplane.wire.deploys import DagName, DeployRequest, RollbackRequest
 from traceplane.wire.jobs import JobName, PauseRequest
+from traceplane.wire.pipelines import ExecutionQuery, PipelineConfig, PipelineQuery, PipelineRequest
 from traceplane.wire.queries import QueryTaskRequest
 
 PAY = """
@@ -81,6 +83,19 @@ jobs:
   inputs:
   - from: {dataset: pay.salaries}
   outputs: [{dataset: across.out}]
+  config: {entrypoint: "basic:copy"}
+"""
+PAY_RUNS = """
+version: 1
+dag: runs
+read_roles: [finance]
+jobs:
+- name: run
+  activation: source
+  source: {kind: pipeline}
+  runtime: python
+  operator: python
+  outputs: [{dataset: runs.out}]
   config: {entrypoint: "basic:copy"}
 """
 HIDDEN = ("pay.in", "pay.salaries")
@@ -168,6 +183,28 @@ async def test_what_a_caller_may_not_read_is_nowhere(people: People) -> None:
         everything = msgspec.json.encode([catalog, status, listed]).decode()
         if "pay.salaries" not in seen:
             assert "pay.salaries" not in everything
+
+
+async def test_pipelines_of_a_hidden_job_and_their_executions_are_nowhere(people: People) -> None:
+    plane, api, call = people.plane, PipelineApi(), people.call
+    await plane.deploy(PAY_RUNS)
+    request = PipelineRequest("nightly", PipelineConfig(dag="runs", job="run"), scanner_tickers=["A"])
+    made = await api.create(call(plane.admin, request))
+    execution = await plane.value(
+        "insert into executions (pipeline_id, target, signal_id, signal, created_at)"
+        " values ($1, 'task', 's', '{}', tp_now()) returning execution_id",
+        made.pipeline_id,
+    )
+    for caller, seen in ((people.finance, 1), (people.reader, 0), (people.narrow, 0)):
+        assert len((await api.listing(call(caller, query=PipelineQuery()))).pipelines) == seen
+        assert len((await api.executions(call(caller, query=ExecutionQuery()))).executions) == seen
+        if not seen:
+            one = await refused(api.show(call(caller, pipeline_id=str(made.pipeline_id))))
+            other = await refused(api.execution(call(caller, execution_id=str(execution))))
+            gone = await refused(api.delete(call(caller, pipeline_id=str(made.pipeline_id))))
+            assert (one.code, other.code, gone.code) == (
+                "pipeline.unknown", "execution.unknown", "pipeline.unknown"
+            )  # fmt: skip
 
 
 async def refused(work: Awaitable[Any]) -> TraceplaneError:

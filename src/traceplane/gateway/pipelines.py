@@ -97,7 +97,10 @@ class PipelineApi:
     async def listing(self, call: Call[None]) -> PipelinesResponse:
         query: PipelineQuery = call.query
         async with call.principal.database.transaction() as tx:
-            rows = await pipelines.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
+            hidden = (await access_of(tx, call.principal.org, call.principal)).hidden
+            rows = await pipelines.listing(
+                tx, call.principal.org, **msgspec.structs.asdict(query), hidden=hidden
+            )
         return PipelinesResponse([_pipeline_view(row, call.principal) for row in rows])
 
     async def show(self, call: Call[None]) -> PipelineView:
@@ -113,6 +116,7 @@ class PipelineApi:
         elif given.get("scanner_tickers") is not None:
             given.setdefault("scanner_list", None)
         async with call.principal.database.transaction() as tx:
+            await _pipeline(tx, call.principal, pipeline_id)
             pipeline = await pipelines.lock(tx, org, pipeline_id)
             if pipeline is None:
                 raise _no_pipeline(pipeline_id)
@@ -182,7 +186,10 @@ class PipelineApi:
     async def executions(self, call: Call[None]) -> ExecutionsResponse:
         query: ExecutionQuery = call.query
         async with call.principal.database.transaction() as tx:
-            rows = await executions.listing(tx, call.principal.org, **msgspec.structs.asdict(query))
+            hidden = (await access_of(tx, call.principal.org, call.principal)).hidden
+            rows = await executions.listing(
+                tx, call.principal.org, **msgspec.structs.asdict(query), hidden=hidden
+            )
             if not rows and query.pipeline_id is not None:
                 await _pipeline(tx, call.principal, query.pipeline_id)
             views = await _execution_views(tx, call.principal, rows)
@@ -307,7 +314,8 @@ async def _check_job(tx: Transaction, org: str, dag: str, job: str) -> None:
 
 
 async def _pipeline(tx: Transaction, caller: Caller, pipeline_id: UUID) -> PipelineView:
-    rows = await pipelines.listing(tx, caller.org, pipeline_id=pipeline_id, limit=1)
+    hidden = (await access_of(tx, caller.org, caller)).hidden
+    rows = await pipelines.listing(tx, caller.org, pipeline_id=pipeline_id, limit=1, hidden=hidden)
     if not rows:
         raise _no_pipeline(pipeline_id)
     return _pipeline_view(rows[0], caller)
@@ -337,7 +345,8 @@ def _list_view(scanner_list: ScannerList) -> ScannerListView:
 
 
 async def _execution(tx: Transaction, caller: Caller, execution_id: UUID) -> ExecutionView:
-    rows = await executions.listing(tx, caller.org, execution_id=execution_id, limit=1)
+    hidden = (await access_of(tx, caller.org, caller)).hidden
+    rows = await executions.listing(tx, caller.org, execution_id=execution_id, limit=1, hidden=hidden)
     if not rows:
         raise NotFound(
             "execution.unknown",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -123,7 +123,10 @@ async def listing(
     status: str | None = None,
     before: UUID | None = None,
     limit: int = 50,
+    hidden: Collection[tuple[str, str]] = (),
 ) -> list[ListedExecution]:
+    """`hidden` are DAGs and jobs, whose executions are left out."""
+    dags, jobs = [dag for dag, _ in hidden], [job for _, job in hidden]
     await tx.run("set local plan_cache_mode = force_custom_plan")
     filters = (execution_id, pipeline_id, status, before)
-    return await tx.rows_as(ListedExecution, _SQL["list"], org, *filters, limit)
+    return await tx.rows_as(ListedExecution, _SQL["list"], org, *filters, limit, dags, jobs)

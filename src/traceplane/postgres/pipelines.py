@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -101,9 +101,12 @@ async def listing(
     is_active: bool | None = None,
     ticker: str | None = None,
     limit: int = 100,
+    hidden: Collection[tuple[str, str]] = (),
 ) -> list[ListedPipeline]:
+    """`hidden` are DAGs and jobs, whose pipelines are left out."""
+    dags, jobs = [dag for dag, _ in hidden], [job for _, job in hidden]
     filters = (pipeline_id, after, user_id, trigger_mode, is_active, ticker)
-    return await tx.rows_as(ListedPipeline, _SQL["list"], org, *filters, limit)
+    return await tx.rows_as(ListedPipeline, _SQL["list"], org, *filters, limit, dags, jobs)
 
 
 async def job_kind(tx: Transaction, org: str, dag: str, job: str) -> str | None:

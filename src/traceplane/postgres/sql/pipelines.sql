@@ -42,7 +42,7 @@ update pipelines p set deleted_at = tp_now(), changed_in = pg_current_xact_id(),
 where p.pipeline_id = $1 and p.org_id = (select org_id from orgs where slug = $2)
 
 -- name: list
--- Pipelines in the order of their creation, with the current execution of each.
+-- Pipelines in the order of their creation, but for those that run a hidden job, with the current execution of each.
 select p.pipeline_id, p.user_id, p.name, p.trigger_mode, p.scanner_tickers, l.name as scanner_list,
        p.signal_subscriptions, p.rules, p.schedule, p.is_active, p.config, p.launches_per_hour, p.created_at,
        (select e.execution_id from executions e
@@ -53,6 +53,7 @@ where o.slug = $1 and p.deleted_at is null
   and ($4::text is null or p.user_id = $4) and ($5::text is null or p.trigger_mode = $5)
   and ($6::boolean is null or p.is_active = $6)
   and ($7::text is null or $7 = any(coalesce(p.scanner_tickers, l.tickers)))
+  and not exists (select 1 from unnest($9::text[], $10::text[]) h (dag, job) where h.dag = p.config->>'dag' and h.job = p.config->>'job')
 order by p.pipeline_id limit $8
 
 -- name: job_state
