@@ -28,7 +28,13 @@ from traceplane.wire.control import (
 )
 from traceplane.wire.deploys import DagName, DeployRequest, RollbackRequest
 from traceplane.wire.jobs import JobName, PauseRequest
-from traceplane.wire.pipelines import ExecutionQuery, PipelineConfig, PipelineQuery, PipelineRequest
+from traceplane.wire.pipelines import (
+    ExecutionQuery,
+    PipelineChange,
+    PipelineConfig,
+    PipelineQuery,
+    PipelineRequest,
+)
 from traceplane.wire.queries import QueryTaskRequest
 
 PAY = """
@@ -96,6 +102,40 @@ jobs:
   runtime: python
   operator: python
   outputs: [{dataset: runs.out}]
+  config: {entrypoint: "basic:copy"}
+"""
+MAIL = """
+version: 1
+dag: mail
+datasets:
+  mail.sent: {columns: [{name: position, type: bigint}, {name: email, type: string, pii: true}]}
+  mail.runs: {columns: [{name: email, type: string, pii: true}]}
+jobs:
+- {name: numbers, activation: source, source: {kind: manual}, outputs: [{dataset: mail.in}]}
+- name: sent
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: mail.in}}]
+  outputs: [{dataset: mail.sent}]
+  config: {entrypoint: "basic:copy"}
+- name: greet
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: mail.sent}}]
+  outputs: [{dataset: mail.greetings}]
+  config: {entrypoint: "basic:copy"}
+- name: narrow
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: mail.sent}, columns: [position]}]
+  outputs: [{dataset: mail.narrow}]
+  config: {entrypoint: "basic:copy"}
+- name: run
+  activation: source
+  source: {kind: pipeline}
+  runtime: python
+  operator: python
+  outputs: [{dataset: mail.runs}]
   config: {entrypoint: "basic:copy"}
 """
 HIDDEN = ("pay.in", "pay.salaries")
@@ -319,6 +359,75 @@ async def test_what_code_wrote_is_shown_to_those_who_may_read_its_inputs(people:
     shown = await api.tasks.task(call(people.reader, task_id=str(listed[0].task_id)))
     assert not shown.inputs, "pay.salaries is not named"
     assert (await api.tasks.task(call(people.finance, task_id=str(listed[0].task_id)))).inputs
+
+
+async def test_what_code_wrote_about_personal_data_is_shown_to_those_who_may_see_it(people: People) -> None:
+    api, call, plane = people.plane.api, people.call, people.plane
+    await plane.deploy(MAIL)
+    await plane.emit("mail.in", [1])
+    await plane.run_all()
+    await plane.sql(
+        'update tasks t set error = \'{"code": "task.failed", "message": "no host for ada@x.example"}\''
+        " from jobs j join dags d using (dag_id) where t.job_id = j.job_id and d.name = 'mail'"
+    )
+    sees = replace(people.reader, sees_pii=True)
+    for job, is_told in (("sent", False), ("greet", False), ("narrow", True)):
+        for caller, expected in ((people.reader, is_told), (sees, True), (plane.admin, True)):
+            listed = await api.tasks.listing(call(caller, query=TaskQuery(dag="mail", job=job)))
+            task_id = str(listed.tasks[0].task_id)
+            views = [
+                listed,
+                await api.tasks.task(call(caller, task_id=task_id)),
+                await api.tasks.explain(call(caller, task_id=task_id)),
+            ]
+            assert ["ada@" in msgspec.json.encode(view).decode() for view in views] == [expected] * 3, job
+            if expected:
+                await api.tasks.logs(call(caller, task_id=task_id))
+            else:
+                error = await refused(api.tasks.logs(call(caller, task_id=task_id)))
+                assert error.code == "access.task_output"
+
+
+async def test_errors_of_executions_about_personal_data_are_shown_to_those_who_may_see_it(
+    people: People,
+) -> None:
+    plane, api, call = people.plane, PipelineApi(), people.call
+    await plane.deploy(MAIL)
+    request = PipelineRequest("nightly", PipelineConfig(dag="mail", job="run"), scanner_tickers=["A"])
+    made = await api.create(call(plane.admin, request))
+    await plane.sql(
+        "insert into executions (pipeline_id, target, status, signal_id, signal, created_at, finished_at, error)"
+        " values ($1, 'task', 'FAILED', 's', '{}', tp_now(), tp_now(),"
+        """ '{"code": "task.failed", "message": "no host for ada@x.example"}')""",
+        made.pipeline_id,
+    )
+    for caller, expected in ((people.reader, False), (plane.admin, True)):
+        (shown,) = (await api.executions(call(caller, query=ExecutionQuery()))).executions
+        assert shown.error is not None
+        assert shown.error["code"] == "task.failed"
+        assert ("ada@" in str(shown.error)) == expected
+
+
+async def test_a_pipeline_is_changed_by_those_who_may_write_what_its_job_writes(people: People) -> None:
+    plane, api, call = people.plane, PipelineApi(), people.call
+    await plane.deploy(PAY_RUNS.replace("read_roles: [finance]", "write_roles: [ops]"))
+    request = PipelineRequest("nightly", PipelineConfig(dag="runs", job="run"), scanner_tickers=["A"])
+    made = str((await api.create(call(plane.admin, request))).pipeline_id)
+    to_celery = PipelineChange(config=PipelineConfig(target="celery"))
+    for work in (
+        api.change(call(people.writer, to_celery, pipeline_id=made)),
+        api.change(call(people.writer, PipelineChange(is_active=False), pipeline_id=made)),
+        api.delete(call(people.writer, pipeline_id=made)),
+    ):
+        assert (await refused(work)).code == "access.dataset_write"
+    await api.change(call(people.ops, to_celery, pipeline_id=made))
+    await api.delete(call(people.ops, pipeline_id=made))
+
+
+async def test_a_refusal_about_all_jobs_of_a_dag_names_no_hidden_one(people: People) -> None:
+    error = await refused(people.plane.api.tasks.cancel(people.call(people.writer, TaskSelection(dag="pay"))))
+    assert error.code == "access.dataset_write"
+    assert not any(job in str(error) for job in ("numbers", "salaries", "tens"))
 
 
 async def test_a_deploy_needs_the_right_to_read_what_the_dag_reads(people: People) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -96,6 +97,9 @@ async def test_sql_replaces_a_name_at_any_depth_and_in_every_version(shop: Shop,
         await asked.service.run(asked.database, READER, "from shop.by_customer", format_="json", as_of=NOW)
     ).generations
     assert set(generations) == {"shop.by_customer", "shop.large", "shop.orders"}
+    narrow = replace(ADMIN, datasets=("shop.by_customer",))
+    answer = await asked.service.run(asked.database, narrow, "from shop.by_customer", format_="json")
+    assert set(answer.generations) == {"shop.by_customer"}
 
     found = await _shown(shop, asked, "shop.by_customer")
     assert [(c.name, c.type, c.derived_from) for c in found.columns] == [

@@ -7,14 +7,15 @@ dataset without the right looks like one that does not exist, and so does the jo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 from uuid import UUID
 
+from traceplane.auth.callers import Caller
 from traceplane.auth.roles import RANKS, Role
 from traceplane.errors import Forbidden
-from traceplane.postgres import rights
+from traceplane.postgres import personal_data, rights
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.rights import DatasetRoles
 
@@ -66,7 +67,8 @@ class Access:
     """Jobs that write something which the caller may not read."""
     hidden_ids: Sequence[UUID] = ()
     untold: frozenset[Job] = frozenset()
-    """Jobs that read something which the caller may not read: their code may write about it."""
+    """Jobs that read something which the caller may not read: their code may write about it. Personal data is
+    included by `with_personal_data`."""
     fixed: frozenset[Job] = frozenset()
     """Jobs that write something which the caller may not write."""
     fixed_ids: Sequence[UUID] = ()
@@ -106,8 +108,11 @@ class Access:
     def require_job(self, dag: str, job: str | None) -> None:
         """The same for all that a job writes, or all jobs of a DAG."""
         fixed = sorted(j for d, j in self.fixed if d == dag and job in (None, j))
-        if fixed:
-            raise _not_writable(f"you may not write what the job {fixed[0]} of {dag} writes", job or dag)
+        if not fixed:
+            return
+        named = [j for j in fixed if self.sees(dag, j)]
+        whose = f"the job {named[0]} of {dag} writes" if named else f"all jobs of {dag} write"
+        raise _not_writable(f"you may not write what {whose}", job or dag)
 
     def require_dag(self, dag: str) -> None:
         if dag in self.fixed_dags:
@@ -151,6 +156,16 @@ async def access_of(tx: Transaction, org: str, caller: Subject) -> Access:
         fixed_dags=frozenset(d.dag for d in unwritable),
         within=within,
     )
+
+
+async def with_personal_data(
+    tx: Transaction, caller: Caller, access: Access, jobs: Collection[Job]
+) -> Access:
+    """For calls that show what the code of these jobs wrote: it may be about columns that the caller may not see."""
+    if caller.sees_pii:
+        return access
+    told = {job for job in jobs if access.is_told(*job)}
+    return replace(access, untold=access.untold | await personal_data.touched_by(tx, caller.org, told))
 
 
 def _writers(datasets: Sequence[DatasetRoles]) -> frozenset[Job]:

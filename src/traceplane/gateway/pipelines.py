@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -13,15 +13,16 @@ import msgspec
 from traceplane import telemetry
 from traceplane.auth.access import may_see_parameters
 from traceplane.auth.callers import Caller
-from traceplane.auth.rights import access_of
+from traceplane.auth.rights import access_of, with_personal_data
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.gateway.hidden_values import hidden_from
+from traceplane.gateway.tasks import without_output
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.counted import counted
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.model.pipeline_rules import parse_rules
-from traceplane.postgres import executions, pipelines
+from traceplane.postgres import executions, pipelines, task_views
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.executions import ListedExecution
 from traceplane.postgres.pipelines import ListedPipeline, Pipeline, ScannerList
@@ -116,10 +117,10 @@ class PipelineApi:
         elif given.get("scanner_tickers") is not None:
             given.setdefault("scanner_list", None)
         async with call.principal.database.transaction() as tx:
-            await _pipeline(tx, call.principal, pipeline_id)
             pipeline = await pipelines.lock(tx, org, pipeline_id)
             if pipeline is None:
                 raise _no_pipeline(pipeline_id)
+            await _changeable(tx, call.principal, pipeline_id)
             before = msgspec.structs.asdict(_pipeline_view(pipeline, call.principal))
             fields = {name: before[name] for name in PipelineChange.__struct_fields__} | given
             after = await _checked(tx, call.principal, pipeline.user_id, PipelineRequest(**fields))
@@ -133,7 +134,7 @@ class PipelineApi:
         async with call.principal.database.transaction() as tx:
             if await pipelines.lock(tx, org, pipeline_id) is None:
                 raise _no_pipeline(pipeline_id)
-            view = await _pipeline(tx, call.principal, pipeline_id)
+            view = await _changeable(tx, call.principal, pipeline_id)
             await pipelines.remove(tx, org, pipeline_id)
         telemetry.emit("pipeline.deleted", pipeline_id=str(pipeline_id), name=view.name)
         return view
@@ -206,6 +207,7 @@ class PipelineApi:
         error = TaskError("execution.failed", change.error or "") if change.status == "FAILED" else None
         async with call.principal.database.transaction() as tx:
             execution = await _execution(tx, call.principal, execution_id)
+            await _changeable(tx, call.principal, execution.pipeline_id)
             moved = await executions.move(tx, org, execution_id, change.status, start=start, error=error)
             if not moved and execution.status == change.status != "RUNNING" and execution.target == "celery":
                 return execution  # the answer to the first call was lost
@@ -321,6 +323,14 @@ async def _pipeline(tx: Transaction, caller: Caller, pipeline_id: UUID) -> Pipel
     return _pipeline_view(rows[0], caller)
 
 
+async def _changeable(tx: Transaction, caller: Caller, pipeline_id: UUID) -> PipelineView:
+    """The pipeline as it stands, if the caller may write what its job writes."""
+    view = await _pipeline(tx, caller, pipeline_id)
+    if view.config.dag is not None:
+        (await access_of(tx, caller.org, caller)).require_job(view.config.dag, view.config.job)
+    return view
+
+
 def _pipeline_view(pipeline: ListedPipeline, caller: Caller) -> PipelineView:
     config = msgspec.convert(pipeline.config, PipelineConfig)
     parameters, names = _parameters(config.parameters, caller)
@@ -361,7 +371,21 @@ async def _execution(tx: Transaction, caller: Caller, execution_id: UUID) -> Exe
 async def _execution_views(
     tx: Transaction, caller: Caller, rows: Sequence[ListedExecution]
 ) -> list[ExecutionView]:
-    hidden = await hidden_from(tx, caller, [row.execution_id for row in rows if row.error])
+    failed = [row for row in rows if row.error]
+    hidden = await hidden_from(tx, caller, [row.execution_id for row in failed])
+    # The task knows which job ran, even if the pipeline runs another one now; old tasks are gone.
+    jobs = {
+        row.execution_id: (row.dag, row.job) for row in failed if row.dag is not None and row.job is not None
+    }
+    jobs |= await task_views.jobs_of(tx, caller.org, [row.execution_id for row in failed]) if failed else {}
+    access = await access_of(tx, caller.org, caller)
+    access = await with_personal_data(tx, caller, access, set(jobs.values()))
+    rows = [
+        replace(row, error=without_output(row.error, job[1]))
+        if (job := jobs.get(row.execution_id)) is not None and not access.is_told(*job)
+        else row
+        for row in rows
+    ]
     return [_execution_view(row, caller, hidden.get(row.execution_id)) for row in rows]
 
 

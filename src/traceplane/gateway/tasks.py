@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from traceplane.auth.callers import Caller
-from traceplane.auth.rights import Access, access_of
+from traceplane.auth.rights import Access, access_of, with_personal_data
 from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.hidden_values import hidden_from
@@ -22,6 +22,7 @@ from traceplane.http_service.routes import Call, Route
 from traceplane.model.advice import Advice, advice
 from traceplane.model.explain import ExplainFacts, explain
 from traceplane.model.hidden_values import HiddenValues
+from traceplane.model.json_object import JsonObject
 from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
 from traceplane.postgres import aggregator, events, task_logs, task_views, tasks, workers
@@ -137,6 +138,7 @@ class TaskApi:
             facts = await task_views.explain_facts(tx, org, task_id)
             if facts is None or not access.sees(facts.dag, facts.job):
                 raise _no_task(task_id)
+            access = await with_personal_data(tx, call.principal, access, [(facts.dag, facts.job)])
             (facts,) = await as_seen_by(tx, call.principal, [facts], access)
             is_told = access.is_told(facts.dag, facts.job)
             written = await self._logs(tx, call.principal, task_id, attempts=1) if is_told else []
@@ -167,8 +169,9 @@ class TaskApi:
             rows = await task_views.listing(tx, org, task_id=task_id, limit=1, without=access.hidden_ids)
             if not rows:
                 raise _no_task(task_id)
+            access = await with_personal_data(tx, call.principal, access, [(rows[0].dag, rows[0].job)])
             if not access.is_told(rows[0].dag, rows[0].job):
-                raise _not_told(rows[0].job)
+                raise output_not_told(rows[0].job)
             written = await self._logs(tx, call.principal, task_id, attempts=_LOGGED_ATTEMPTS)
         return TaskLogs(task_id, rows[0].state, rows[0].attempt, written)
 
@@ -369,12 +372,12 @@ def _no_task(task_id: UUID) -> NotFound:
     )
 
 
-def _not_told(job: str) -> Forbidden:
+def output_not_told(job: str) -> Forbidden:
     return Forbidden(
         "access.task_output",
-        "the job reads datasets that you may not read, and its code may write about them",
+        "the job handles data that you may not see, and its code may write about it",
         value=job,
-        next_step="ask an admin for one of their read_roles",
+        next_step="ask an admin for the read_roles of what the job reads, and for a role that sees personal data",
     )
 
 
@@ -386,14 +389,24 @@ async def as_seen_by(
 ) -> list[Written]:
     """Rows of tasks, without config values in what their operators wrote if the caller may not see them; without all
     of it if they read something that the caller may not read."""
+    written_by = {(row.dag, row.job) for row in rows if _has_output(row)}
+    access = await with_personal_data(tx, caller, access, written_by)
     rows = [row if access.is_told(row.dag, row.job) else _untold(row) for row in rows]
-    written = [row.task_id for row in rows if row.error or (isinstance(row, ListedTask) and row.progress)]
+    written = [row.task_id for row in rows if _has_output(row)]
     hidden = await hidden_from(tx, caller, written)
     return [_without(row, hidden[row.task_id]) if row.task_id in hidden else row for row in rows]
 
 
+def _has_output(row: ListedTask | DeadTasks | ExplainFacts) -> bool:
+    return bool(row.error or (isinstance(row, ListedTask) and row.progress))
+
+
+def without_output(error: JsonObject | None, job: str) -> JsonObject | None:
+    return error and {"code": error.get("code"), "message": output_not_told(job).message}
+
+
 def _untold(row: Written) -> Written:
-    error = row.error and {"code": row.error.get("code"), "message": _not_told(row.job).message}
+    error = without_output(row.error, row.job)
     if isinstance(row, ListedTask):
         return replace(row, error=error, progress=None)
     return replace(row, error=error)

@@ -112,6 +112,9 @@ class ListedExecution:
     started_at: datetime | None
     finished_at: datetime | None
     parameters: JsonObject
+    dag: str | None
+    """What the pipeline runs now."""
+    job: str | None
 
 
 async def listing(

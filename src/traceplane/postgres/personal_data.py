@@ -6,7 +6,7 @@ moment at which it serves, and no copy of it can be outdated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -96,6 +96,29 @@ async def origins(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID,
         for generation_id in generation_ids
         if (asked := nodes.get(generation_id)) is not None
     }
+
+
+async def touched_by(
+    tx: Transaction, org: str, jobs: Collection[tuple[str, str]]
+) -> frozenset[tuple[str, str]]:
+    """Those of the jobs, given as DAG and name, that read or write personal data in any of their versions."""
+    if not jobs:
+        return frozenset()
+    rows = await tx.rows(_SQL["of_jobs"], org, [dag for dag, _ in jobs], [job for _, job in jobs])
+    marks = (
+        {
+            generation_id: origin.effective
+            for generation_id, origin in (await origins(tx, list({r["generation_id"] for r in rows}))).items()
+        }
+        if rows
+        else {}
+    )
+    return frozenset(
+        (r["dag"], r["job"])
+        for r in rows
+        if r["reads_marked"]
+        or marks.get(r["generation_id"], NO_MARKS).any_of([c.lower() for c in r["columns"]] or None)
+    )
 
 
 def _node(row: Mapping[str, object]) -> _Node:

@@ -14,7 +14,7 @@ from traceplane.errors import TraceplaneError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database
-from traceplane.query.datasets import NOW, AsOf, QueryCaller, pin_text
+from traceplane.query.datasets import NOW, AsOf, QueryCaller, may_read_pinned, pin_text
 from traceplane.query.engine_pool import EnginePool
 from traceplane.query.preparation import Preparation, PreparedQuery
 from traceplane.query.wire import Format, QueryLimits
@@ -35,7 +35,7 @@ CONTENT_TYPES: dict[Format, str] = {
 class QueryResult:
     content_type: str
     generations: dict[str, str]
-    """The generation of each dataset that the query read."""
+    """The generation of each dataset that the query read and the caller may read: virtual ones may read others."""
     pieces: AsyncGenerator[bytes]
 
 
@@ -100,7 +100,11 @@ class Queries:
             of_files=sum(c.of_files for c in prepared.chosen),
             metadata_ms=round((planned - started) * 1000),
         )
-        generations = {pin_text(pin): str(d.generation_id) for pin, d in prepared.datasets.items()}
+        generations = {
+            pin_text(pin): str(d.generation_id)
+            for pin, d in prepared.datasets.items()
+            if may_read_pinned(caller, d)
+        }
         return QueryResult(CONTENT_TYPES[format_], generations, _joined(first, rest, prepared.release))
 
     async def prepare(

@@ -110,7 +110,7 @@ where execution_id = any($1::uuid[])
 -- Executions, newest first, but for those that run a hidden job. Planned for each call, since the best index depends on the filter.
 select e.execution_id, e.pipeline_id, p.name as pipeline, p.user_id, e.target, e.status, e.signal_id, e.signal,
        e.scheduled_for, e.error, e.created_at, e.started_at, e.finished_at,
-       coalesce(p.config->'parameters', '{}') as parameters
+       coalesce(p.config->'parameters', '{}') as parameters, p.config->>'dag' as dag, p.config->>'job' as job
 from executions e join pipelines p using (pipeline_id) join orgs o using (org_id)
 where o.slug = $1 and ($2::uuid is null or e.execution_id = $2) and ($3::uuid is null or e.pipeline_id = $3)
   and ($4::text is null or e.status = $4) and ($5::uuid is null or e.execution_id < $5)

@@ -1,5 +1,26 @@
 -- Where rows come from, for the marks of personal data that follow them.
 
+-- name: of_jobs
+-- The generations that jobs read and write, with the columns that they read ([]: all), and whether a virtual dataset
+-- that they read has marks of its own; nothing if the organization has no marks at all.
+select k.name as dag, j.name as job, r.generation_id, r.columns, exists (
+    select 1 from datasets w where j.definition ? 'virtual' and w.org_id = k.org_id
+      and j.definition->'virtual'->'datasets' ? w.dataset_id and w.definition->'columns' @> '[{"pii": true}]') as reads_marked
+from unnest($2::text[], $3::text[]) a (dag, job) join orgs o on o.slug = $1
+join dags k on k.org_id = o.org_id and k.name = a.dag join jobs j on j.dag_id = k.dag_id and j.name = a.job
+cross join lateral (
+  select coalesce(g.data_generation_id, g.generation_id) as generation_id, i.columns
+  from job_inputs i join generations g using (generation_id) where i.job_id = j.job_id and i.role <> 'triggers'
+  union all
+  select p.generation_id, p.columns from past_job_inputs p where p.job_id = j.job_id
+  union all
+  select coalesce(g.data_generation_id, g.generation_id), '[]' from job_outputs x join generations g using (generation_id)
+  where x.job_id = j.job_id
+) r
+where exists (select 1 from datasets d where d.org_id = o.org_id and d.definition->'columns' @> '[{"pii": true}]')
+  or exists (select 1 from dag_versions v join dags n using (dag_id) join dag_version_datasets m using (dag_version_id)
+    where n.org_id = o.org_id and v.activated_at is not null and m.definition->'columns' @> '[{"pii": true}]')
+
 -- name: upstream
 -- Generations, and all that their rows were computed from: the columns that their datasets declare now and in the
 -- version that serves or last served them, those that their files have, and the jobs that write them.
