@@ -74,6 +74,30 @@ async def test_every_change_leaves_a_row_and_what_changes_nothing_leaves_none(
     assert "select" not in text
 
 
+async def test_a_row_says_which_rights_were_given(plane: ControlPlane, http: GatewayHttp) -> None:
+    admin = await http.token(Role.ADMIN, name="root")
+    token = {
+        "name": "ci",
+        "member": "ada",
+        "roles": ["finance", "reader"],
+        "datasets": ["shop.*"],
+        "lasts": "30d",
+    }
+    rights = {"allowed_jobs": ["shop/copy"], "roles": ["finance"]}
+    for method, path, body, named in (
+        ("PUT", "roles/finance", {"includes": "writer", "sees_pii": True},
+         {"role": "finance", "includes": "writer", "sees_pii": "true"}),
+        ("PUT", "members/ada", {"kind": "service"}, {"member": "ada"}),
+        ("PUT", "members/ada/roles/finance", {"lasts": "1h"}, {"member": "ada", "role": "finance", "lasts": "1h"}),
+        ("POST", "tokens", token, token | {"roles": "finance, reader", "datasets": "shop.*"}),
+        ("PUT", "secrets/user/rpc", {"value": SECRET}, {"namespace": "user", "name": "rpc"}),
+        ("POST", "secrets/user/rpc/rights", rights,
+         {"namespace": "user", "name": "rpc", "allowed_jobs": "shop/copy", "roles": "finance"}),
+    ):  # fmt: skip
+        await expect(http, admin, method, f"/api/v1/{path}", body)
+        assert (await entries(plane))[-1][2] == named, path
+
+
 async def test_a_row_says_from_where_and_with_which_request(plane: ControlPlane, http: GatewayHttp) -> None:
     admin = await http.token(Role.ADMIN, name="ada")
     headers = {"authorization": f"Bearer {admin}", "x-request-id": "order-17"}

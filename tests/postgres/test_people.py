@@ -90,9 +90,50 @@ async def test_a_disabled_member_is_refused_until_it_is_added_again(people: Peop
     token = await people.token("ada")
     await people.do("GET", "whoami", token=token)
     assert (await people.do("DELETE", "members/ada"))["disabled_at"]
-    assert await people.refused("GET", "whoami", token=token) == "access.role_required"
+    assert await people.refused("GET", "whoami", token=token) == "token.revoked"
+    asked = {"name": "laptop", "member": "ada"}
+    assert await people.refused("POST", "tokens", asked) == "member.disabled"
     await people.do("PUT", "members/ada", {})
-    await people.do("GET", "whoami", token=token)
+    assert await people.refused("GET", "whoami", token=token) == "token.revoked"
+    assert (await people.do("GET", "whoami", token=await people.token("ada")))["roles"] == ["reader"]
+
+
+async def test_a_role_that_is_defined_anew_is_not_that_of_old_tokens(people: People) -> None:
+    await people.do("PUT", "roles/finance", {"includes": "writer"})
+    await people.do("PUT", "members/ada", {})
+    await people.do("PUT", "members/ada/roles/admin", {})
+    nobodys = (await people.do("POST", "tokens", {"name": "ci", "roles": ["finance"]}))["token"]
+    cut = await people.token("ada", roles=["finance", "reader"])
+    await people.do("DELETE", "roles/finance")
+    await people.do("PUT", "roles/finance", {"includes": "admin", "sees_pii": True})
+    assert await people.refused("GET", "whoami", token=nobodys) == "access.role_required"
+    assert (await people.do("GET", "whoami", token=cut))["roles"] == ["reader"]
+
+
+async def test_a_token_without_rights_comes_with_a_warning(people: People) -> None:
+    await people.do("PUT", "members/ada", {})
+    asked = {"name": "laptop", "member": "ada"}
+    assert (await people.do("POST", "tokens", asked))["warning"] == (
+        "ada has no roles, so the token has no rights; give it one with `traceplane member grant ada ROLE`"
+    )
+    await people.do("PUT", "members/ada/roles/reader", {})
+    assert "warning" not in await people.do("POST", "tokens", asked | {"roles": ["reader"]})
+    warning = (await people.do("POST", "tokens", asked | {"roles": ["admin", "reader"]}))["warning"]
+    assert warning == (
+        "ada does not have the role admin, so the token lacks it; give it with `traceplane member grant ada admin`"
+    )
+
+
+async def test_members_that_a_sign_in_named_are_looked_after_by_that_name(people: People) -> None:
+    await people.plane.sql(
+        "insert into org_members (org_id, kind, name, created_by)"
+        " select org_id, 'user', 'idp:ada-1', 'sign-in' from orgs"
+    )
+    assert (await people.do("DELETE", "members/idp:ada-1"))["disabled_at"]
+    assert "disabled_at" not in await people.do("PUT", "members/idp:ada-1", {})
+    await people.do("PUT", "members/idp:ada-1/roles/reader", {})
+    await people.token("idp:ada-1")
+    assert await people.refused("PUT", "members/idp:nobody", {}) == "member.bad_name"
 
 
 async def test_a_token_is_cut_down_to_roles_and_datasets(people: People) -> None:

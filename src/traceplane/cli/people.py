@@ -142,7 +142,7 @@ def add_member(
 @as_json
 @click.pass_obj
 def disable_member(settings: Settings, name: str, as_json: bool) -> None:
-    """Refuse NAME and all its tokens from now on, until it is added again."""
+    """Refuse NAME until it is added again. Its tokens end for good."""
     _say_member(
         call(settings, lambda c: c.call("DELETE", f"/api/v1/members/{_path(name)}", MemberView)), as_json
     )
@@ -195,7 +195,10 @@ def issue_token(
         datasets=list(datasets) or None,
         lasts=lasts,
     )
-    say(call(settings, lambda c: c.call("POST", "/api/v1/tokens", IssuedToken, body)).token)
+    issued = call(settings, lambda c: c.call("POST", "/api/v1/tokens", IssuedToken, body))
+    if issued.warning is not None:
+        say(f"warning: {issued.warning}", err=True)
+    say(issued.token)
 
 
 @click.command("list")

@@ -22,9 +22,13 @@ from traceplane.wire.audit import AuditEntry, AuditQuery, AuditResponse
 FLUSH_SECONDS = 1.0
 _MOST_KINDS = 5_000
 """Of refusals that wait. Beyond that, the objects and addresses of further ones are not told apart."""
-_NAMES = ("dag", "job", "dataset", "name", "namespace", "user_id", "to_version")
-"""Fields of requests that name what a call is about."""
+_NAMES = (
+    *("dag", "job", "dataset", "name", "namespace", "user_id", "to_version"),
+    *("member", "roles", "datasets", "lasts", "includes", "sees_pii", "allowed_jobs", "any_job"),
+)
+"""Fields of requests that name what a call is about, and which rights it gives."""
 _LONGEST_NAME = 200
+_LONGEST_LIST = 2000
 _READING = frozenset({"POST /api/v1/query", "POST /api/v1/plan"})
 """Calls that change nothing, although their method could."""
 
@@ -143,5 +147,15 @@ def audited(orgs: OrgDatabases, incoming: Incoming, act: Act) -> OrgDatabase:
 
 def names_in(body: object) -> Mapping[str, str]:
     """The names of what a request is about, as far as it has them in fields of their own."""
-    found = {name: getattr(body, name, None) for name in _NAMES}
-    return {name: str(value)[:_LONGEST_NAME] for name, value in found.items() if isinstance(value, str | int)}
+    names = {}
+    for name in _NAMES:
+        match getattr(body, name, None):
+            case True:
+                names[name] = "true"
+            case False | None:
+                pass
+            case str() | int() as value:
+                names[name] = str(value)[:_LONGEST_NAME]
+            case [*values] if all(isinstance(value, str) for value in values):
+                names[name] = ", ".join(values)[:_LONGEST_LIST]
+    return names

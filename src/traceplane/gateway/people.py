@@ -12,14 +12,14 @@ from traceplane import telemetry
 from traceplane.auth import store
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal
-from traceplane.auth.roles import RESERVED, Role
+from traceplane.auth.roles import RESERVED, Role, RoleMeaning, rights
 from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
 from traceplane.model import durations
 from traceplane.model.near_names import near
 from traceplane.postgres import people
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.people import StoredMember
+from traceplane.postgres.people import LockedMember, StoredMember
 from traceplane.wire.people import (
     GrantBody,
     GrantView,
@@ -57,7 +57,7 @@ class PeopleApi:
             Route("PUT", "/api/v1/members/{member}", MemberBody, MemberView, self.add_member, ADMIN,
                   "Add a person or a service account, or enable one again."),
             Route("DELETE", "/api/v1/members/{member}", None, MemberView, self.disable_member, ADMIN,
-                  "Disable a member: its tokens are refused at once."),
+                  "Disable a member: its tokens and sessions end at once, for good."),
             Route("PUT", "/api/v1/members/{member}/roles/{role}", GrantBody, MemberView, self.grant, ADMIN,
                   "Give a member a role."),
             Route("DELETE", "/api/v1/members/{member}/roles/{role}", None, MemberView, self.withdraw, ADMIN,
@@ -123,16 +123,17 @@ class PeopleApi:
 
     async def add_member(self, call: Call[MemberBody]) -> MemberView:
         name, asked, by = call.path_params["member"], call.body, call.principal.name
-        if not _NAME.fullmatch(name):
-            raise InvalidInput(
-                "member.bad_name",
-                "a member is named by at most 100 letters, digits and _ . @ + -, and starts with a letter or digit",
-                value=name[:200],
-                next_step="for example ada@example.com or nightly-loads",
-            )
         async with call.principal.database.transaction() as tx:
+            # A sign-in may have named a member otherwise, such as keycloak:1234.
+            if not _NAME.fullmatch(name) and not await people.members(tx, name):
+                raise InvalidInput(
+                    "member.bad_name",
+                    "a member is named by at most 100 letters, digits and _ . @ + -, and starts with a letter or digit",
+                    value=name[:200],
+                    next_step="for example ada@example.com or nightly-loads",
+                )
             added = await people.add_member(tx, asked.kind, name, asked.email, by=by)
-            member_id = await _locked(tx, name)
+            member_id = (await _locked(tx, name)).member_id
             (member,) = await people.members(tx, name)
             if member.kind != asked.kind:
                 raise Conflict(
@@ -141,7 +142,7 @@ class PeopleApi:
                     value=name,
                     next_step="choose another name",
                 )
-            enabled = await people.disable_member(tx, member_id, disabled=False)
+            enabled = await people.enable_member(tx, member_id)
             (member,) = await people.members(tx, name)
         if added:
             telemetry.emit("member.added", member=name, principal=by)
@@ -150,7 +151,7 @@ class PeopleApi:
         return _member_view(member)
 
     async def disable_member(self, call: Call[None]) -> MemberView:
-        view = await _changed(call, lambda tx, member: people.disable_member(tx, member, disabled=True))
+        view = await _changed(call, people.disable_member)
         telemetry.emit("member.disabled", member=view.name, principal=call.principal.name)
         return view
 
@@ -209,7 +210,7 @@ class PeopleApi:
 
     async def issue_token(self, call: Call[NewTokenBody]) -> IssuedToken:
         asked, caller = call.body, call.principal
-        if not _NAME.fullmatch(asked.name):
+        if not _NAME.fullmatch(asked.name) and asked.name != asked.member:
             raise InvalidInput(
                 "token.bad_name",
                 "a token is named by at most 100 letters, digits and _ . @ + -, and starts with a letter or digit",
@@ -223,11 +224,19 @@ class PeopleApi:
                 next_step="name a member, or roles",
             )
         async with caller.database.transaction() as tx:
-            member_id = None if asked.member is None else await _locked(tx, asked.member)
+            member = None if asked.member is None else await _locked(tx, asked.member)
+            if member is not None and member.disabled:
+                raise Conflict(
+                    "member.disabled",
+                    "the member is disabled, so it cannot have tokens",
+                    value=asked.member,
+                    next_step=f"enable it with `traceplane member add {asked.member}`",
+                )
             defined = {role.name for role in await people.roles(tx)}
             for role in asked.roles or ():
                 if role not in defined:
                     raise await _unknown_role(tx, role)
+            warning = None if asked.member is None else await _warning(tx, asked.member, asked.roles)
             lasts = _length(asked.lasts)
             token = await store.issue_token(
                 tx,
@@ -237,11 +246,11 @@ class PeopleApi:
                 lifetime_seconds=None if lasts is None else lasts.total_seconds(),
                 roles=asked.roles,
                 datasets=asked.datasets,
-                member_id=member_id,
+                member_id=None if member is None else member.member_id,
                 created_by=caller.name,
             )
         telemetry.emit("token.issued", name=asked.name, member=asked.member, principal=caller.name)
-        return IssuedToken(token)
+        return IssuedToken(token, warning)
 
     async def revoke_token(self, call: Call[None]) -> TokenRevoked:
         text, name = call.path_params["token_id"], None
@@ -271,7 +280,7 @@ async def _changed(call: Call[Any], change: Callable[[Transaction, UUID], Awaita
     """The member of the path, after the change."""
     name = call.path_params["member"]
     async with call.principal.database.transaction() as tx:
-        await change(tx, await _locked(tx, name))
+        await change(tx, (await _locked(tx, name)).member_id)
         (member,) = await people.members(tx, name)
     return _member_view(member)
 
@@ -320,9 +329,28 @@ async def _unknown_role(tx: Transaction, name: str) -> NotFound:
     )
 
 
-async def _locked(tx: Transaction, name: str) -> UUID:
-    member_id = await people.lock_member(tx, name)
-    if member_id is None:
+async def _warning(tx: Transaction, name: str, asked: list[str] | None) -> str | None:
+    """What is to be said of a new token of a member that has fewer rights than its owner may expect."""
+    defined = {role.name: RoleMeaning(Role(role.includes), role.sees_pii) for role in await people.roles(tx)}
+    (member,) = await people.members(tx, name)
+    granted = rights(defined, [grant.role for grant in member.roles], asked)
+    if not member.roles:
+        return (
+            f"{name} has no roles, so the token has no rights; "
+            f"give it one with `traceplane member grant {name} ROLE`"
+        )
+    for role in asked or ():
+        if role not in granted.roles:
+            return (
+                f"{name} does not have the role {role}, so the token lacks it; "
+                f"give it with `traceplane member grant {name} {role}`"
+            )
+    return None
+
+
+async def _locked(tx: Transaction, name: str) -> LockedMember:
+    member = await people.lock_member(tx, name)
+    if member is None:
         names = [member.name for member in await people.members(tx)]
         raise NotFound(
             "member.unknown",
@@ -331,7 +359,7 @@ async def _locked(tx: Transaction, name: str) -> UUID:
             next_step=near(name, names)
             or "see `traceplane member list`, or add it with `traceplane member add`",
         )
-    return member_id
+    return member
 
 
 def _length(text: str | None) -> timedelta | None:

@@ -44,6 +44,12 @@ class StoredMember:
 
 
 @dataclass(frozen=True, slots=True)
+class LockedMember:
+    member_id: UUID
+    disabled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ListedToken:
     token_id: UUID
     name: str
@@ -80,13 +86,20 @@ async def add_member(tx: Transaction, kind: str, name: str, email: str | None, *
     return await tx.value(_SQL["add_member"], kind, name, email, by) is not None
 
 
-async def lock_member(tx: Transaction, name: str) -> UUID | None:
-    found: UUID | None = await tx.value(_SQL["lock_member"], name)
-    return found
+async def lock_member(tx: Transaction, name: str) -> LockedMember | None:
+    return await tx.row_as(LockedMember, _SQL["lock_member"], name)
 
 
-async def disable_member(tx: Transaction, member_id: UUID, *, disabled: bool) -> bool:
-    return await tx.value(_SQL["disable_member"], member_id, disabled) is not None
+async def enable_member(tx: Transaction, member_id: UUID) -> bool:
+    """Whether it was disabled."""
+    return await tx.value(_SQL["disable_member"], member_id, False) is not None
+
+
+async def disable_member(tx: Transaction, member_id: UUID) -> None:
+    """Its tokens and sessions end for good, so that enabling it later does not bring back any that were forgotten."""
+    await tx.rows(_SQL["disable_member"], member_id, True)
+    await tx.rows(_SQL["revoke_tokens_of_member"], member_id)
+    await tx.rows(_SQL["end_sessions_of_member"], member_id)
 
 
 async def grant(tx: Transaction, member_id: UUID, role: str, *, by: str, lasts: timedelta | None) -> None:

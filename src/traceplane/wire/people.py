@@ -103,6 +103,8 @@ class NewTokenBody(Wire, frozen=True):
 class IssuedToken(Wire, frozen=True):
     token: str
     """Shown only here: only its hash is stored."""
+    warning: str | None = None
+    """Why it has fewer rights than asked for."""
 
 
 class TokenView(Wire, frozen=True):

@@ -13,8 +13,14 @@ insert into org_roles (org_id, name, includes, sees_pii, created_by) values (cur
 on conflict (org_id, name) do update set includes = excluded.includes, sees_pii = excluded.sees_pii
 
 -- name: delete_role
--- Nobody has it any more.
-delete from org_roles where org_id = current_org() and name = $1 returning name
+-- Nobody has it any more, and no token: a later role of the same name is another one.
+with deleted as (
+  delete from org_roles where org_id = current_org() and name = $1 returning name
+), cut as (
+  update access_tokens t set roles = array_remove(t.roles, d.name) from deleted d
+  where t.org = (select slug from orgs where org_id = current_org()) and d.name = any(t.roles)
+)
+select name from deleted
 
 -- name: members
 -- Everyone of the organization, with the roles that they hold now.
@@ -32,12 +38,20 @@ on conflict (org_id, name) do nothing returning member_id
 
 -- name: lock_member
 -- One of the organization, until the end of the transaction.
-select member_id from org_members where org_id = current_org() and name = $1 for update
+select member_id, disabled_at is not null as disabled from org_members where org_id = current_org() and name = $1 for update
 
 -- name: disable_member
--- Its tokens and sessions have no rights until it is enabled again.
+-- It cannot sign in or get tokens until it is enabled again.
 update org_members set disabled_at = case when $2::boolean then coalesce(disabled_at, tp_now()) end
 where member_id = $1 and (disabled_at is null) = $2::boolean returning name
+
+-- name: revoke_tokens_of_member
+-- All that are valid. They stay revoked if the member is enabled again.
+update access_tokens set revoked_at = tp_now() where member_id = $1 and revoked_at is null
+
+-- name: end_sessions_of_member
+-- All that have not ended.
+update sessions set revoked_at = tp_now() where member_id = $1 and revoked_at is null
 
 -- name: grant
 -- A role, until then or for good; the last word on it counts.
