@@ -152,6 +152,25 @@ async def test_a_token_is_cut_down_to_roles_and_datasets(people: People) -> None
     assert (await people.do("GET", "whoami", token=reader))["role"] == "reader"
 
 
+async def test_a_token_for_some_datasets_changes_nothing_of_the_organization(people: People) -> None:
+    await people.do("PUT", "members/ada", {})
+    await people.do("PUT", "members/ada/roles/admin", {})
+    await people.do("PUT", "secrets/user/key", {"value": "v", "roles": ["admin"]})
+    some = await people.token("ada", datasets=["shop.*"])
+    reader = await people.token("ada", roles=["reader"])
+    listed = (await people.do("GET", "tokens", token=some))["tokens"]
+    assert {t["member"] for t in listed} == {"ada"}, "those of its member"
+    ids = {("some" if "datasets" in t else "reader"): t["token_id"] for t in listed}
+    (root,) = [t["token_id"] for t in (await people.do("GET", "tokens"))["tokens"] if t["name"] == "root"]
+    assert await people.refused("PUT", "secrets/user/key", {"value": "w"}, some) == "access.cut_down"
+    assert (await people.do("GET", "secrets", token=some))["secrets"] == []
+    for mine, others in ((some, (root, ids["reader"])), (reader, (root, ids["some"]))):
+        for other in others:
+            assert await people.refused("DELETE", f"tokens/{other}", token=mine) == "access.cut_down"
+    await people.do("DELETE", f"tokens/{ids['reader']}", token=reader)
+    await people.do("DELETE", f"tokens/{ids['some']}", token=some)
+
+
 async def test_tokens_are_listed_with_their_last_use_and_revoked_at_once(people: People) -> None:
     await people.do("PUT", "members/ada", {})
     await people.do("PUT", "members/ada/roles/reader", {})

@@ -29,6 +29,15 @@ def bearer(header_value: str | None) -> str:
     return token
 
 
+def cut_down(token: str) -> errors.Forbidden:
+    return errors.Forbidden(
+        "access.cut_down",
+        "this token is cut down to some datasets or roles, and this call is about more",
+        value=token,
+        next_step="use a token that is not cut down",
+    )
+
+
 def may_see_config(caller: Caller) -> bool:
     """Only those who may deploy a DAG see its jobs' configs, which may hold addresses with keys."""
     return caller.role is Role.ADMIN

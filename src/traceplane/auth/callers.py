@@ -39,3 +39,10 @@ class Caller:
     database: OrgDatabase
     act: Act
     """What the call does, for the audit log."""
+    cut_token_id: UUID | None = None
+    """The token, if it has less than all rights of its member, or reaches only some datasets."""
+
+    @property
+    def is_admin(self) -> bool:
+        """Of the organization. A token for some datasets is none, whatever its role."""
+        return self.role is Role.ADMIN and self.datasets is None

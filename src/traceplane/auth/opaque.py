@@ -67,6 +67,10 @@ class TokenRecord:
     org_id: UUID | None = None
     rights: Rights = NO_RIGHTS
 
+    @property
+    def is_cut_down(self) -> bool:
+        return self.datasets is not None or (self.member_id is not None and self.named_roles is not None)
+
     def __post_init__(self) -> None:
         if self.principal is Principal.WORKER and (self.named_roles or self.member_id):
             raise ValueError("a worker token has no roles")

@@ -14,7 +14,7 @@ import msgspec
 from traceplane import __version__, telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
-from traceplane.auth.access import bearer, require_role
+from traceplane.auth.access import bearer, cut_down, require_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
@@ -22,7 +22,7 @@ from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
+from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
@@ -190,12 +190,7 @@ class PublicApi:
             self._rate_limits.count(record.org, record.name)
             role = require_role(record, Role(incoming.auth))
             if incoming.auth == ADMIN and record.datasets is not None:
-                raise Forbidden(
-                    "access.cut_down",
-                    "this token is cut down to some datasets, and this call is about more",
-                    value=record.name,
-                    next_step="use a token for all datasets",
-                )
+                raise cut_down(record.name)
             return self._caller(incoming, record, role)
 
         return self._second_look.check(check)
@@ -216,6 +211,7 @@ class PublicApi:
             datasets=record.datasets,
             database=audited(self._orgs, incoming, act),
             act=act,
+            cut_token_id=record.token_id if record.is_cut_down else None,
         )
 
     def _refused(self, incoming: Incoming, caller: Caller | None, error: UserError) -> None:

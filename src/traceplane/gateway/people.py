@@ -10,6 +10,7 @@ from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.auth import store
+from traceplane.auth.access import cut_down
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import RESERVED, Role, RoleMeaning, rights
@@ -67,7 +68,7 @@ class PeopleApi:
             Route("POST", "/api/v1/tokens", NewTokenBody, IssuedToken, self.issue_token, ADMIN,
                   "Issue a user token."),
             Route("DELETE", "/api/v1/tokens/{token_id}", None, TokenRevoked, self.revoke_token, READER,
-                  "Revoke a user token: an admin any, others their own."),
+                  "Revoke a user token: an admin any, others their own, a token that is cut down itself."),
         ]  # fmt: skip
 
     async def whoami(self, call: Call[None]) -> WhoAmI:
@@ -263,6 +264,9 @@ class PeopleApi:
                 value=text[:200],
                 next_step="see `traceplane token list`",
             ) from None
+        caller: Caller = call.principal
+        if not caller.is_admin and caller.cut_token_id not in (None, token_id):
+            raise cut_down(caller.name)
         async with call.principal.database.transaction() as tx:
             name = await people.revoke_token(tx, token_id, of_member=_only_own(call.principal))
         if name is None:
@@ -291,7 +295,7 @@ _KINDS = {"user": "person", "service": "service account"}
 def _only_own(caller: Caller) -> str | None:
     """The member whose tokens the caller may look after; None: everyone's. A token that is nobody's, and no admin's,
     has none: the empty name is no member's."""
-    if caller.role is Role.ADMIN:
+    if caller.is_admin:
         return None
     return "" if caller.kind is CallerKind.TOKEN else caller.name
 

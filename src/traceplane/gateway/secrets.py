@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from traceplane import telemetry
-from traceplane.auth.roles import Role
+from traceplane.auth.access import cut_down
+from traceplane.auth.callers import Caller
 from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.near_names import near
@@ -60,7 +61,7 @@ class SecretApi:
                     roles=list(s.rights.roles),
                 )
                 for s in found
-                if _may_set(call, s.rights.roles)
+                if _may_set(call.principal, s.rights.roles)
             ]
         )
 
@@ -82,10 +83,12 @@ class SecretApi:
 
     async def _check_may_set(self, tx: Transaction, call: Call[SecretValue], name: SecretName) -> None:
         """Whoever has one of a secret's roles gives it a value, and changes nothing about who may use it."""
-        if _is_admin(call):
+        if call.principal.is_admin:
             return
+        if call.principal.datasets is not None:
+            raise cut_down(call.principal.name)
         rights = (await self._vault.rights(tx, call.principal.org, [name])).get(name)
-        if rights is None or not _may_set(call, rights.roles):
+        if rights is None or not _may_set(call.principal, rights.roles):
             raise Forbidden(
                 "secret.not_yours",
                 "only admins, and those who have one of its roles, set a secret",
@@ -130,12 +133,9 @@ class SecretApi:
         )
 
 
-def _is_admin(call: Call[Any]) -> bool:
-    return call.principal.role is Role.ADMIN
-
-
-def _may_set(call: Call[Any], roles: Sequence[str]) -> bool:
-    return _is_admin(call) or not call.principal.roles.isdisjoint(roles)
+def _may_set(caller: Caller, roles: Sequence[str]) -> bool:
+    """A secret belongs to no dataset, so a token for some datasets sets none."""
+    return caller.is_admin or (caller.datasets is None and not caller.roles.isdisjoint(roles))
 
 
 def _jobs(asked: SecretRightsRequest) -> tuple[list[str] | None] | None:
