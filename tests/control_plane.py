@@ -195,6 +195,7 @@ class ControlPlane:
             org=settings.org,
             org_id=org_id,
             name="admin",
+            counted_as="token admin",
             kind=CallerKind.TOKEN,
             roles=frozenset({"admin"}),
             role=Role.ADMIN,

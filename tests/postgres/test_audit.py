@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -15,7 +17,9 @@ from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.roles import Role
+from traceplane.gateway import audit
 from traceplane.postgres import history
+from traceplane.postgres.audit import Act
 from traceplane.postgres.history import Kind
 
 DAG = dag("shop", source("shop.in"), job("copy", "shop.in", "shop.out"))
@@ -187,9 +191,45 @@ async def test_many_refusals_take_little_memory_and_few_rows(plane: ControlPlane
             for n in range(200)
         )
     )
+    await plane.api.audit.flush(at_end=True)
     found = await entries(plane)
     assert len(found) < 60
     assert sum(row[4] for row in found) == 200
+
+
+async def test_one_caller_cannot_fill_it_with_ever_different_names(
+    plane: ControlPlane, http: GatewayHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = await http.token(Role.READER, name="rita")
+    for n in range(100):
+        await http.send(reader, "PUT", f"/api/v1/user-limits/{n}", {"launches_per_hour": 1})
+        if n % 10 == 0:
+            await plane.api.audit.flush()
+    assert len(await entries(plane)) == 20
+    later = time.monotonic() + 61
+    monkeypatch.setattr(audit, "time", SimpleNamespace(monotonic=lambda: later))
+    found = await entries(plane)
+    assert found[20:] == [("rita", "PUT /api/v1/user-limits/{user_id}", {}, "access.role_required", 80)]
+    await http.send(reader, "PUT", "/api/v1/user-limits/again", {"launches_per_hour": 1})
+    assert (await entries(plane))[21:] == [
+        ("rita", "PUT /api/v1/user-limits/{user_id}", {"user_id": "again"}, "access.role_required", 1)
+    ]
+
+
+async def test_refusals_in_one_organization_leave_others_their_details(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_MOST_ROWS_OF_AN_ORGANIZATION", 5)
+    await plane.sql("insert into orgs (slug) values ('other')")
+    ids = {row["slug"]: row["org_id"] for row in await plane.sql("select slug, org_id from orgs")}
+    for n in range(10):
+        plane.api.audit.refuse(
+            Act(ids["default"], f"caller-{n}", "token", "GET /x", object={"name": "a"}), "no"
+        )
+    plane.api.audit.refuse(Act(ids["other"], "otto", "token", "GET /x", object={"name": "b"}), "no")
+    found = await entries(plane)
+    assert len(found) == 6
+    assert found[-1][:3] == ("otto", "GET /x", {"name": "b"})
 
 
 async def test_only_admins_read_it_and_only_their_own(plane: ControlPlane, http: GatewayHttp) -> None:

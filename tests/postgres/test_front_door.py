@@ -71,3 +71,37 @@ async def test_a_caller_that_calls_too_often_is_told_when_to_come_again(database
             assert answer.headers["retry-after"] == "10"
             assert (await answer.json())["error"]["code"] == "access.rate_limited"
         assert (await http.send(other, "GET", "/api/v1/status"))[0] == 200
+
+
+async def test_tokens_of_one_name_do_not_share_a_limit_and_those_of_one_member_do(database_url: str) -> None:
+    async with (
+        ControlPlane.open(database_url, rate_limit_per_second=0.1, rate_limit_burst=3) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        mine, theirs = [await http.token(Role.READER, name="laptop") for _ in range(2)]
+        for _ in range(3):
+            assert (await http.send(mine, "GET", "/api/v1/status"))[0] == 200
+        assert (await http.send(mine, "GET", "/api/v1/status"))[0] == 429
+        assert (await http.send(theirs, "GET", "/api/v1/status"))[0] == 200
+        await plane.sql(
+            "insert into org_members (org_id, kind, name, created_by)"
+            " select org_id, 'user', 'rita', 'test' from orgs where slug = 'default'"
+        )
+        one, two = [await http.token(Role.READER, name=name) for name in ("one", "two")]
+        await plane.sql(
+            "update access_tokens set member_id = (select member_id from org_members where name = 'rita')"
+            " where name in ('one', 'two')"
+        )
+        await plane.api.refresh()
+        statuses = [(await http.send(token, "GET", "/api/v1/status"))[0] for token in (one, two, one, two)]
+        assert 429 not in statuses[:3]
+        assert statuses[3] == 429
+
+
+async def test_two_authorization_headers_are_refused(database_url: str) -> None:
+    async with ControlPlane.open(database_url) as plane, GatewayHttp.open(plane) as http:
+        token = await http.token(Role.READER)
+        headers = [("authorization", "Bearer tpu_other"), ("authorization", f"Bearer {token}")]
+        async with http.session.get("/api/v1/status", headers=headers) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["code"] == "request.two_authorizations"

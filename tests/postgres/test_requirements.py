@@ -78,6 +78,30 @@ async def test_a_worker_is_forgotten_when_it_leaves_or_falls_silent(plane: Contr
     assert await plane.sql("select * from workers") == []
 
 
+async def test_a_worker_cannot_take_the_name_of_one_of_another_organization(plane: ControlPlane) -> None:
+    async def offered() -> list[int]:
+        async with plane.database.transaction() as tx:
+            return [w.offers.gpu for w in await workers.there(tx)]
+
+    async def see(gpus: int, serves: list[str] | None) -> None:
+        async with plane.database.transaction() as tx:
+            await workers.see(tx, "a", "python", parsed([f"gpu={gpus}"]), serves)
+
+    await see(1, ["acme"])
+    await see(2, ["beta"])
+    assert await offered() == [1]
+    await see(3, ["beta", "acme"])
+    assert await offered() == [3]
+    await see(4, None)
+    assert await offered() == [4]
+    await see(5, ["acme"])
+    assert await offered() == [4]
+    # One that is gone may be followed by another of its name.
+    await plane.sql("update workers set seen_at = seen_at - interval '31 seconds'")
+    await see(6, ["acme"])
+    assert await offered() == [6]
+
+
 async def test_a_runtime_of_others_is_refused_at_deploy_and_calls_nothing(database_url: str) -> None:
     theirs = Runtime("scoring", Driver.INVOKE, invoker=InvokerKind.HTTP, target="http://x", orgs=("acme",))
     runtimes = {**DEFAULT_RUNTIMES, "scoring": theirs}

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def passed(limits: RateLimits, calls: int, org: str = "shop", name: str = "rita") -> int:
     for number in range(calls):
         try:
-            limits.count(org, name)
+            limits.count(org, name, name)
         except TooManyRequests:
             return number
     return calls
@@ -48,9 +48,9 @@ def test_callers_and_organizations_do_not_share(clock: Clock) -> None:
 
 def test_the_refusal_says_when_a_call_passes_again(clock: Clock) -> None:
     limits = RateLimits(0.5, 1)
-    limits.count("shop", "rita")
+    limits.count("shop", "rita", "rita")
     with pytest.raises(TooManyRequests) as refused:
-        limits.count("shop", "rita")
+        limits.count("shop", "rita", "rita")
     clock.now += refused.value.retry_after_seconds
     assert passed(limits, 1) == 1
 
@@ -62,9 +62,9 @@ def test_zero_is_no_limit(clock: Clock) -> None:
 def test_callers_that_are_gone_are_forgotten(clock: Clock) -> None:
     limits = RateLimits(10, 5)
     for number in range(10_000):
-        limits.count("shop", f"caller-{number}")
+        limits.count("shop", f"caller-{number}", "name")
     passed(limits, 5, name="busy")
     clock.now += 0.6
-    limits.count("shop", "caller-1")
-    limits.count("shop", "new")
+    limits.count("shop", "caller-1", "name")
+    limits.count("shop", "new", "name")
     assert len(limits._buckets) < 10

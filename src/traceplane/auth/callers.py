@@ -28,6 +28,9 @@ class Caller:
     org: str
     org_id: UUID
     name: str
+    counted_as: str
+    """What limits are counted by: a member with all their tokens and sessions, a machine's subject, or a token that is
+    nobody's. Names of tokens are not unique."""
     kind: CallerKind
     roles: frozenset[str]
     """Reserved ones and the organization's own."""

@@ -78,6 +78,11 @@ class TokenRecord:
             raise ValueError(f"a {self.principal} token cannot serve the organizations {self.serves}")
 
     @property
+    def counted_as(self) -> str:
+        """What limits are counted by: whose it is, or if it is nobody's, the token."""
+        return f"token {self.token_id}" if self.member_id is None else f"member {self.member_id}"
+
+    @property
     def role(self) -> Role | None:
         return self.rights.role
 

@@ -118,7 +118,7 @@ class PublicApi:
 
     async def close(self) -> None:
         with contextlib.suppress(PlatformError):
-            await self.audit.flush()
+            await self.audit.flush(at_end=True)
         await self._queries.close()
         await self.vault.close()
 
@@ -187,7 +187,7 @@ class PublicApi:
 
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
-            self._rate_limits.count(record.org, record.name)
+            self._rate_limits.count(record.org, record.counted_as, record.name)
             role = require_role(record, Role(incoming.auth))
             if incoming.auth == ADMIN and record.datasets is not None:
                 raise cut_down(record.name)
@@ -204,6 +204,7 @@ class PublicApi:
             org=record.org,
             org_id=record.org_id,
             name=act.principal,
+            counted_as=record.counted_as,
             kind=CallerKind(act.kind),
             roles=record.rights.roles,
             role=role,
@@ -344,7 +345,8 @@ def _act(incoming: Incoming, record: TokenRecord) -> Act:
 
 def _caller(caller: Caller) -> QueryCaller:
     return QueryCaller(
-        *(caller.org, caller.name, str(caller.role), caller.sees_pii, caller.roles, caller.datasets)
+        *(caller.org, caller.name, str(caller.role), caller.sees_pii, caller.roles, caller.datasets),
+        counted_as=caller.counted_as,
     )
 
 

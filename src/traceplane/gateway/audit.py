@@ -1,11 +1,13 @@
 """The audit log: refusals on their way to it, and what admins see of it.
 
 A change is recorded by its own transaction (`auth.callers.Caller.act`). A refusal changes nothing, so it is recorded a
-moment later, with its like: whoever is refused a thousand times a second must not make the gateway write as often.
+moment later, with its like: whoever is refused a thousand times a second must not make the gateway write as often,
+nor whoever names another object each time.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +22,12 @@ from traceplane.runtime.process import Outcome
 from traceplane.wire.audit import AuditEntry, AuditQuery, AuditResponse
 
 FLUSH_SECONDS = 1.0
-_MOST_KINDS = 5_000
-"""Of refusals that wait. Beyond that, the objects and addresses of further ones are not told apart."""
+_PERIOD_SECONDS = 60.0
+_MOST_ROWS_OF_A_KIND = 20
+"""In a period. The rest of the refusals of one caller by one route for one reason are one row at its end, without
+objects and addresses."""
+_MOST_ROWS_OF_AN_ORGANIZATION = 2_000
+"""The same for all refusals in an organization, so that none takes the room of another."""
 _NAMES = (
     *("dag", "job", "dataset", "name", "namespace", "user_id", "to_version"),
     *("member", "roles", "datasets", "lasts", "includes", "sees_pii", "allowed_jobs", "any_job"),
@@ -33,6 +39,7 @@ _READING = frozenset({"POST /api/v1/query", "POST /api/v1/plan"})
 """Calls that change nothing, although their method could."""
 
 _Key = tuple[UUID, str, str, str, tuple[tuple[str, str], ...], str | None, str]
+"""Organization, principal and its kind, action, object, address, code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,11 @@ class AuditApi:
         self._database = database
         self._waiting: Counter[_Key] = Counter()
         self._request_ids: dict[_Key, str | None] = {}
+        self._period_ends = time.monotonic() + _PERIOD_SECONDS
+        self._rows: Counter[_Key | UUID] = Counter()
+        """Of each kind and each organization, in this period."""
+        self._rest: Counter[_Key] = Counter()
+        """Refusals beyond those, by kind."""
 
     def routes(self) -> list[Route]:
         return [
@@ -94,18 +106,32 @@ class AuditApi:
     def refuse(self, act: Act, code: str) -> None:
         """Notes a refusal; `flush` records it."""
         key = (act.org_id, act.principal, act.kind, act.action, tuple(act.object.items()), act.remote, code)
-        if key not in self._waiting and len(self._waiting) >= _MOST_KINDS:
-            key = (act.org_id, act.principal, act.kind, act.action, (), None, code)
+        if key not in self._waiting:
+            of_kind: _Key = (act.org_id, act.principal, act.kind, act.action, (), None, code)
+            if (
+                self._rows[of_kind] >= _MOST_ROWS_OF_A_KIND
+                or self._rows[act.org_id] >= _MOST_ROWS_OF_AN_ORGANIZATION
+            ):
+                self._rest[of_kind] += 1
+                return
+            self._rows.update((of_kind, act.org_id))
         self._waiting[key] += 1
         self._request_ids.setdefault(key, act.request_id)
 
-    async def flush(self) -> Outcome:
+    async def flush(self, *, at_end: bool = False) -> Outcome:
         """Runs as a loop. If the database is away, the refusals wait for it."""
+        if at_end or time.monotonic() >= self._period_ends:
+            self._period_ends = time.monotonic() + _PERIOD_SECONDS
+            self._waiting.update(self._rest)
+            self._rest.clear()
+            self._rows.clear()
         if not self._waiting:
             return Outcome()
         refusals = [
             Refusal(
-                Act(org_id, principal, kind, action, remote, self._request_ids[key], dict(object_)), code, n
+                Act(org_id, principal, kind, action, remote, self._request_ids.get(key), dict(object_)),
+                code,
+                n,
             )
             for key, n in self._waiting.items()
             for org_id, principal, kind, action, object_, remote, code in (key,)

@@ -25,22 +25,22 @@ class RateLimits:
         self._per_second, self._burst = per_second, burst
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
-    def count(self, org: str, name: str) -> None:
-        """Counts a call of this caller of the organization; refuses it if there were too many."""
+    def count(self, org: str, caller: str, name: str) -> None:
+        """Counts a call of this caller of the organization; refuses it, by the name, if there were too many."""
         if not self._per_second:
             return
         now = time.monotonic()
-        bucket = self._buckets.get((org, name))
+        bucket = self._buckets.get((org, caller))
         if bucket is None:
             if len(self._buckets) >= _MOST_BUCKETS:
                 self._forget_the_full(now)
-            bucket = self._buckets[org, name] = _Bucket(self._burst, now)
+            bucket = self._buckets[org, caller] = _Bucket(self._burst, now)
         bucket.calls = min(self._burst, bucket.calls + (now - bucket.counted_at) * self._per_second)
         bucket.counted_at = now
         if bucket.calls < 1:
             raise TooManyRequests(
                 "access.rate_limited",
-                f"this token may make {self._per_second:g} calls per second, and {self._burst} at once",
+                f"this caller may make {self._per_second:g} calls per second, and {self._burst} at once",
                 value=name,
                 next_step="wait as long as Retry-After says; send more per call, or ask who runs the platform"
                 " to raise rate_limit_per_second",

@@ -159,6 +159,7 @@ class SignIn:
             provider.org,
             org_id,
             providers.machine_name(provider, verified),
+            f"subject {verified.issuer} {verified.subject}",
             CallerKind.SERVICE,
             rights(self._known.roles.get(org_id, {}), None, sorted(named)),
             incoming,
@@ -184,14 +185,24 @@ class SignIn:
         site.check_from_own_page(incoming.method, headers, found.csrf_hash)
         defined = self._known.roles.get(found.org_id, {})
         granted = rights(defined, found.roles, None)
-        return self._caller(found.org, found.org_id, found.name, CallerKind(found.kind), granted, incoming)
+        counted_as = f"member {found.member_id}"
+        return self._caller(
+            found.org, found.org_id, found.name, counted_as, CallerKind(found.kind), granted, incoming
+        )
 
     def _caller(
-        self, org: str, org_id: UUID, name: str, kind: CallerKind, granted: Rights, incoming: Incoming
+        self,
+        org: str,
+        org_id: UUID,
+        name: str,
+        counted_as: str,
+        kind: CallerKind,
+        granted: Rights,
+        incoming: Incoming,
     ) -> Caller:
         act = act_of(incoming, org_id, name, kind)
         try:
-            self._rate_limits.count(org, name)
+            self._rate_limits.count(org, counted_as, name)
             role = required_role(granted.role, Role(incoming.auth), str(kind))
         except UserError as error:
             self._audit.refuse(act, error.code)
@@ -200,6 +211,7 @@ class SignIn:
             org=org,
             org_id=org_id,
             name=name,
+            counted_as=counted_as,
             kind=kind,
             roles=granted.roles,
             role=role,

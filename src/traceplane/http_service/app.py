@@ -115,6 +115,13 @@ class App:
         remote = client[0] if client else None
         if route.auth == PUBLIC:
             return await self._handle(route, path_params, scope, receive, headers, remote, None)
+        if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
+            # A proxy may have checked the other one.
+            raise InvalidInput(
+                "request.two_authorizations",
+                "the call has more than one Authorization header",
+                next_step="send one",
+            )
         incoming = Incoming(
             route.auth, route.method, route.label, path_params, headers, remote, scope[REQUEST_ID]
         )

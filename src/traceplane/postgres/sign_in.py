@@ -42,6 +42,7 @@ class SignedIn:
 class StoredSession:
     org_id: UUID
     org: str
+    member_id: UUID
     name: str
     kind: str
     csrf_hash: str

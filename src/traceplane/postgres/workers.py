@@ -40,7 +40,7 @@ async def see(
     tx: Transaction, worker_id: str, runtime: str, offers: Resources, serves: Sequence[str] | None
 ) -> None:
     """Also forgets workers that have not been seen for long. `serves`: organizations; None: all."""
-    await tx.rows(_SQL["see"], worker_id, runtime, asdict(offers), _FORGOTTEN, serves)
+    await tx.rows(_SQL["see"], worker_id, runtime, asdict(offers), _FORGOTTEN, serves, _THERE)
 
 
 async def leave(tx: Transaction, worker_id: str, serves: Sequence[str] | None) -> None:

@@ -27,6 +27,12 @@ class QueryCaller:
     roles: frozenset[str] = frozenset()
     datasets: tuple[str, ...] | None = None
     """Patterns of the datasets that the caller's token is cut down to; None: all."""
+    counted_as: str | None = None
+    """What queries that run at once are counted by; None: the name."""
+
+    @property
+    def share(self) -> str:
+        return f"{self.org}/{self.counted_as or self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class EnginePool:
         except TimeoutError:
             raise TooManyRequests(
                 "query.too_many",
-                f"{self._of_one_caller} queries of this token are already running, and none finished in time",
+                f"{self._of_one_caller} queries of this caller are already running, and none finished in time",
                 next_step="run fewer at once, or raise query_concurrency_per_caller",
             ) from None
 

@@ -78,9 +78,7 @@ class Queries:
             )
             planned = time.perf_counter()
             try:
-                first, rest = await _hold_back(
-                    self._engines.run(prepared.query, f"{caller.org}/{caller.name}")
-                )
+                first, rest = await _hold_back(self._engines.run(prepared.query, caller.share))
             except BaseException:
                 await prepared.release()
                 raise
@@ -128,7 +126,7 @@ class Queries:
         quoted = dataset_id.replace('"', '""')
         prepared = await self.prepare(database, caller, f'select * from "{quoted}" limit 0', format_="arrow")
         try:
-            pieces = self._engines.run(prepared.query, f"{caller.org}/{caller.name}")
+            pieces = self._engines.run(prepared.query, caller.share)
             schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
         finally:
             await prepared.release()

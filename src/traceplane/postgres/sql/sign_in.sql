@@ -88,7 +88,7 @@ values ($1, $2, $3, $4, tp_now(), tp_now() + make_interval(secs => $5::float8), 
 
 -- name: session
 -- A session with its member, and the roles that the member holds now.
-select o.org_id, o.slug as org, m.name, m.kind, s.csrf_hash, s.revoked_at is not null as revoked,
+select o.org_id, o.slug as org, s.member_id, m.name, m.kind, s.csrf_hash, s.revoked_at is not null as revoked,
        s.expires_at <= tp_now() as expired, s.expires_at, s.last_seen_at < tp_now() - interval '1 minute' as long_unseen,
        m.disabled_at is not null as disabled,
        array(select g.role from org_role_memberships g where g.member_id = s.member_id

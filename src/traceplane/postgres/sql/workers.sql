@@ -2,6 +2,7 @@
 
 -- name: see
 -- A worker is there, what it offers, and whom it serves. Workers that were not seen for long are forgotten.
+-- The name of one that is there can only be taken by one that serves at least the same organizations.
 with gone as (
   delete from workers where worker_id in (
     select worker_id from workers where seen_at < tp_now() - $4::interval and worker_id <> $1
@@ -10,6 +11,7 @@ with gone as (
 insert into workers (worker_id, runtime, offers, serves, seen_at) values ($1, $2, $3, $5, tp_now())
 on conflict (worker_id) do update set runtime = excluded.runtime, offers = excluded.offers, serves = excluded.serves,
   seen_at = excluded.seen_at
+where excluded.serves is null or workers.serves <@ excluded.serves or workers.seen_at <= tp_now() - $6::interval
 
 -- name: leave
 -- A worker stops. It cannot say so for one of other organizations.
