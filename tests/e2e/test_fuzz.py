@@ -156,6 +156,7 @@ GATEWAY = [
     "GET /api/v1/identity-providers/{name}",
     "PUT /api/v1/identity-providers/{name}",
     "DELETE /api/v1/identity-providers/{name}",
+    "GET /api/v1/audit",
     "GET /auth/login",
     "GET /auth/callback",
     "POST /auth/logout",

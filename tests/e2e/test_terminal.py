@@ -35,6 +35,7 @@ jobs:
 SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "worker", "trigger run", "init"} | {
     *("keys rotate", "keys rotate-master", "org create", "org list", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),
+    "logout",
     "operators",  # of packages that are installed here: their code could do more
 }
 
@@ -90,6 +91,15 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "webhooks": [[], ["--json"]],
         "files": [[], ["--json"]],
         "whoami": [[], ["--json"]],
+        "audit list": [[], ["--principal", HOSTILE], ["--json"]],
+        "audit export": [[]],
+        "sign-in provider set": [
+            [HOSTILE, "--issuer", "https://idp.example", "--client-id", "x", "--default-role", "reader"],
+            ["idp", "--issuer", HOSTILE, "--client-id", HOSTILE, "--default-role", HOSTILE],
+        ],
+        "sign-in provider list": [[], ["--json"]],
+        "sign-in provider remove": [[HOSTILE]],
+        "login": [["--provider", HOSTILE], ["--org", HOSTILE]],
         "role define": [["finance"], [HOSTILE]],
         "role list": [[], ["--json"]],
         "member add": [["ada", "--email", HOSTILE], [HOSTILE]],

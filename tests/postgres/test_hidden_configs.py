@@ -209,6 +209,8 @@ async def test_no_value_of_a_config_reaches_a_reader_or_the_log(
 async def test_the_calls_above_are_all_that_a_reader_may_make(world: ShopWithSecrets) -> None:
     for route in await world.http.routes() - set(world.reads()):
         method, path = route.split()
+        if path.startswith("/auth/"):  # for those who have no token yet
+            continue
         path = path.format_map(
             dict.fromkeys(("name", "namespace", "user_id", "role", "member"), "x") | _ids(world)
         )

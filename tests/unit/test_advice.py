@@ -111,7 +111,7 @@ def test_what_a_missing_file_or_secret_needs_is_not_in_the_code() -> None:
             assert told.retry_helps
             assert RETRY in told.next_step
             assert "code folder" not in told.next_step
-    assert "`traceplane secret set NAME --job DAG/JOB`" in advice("secret.denied", task_id=ID).next_step
+    assert "`traceplane secret allow NAME --job DAG/JOB`" in advice("secret.denied", task_id=ID).next_step
 
 
 @pytest.mark.parametrize(

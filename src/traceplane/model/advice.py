@@ -71,7 +71,7 @@ _SURROUNDINGS = {
     "object_store.refused": "check the bucket, the credentials and their permissions",
     "object_store.size_mismatch": "find out who else wrote there, and restore the file",
     "service.bad_answer": "check the address and the versions",
-    "secret.denied": "set it, or allow the job: `traceplane secret set NAME --job DAG/JOB`",
+    "secret.denied": "set it, or allow the job: `traceplane secret allow NAME --job DAG/JOB`",
     "spark.not_started": "read the log that the error names; the worker is restarted",
     "worker.cache_failed": "check the folder `object_cache` and `object_cache_mb`; the task is retried",
 }
