@@ -28,7 +28,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from traceplane.errors import Conflict, InvalidInput, PlatformError
-from traceplane.http_service.client import as_error, caller_context, error_after
+from traceplane.http_service.client import as_error, caller_context, error_after, unreachable
 from traceplane.http_service.routes import ERROR_MARK
 from traceplane.model.invalid_values import in_words
 from traceplane.model.scope import Cursor, Partition
@@ -275,12 +275,8 @@ class Client:
                 reason = error_after(mark.encode(), held + error.partial)
                 if reason is not None:
                     raise reason from None
-            raise PlatformError(
-                "service.unreachable",
-                "the service did not answer, or its answer was cut off",
-                value=f"{self._url.geturl()}: {type(error).__name__} {error}",
-                next_step="check that it is running; the call may be retried",
-            ) from error
+            message = "the service did not answer, or its answer was cut off"
+            raise unreachable(self._url.geturl(), message, error) from error
         finally:
             connection.close()
 

@@ -98,6 +98,15 @@ async def test_tokens_of_one_name_do_not_share_a_limit_and_those_of_one_member_d
         assert statuses[3] == 429
 
 
+async def test_a_caller_that_expects_another_organization_changes_nothing(database_url: str) -> None:
+    async with ControlPlane.open(database_url) as plane, GatewayHttp.open(plane) as http:
+        token = await http.token(Role.ADMIN)
+        for org, code in (("acme", "access.other_org"), ("default", None)):
+            headers = {"authorization": f"Bearer {token}", "traceplane-org": org}
+            async with http.session.get("/api/v1/status", headers=headers) as answer:
+                assert (await answer.json()).get("error", {}).get("code") == code
+
+
 async def test_two_authorization_headers_are_refused(database_url: str) -> None:
     async with ControlPlane.open(database_url) as plane, GatewayHttp.open(plane) as http:
         token = await http.token(Role.READER)

@@ -86,14 +86,21 @@ async def test_plain_http_gets_no_answer(port: int) -> None:
 async def test_callers_trust_only_the_authorities_they_were_given(port: int, authority: Authority) -> None:
     trusting = Caller(f"https://127.0.0.1:{port}", tls_ca=authority.file)
     stranger = Caller(f"https://127.0.0.1:{port}")
+    plain = Caller(f"http://127.0.0.1:{port}")
     try:
         assert (await trusting.call("GET", "/healthz", Health)).status == "ok"
-        with pytest.raises(PlatformError, match="did not answer") as refused:
+        with pytest.raises(PlatformError, match="not trusted") as refused:
             await stranger.call("GET", "/healthz", Health)
+        assert refused.value.code == "tls.not_trusted"
+        assert "tls_ca" in (refused.value.next_step or "")
         assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value)
+        with pytest.raises(PlatformError, match="did not answer") as refused:
+            await plain.call("GET", "/healthz", Health)
+        assert "https://" in (refused.value.next_step or "")
     finally:
         await trusting.close()
         await stranger.close()
+        await plain.close()
     for ca, works in ((authority.file, True), (None, False)):
         client = Client(f"https://127.0.0.1:{port}", "tpu_x", tls_ca=ca)
         with pytest.raises(PlatformError if not works else Exception) as ended:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from traceplane.cli.output import note
 from traceplane.errors import InvalidInput
+from traceplane.http_service.tls import ServerCertificate
 from traceplane.runtime.process import listen
 from traceplane.settings import Settings, checked_code_paths
 
@@ -19,6 +20,8 @@ def checked(settings: Settings, *, trigger: bool) -> Settings:
             raise InvalidInput(
                 "settings.invalid", f"{name} must be a port from 1 to 65535 that no other uses", value=port
             )
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        ServerCertificate(settings.tls_certificate, settings.tls_key)
     if settings.object_bucket is None and settings.object_store is not None:
         _make_folder(settings.object_store_root)
     paths = checked_code_paths(settings)

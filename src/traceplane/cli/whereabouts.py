@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from traceplane.cli import profile
-from traceplane.errors import PlatformError, TraceplaneError, Unauthenticated
+from traceplane.errors import Forbidden, PlatformError, TraceplaneError, Unauthenticated
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings, user_token, with_tokens
 from traceplane.wire.scalars import Wire
 
 Answer = TypeVar("Answer", bound=Wire)
+_UNSET_ORG = Settings().org
 
 
 def with_user_token(settings: Settings) -> tuple[Settings, str]:
@@ -26,7 +27,8 @@ def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Ans
     chosen, token = with_user_token(settings)
 
     async def run() -> Answer:
-        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca)
+        org = None if chosen.org == _UNSET_ORG else chosen.org
+        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca, org=org)
         try:
             return await work(caller)
         finally:
@@ -44,6 +46,13 @@ def explained(settings: Settings) -> Iterator[None]:
     except TraceplaneError as error:
         if error.code == "token.unknown":
             raise _other_platform(settings) from error
+        if error.code == "access.other_org":
+            raise Forbidden(
+                "cli.other_org",
+                f"the setting org is {settings.org}, but {error.message}",
+                value=settings.org,
+                next_step="set TRACEPLANE_USER_TOKEN to a token of that organization, or unset TRACEPLANE_ORG",
+            ) from error
         if error.code == "service.unreachable" and settings.gateway_url is None:
             raise PlatformError(
                 error.code, error.message, value=error.value, next_step=_where_it_runs(settings)

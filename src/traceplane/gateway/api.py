@@ -22,7 +22,7 @@ from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.errors import PlatformError, TraceplaneError, UserError
+from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
@@ -188,6 +188,7 @@ class PublicApi:
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
             self._rate_limits.count(record.org, record.counted_as, record.name)
+            _check_org(record, incoming.header("traceplane-org"))
             role = require_role(record, Role(incoming.auth))
             if incoming.auth == ADMIN and record.datasets is not None:
                 raise cut_down(record.name)
@@ -331,6 +332,17 @@ class PublicApi:
             dead_retired=work.dead_elsewhere.get("retired", 0),
             cron=[c for c in cron if access.sees(c.dag, c.job)],
             paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
+        )
+
+
+def _check_org(record: TokenRecord, expected: str | None) -> None:
+    """A token has one organization. A caller who expects another must not change this one."""
+    if expected is not None and expected != record.org:
+        raise Forbidden(
+            "access.other_org",
+            f"the token is one of the organization {record.org}",
+            value=expected,
+            next_step="use a token of the organization that Traceplane-Org names, or leave out the header",
         )
 
 

@@ -39,6 +39,10 @@ _ERRORS: dict[int, type[TraceplaneError]] = {
     413: TooLarge,
     429: TooManyRequests,
 }
+_ENDED_WITHOUT_AN_ANSWER = frozenset(
+    {"ServerDisconnectedError", "ClientResponseError", "RemoteDisconnected", "BadStatusLine"}
+)
+"""What clients raise when they speak plain HTTP to TLS."""
 
 
 class Caller:
@@ -54,12 +58,16 @@ class Caller:
         *,
         timeout_seconds: float = 90.0,
         tls_ca: Path | None = None,
+        org: str | None = None,
     ) -> None:
+        """`org`: the organization that the caller expects to work for."""
         self._base_url = base_url.rstrip("/")
         self._tls = caller_context(tls_ca) if self._base_url.startswith("https:") else None
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
+        if org is not None:
+            self._headers["traceplane-org"] = org
         self._timeout_seconds = timeout_seconds
         self._session: aiohttp.ClientSession | None = None
         self._encoder = msgspec.json.Encoder()
@@ -81,7 +89,7 @@ class Caller:
                 async for piece in answer.content.iter_any():
                     yield piece
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
+            raise unreachable(self._base_url + path, "the service did not answer", error) from error
 
     async def call(
         self,
@@ -100,7 +108,7 @@ class Caller:
             ) as answer:
                 raw = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
+            raise unreachable(self._base_url + path, "the service did not answer", error) from error
         if answer.status >= 400:
             raise as_error(answer.status, raw)
         try:
@@ -120,13 +128,25 @@ class Caller:
             )
         return self._session
 
-    def _unreachable(self, path: str, error: BaseException) -> PlatformError:
+
+def unreachable(url: str, message: str, error: BaseException) -> PlatformError:
+    """What to say of a call that got no answer: a certificate and a wrong scheme do not mend themselves."""
+    reason = f"{type(error).__name__} {error}"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
         return PlatformError(
-            "service.unreachable",
-            "the service did not answer",
-            value=f"{self._base_url}{path}: {type(error).__name__} {error}",
-            next_step="check that it is running; the call may be retried",
+            "tls.not_trusted",
+            "the service's certificate is not trusted, or is for another host name",
+            value=f"{url}: {reason}",
+            next_step="set tls_ca to a PEM file with the authority that signed it, and use the host name it is for",
         )
+    next_step = "check that it is running; the call may be retried"
+    if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason):
+        next_step = "the service does not speak TLS: use http:// in its address"
+    elif url.startswith("http:") and type(error).__name__ in _ENDED_WITHOUT_AN_ANSWER:
+        next_step = (
+            "if the service speaks TLS, use https:// in its address; otherwise check that it is running"
+        )
+    return PlatformError("service.unreachable", message, value=f"{url}: {reason}", next_step=next_step)
 
 
 def caller_context(ca: Path | None) -> ssl.SSLContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from traceplane.worker.store_on_disk import StoreOnDisk, reuse_of
 
 Answer = TypeVar("Answer")
 
+_AWAY_SAID_AGAIN_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0
 _HAND_BACK_SECONDS = 5.0
 """How long the dispatcher has to answer when the worker is in a hurry."""
@@ -64,6 +66,8 @@ class Wrapper:
         self._held: dict[UUID, HeldTask] = {}
         self._heartbeats = HeartbeatSender(client, self._held, longest_interval_seconds=heartbeat_seconds)
         self._freed = asyncio.Event()
+        self._away_said: tuple[str, float] | None = None
+        """The code of the error that was last logged, and when."""
         self._pace = Pace(slots)
         self._unended = 0
         """Held tasks whose operator has not ended."""
@@ -96,10 +100,28 @@ class Wrapper:
                 claims = await self._take(stop, free)
                 if claims is not None:
                     self._start(claims)
+                self._away_said = None
             except TraceplaneError as error:
-                telemetry.emit("worker.dispatcher_away", "warning", code=error.code, message=error.message)
+                self._say_away(error)
                 await _unless(stop, asyncio.sleep(0.5))
         await self._drain(hurry)
+
+    def _say_away(self, error: TraceplaneError) -> None:
+        """Once, and again after a while, since it is tried twice a second."""
+        now = time.monotonic()
+        if self._away_said is not None:
+            code, at = self._away_said
+            if code == error.code and now - at < _AWAY_SAID_AGAIN_SECONDS:
+                return
+        self._away_said = error.code, now
+        telemetry.emit(
+            "worker.dispatcher_away",
+            "warning",
+            code=error.code,
+            message=error.message,
+            value=str(error.value),
+            next_step=error.next_step,
+        )
 
     async def _take(self, stop: asyncio.Event, free: int) -> ClaimResponse | None:
         """Takes tasks from the intake. At `stop` the intake is told and answers at once: a lease that is in flight and
