@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.control_plane import ControlPlane
+from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.roles import Role
 
@@ -169,6 +170,26 @@ async def test_a_token_for_some_datasets_changes_nothing_of_the_organization(peo
             assert await people.refused("DELETE", f"tokens/{other}", token=mine) == "access.cut_down"
     await people.do("DELETE", f"tokens/{ids['reader']}", token=reader)
     await people.do("DELETE", f"tokens/{ids['some']}", token=some)
+
+
+async def test_a_role_that_something_names_is_deleted_only_by_force(people: People) -> None:
+    await people.do("PUT", "roles/finance", {})
+    await people.do("PUT", "secrets/user/key", {"value": "v", "roles": ["finance"]})
+    named = "datasets: {out: {read_roles: [finance]}}\n"
+    await people.plane.deploy(dag("main", source("in"), job("copy", "in", "out")) + named)
+    status, answer = await people.send("DELETE", "roles/finance")
+    assert (status, answer["error"]["code"]) == (409, "role.in_use")
+    assert "dataset out, secret user/key" in answer["error"]["message"]
+    await people.do("DELETE", "roles/finance?force=true")
+    assert await people.refused("DELETE", "roles/finance?force=true") == "role.unknown"
+
+
+async def test_who_has_no_roles_is_told_so(people: People) -> None:
+    await people.do("PUT", "members/ada", {})
+    status, answer = await people.send("GET", "status", token=await people.token("ada"))
+    assert (status, answer["error"]["code"]) == (403, "access.role_required")
+    assert answer["error"]["message"] == "you have no roles, or they have expired"
+    assert answer["error"]["value"] == "ada"
 
 
 async def test_tokens_are_listed_with_their_last_use_and_revoked_at_once(people: People) -> None:

@@ -451,6 +451,22 @@ async def test_a_deploy_needs_the_right_to_read_what_the_dag_reads(people: Peopl
     assert (await api.deploys.deploy(call(both, DeployRequest(READS_ACROSS)))).changed
 
 
+async def test_a_plan_says_which_roles_the_organization_does_not_have(people: People) -> None:
+    plane = people.plane
+    await plane.sql(
+        "insert into org_roles (org_id, name, includes, created_by) select org_id, 'finance', 'reader', 'x' from orgs"
+    )
+    text = (await plane.plan(OPEN + "read_roles: [finanse]\nwrite_roles: [writer, finance]\n")).text
+    assert (
+        "! read_roles of open.in and 1 more dataset: the organization has no role 'finanse'; did you mean 'finance'?"
+        in text
+    )
+    assert "no role 'finance'" not in text
+    assert "no role 'writer'" not in text
+    shown = await plane.api.dataset(people.call(people.finance, dataset_id="pay.salaries"))
+    assert (shown.read_roles, shown.write_roles) == (["finance"], ["ops"])
+
+
 async def test_rights_change_in_place_and_belong_to_the_version_that_serves(people: People) -> None:
     api, call, plane = people.plane.api, people.call, people.plane
 

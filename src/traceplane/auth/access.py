@@ -50,15 +50,22 @@ def may_see_parameters(caller: Caller) -> bool:
 
 def require_role(record: TokenRecord, role: Role) -> Role:
     """The user's role, if it is this one or above: admin > writer > reader. A worker has none."""
-    return required_role(record.role, role, str(record.principal))
+    return required_role(record.role, role, record.member.name if record.member else record.name)
 
 
 def required_role(held: Role | None, needed: Role, caller: str) -> Role:
-    if held is None or RANKS[held] < RANKS[needed]:
+    if held is None:
+        raise errors.Forbidden(
+            "access.role_required",
+            "you have no roles, or they have expired",
+            value=caller,
+            next_step="ask an admin of the organization: `traceplane member grant NAME ROLE`",
+        )
+    if RANKS[held] < RANKS[needed]:
         raise errors.Forbidden(
             "access.role_required",
             f"this call needs the role {needed}",
-            value=held or caller,
+            value=held,
             next_step="ask an admin of the organization",
         )
     return held

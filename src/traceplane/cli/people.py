@@ -87,11 +87,13 @@ def define_role(settings: Settings, name: str, includes: Any, pii: bool, as_json
 
 @role.command("delete")
 @click.argument("name")
+@click.option("--force", is_flag=True, help="Even if datasets or secrets name it.")
 @as_json
 @click.pass_obj
-def delete_role(settings: Settings, name: str, as_json: bool) -> None:
+def delete_role(settings: Settings, name: str, force: bool, as_json: bool) -> None:
     """Delete the role NAME. Its members have it no more."""
-    answer = call(settings, lambda c: c.call("DELETE", f"/api/v1/roles/{_path(name)}", RoleDeleted))
+    path, query = f"/api/v1/roles/{_path(name)}", {"force": "true"} if force else None
+    answer = call(settings, lambda c: c.call("DELETE", path, RoleDeleted, query=query))
     if as_json:
         say_json(answer)
     else:

@@ -232,6 +232,9 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
         say(f"virtual: {' '.join(shown.sql.split())}")
     if shown.cron is not None:
         say(describe_cron(shown.cron))
+    for verb, roles in (("read", shown.read_roles), ("written", shown.write_roles)):
+        if roles is not None:
+            say(f"{verb} by the roles {', '.join(roles)}" if roles else f"{verb} by admins only")
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
             say(f"{title} {', '.join(jobs)}")

@@ -86,6 +86,8 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         read_by=sorted(set(readers)),
         sql=dataset.sql if dataset.sql is None or all(map(access.reads, reads(dataset.sql))) else None,
         cron=cron[0] if cron else None,
+        read_roles=None if dataset.read_roles is None else list(dataset.read_roles),
+        write_roles=None if dataset.write_roles is None else list(dataset.write_roles),
     )
 
 

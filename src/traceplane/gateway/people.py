@@ -30,6 +30,7 @@ from traceplane.wire.people import (
     MemberView,
     NewTokenBody,
     RoleDeleted,
+    RoleDeletion,
     RoleMeaningBody,
     RolesResponse,
     RoleView,
@@ -40,6 +41,7 @@ from traceplane.wire.people import (
 )
 
 READER, ADMIN = "reader", "admin"
+_USES_TOLD = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,99}")
 _ROLE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -52,7 +54,7 @@ class PeopleApi:
             Route("PUT", "/api/v1/roles/{role}", RoleMeaningBody, RoleView, self.define_role, ADMIN,
                   "Define a role of the organization's own."),
             Route("DELETE", "/api/v1/roles/{role}", None, RoleDeleted, self.delete_role, ADMIN,
-                  "Delete a role; nobody has it any more."),
+                  "Delete a role; nobody has it any more.", query=RoleDeletion),
             Route("GET", "/api/v1/members", None, MembersResponse, self.members, ADMIN,
                   "People and service accounts."),
             Route("PUT", "/api/v1/members/{member}", MemberBody, MemberView, self.add_member, ADMIN,
@@ -110,7 +112,17 @@ class PeopleApi:
     async def delete_role(self, call: Call[None]) -> RoleDeleted:
         name = call.path_params["role"]
         _refuse_reserved(name, "cannot be deleted")
+        query: RoleDeletion = call.query
         async with call.principal.database.transaction() as tx:
+            uses = await people.uses_of_role(tx, name, _USES_TOLD + 1)
+            if uses and not query.force:
+                more = " and more" if len(uses) > _USES_TOLD else ""
+                raise Conflict(
+                    "role.in_use",
+                    f"the role is named by {', '.join(uses[:_USES_TOLD])}{more}",
+                    value=name,
+                    next_step="take it out of read_roles, write_roles and secrets first, or use --force (?force=true)",
+                )
             if not await people.delete_role(tx, name):
                 raise await _unknown_role(tx, name)
         telemetry.emit("role.deleted", role=name, principal=call.principal.name)

@@ -203,7 +203,7 @@ class SignIn:
         act = act_of(incoming, org_id, name, kind)
         try:
             self._rate_limits.count(org, counted_as, name)
-            role = required_role(granted.role, Role(incoming.auth), str(kind))
+            role = required_role(granted.role, Role(incoming.auth), name)
         except UserError as error:
             self._audit.refuse(act, error.code)
             raise

@@ -71,6 +71,11 @@ async def define_role(tx: Transaction, name: str, includes: str, *, sees_pii: bo
     await tx.rows(_SQL["define_role"], name, includes, sees_pii, by)
 
 
+async def uses_of_role(tx: Transaction, name: str, limit: int) -> list[str]:
+    """Datasets and secrets that name it, in words."""
+    return [row["named"] for row in await tx.rows(_SQL["uses_of_role"], name, limit)]
+
+
 async def delete_role(tx: Transaction, name: str) -> bool:
     return await tx.value(_SQL["delete_role"], name) is not None
 

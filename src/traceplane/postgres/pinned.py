@@ -59,6 +59,7 @@ class PinnedDataset:
     definitions: tuple[tuple[DeclaredColumn, ...], ...] = ()
     """The columns that it declares itself: now, and in the version that is read."""
     read_roles: tuple[str, ...] | None = None
+    write_roles: tuple[str, ...] | None = None
     """Those that hold now, whatever version is read."""
     owner: tuple[str, tuple[str, ...] | None] | None = None
     """The dataset that has the rows, and its roles; None: it is this one."""
@@ -182,6 +183,7 @@ def _dataset(row: Any) -> PinnedDataset:
         absent=frozenset(column.name for column in lacking) if of_files else frozenset(),
         partitions=partitions_of(row["row_partitions"]),
         read_roles=roles_of(row["definition"].get("read_roles")),
+        write_roles=roles_of(row["definition"].get("write_roles")),
         owner=_owner(row),
         definitions=tuple(msgspec.convert(columns, tuple[DeclaredColumn, ...]) for columns in own),
     )

@@ -9,8 +9,9 @@ from datetime import datetime
 from traceplane.model.counted import counted
 from traceplane.model.dag import Dag, Job, SourceKind, Storage, UpdateStrategy
 from traceplane.model.edges import can_map, same_periods
+from traceplane.model.near_names import nearest
 from traceplane.model.partitions import Partitions, zone
-from traceplane.postgres import cron_schedules, registry, versions
+from traceplane.postgres import cron_schedules, people, registry, versions
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.versions import Weight
 from traceplane.registry import fingerprint
@@ -65,11 +66,16 @@ class Consequences:
     """What starts sources where their kind does not say it."""
     ticks: tuple[NextTicks, ...] = ()
     """Of cron sources that are new or change."""
+    unknown_roles: tuple[str, ...] = ()
+    """Roles that datasets name and the organization does not have, in words."""
     unique_keys: tuple[str, ...] = ()
     """Jobs that are new or rebuilt and whose `unique_key` holds within a scope only, in words."""
 
     def text(self) -> str:
-        lines = [f"! {warning}" for warning in (*self.sources, *self.periods, *self.unique_keys)]
+        lines = [
+            f"! {warning}"
+            for warning in (*self.sources, *self.periods, *self.unknown_roles, *self.unique_keys)
+        ]
         lines += [f"job {next_ticks.job}: {next_ticks.text()}" for next_ticks in self.ticks]
         if self.computed_anew:
             lines += ["", "Recomputed beside the serving data, and cut over together:"]
@@ -161,8 +167,22 @@ async def consequences_of(
             if (set_off_by := _set_off_by(org, job)) is not None
         ),
         ticks=_next_ticks(before, after, await cron_schedules.clock(tx)),
+        unknown_roles=tuple(_unknown_roles(after, [role.name for role in await people.roles(tx)])),
         unique_keys=tuple(_unique_keys([*steps.added, *(r.job for r in steps.rebuilt)], after)),
     )
+
+
+def _unknown_roles(dag: Dag, known: Collection[str]) -> Iterator[str]:
+    naming: dict[tuple[str, str], list[str]] = {}
+    for dataset in dag.datasets:
+        for field, roles in (("read_roles", dataset.read_roles), ("write_roles", dataset.write_roles)):
+            for role in roles or ():
+                if role not in known:
+                    naming.setdefault((field, role), []).append(dataset.dataset_id)
+    for (field, role), (first, *others) in naming.items():
+        more = f" and {counted(len(others), 'more dataset')}" if others else ""
+        step = nearest(role, known) or "define it with `traceplane role define`"
+        yield f"{field} of {first}{more}: the organization has no role {role!r}; {step}"
 
 
 def _unique_keys(jobs: Iterable[Job], dag: Dag) -> Iterator[str]:

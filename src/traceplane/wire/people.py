@@ -49,6 +49,11 @@ class RolesResponse(Wire, frozen=True):
     roles: list[RoleView]
 
 
+class RoleDeletion(Wire, frozen=True):
+    force: bool = False
+    """Even if datasets or secrets name it."""
+
+
 class RoleDeleted(Wire, frozen=True):
     name: str
 

@@ -98,3 +98,7 @@ class DatasetDetail(Wire, frozen=True):
     """For a virtual dataset: its query."""
     cron: CronView | None = None
     """The schedule of its source."""
+    read_roles: list[str] | None = None
+    """Unset: everybody of the organization."""
+    write_roles: list[str] | None = None
+    """Unset: every writer."""

@@ -12,6 +12,16 @@ from org_roles r where r.org_id = current_org() order by r.created_by <> 'tracep
 insert into org_roles (org_id, name, includes, sees_pii, created_by) values (current_org(), $1, $2, $3, $4)
 on conflict (org_id, name) do update set includes = excluded.includes, sees_pii = excluded.sees_pii
 
+-- name: uses_of_role
+-- Some of the datasets and secrets that name a role.
+(select 'dataset ' || d.dataset_id as named from datasets d
+ where d.org_id = current_org() and (d.definition->'read_roles' ? $1 or d.definition->'write_roles' ? $1)
+ order by d.dataset_id limit $2)
+union all
+(select 'secret ' || s.namespace || '/' || s.name from secrets s
+ where s.org_id = current_org() and $1 = any(s.roles) order by s.namespace, s.name limit $2)
+limit $2
+
 -- name: delete_role
 -- Nobody has it any more, and no token: a later role of the same name is another one.
 with deleted as (
