@@ -30,7 +30,7 @@ from traceplane.wire.people import (
     MemberView,
     NewTokenBody,
     RoleDeleted,
-    RoleDeletion,
+    RoleDeletionQuery,
     RoleMeaningBody,
     RolesResponse,
     RoleView,
@@ -54,7 +54,7 @@ class PeopleApi:
             Route("PUT", "/api/v1/roles/{role}", RoleMeaningBody, RoleView, self.define_role, ADMIN,
                   "Define a role of the organization's own."),
             Route("DELETE", "/api/v1/roles/{role}", None, RoleDeleted, self.delete_role, ADMIN,
-                  "Delete a role; nobody has it any more.", query=RoleDeletion),
+                  "Delete a role; nobody has it any more.", query=RoleDeletionQuery),
             Route("GET", "/api/v1/members", None, MembersResponse, self.members, ADMIN,
                   "People and service accounts."),
             Route("PUT", "/api/v1/members/{member}", MemberBody, MemberView, self.add_member, ADMIN,
@@ -112,7 +112,7 @@ class PeopleApi:
     async def delete_role(self, call: Call[None]) -> RoleDeleted:
         name = call.path_params["role"]
         _refuse_reserved(name, "cannot be deleted")
-        query: RoleDeletion = call.query
+        query: RoleDeletionQuery = call.query
         async with call.principal.database.transaction() as tx:
             uses = await people.uses_of_role(tx, name, _USES_TOLD + 1)
             if uses and not query.force:

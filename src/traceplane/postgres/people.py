@@ -97,14 +97,19 @@ async def lock_member(tx: Transaction, name: str) -> LockedMember | None:
 
 async def enable_member(tx: Transaction, member_id: UUID) -> bool:
     """Whether it was disabled."""
-    return await tx.value(_SQL["disable_member"], member_id, False) is not None
+    return await _set_disabled(tx, member_id, disabled=False)
 
 
 async def disable_member(tx: Transaction, member_id: UUID) -> None:
     """Its tokens and sessions end for good, so that enabling it later does not bring back any that were forgotten."""
-    await tx.rows(_SQL["disable_member"], member_id, True)
+    await _set_disabled(tx, member_id, disabled=True)
     await tx.rows(_SQL["revoke_tokens_of_member"], member_id)
     await tx.rows(_SQL["end_sessions_of_member"], member_id)
+
+
+async def _set_disabled(tx: Transaction, member_id: UUID, *, disabled: bool) -> bool:
+    """Whether that changed it."""
+    return await tx.value(_SQL["disable_member"], member_id, disabled) is not None
 
 
 async def grant(tx: Transaction, member_id: UUID, role: str, *, by: str, lasts: timedelta | None) -> None:

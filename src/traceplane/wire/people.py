@@ -49,7 +49,7 @@ class RolesResponse(Wire, frozen=True):
     roles: list[RoleView]
 
 
-class RoleDeletion(Wire, frozen=True):
+class RoleDeletionQuery(Wire, frozen=True):
     force: bool = False
     """Even if datasets or secrets name it."""
 
