@@ -87,6 +87,8 @@ class OidcProvider:
     devices: dict[str, str] = field(default_factory=dict)
     """Device codes, by the codes that people enter."""
     device_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    hangs: bool = False
+    """Whether requests for device codes are left without an answer."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -183,6 +185,8 @@ class OidcProvider:
         return code
 
     async def _device(self, request: web.Request) -> web.Response:
+        if self.hangs:
+            await asyncio.Event().wait()
         form = await request.post()
         if not self._is_client(request, dict(form)):
             return _refusal("invalid_client", 401)

@@ -455,6 +455,8 @@ async def test_roles_follow_the_claims_at_each_sign_in(world: World) -> None:
         assert await roles_now(world, browser) == ["reader", "writer"]
         world.theirs.person["groups"] = ["choir"]
         assert (await world.sign_in(browser)).refusal == (403, "sign_in.no_role")
+        # Somebody who has left all groups keeps only what an admin gave.
+        assert await roles_now(world, browser) == ["reader"]
     assert await world.plane.value("select count(*) from org_members") == 1
 
 
@@ -469,6 +471,101 @@ async def test_a_disabled_member_is_out_at_once(world: World) -> None:
         assert await roles_now(world, browser) == refused
         assert (await world.sign_in(browser)).refusal == refused
         assert (await world.call(robot, "GET", STATUS)).refusal == refused
+
+
+async def audited(world: World) -> list[tuple[str, str, str, str]]:
+    await world.plane.api.audit.flush()
+    rows = await world.plane.sql(
+        "select principal, kind, action, outcome from audit_log where action like '%/auth/%' or outcome <> 'ok'"
+        " order by audit_id"
+    )
+    return [tuple(row) for row in rows]
+
+
+async def test_sign_ins_sign_outs_and_their_refusals_are_in_the_audit_log(world: World) -> None:
+    ada = ("ada@example.com", "user")
+    async with world.browser() as browser:
+        await world.sign_in(browser)
+        assert await audited(world) == [(*ada, "GET /auth/callback", "ok")]
+        row = await world.plane.sql(
+            "select object, remote, request_id from audit_log order by audit_id desc limit 1"
+        )
+        assert (row[0]["object"], row[0]["remote"]) == ({"provider": "idp"}, "127.0.0.1")
+        assert row[0]["request_id"]
+        own = {"origin": world.url, "x-csrf-token": browser.csrf}
+        await browser.go(f"{world.url}/auth/logout", "POST", headers={"origin": "https://evil.example"})
+        kept = {"cookie": f"traceplane_session={browser.cookie('traceplane_session')}"}
+        await browser.go(f"{world.url}/auth/logout", "POST", headers=own)
+        await browser.go(world.url + STATUS, headers=kept)
+        assert sorted((await audited(world))[1:]) == [
+            (*ada, "GET /api/v1/status", "session.ended"),
+            (*ada, "POST /auth/logout", "ok"),
+            (*ada, "POST /auth/logout", "session.other_site"),
+        ]
+        world.theirs.person["groups"] = ["choir"]
+        await world.sign_in(browser)
+        assert (await audited(world))[4:] == [
+            (*ada, "GET /auth/callback", "ok"),  # it took the roles of the first one
+            (*ada, "GET /auth/callback", "sign_in.no_role"),
+        ]
+        world.theirs.person["groups"] = ["engineers"]
+        await world.plane.value("update org_members set disabled_at = now()")
+        await world.sign_in(browser)
+        await world.call(world.theirs.machine_token(groups=["choir"]), "GET", STATUS)
+        assert sorted((await audited(world))[6:]) == [
+            (*ada, "GET /auth/callback", "sign_in.disabled"),
+            ("idp:robot-1", "service", "GET /api/v1/status", "sign_in.no_role"),
+        ]
+
+
+async def test_a_device_that_signs_in_and_out_is_in_the_audit_log(world: World) -> None:
+    begun = (await world.call(None, "POST", "/auth/device", {"org": "default"})).body
+    world.theirs.approve(begun["user_code"])
+    question = {name: begun[name] for name in ("provider", "device_code", "verifier")} | {"org": "default"}
+    token = (await world.call(None, "POST", "/auth/device/token", question)).body["token"]
+    await world.plane.api.refresh()
+    await world.call(token, "POST", "/auth/logout")
+    assert await audited(world) == [
+        ("ada@example.com", "user", "POST /auth/device/token", "ok"),
+        ("ada@example.com", "user", "POST /auth/logout", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("ada@example.com", {}), ("ada", {"email": "Ada@Example.com"})], ids=["name", "email"]
+)
+async def test_a_disabled_member_does_not_come_back_as_another(world: World, name: str, body: Any) -> None:
+    admin, path = await world.admin(), f"/api/v1/members/{name}"
+    assert (await world.call(admin, "PUT", path, body)).status == 200
+    assert (await world.call(admin, "DELETE", path)).status == 200
+    async with world.browser() as browser:
+        assert (await world.sign_in(browser)).refusal == (403, "sign_in.disabled")
+        assert await world.plane.value("select count(*) from org_members") == 1
+        assert (await world.call(admin, "PUT", path, body)).status == 200
+        assert (await world.sign_in(browser)).status == 303
+
+
+async def test_a_subject_that_is_known_under_another_issuer_signs_in(world: World) -> None:
+    world.theirs.person["email_verified"] = False
+    async with world.browser() as browser:
+        for name in ("idp:ada-1", "idp:ada-1#2", "idp:ada-1#3"):
+            for _ in range(2):
+                assert (await world.sign_in(browser)).status == 303
+                assert (await browser.go(f"{world.url}/api/v1/whoami")).body["name"] == name
+            await world.plane.value("update org_members set issuer = issuer || '/before'")
+
+
+async def test_a_provider_that_does_not_answer_keeps_nobody_else_out(world: World) -> None:
+    await world.trust("beta")
+    world.theirs.hangs = True
+    ask = {"org": "beta"}
+    waiting = [asyncio.create_task(world.call(None, "POST", "/auth/device", ask)) for _ in range(30)]
+    busy, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert {task.result().refusal for task in busy} == {(503, "sign_in.busy")}
+    world.theirs.hangs = False
+    assert (await world.call(None, "POST", "/auth/device", {"org": "default"})).status == 200
+    for task in waiting:
+        task.cancel()
 
 
 async def test_nobody_takes_the_name_of_another_member(world: World) -> None:

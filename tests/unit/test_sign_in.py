@@ -301,8 +301,10 @@ def test_a_person_signs_in_with_the_only_provider_or_the_one_that_is_named() -> 
     assert providers.named(both, "beta", None).name == "three"
     assert providers.named(both, "acme", "two").name == "two"
     for org, name in (("acme", None), ("acme", "three"), ("nobody", None), ("nobody", "one")):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound) as caught:
             providers.named(both, org, name)
+        step = caught.value.next_step or ""
+        assert ("--org" in step) if org == "nobody" else ("one, two" in step and "--provider" in step)
 
 
 @pytest.mark.parametrize(

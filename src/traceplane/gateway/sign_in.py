@@ -2,7 +2,8 @@
 
 A sign-in that is under way leaves no trace here: what a browser needs to complete it is in its cookie, and a device
 code is the provider's. So nobody can fill anything by beginning sign-ins, and any gateway can complete what another
-began. Calls to providers are few at a time, since anybody can cause one.
+began. Calls to providers are few at a time, since anybody can cause one; each organization has its own share, so that
+a provider that does not answer keeps nobody else out.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -36,7 +37,8 @@ from traceplane.gateway.audit import AuditApi, act_of, audited
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
-from traceplane.postgres import sign_in, tokens
+from traceplane.postgres import audit, sign_in, tokens
+from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, OrgDatabases, Transaction, retry_on_conflict
 from traceplane.postgres.sign_in import SignedIn
 from traceplane.runtime.process import Outcome
@@ -62,8 +64,10 @@ from traceplane.wire.sign_in import (
 READER = "reader"
 SIGNED_IN_SECONDS = 12 * 3600
 """Of a session, and of a token of the command line. After it, the provider is asked again who somebody is."""
-_CONVERSATIONS = 16
+_CONVERSATIONS_OF_ORG = 8
 _BY = "sign-in"
+
+Given = TypeVar("Given")
 
 
 @dataclass(slots=True)
@@ -99,7 +103,7 @@ class SignIn:
         self._audit = audit
         self._gateway_address = settings.gateway_address
         self._known = _Known()
-        self._conversations = asyncio.Semaphore(_CONVERSATIONS)
+        self._conversations: dict[str, asyncio.Semaphore] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -152,13 +156,18 @@ class SignIn:
         verified = await self._verified(issuer, token, audiences)
         provider = providers.chosen(candidates, verified, incoming.header("traceplane-org"))
         org_id = self._known.org_ids[provider.org]
-        if (org_id, verified.issuer, verified.subject) in self._known.disabled:
-            raise _disabled(verified.subject)
-        named = providers.roles_of(provider, verified)
+        name = providers.machine_name(provider, verified)
+        try:
+            if (org_id, verified.issuer, verified.subject) in self._known.disabled:
+                raise _disabled(verified.subject)
+            named = providers.roles_of(provider, verified)
+        except Forbidden as error:
+            self._audit.refuse(act_of(incoming, org_id, name, CallerKind.SERVICE), error.code)
+            raise
         return self._caller(
             provider.org,
             org_id,
-            providers.machine_name(provider, verified),
+            name,
             f"subject {verified.issuer} {verified.subject}",
             CallerKind.SERVICE,
             rights(self._known.roles.get(org_id, {}), None, sorted(named)),
@@ -176,13 +185,17 @@ class SignIn:
         site.check_host(headers, incoming.remote)
         async with self._database.transaction() as tx:
             found = await sign_in.session(tx, hashed(secret))
-        if found is None or found.revoked or found.expired:
-            raise Unauthenticated(
-                "session.ended", "the session has ended", next_step="sign in again: GET /auth/login"
-            )
-        if found.disabled:
-            raise _disabled(found.name)
-        site.check_from_own_page(incoming.method, headers, found.csrf_hash)
+        if found is None:
+            raise _session_ended()
+        try:
+            if found.revoked or found.expired:
+                raise _session_ended()
+            if found.disabled:
+                raise _disabled(found.name)
+            site.check_from_own_page(incoming.method, headers, found.csrf_hash)
+        except (Unauthenticated, Forbidden) as error:
+            self._audit.refuse(act_of(incoming, found.org_id, found.name, found.kind), error.code)
+            raise
         defined = self._known.roles.get(found.org_id, {})
         granted = rights(defined, found.roles, None)
         counted_as = f"member {found.member_id}"
@@ -278,27 +291,23 @@ class SignIn:
         verified = await self._identity(provider, id_token, nonce=attempt.nonce)
         session, csrf = new_secret(), new_secret()
 
-        async def once() -> SignedIn:
-            async with self._database.transaction() as tx:
-                org_id = self._known.org_ids[provider.org]
-                if not await sign_in.complete(tx, attempt.attempt_hash, org_id):
-                    raise Unauthenticated(
-                        "sign_in.completed_before",
-                        "this sign-in was completed before",
-                        next_step="sign in again",
-                    )
-                member = await self._member(tx, org_id, provider, verified)
-                await sign_in.add_session(
-                    tx,
-                    hashed(session),
-                    org_id,
-                    member.member_id,
-                    csrf_hash=hashed(csrf),
-                    seconds=SIGNED_IN_SECONDS,
+        async def open_session(tx: Transaction, org_id: UUID, member: SignedIn) -> None:
+            if not await sign_in.complete(tx, attempt.attempt_hash, org_id):
+                raise Unauthenticated(
+                    "sign_in.completed_before",
+                    "this sign-in was completed before",
+                    next_step="sign in again",
                 )
-                return member
+            await sign_in.add_session(
+                tx,
+                hashed(session),
+                org_id,
+                member.member_id,
+                csrf_hash=hashed(csrf),
+                seconds=SIGNED_IN_SECONDS,
+            )
 
-        member = await retry_on_conflict(once)
+        member, _ = await self._signed_in(call, f"GET {browser.CALLBACK}", provider, verified, open_session)
         _note(provider, member, "browser")
         # The address is absolute and begins with ours, so no `next` can lead elsewhere.
         return _redirect(
@@ -312,13 +321,13 @@ class SignIn:
         if call.header("authorization") is None:
             secret = self._session_of(call.raw_headers)
             assert secret is not None, "the call was authenticated by it"
-            async with self._database.transaction() as tx:
+            async with call.principal.database.transaction() as tx:
                 await sign_in.end_session(tx, hashed(secret))
             site = self._site()
             cleared = (site.set_cookie("session", "", 0), site.set_cookie("csrf", "", 0, readable=True))
             return _json(SignedOut("session"), cleared)
         token = bearer(call.header("authorization"))
-        async with self._database.transaction() as tx:
+        async with call.principal.database.transaction() as tx:
             if jwts.is_jwt(token) or not await sign_in.end_token(tx, hash_token(token)):
                 raise Conflict(
                     "sign_in.not_signed_in",
@@ -358,21 +367,18 @@ class SignIn:
             return DeviceTokenResponse("slow_down" if answer.slower else "pending")
         verified = await self._identity(provider, answer, nonce=None)
 
-        async def once() -> tuple[SignedIn, str]:
-            async with self._database.transaction() as tx:
-                member = await self._member(tx, self._known.org_ids[provider.org], provider, verified)
-                token = await issue_token(
-                    tx,
-                    Principal.USER,
-                    org=provider.org,
-                    member_id=member.member_id,
-                    name=member.name,
-                    lifetime_seconds=SIGNED_IN_SECONDS,
-                    created_by=_BY,
-                )
-                return member, token
+        async def issue(tx: Transaction, _: UUID, member: SignedIn) -> str:
+            return await issue_token(
+                tx,
+                Principal.USER,
+                org=provider.org,
+                member_id=member.member_id,
+                name=member.name,
+                lifetime_seconds=SIGNED_IN_SECONDS,
+                created_by=_BY,
+            )
 
-        member, token = await retry_on_conflict(once)
+        member, token = await self._signed_in(call, "POST /auth/device/token", provider, verified, issue)
         _note(provider, member, "device")
         return DeviceTokenResponse("signed_in", token, member.name, SIGNED_IN_SECONDS)
 
@@ -380,11 +386,14 @@ class SignIn:
 
     @contextlib.asynccontextmanager
     async def _conversation(self, provider: Provider) -> AsyncIterator[Conversation]:
-        if self._conversations.locked():
+        conversations = self._conversations.setdefault(provider.org, asyncio.Semaphore(_CONVERSATIONS_OF_ORG))
+        if conversations.locked():
             raise PlatformError(
-                "sign_in.busy", "too many people are signing in at this moment", next_step="try again"
+                "sign_in.busy",
+                "too many people of the organization are signing in at this moment",
+                next_step="try again",
             )
-        async with self._conversations:
+        async with conversations:
             published = await self._issuers.published(provider.issuer)
             secret = await self._client_secret(provider)
             yield Conversation(self._outgoing, published, provider, secret)
@@ -419,12 +428,56 @@ class SignIn:
             )
         return verified
 
+    async def _signed_in(
+        self,
+        call: Call[Any],
+        action: str,
+        provider: Provider,
+        verified: Verified,
+        let_in: Callable[[Transaction, UUID, SignedIn], Awaitable[Given]],
+    ) -> tuple[SignedIn, Given]:
+        """Whoever signed in, as a member with the roles of the claims, and what `let_in` gives to the member."""
+        act = Act(
+            self._known.org_ids[provider.org],
+            providers.machine_name(provider, verified),
+            CallerKind.USER,
+            action,
+            call.remote,
+            call.request_id,
+            {"provider": provider.name},
+        )
+
+        async def once() -> tuple[SignedIn, Given]:
+            async with self._database.transaction() as tx:
+                member = await self._member(tx, act, provider, verified, roles)
+                given = await let_in(tx, act.org_id, member)
+                await audit.record_changes(tx, [act])
+                return member, given
+
+        try:
+            roles = await self._roles(act, provider, verified)
+            return await retry_on_conflict(once)
+        except Forbidden as error:
+            self._audit.refuse(act, error.code)
+            raise
+
+    async def _roles(self, act: Act, provider: Provider, verified: Verified) -> frozenset[str]:
+        """Those that the claims mean. Whoever has none any more is refused, and keeps none of earlier sign-ins."""
+        try:
+            return providers.roles_of(provider, verified)
+        except Forbidden:
+            async with self._database.transaction() as tx:
+                name = await sign_in.forget_roles_of_subject(
+                    tx, act.org_id, verified.issuer, verified.subject
+                )
+                act.principal = name or act.principal
+                await audit.record_changes(tx, [act])
+            raise
+
     async def _member(
-        self, tx: Transaction, org_id: UUID, provider: Provider, verified: Verified
+        self, tx: Transaction, act: Act, provider: Provider, verified: Verified, roles: frozenset[str]
     ) -> SignedIn:
-        """Whoever signed in, as a member with the roles of the claims."""
-        roles = providers.roles_of(provider, verified)
-        email = verified.claims.get("email")
+        org_id, email = act.org_id, verified.claims.get("email")
         member = await sign_in.sign_in_member(
             tx,
             org_id,
@@ -434,8 +487,13 @@ class SignIn:
             name_if_taken=providers.machine_name(provider, verified),
             email=email if isinstance(email, str) else None,
         )
+        act.principal = member.name
         if member.disabled:
             raise _disabled(member.name)
+        # Somebody whom an admin has disabled does not come back as another member.
+        address = providers.verified_email(verified)
+        if address is not None and await sign_in.disabled_of_email(tx, org_id, address):
+            raise _disabled(address)
         await sign_in.set_claimed_roles(tx, org_id, member.member_id, roles, by=f"{_BY} {provider.name}")
         return member
 
@@ -447,6 +505,12 @@ def _provider(stored: dict[str, Any]) -> Provider:
 def _note(provider: Provider, member: SignedIn, way: str) -> None:
     telemetry.emit(
         "sign_in.succeeded", org=provider.org, provider=provider.name, principal=member.name, way=way
+    )
+
+
+def _session_ended() -> Unauthenticated:
+    return Unauthenticated(
+        "session.ended", "the session has ended", next_step="sign in again: GET /auth/login"
     )
 
 

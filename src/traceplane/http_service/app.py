@@ -162,7 +162,10 @@ class App:
             self._decoded(principal, body)
         try:
             result = await route.handler(
-                Call(body, path_params, query, principal, headers, receive, scope["headers"], remote)
+                Call(
+                    *(body, path_params, query, principal, headers, receive, scope["headers"], remote),
+                    request_id=scope[REQUEST_ID],
+                )
             )
         except RecursionError:
             if raw.count(b"[") + raw.count(b"{") > 100:  # a body that could be decoded, but not walked

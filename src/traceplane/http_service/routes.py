@@ -89,6 +89,7 @@ class Call(msgspec.Struct, Generic[Body], frozen=True):
     """All headers, with those that were sent twice."""
     remote: str | None = None
     """The caller's address."""
+    request_id: str = ""
 
     async def hung_up(self) -> None:
         """Returns when the caller is gone; for a handler that waits and should not wait for nobody."""

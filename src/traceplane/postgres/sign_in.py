@@ -107,6 +107,17 @@ async def sign_in_member(
     return member
 
 
+async def disabled_of_email(tx: Transaction, org_id: UUID, email: str) -> bool:
+    """Whether a disabled member of the organization has this address."""
+    return bool(await tx.value(_SQL["disabled_of_email"], org_id, email))
+
+
+async def forget_roles_of_subject(tx: Transaction, org_id: UUID, issuer: str, subject: str) -> str | None:
+    """Takes away the roles that claims gave; the member's name, None if there is no such member."""
+    name: str | None = await tx.value(_SQL["forget_roles_of_subject"], org_id, issuer, subject)
+    return name
+
+
 async def set_claimed_roles(
     tx: Transaction, org_id: UUID, member_id: UUID, roles: Collection[str], *, by: str
 ) -> None:

@@ -156,22 +156,35 @@ def named(providers: Sequence[Provider], org: str, name: str | None) -> Provider
     for provider in of_org:
         if provider.name == name:
             return provider
-    # The same answer whether or not there is such an organization.
+    if not of_org:
+        # The same answer whether or not there is such an organization.
+        raise NotFound(
+            "sign_in.unknown_provider",
+            "no organization of this name has an identity provider",
+            value=org,
+            next_step="check the name of the organization (`--org`, or the setting org), "
+            "or ask an admin of it to set a provider",
+        )
+    names = [provider.name for provider in of_org]
     raise NotFound(
         "sign_in.unknown_provider",
-        "the organization has no such identity provider" if name else "name the identity provider",
+        "the organization has no such identity provider"
+        if name
+        else "the organization has several identity providers, and none was named",
         value=name or org,
-        next_step="ask an admin of the organization; `traceplane sign-in provider list` shows them",
+        next_step=f"name one with `--provider`, or `provider=` in a browser: {', '.join(names)}",
     )
 
 
 def display_name(provider: Provider, verified: Verified) -> str:
     """What a person is called here. Only an address that the provider vouches for: others can be chosen freely."""
+    return verified_email(verified) or machine_name(provider, verified)
+
+
+def verified_email(verified: Verified) -> str | None:
     email = verified.claims.get("email")
     vouched_for = verified.claims.get("email_verified") is True
-    if isinstance(email, str) and vouched_for and _EMAIL.fullmatch(email):
-        return email
-    return machine_name(provider, verified)
+    return email if isinstance(email, str) and vouched_for and _EMAIL.fullmatch(email) else None
 
 
 def machine_name(provider: Provider, verified: Verified) -> str:

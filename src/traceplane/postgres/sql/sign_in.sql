@@ -48,13 +48,36 @@ select name from org_roles where org_id = $1
 select org_id, issuer, subject from org_members where disabled_at is not null and issuer is not null
 
 -- name: sign_in_member
--- Whoever signed in, as a member. The name may be another member's; then the second one is taken.
+-- Whoever signed in, as a member. The name may be another member's; then the second one is taken, with a number if
+-- that is another's too, as after a change of the provider's issuer.
 insert into org_members (org_id, kind, name, issuer, subject, email, created_at, created_by, last_seen_at)
-select $1, 'user', case when exists (
-         select 1 from org_members m where m.org_id = $1 and m.name = $2 and (m.issuer, m.subject) is distinct from ($4, $5)
-       ) then $3 else $2 end, $4, $5, $6, tp_now(), 'sign-in', tp_now()
+select $1, 'user', (
+         select c.name
+         from (select 0 as n, $2::text as name
+               union all select n, $3::text || case when n = 1 then '' else '#' || n end from generate_series(1, 1000) n) c
+         where not exists (select 1 from org_members m
+                           where m.org_id = $1 and m.name = c.name and (m.issuer, m.subject) is distinct from ($4, $5))
+         order by c.n limit 1
+       ), $4, $5, $6, tp_now(), 'sign-in', tp_now()
 on conflict (org_id, issuer, subject) do update set email = excluded.email, last_seen_at = excluded.last_seen_at
 returning member_id, name, disabled_at is not null as disabled
+
+-- name: disabled_of_email
+-- Whether a member is disabled that has this address as its name, or to whom an admin gave it.
+select exists (
+  select 1 from org_members
+  where org_id = $1 and disabled_at is not null
+    and (lower(name) = lower($2) or (issuer is null and lower(email) = lower($2)))
+)
+
+-- name: forget_roles_of_subject
+-- Takes away every role that claims gave to a member, if there is such a member; its name.
+with member as (
+  select member_id, name from org_members where org_id = $1 and issuer = $2 and subject = $3
+), forgotten as (
+  delete from org_role_memberships g using member m where g.member_id = m.member_id and g.by_claim
+)
+select name from member
 
 -- name: forget_claimed_roles
 -- Takes the roles away that the claims no longer give; those that an admin gave stay.
