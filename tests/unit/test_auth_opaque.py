@@ -109,6 +109,11 @@ def test_a_token_expires_at_its_second() -> None:
     book = TokenBook((record,))
     assert book.check(token, Principal.WORKER, NOW + 9.9) == record
     assert refusal(token, book, now=NOW + 10) == "token.expired"
+    successor = opaque.issue(Principal.WORKER, org="a", name="n", now=NOW, expires_at=NOW + 20)[1]
+    for tokens, next_step in (((record,), "ask for a new one"), ((record, successor), "use its successor")):
+        with pytest.raises(errors.Unauthenticated) as expired:
+            TokenBook(tokens).check(token, Principal.WORKER, NOW + 10)
+        assert expired.value.next_step == next_step
 
 
 def test_the_principal_of_a_dead_token_is_not_revealed() -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,13 +16,14 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import deploys, output, secrets
+from traceplane.cli import audit, deploys, output, secrets
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.settings import Settings
+from traceplane.wire.audit import AuditResponse
 from traceplane.wire.control import ExplainResponse
 from traceplane.wire.deploys import (
     DeployRequest,
@@ -271,3 +273,25 @@ def test_an_empty_secret_is_refused_before_it_is_sent() -> None:
     done = CliRunner().invoke(secrets.set_, ["rpc"], obj=Settings(), input="\n")
     assert isinstance(done.exception, InvalidInput)
     assert done.exception.code == "secret.bad_value"
+
+
+def test_lengths_of_time_and_names_are_checked_before_anything_is_sent() -> None:
+    assert "a number with a unit, for example 30d" in refused(
+        "member", "grant", "ada", "reader", "--lasts", "90"
+    )
+    for name in ("", "platform/"):
+        assert refused("secret", "set", name).startswith("secret.bad_name")
+
+
+def test_the_audit_log_can_be_asked_for_the_last_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, str]] = []
+
+    def page(settings: Settings, query: dict[str, str]) -> AuditResponse:
+        asked.append(query)
+        return AuditResponse([])
+
+    monkeypatch.setattr(audit, "_page", page)
+    result = CliRunner().invoke(audit.audit, ["list", "--since", "1d"], obj=Settings())
+    assert result.output == "no entries\n"
+    ago = datetime.now(UTC) - datetime.fromisoformat(asked[0]["since"])
+    assert timedelta(days=1) <= ago < timedelta(days=1, minutes=5)

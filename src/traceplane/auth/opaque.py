@@ -115,7 +115,10 @@ class TokenBook:
             raise errors.Unauthenticated("token.revoked", "the token was revoked", value=record.name)
         if record.expired(now):
             raise errors.Unauthenticated(
-                "token.expired", "the token has expired", value=record.name, next_step="use its successor"
+                "token.expired",
+                "the token has expired",
+                value=record.name,
+                next_step="use its successor" if self._has_successor(record, now) else "ask for a new one",
             )
         if record.principal is not principal or not token.startswith(PREFIXES[principal]):
             raise errors.Forbidden(
@@ -124,6 +127,15 @@ class TokenBook:
                 value=record.name,
             )
         return record
+
+    def _has_successor(self, record: TokenRecord, now: float) -> bool:
+        return any(
+            (other.principal, other.org, other.name, other.member_id)
+            == (record.principal, record.org, record.name, record.member_id)
+            and other.revoked_at is None
+            and not other.expired(now)
+            for other in self.records
+        )
 
 
 def issue(

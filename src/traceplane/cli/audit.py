@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 
 from traceplane.cli.output import as_json, say, say_json, say_lines
 from traceplane.cli.whereabouts import call
+from traceplane.model import durations
 from traceplane.settings import Settings
 from traceplane.wire.audit import MOST_ENTRIES, AuditEntry, AuditResponse
 
@@ -22,9 +24,22 @@ def audit() -> None:
     """Who changed what, and who was refused what."""
 
 
-_time = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
-_since = click.option("--since", type=_time, metavar="TIME", help="From this time on, in UTC.")
-_until = click.option("--until", type=_time, metavar="TIME", help="Before this time, in UTC.")
+class _Time(click.DateTime):
+    """A time in UTC, or how long ago it was."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, str):
+            with contextlib.suppress(durations.BadDuration):
+                return datetime.now(UTC).replace(tzinfo=None) - durations.parsed(value)
+        time: datetime = super().convert(value, param, ctx)
+        return time
+
+
+_time = _Time(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+_since = click.option(
+    "--since", type=_time, metavar="TIME", help="From this time on, in UTC, or for so long: 1d."
+)
+_until = click.option("--until", type=_time, metavar="TIME", help="Before this time, in UTC, or so long ago.")
 _principal = click.option("--principal", help="Of one caller.")
 _action = click.option("--action", help="A part of the action, such as `secrets` or `deploy`.")
 _refused = click.option("--refused", is_flag=True, help="Only what was refused.")
@@ -45,6 +60,8 @@ def list_(settings: Settings, /, limit: int, as_json: bool, **chosen: Any) -> No
     if as_json:
         say_json(answer)
         return
+    if not answer.entries:
+        say("no entries")
     for entry in answer.entries:
         names = " ".join(f"{name}={value}" for name, value in entry.object.items())
         times = f" ({entry.times} times)" if entry.times > 1 else ""

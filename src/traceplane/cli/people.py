@@ -10,6 +10,7 @@ import click
 
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
+from traceplane.model import durations
 from traceplane.settings import Settings
 from traceplane.wire.people import (
     GrantBody,
@@ -27,7 +28,19 @@ from traceplane.wire.people import (
     WhoAmI,
 )
 
-_lasts = click.option("--lasts", metavar="TIME", help="For how long, such as 24h or 30d.")
+
+def _checked_length(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    if text is not None:
+        try:
+            durations.parsed(text)
+        except durations.BadDuration:
+            raise click.BadParameter(f"{text!r} is not a number with a unit, for example 30d") from None
+    return text
+
+
+_lasts = click.option(
+    "--lasts", metavar="TIME", callback=_checked_length, help="For how long, such as 24h or 30d."
+)
 
 
 @click.command()

@@ -213,6 +213,8 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
         if as_json:
             say_json(listed)
             return
+        if not listed.datasets:
+            say("no datasets that you may see")
         for d in listed.datasets:
             say(f"{d.dataset}  {d.dag}@{d.version}  {contents(d)}")
         return

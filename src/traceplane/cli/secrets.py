@@ -48,11 +48,12 @@ def set_(
 ) -> None:
     """Set the secret NAME to what is read from standard input, without the newline at its end."""
     _check_jobs(jobs, any_job)
+    path = _path(name)
     value = _read_value(name)
     request = SecretValue(
         value=value, allowed_jobs=list(jobs) or None, any_job=any_job, roles=list(roles) or None
     )
-    answer = call(settings, lambda c: c.call("PUT", _path(name), SecretSet, request))
+    answer = call(settings, lambda c: c.call("PUT", path, SecretSet, request))
     if as_json:
         say_json(answer)
     else:
@@ -141,6 +142,13 @@ def remove(settings: Settings, name: str, as_json: bool) -> None:
 def _path(name: str) -> str:
     namespace, slash, rest = name.partition("/")
     parts = (namespace, rest) if slash else ("user", name)
+    if not all(parts):  # no path of the gateway
+        raise InvalidInput(
+            "secret.bad_name",
+            "the name of a secret is empty",
+            value=name,
+            next_step="for example mainnet_rpc or platform/mainnet_rpc",
+        )
     return "/api/v1/secrets/" + "/".join(quote(part, safe="") for part in parts)
 
 

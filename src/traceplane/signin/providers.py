@@ -66,13 +66,13 @@ def check(provider: Provider, *, roles: Collection[str]) -> None:
         raise InvalidInput(
             "provider.incomplete",
             "the roles are to be read from a claim that is not named",
-            next_step="set roles_claim, for example to groups",
+            next_step="set roles_claim (--roles-claim), for example to groups",
         )
     if not provider.role_map and provider.default_role is None:
         raise InvalidInput(
             "provider.incomplete",
             "nobody could sign in: no claim gives a role, and there is no default role",
-            next_step="set role_map or default_role",
+            next_step="set role_map (--role VALUE=ROLE) or default_role (--default-role)",
         )
     if "openid" not in provider.scopes or not all(_SCOPE.fullmatch(scope) for scope in provider.scopes):
         raise InvalidInput(
