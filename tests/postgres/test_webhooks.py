@@ -250,6 +250,10 @@ async def test_a_key_may_be_a_secret_that_is_replaced_without_a_deploy(sender: S
             await vault.set(tx, "default", SecretName("user", name), value, by="ada")
         await plane.api.webhooks.refresh()
 
+    await set_secret("hooks", "of another name")
+    with pytest.raises(UserError) as refused:
+        await plane.deploy(named)
+    assert (refused.value.next_step or "").startswith("did you mean 'hooks'? Otherwise set it with")
     await set_secret("hook", "first")
     await set_secret("hook_before", "earlier")
     await plane.deploy(named)

@@ -207,11 +207,13 @@ async def secret_refusal(tx: Transaction, vault: Vault, org: str, dag: Dag) -> U
                 next_step=f"set a secret for users, such as {name.name}, and refer to that",
             )
         if name not in rights:
+            similar = nearest(str(name), [str(secret.name) for secret in await vault.listed(tx, org)])
+            set_it = f"set it with `traceplane secret set {name}`"
             return InvalidInput(
                 "deploy.secret_unknown",
                 f"job {own}: there is no such secret",
                 value=str(name),
-                next_step=f"set it with `traceplane secret set {name}`",
+                next_step=f"{similar} Otherwise {set_it}" if similar else set_it,
             )
         if not is_allowed(rights[name], dag.name, own):
             return Forbidden(
