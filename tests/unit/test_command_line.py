@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, output, secrets
+from traceplane.cli import audit, deploys, output, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
-from traceplane.errors import InvalidInput, NotFound
+from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.settings import Settings
 from traceplane.wire.audit import AuditResponse
 from traceplane.wire.control import ExplainResponse
@@ -295,3 +295,10 @@ def test_the_audit_log_can_be_asked_for_the_last_day(monkeypatch: pytest.MonkeyP
     assert result.output == "no entries\n"
     ago = datetime.now(UTC) - datetime.fromisoformat(asked[0]["since"])
     assert timedelta(days=1) <= ago < timedelta(days=1, minutes=5)
+
+
+def test_a_token_of_another_organization_than_the_setting_is_refused_with_both_names() -> None:
+    with pytest.raises(Forbidden) as refused, whereabouts.explained(Settings(org="acme")):
+        raise Forbidden("access.other_org", "the token is one of the organization default")
+    assert (refused.value.code, refused.value.value) == ("cli.other_org", "acme")
+    assert "default" in refused.value.message
