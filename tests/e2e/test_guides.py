@@ -22,11 +22,11 @@ from traceplane.client import Client
 from traceplane.errors import TraceplaneError
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
-DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES, SECRETS, RIGHTS = (
+DATA_IN, DATES, RUNS, SCHEDULES, TESTING, FILES, SECRETS, RIGHTS, PEOPLE = (
     (GUIDES / f"{name}.md").read_text()
     for name in (
         *("data_in", "scopes_and_dates", "when_jobs_run", "schedules", "testing", "files", "secrets"),
-        "rights_and_personal_data",
+        *("rights_and_personal_data", "people"),
     )
 )
 
@@ -111,6 +111,7 @@ def test_the_examples_of_the_guides_do_what_the_pages_say(tmp_path: Path, files_
         _files_become_rows(terminal, data)
         _jobs_receive_secrets(terminal)
         _marks_follow_the_data(terminal)
+        _people_have_roles(terminal)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(180)
@@ -162,6 +163,26 @@ def _jobs_receive_secrets(terminal: Terminal) -> None:
     assert "2 secrets are sealed with now" in terminal.run(master)
     terminal.run("traceplane emit prices.minutes 1")
     until_answered(terminal, quotes, ("rpc.example", True), ("rpc.example", True))
+
+
+def _people_have_roles(terminal: Terminal) -> None:
+    person, service, role, leaves, teams = blocks(PEOPLE, "bash")
+    member, token = terminal.run(person).split("\n")[:2]
+    assert member == "ada@example.com: writer"
+    cut = terminal.run(service).split("\n")[1]
+    assert "finance until " in terminal.run(role)
+
+    def as_whom(token: str) -> str:
+        return terminal.run(f"TRACEPLANE_USER_TOKEN={token} traceplane whoami")
+
+    assert as_whom(token).startswith("ada@example.com, a person of default, with the roles finance, writer")
+    assert "only for datasets named shop.*" in as_whom(cut)
+    assert ", disabled" in terminal.run(leaves)
+    assert "token.revoked" in terminal.run(f"TRACEPLANE_USER_TOKEN={token} traceplane whoami 2>&1 || true")
+    admin, further, worker = terminal.run(teams).split()
+    for one in (admin, further):
+        assert " of acme, with the roles admin" in as_whom(one)
+    assert worker.startswith("tpw_")
 
 
 def _marks_follow_the_data(terminal: Terminal) -> None:
