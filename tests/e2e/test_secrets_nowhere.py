@@ -213,7 +213,7 @@ class Watched:
         self.seen: set[bytes] = set()
 
     def look(self) -> None:
-        for pid in descendants(self._pid):
+        for pid in {self._pid, *descendants(self._pid)}:
             for file in ("cmdline", "environ"):
                 with contextlib.suppress(OSError):
                     self.seen.add(Path(f"/proc/{pid}/{file}").read_bytes())

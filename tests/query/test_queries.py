@@ -496,7 +496,7 @@ async def test_one_caller_cannot_keep_others_from_their_queries(shop: Shop, tmp_
         # Longer than what is held back, so that it holds its slot until somebody reads it.
         long = "select repeat('x', 1500000) as text from shop.orders where id = 1"
         result = await asked.service.run(asked.database, READER, long, format_="json")
-        with pytest.raises(TooManyRequests, match="1 queries of this token") as refused:
+        with pytest.raises(TooManyRequests, match="1 queries of this caller") as refused:
             await asked.rows("select count(*) from shop.orders")
         assert refused.value.code == "query.too_many"
         assert await asked.rows("select count(*) from shop.orders", ADMIN) == [[60]]
