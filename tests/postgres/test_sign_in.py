@@ -432,6 +432,20 @@ async def test_a_person_who_is_refused_at_the_provider_learns_so(world: World) -
         assert (await browser.go(f"{world.url}/auth/callback?{query}")).refusal == (403, "sign_in.denied")
 
 
+async def test_a_session_is_refused_if_the_call_expects_another_organization(world: World) -> None:
+    await world.admin("beta")
+    async with world.browser() as browser:
+        await world.sign_in(browser)
+        for org in ("beta", "nobody"):
+            answer = await browser.go(world.url + STATUS, headers={"traceplane-org": org})
+            assert answer.refusal == (403, "access.other_org")
+            assert "session" in answer.body["error"]["message"]
+        answer = await browser.go(world.url + STATUS, headers={"traceplane-org": "default"})
+        assert answer.status == 200
+    rows = [row for row in await audited(world) if row[3] != "ok"]
+    assert rows == [("ada@example.com", "user", "GET /api/v1/status", "access.other_org")]
+
+
 # Members --------------------------------------------------------------------------------------------
 
 
@@ -529,6 +543,59 @@ async def test_a_device_that_signs_in_and_out_is_in_the_audit_log(world: World) 
         ("ada@example.com", "user", "POST /auth/device/token", "ok"),
         ("ada@example.com", "user", "POST /auth/logout", "ok"),
     ]
+
+
+async def test_sign_ins_that_fail_at_the_provider_or_by_their_claims_are_in_the_audit_log(
+    world: World,
+) -> None:
+    unknown = ("unknown person", "user")
+    async with world.browser() as browser:
+        state = parse_qs(urlsplit(await world.begin(browser)).query)["state"][0]
+        denied = urlencode({"error": "access_denied", "state": state})
+        await browser.go(f"{world.url}/auth/callback?{denied}")
+        assert await audited(world) == [(*unknown, "GET /auth/callback", "sign_in.denied")]
+        begun = (await world.call(None, "POST", "/auth/device", {"org": "default"})).body
+        world.theirs.deny(begun["user_code"])
+        question = {name: begun[name] for name in ("provider", "device_code", "verifier")}
+        await world.call(None, "POST", "/auth/device/token", question | {"org": "default"})
+        assert (await audited(world))[1:] == [(*unknown, "POST /auth/device/token", "sign_in.denied")]
+        await world.trust(required_claims={"hd": "acme.example"})
+        world.theirs.person["sub"] = "stranger-1"
+        await world.sign_in(browser)
+        rows = [row for row in await audited(world) if "jwt." in row[3]]
+        assert rows == [("idp:stranger-1", "user", "GET /auth/callback", "jwt.not_accepted")]
+    objects = await world.plane.sql("select distinct object from audit_log where outcome <> 'ok'")
+    assert [row["object"] for row in objects] == [{"provider": "idp"}]
+
+
+async def test_nobody_fills_the_audit_log_with_sign_ins_that_fail(world: World) -> None:
+    async with world.browser() as browser:
+        for n in range(30):
+            state = parse_qs(urlsplit(await world.begin(browser)).query)["state"][0]
+            query = urlencode({"error": f"made up {n}", "state": state})
+            await browser.go(f"{world.url}/auth/callback?{query}")
+            await world.plane.api.audit.flush()
+    assert len(await audited(world)) == 20
+    await world.plane.api.audit.flush(at_end=True)
+    assert await world.plane.value("select sum(times) from audit_log where outcome = 'sign_in.denied'") == 30
+
+
+async def test_a_jwt_that_an_organization_does_not_accept_is_in_its_audit_log_if_it_was_meant(
+    world: World,
+) -> None:
+    stranger = world.theirs.machine_token(team="x")
+    refusal = ("idp:robot-1", "service", "GET /api/v1/status", "jwt.not_accepted")
+    await world.trust(required_claims={"team": "a"})
+    await world.call(stranger, "GET", STATUS)
+    assert (await audited(world))[-1] == refusal
+    await world.trust("beta", required_claims={"team": "b"})
+    before = await audited(world)
+    assert (await world.call(stranger, "GET", STATUS)).code == "jwt.not_accepted"
+    assert await audited(world) == before  # nobody knows which of the two it was meant for
+    await world.call(stranger, "GET", STATUS, traceplane_org="beta")
+    assert await audited(world) == [*before, refusal]
+    last = "select o.slug from audit_log join orgs o using (org_id) order by audit_id desc limit 1"
+    assert await world.plane.value(last) == "beta"
 
 
 @pytest.mark.parametrize(

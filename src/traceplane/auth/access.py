@@ -29,6 +29,17 @@ def bearer(header_value: str | None) -> str:
     return token
 
 
+def check_org(what: str, org: str, expected: str | None) -> None:
+    """A token or a session has one organization. A caller who expects another must not change this one."""
+    if expected is not None and expected != org:
+        raise errors.Forbidden(
+            "access.other_org",
+            f"the {what} is one of the organization {org}",
+            value=expected,
+            next_step=f"use a {what} of the organization that Traceplane-Org names, or leave out the header",
+        )
+
+
 def cut_down(token: str) -> errors.Forbidden:
     return errors.Forbidden(
         "access.cut_down",

@@ -14,7 +14,7 @@ import msgspec
 from traceplane import __version__, telemetry
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_stores import object_store_for
-from traceplane.auth.access import bearer, cut_down, require_role
+from traceplane.auth.access import bearer, check_org, cut_down, require_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
@@ -22,7 +22,7 @@ from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_token_book
-from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
+from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
@@ -188,7 +188,7 @@ class PublicApi:
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
             self._rate_limits.count(record.org, record.counted_as, record.name)
-            _check_org(record, incoming.header("traceplane-org"))
+            check_org("token", record.org, incoming.header("traceplane-org"))
             role = require_role(record, Role(incoming.auth))
             if incoming.auth == ADMIN and record.datasets is not None:
                 raise cut_down(record.name)
@@ -332,17 +332,6 @@ class PublicApi:
             dead_retired=work.dead_elsewhere.get("retired", 0),
             cron=[c for c in cron if access.sees(c.dag, c.job)],
             paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
-        )
-
-
-def _check_org(record: TokenRecord, expected: str | None) -> None:
-    """A token has one organization. A caller who expects another must not change this one."""
-    if expected is not None and expected != record.org:
-        raise Forbidden(
-            "access.other_org",
-            f"the token is one of the organization {record.org}",
-            value=expected,
-            next_step="use a token of the organization that Traceplane-Org names, or leave out the header",
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
-from traceplane.auth.access import bearer, required_role
+from traceplane.auth.access import bearer, check_org, required_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal, hash_token
 from traceplane.auth.roles import Rights, Role, RoleMeaning, rights
@@ -29,9 +29,9 @@ from traceplane.errors import (
     Forbidden,
     InvalidInput,
     PlatformError,
+    TooManyRequests,
     TraceplaneError,
     Unauthenticated,
-    UserError,
 )
 from traceplane.gateway.audit import AuditApi, act_of, audited
 from traceplane.gateway.rate_limits import RateLimits
@@ -66,6 +66,8 @@ SIGNED_IN_SECONDS = 12 * 3600
 """Of a session, and of a token of the command line. After it, the provider is asked again who somebody is."""
 _CONVERSATIONS_OF_ORG = 8
 _BY = "sign-in"
+_UNKNOWN_PERSON = "unknown person"
+"""In the audit log, until the provider has said who signs in. No member is called so: names have no blanks."""
 
 Given = TypeVar("Given")
 
@@ -154,16 +156,18 @@ class SignIn:
             )
         audiences = {provider.audience for provider in candidates if provider.audience is not None}
         verified = await self._verified(issuer, token, audiences)
-        provider = providers.chosen(candidates, verified, incoming.header("traceplane-org"))
+        org = incoming.header("traceplane-org")
+        meant = providers.meant(candidates, verified, org)
+        with self._audited_refusal(
+            None if meant is None else self._act_of_machine(incoming, meant, verified)
+        ):
+            provider = providers.chosen(candidates, verified, org)
         org_id = self._known.org_ids[provider.org]
         name = providers.machine_name(provider, verified)
-        try:
+        with self._audited_refusal(self._act_of_machine(incoming, provider, verified)):
             if (org_id, verified.issuer, verified.subject) in self._known.disabled:
                 raise _disabled(verified.subject)
             named = providers.roles_of(provider, verified)
-        except Forbidden as error:
-            self._audit.refuse(act_of(incoming, org_id, name, CallerKind.SERVICE), error.code)
-            raise
         return self._caller(
             provider.org,
             org_id,
@@ -187,15 +191,13 @@ class SignIn:
             found = await sign_in.session(tx, hashed(secret))
         if found is None:
             raise _session_ended()
-        try:
+        with self._audited_refusal(act_of(incoming, found.org_id, found.name, found.kind)):
             if found.revoked or found.expired:
                 raise _session_ended()
             if found.disabled:
                 raise _disabled(found.name)
             site.check_from_own_page(incoming.method, headers, found.csrf_hash)
-        except (Unauthenticated, Forbidden) as error:
-            self._audit.refuse(act_of(incoming, found.org_id, found.name, found.kind), error.code)
-            raise
+            check_org("session", found.org, incoming.header("traceplane-org"))
         defined = self._known.roles.get(found.org_id, {})
         granted = rights(defined, found.roles, None)
         counted_as = f"member {found.member_id}"
@@ -214,12 +216,9 @@ class SignIn:
         incoming: Incoming,
     ) -> Caller:
         act = act_of(incoming, org_id, name, kind)
-        try:
+        with self._audited_refusal(act):
             self._rate_limits.count(org, counted_as, name)
             role = required_role(granted.role, Role(incoming.auth), name)
-        except UserError as error:
-            self._audit.refuse(act, error.code)
-            raise
         return Caller(
             org=org,
             org_id=org_id,
@@ -233,6 +232,20 @@ class SignIn:
             database=audited(self._orgs, incoming, act),
             act=act,
         )
+
+    def _act_of_machine(self, incoming: Incoming, provider: Provider, verified: Verified) -> Act:
+        name = providers.machine_name(provider, verified)
+        return act_of(incoming, self._known.org_ids[provider.org], name, CallerKind.SERVICE)
+
+    @contextlib.contextmanager
+    def _audited_refusal(self, act: Act | None) -> Iterator[None]:
+        """None: it is not known in which organization, so there is no log that it belongs in."""
+        try:
+            yield
+        except (Unauthenticated, Forbidden, TooManyRequests) as error:
+            if act is not None:
+                self._audit.refuse(act, error.code)
+            raise
 
     async def _verified(self, issuer: str, token: str, audiences: set[str]) -> Verified:
         keys = await self._issuers.keys(issuer, jwts.unverified_kid(token))
@@ -272,23 +285,8 @@ class SignIn:
         site.check_host(headers, call.remote)
         attempt = Attempt.from_cookie(site.cookie(headers, "sign_in"), self._known.now)
         attempt.check_state(query.state)
-        if query.error is not None or query.code is None:
-            raise Forbidden(
-                "sign_in.denied",
-                "the identity provider did not sign anybody in",
-                value=(query.error or "no code")[:100],
-                next_step="sign in again",
-            )
         provider = providers.named(self._known.providers, attempt.org, attempt.provider)
-        published = await self._issuers.published(provider.issuer)
-        announced = published.authorization_response_iss_parameter_supported
-        if (query.iss is not None or announced) and query.iss != provider.issuer:
-            raise Unauthenticated("jwt.wrong_issuer", "another identity provider answered", value=query.iss)
-        async with self._conversation(provider) as conversation:
-            id_token = await conversation.id_token_of_code(
-                query.code, verifier=attempt.verifier, callback=site.callback
-            )
-        verified = await self._identity(provider, id_token, nonce=attempt.nonce)
+        act = self._act_of_sign_in(call, f"GET {browser.CALLBACK}", provider)
         session, csrf = new_secret(), new_secret()
 
         async def open_session(tx: Transaction, org_id: UUID, member: SignedIn) -> None:
@@ -307,7 +305,10 @@ class SignIn:
                 seconds=SIGNED_IN_SECONDS,
             )
 
-        member, _ = await self._signed_in(call, f"GET {browser.CALLBACK}", provider, verified, open_session)
+        with self._audited_refusal(act):
+            id_token = await self._id_token_of_callback(query, attempt, provider, site)
+            verified = await self._identity(act, provider, id_token, nonce=attempt.nonce)
+            member, _ = await self._signed_in(act, provider, verified, open_session)
         _note(provider, member, "browser")
         # The address is absolute and begins with ours, so no `next` can lead elsewhere.
         return _redirect(
@@ -316,6 +317,25 @@ class SignIn:
             site.set_cookie("csrf", csrf, SIGNED_IN_SECONDS, readable=True),
             site.set_cookie("sign_in", "", 0),
         )
+
+    async def _id_token_of_callback(
+        self, query: CallbackQuery, attempt: Attempt, provider: Provider, site: Site
+    ) -> str:
+        if query.error is not None or query.code is None:
+            raise Forbidden(
+                "sign_in.denied",
+                "the identity provider did not sign anybody in",
+                value=(query.error or "no code")[:100],
+                next_step="sign in again",
+            )
+        published = await self._issuers.published(provider.issuer)
+        announced = published.authorization_response_iss_parameter_supported
+        if (query.iss is not None or announced) and query.iss != provider.issuer:
+            raise Unauthenticated("jwt.wrong_issuer", "another identity provider answered", value=query.iss)
+        async with self._conversation(provider) as conversation:
+            return await conversation.id_token_of_code(
+                query.code, verifier=attempt.verifier, callback=site.callback
+            )
 
     async def logout(self, call: Call[None]) -> Reply:
         if call.header("authorization") is None:
@@ -361,11 +381,7 @@ class SignIn:
     async def device_token(self, call: Call[DeviceTokenRequest]) -> DeviceTokenResponse:
         asked = call.body
         provider = providers.named(self._known.providers, asked.org, asked.provider)
-        async with self._conversation(provider) as conversation:
-            answer = await conversation.id_token_of_device(asked.device_code, asked.verifier)
-        if isinstance(answer, Pending):
-            return DeviceTokenResponse("slow_down" if answer.slower else "pending")
-        verified = await self._identity(provider, answer, nonce=None)
+        act = self._act_of_sign_in(call, "POST /auth/device/token", provider)
 
         async def issue(tx: Transaction, _: UUID, member: SignedIn) -> str:
             return await issue_token(
@@ -378,7 +394,13 @@ class SignIn:
                 created_by=_BY,
             )
 
-        member, token = await self._signed_in(call, "POST /auth/device/token", provider, verified, issue)
+        with self._audited_refusal(act):
+            async with self._conversation(provider) as conversation:
+                answer = await conversation.id_token_of_device(asked.device_code, asked.verifier)
+            if isinstance(answer, Pending):
+                return DeviceTokenResponse("slow_down" if answer.slower else "pending")
+            verified = await self._identity(act, provider, answer, nonce=None)
+            member, token = await self._signed_in(act, provider, verified, issue)
         _note(provider, member, "device")
         return DeviceTokenResponse("signed_in", token, member.name, SIGNED_IN_SECONDS)
 
@@ -416,9 +438,21 @@ class SignIn:
             )
         return handed[name]
 
-    async def _identity(self, provider: Provider, id_token: str, *, nonce: str | None) -> Verified:
+    def _act_of_sign_in(self, call: Call[Any], action: str, provider: Provider) -> Act:
+        return Act(
+            self._known.org_ids[provider.org],
+            _UNKNOWN_PERSON,
+            CallerKind.USER,
+            action,
+            call.remote,
+            call.request_id,
+            {"provider": provider.name},
+        )
+
+    async def _identity(self, act: Act, provider: Provider, id_token: str, *, nonce: str | None) -> Verified:
         verified = await self._verified(provider.issuer, id_token, {provider.client_id})
         jwts.check_id_token(verified, client_id=provider.client_id, nonce=nonce)
+        act.principal = providers.machine_name(provider, verified)
         if not providers.accepts(provider, verified):
             raise Unauthenticated(
                 "jwt.not_accepted",
@@ -430,22 +464,13 @@ class SignIn:
 
     async def _signed_in(
         self,
-        call: Call[Any],
-        action: str,
+        act: Act,
         provider: Provider,
         verified: Verified,
         let_in: Callable[[Transaction, UUID, SignedIn], Awaitable[Given]],
     ) -> tuple[SignedIn, Given]:
         """Whoever signed in, as a member with the roles of the claims, and what `let_in` gives to the member."""
-        act = Act(
-            self._known.org_ids[provider.org],
-            providers.machine_name(provider, verified),
-            CallerKind.USER,
-            action,
-            call.remote,
-            call.request_id,
-            {"provider": provider.name},
-        )
+        roles = await self._roles(act, provider, verified)
 
         async def once() -> tuple[SignedIn, Given]:
             async with self._database.transaction() as tx:
@@ -454,12 +479,7 @@ class SignIn:
                 await audit.record_changes(tx, [act])
                 return member, given
 
-        try:
-            roles = await self._roles(act, provider, verified)
-            return await retry_on_conflict(once)
-        except Forbidden as error:
-            self._audit.refuse(act, error.code)
-            raise
+        return await retry_on_conflict(once)
 
     async def _roles(self, act: Act, provider: Provider, verified: Verified) -> frozenset[str]:
         """Those that the claims mean. Whoever has none any more is refused, and keeps none of earlier sign-ins."""

@@ -124,13 +124,7 @@ def roles_of(provider: Provider, verified: Verified) -> frozenset[str]:
 
 def chosen(candidates: Sequence[Provider], verified: Verified, org: str | None) -> Provider:
     """The provider that a JWT is used with: the claims decide, and the caller if that leaves several organizations."""
-    fitting = [
-        provider
-        for provider in candidates
-        if provider.audience in verified.audiences and accepts(provider, verified)
-    ]
-    if org is not None:
-        fitting = [provider for provider in fitting if provider.org == org]
+    fitting = [provider for provider in _addressed(candidates, verified, org) if accepts(provider, verified)]
     if not fitting:
         raise Unauthenticated(
             "jwt.not_accepted",
@@ -146,6 +140,20 @@ def chosen(candidates: Sequence[Provider], verified: Verified, org: str | None) 
             next_step="name the organization with the header Traceplane-Org",
         )
     return fitting[0]
+
+
+def meant(candidates: Sequence[Provider], verified: Verified, org: str | None) -> Provider | None:
+    """The provider that a JWT was meant for, whether or not it accepts the claims; None if that is not clear."""
+    addressed = _addressed(candidates, verified, org)
+    return addressed[0] if len({provider.org for provider in addressed}) == 1 else None
+
+
+def _addressed(candidates: Sequence[Provider], verified: Verified, org: str | None) -> list[Provider]:
+    return [
+        provider
+        for provider in candidates
+        if provider.audience in verified.audiences and org in (None, provider.org)
+    ]
 
 
 def named(providers: Sequence[Provider], org: str, name: str | None) -> Provider:
