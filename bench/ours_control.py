@@ -23,7 +23,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from pathlib import Path
 import asyncpg
 
 from bench.peers import measure
+from tests.ports import free_port
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
@@ -154,12 +154,6 @@ def as_user(user: str) -> list[str]:
     if not user:
         return []
     return [sys.executable, "-m", "tests.process.run_as", user, str(pwd.getpwnam(user).pw_uid)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def answers(caller: Caller) -> None:

@@ -14,7 +14,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+
+from tests.ports import free_port
 
 SETTINGS = {
     "shared_buffers": "256MB",
@@ -84,7 +85,7 @@ def running_postgres(settings: Mapping[str, str] | None = None) -> Iterator[Post
         binaries = _binaries(folder, owner)
         initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         _run([*initdb, "--locale=C", "--no-sync", "--no-instructions"], owner)
-        port = _free_port()
+        port = free_port()
         options = (
             SETTINGS | dict(settings or {}) | {"port": str(port), "unix_socket_directories": str(sockets)}
         )
@@ -127,12 +128,6 @@ def _binaries(folder: Path, owner: dict[str, Any]) -> Path:
 
 def _run(command: list[str], owner: dict[str, Any]) -> None:
     subprocess.run(command, check=True, timeout=60, cwd="/", stdout=subprocess.DEVNULL, **owner)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 async def _wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> str:

@@ -20,7 +20,8 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
-from tests.platform import die_with_parent, free_port
+from tests.platform import die_with_parent
+from tests.ports import free_port
 
 VERSION = "1.7.1"
 FOLDER = Path(__file__).parents[1] / ".venv" / f"anvil-{VERSION}"

@@ -31,7 +31,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.platform import die_with_parent, free_port
+from tests.platform import die_with_parent
+from tests.ports import free_port
 
 VERSION = "4.1.0"
 USER, PASSWORD = "trigger", "a good one"

@@ -18,7 +18,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.platform import die_with_parent, free_port
+from tests.platform import die_with_parent
+from tests.ports import free_port
 
 VERSION = "26.7.0"
 HOME = Path(__file__).parents[1] / ".venv" / f"keycloak-{VERSION}"

@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -27,6 +26,7 @@ from typing import Any
 
 import asyncpg
 
+from tests.ports import free_port
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
@@ -52,12 +52,6 @@ FAST = {
 def die_with_parent() -> None:
     """A test run that is killed leaves no process behind (Linux)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until(condition: Callable[[], Awaitable[Any]], *, seconds: float = 240.0, what: str = "") -> Any:

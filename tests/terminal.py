@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.platform import free_port
+from tests.ports import free_port
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.platform import die_with_parent, free_port
+from tests.platform import die_with_parent
+from tests.ports import free_port
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 

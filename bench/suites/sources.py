@@ -23,7 +23,7 @@ import uvloop
 
 from bench import deliveries, environments, results
 from bench.postgres_server import PostgresServer, running_postgres
-from tests.platform import free_port
+from tests.ports import free_port
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.model.runtimes import DEFAULT_RUNTIMES
 from traceplane.postgres.database import Database

@@ -28,7 +28,7 @@ from bench import results, trigger_world
 from bench.contender import ContenderFailedError, measure
 from bench.postgres_server import PostgresServer, running_postgres
 from tests.kafka import KafkaBroker, KafkaUnavailable
-from tests.platform import free_port
+from tests.ports import free_port
 from tests.trigger.signals import mock_cluster
 from traceplane.postgres.migrate import migrate
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests import keycloak
 from tests.oidc_provider import OidcProvider
-from tests.platform import free_port
+from tests.ports import free_port
 from tests.postgres.test_sign_in import Browser, World, world_of
 
 WHO = "/api/v1/whoami"

@@ -23,7 +23,8 @@ import pytest
 from aiohttp import web
 
 from tests.e2e.test_history import traceplane
-from tests.platform import Platform, free_port, until
+from tests.platform import Platform, until
+from tests.ports import free_port
 from tests.spark.conftest import descendants
 from tests.webhooks import body, from_github
 from traceplane.auth.master_key_file import MasterKeyFile

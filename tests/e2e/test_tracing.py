@@ -9,7 +9,8 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.e2e.test_first_path import CHAIN
-from tests.platform import Platform, free_port, until
+from tests.platform import Platform, until
+from tests.ports import free_port
 
 
 @dataclass(frozen=True)

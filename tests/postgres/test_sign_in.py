@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.control_plane import ControlPlane
 from tests.oidc_provider import OidcProvider, ec_key, unsigned
-from tests.platform import free_port
+from tests.ports import free_port
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import create_organization, issue_token

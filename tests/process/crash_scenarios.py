@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from tests.dags import dag, job
-from tests.platform import free_port, until
+from tests.platform import until
+from tests.ports import free_port
 from tests.process.crashes import DESK, EVENTS, MINE, TRACES, Crash, hourly, small, ticking
 from tests.process.effects import settle
 from tests.trigger.signals import TOPIC

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.platform import free_port, until
+from tests.platform import until
+from tests.ports import free_port
 from traceplane.cli.supervisor import Service, supervise
 
 SUPERVISE = """

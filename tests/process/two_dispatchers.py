@@ -17,7 +17,8 @@ from uuid import UUID
 
 import asyncpg
 
-from tests.platform import Platform, Process, free_port, until
+from tests.platform import Platform, Process, until
+from tests.ports import free_port
 from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import SCHEMA

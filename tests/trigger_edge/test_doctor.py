@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tests.control_plane import ControlPlane
 from tests.e2e.test_pipelines import DAG
-from tests.platform import free_port
+from tests.ports import free_port
 from traceplane.adapters.signal_source_folder import publish
 from traceplane.cli.main import cli
 from traceplane.settings import Settings
