@@ -61,6 +61,7 @@ def accept_arguments(filled: Filled, dataset: str, cursors: range) -> list[str]:
         repeated("null::text"),
         "true",
         "array['query']",
+        *["'{}'"] * 7,
     ]
 
 

@@ -16,7 +16,7 @@ from traceplane.errors import InvalidInput
 from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset, virtual_dataset
 from traceplane.model.partitions import EXAMPLES, By, Partitions
-from traceplane.postgres import audit, events, partition_names, registry
+from traceplane.postgres import events, partition_names, registry
 from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import NewEvent
@@ -93,9 +93,9 @@ class _OrgEmits:
                 [draft for event in call.events for draft in _manual_events(event, targets[event.dataset])]
                 for call in calls
             ]
-            async with self._database.transaction("emit") as tx:
-                accepted = await events.accept(tx, list(chain(*drafts)), notify_dispatchers=True)
-                await audit.record_changes(tx, [call.act for call in calls])
+            acts = [call.act for call in calls]
+            async with self._database.statement("emit") as tx:
+                accepted = await events.accept(tx, list(chain(*drafts)), notify_dispatchers=True, acts=acts)
             return accepted, list(map(len, drafts))
 
         accepted, counts = await retry_on_conflict(once)

@@ -64,7 +64,7 @@ class AuditFilter:
 
 async def record_changes(tx: Transaction, acts: Sequence[Act]) -> None:
     """At the end of a transaction; writes nothing if it has changed nothing."""
-    await tx.rows(_SQL["record_changes"], *_columns(acts))
+    await tx.rows(_SQL["record_changes"], *columns(acts))
 
 
 async def record_command(
@@ -77,7 +77,7 @@ async def record_command(
 async def record_refusals(tx: Transaction, refusals: Sequence[Refusal]) -> None:
     await tx.rows(
         _SQL["record_refusals"],
-        *_columns([refusal.act for refusal in refusals]),
+        *columns([refusal.act for refusal in refusals]),
         [refusal.code for refusal in refusals],
         [refusal.times for refusal in refusals],
     )
@@ -102,7 +102,8 @@ async def page(
     return [AuditRow(**row) for row in rows]
 
 
-def _columns(acts: Sequence[Act]) -> list[list[object]]:
+def columns(acts: Sequence[Act]) -> list[list[object]]:
+    """Acts as the parameters of a statement that records them."""
     return [
         [act.org_id for act in acts],
         [act.principal for act in acts],

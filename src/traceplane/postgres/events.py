@@ -9,6 +9,8 @@ from uuid import UUID
 import msgspec
 
 from traceplane.operators import catalog
+from traceplane.postgres import audit
+from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("events")
@@ -50,8 +52,9 @@ MOST_COUNTED = 10_000
 
 
 async def accept(
-    tx: Transaction, events: Sequence[NewEvent], *, notify_dispatchers: bool = False
+    tx: Transaction, events: Sequence[NewEvent], *, notify_dispatchers: bool = False, acts: Sequence[Act] = ()
 ) -> AcceptedEvents:
+    """`acts` go to the audit log if any event is new."""
     if not events:
         return AcceptedEvents()
     row = await tx.row(
@@ -67,6 +70,7 @@ async def accept(
         [e.traceparent for e in events],
         notify_dispatchers,
         catalog.running_once(),
+        *audit.columns(acts),
     )
     assert row is not None
     inserted = set(row["inserted"] or ())

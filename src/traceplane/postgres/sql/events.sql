@@ -61,6 +61,12 @@ with incoming as materialized (
 ), sent as (
   insert into outbox (runtime, queue_suffix, task_ids)
   select runtime, queue_suffix, array_agg(task_id order by task_id) from drafts where at_once group by runtime, queue_suffix
+), recorded as (
+  insert into audit_log (org_id, principal, kind, action, object, remote, request_id, outcome)
+  select org_id, principal, kind, action, object::jsonb, remote, request_id, 'ok'
+  from unnest($12::uuid[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[])
+    as a (org_id, principal, kind, action, object, remote, request_id)
+  where exists (select 1 from inserted)
 )
 select (select array_agg(event_id order by ord) from incoming) as drawn,
        (select array_agg(event_id) from inserted) as inserted,
