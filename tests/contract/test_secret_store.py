@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -123,7 +125,8 @@ async def stored(
 
         async def set_it(name: SecretName, value: str, org: str) -> None:
             async with plane.database.transaction() as tx:
-                await vault.set(tx, org, name, value, by="ada")
+                setting = await vault.set(tx, org, name, value, by="ada")
+            await setting.complete(plane.database)
 
         await vault.check()
         yield Stored(request.param, plane, vault, write if request.param == "files" else set_it)
@@ -190,11 +193,14 @@ async def test_a_list_has_the_last_use_and_what_the_store_knows_of_versions_and_
 async def test_one_that_was_removed_can_be_set_again(stored: Stored) -> None:
     if not stored.is_writable:
         pytest.skip("whoever mounts the volume removes files")
-    async with stored.plane.database.transaction() as tx:
-        assert not await stored.vault.remove(tx, "default", RPC)
-        await stored.vault.set(tx, "default", RPC, VALUE, by="ada", jobs=(["elsewhere/*"],))
-        assert await stored.vault.remove(tx, "default", RPC)
-        assert not await stored.vault.remove(tx, "default", RPC)
+    database = stored.plane.database
+    assert not await stored.vault.remove(database, "default", RPC)
+    async with database.transaction() as tx:
+        setting = await stored.vault.set(tx, "default", RPC, VALUE, by="ada", jobs=(["elsewhere/*"],))
+    await setting.complete(database)
+    assert await stored.vault.remove(database, "default", RPC)
+    assert not await stored.vault.remove(database, "default", RPC)
+    async with database.transaction() as tx:
         assert await stored.vault.rights(tx, "default", [RPC]) == {}
     assert await stored.handed(RPC) == Denied(RPC, "there is no such secret")
     await stored.put(RPC, "again")
@@ -211,8 +217,7 @@ async def test_a_store_that_cannot_be_written_says_so_and_changes_nothing(stored
     assert (refused.value.code, refused.value.status) == ("secret.read_only", 409)
     assert "default/user/rpc where the volume comes from" in str(refused.value.next_step)
     with pytest.raises(TraceplaneError):
-        async with stored.plane.database.transaction() as tx:
-            await stored.vault.remove(tx, "default", RPC)
+        await stored.vault.remove(stored.plane.database, "default", RPC)
     assert await stored.handed(RPC) == {RPC: VALUE}
 
 
@@ -293,6 +298,89 @@ async def test_a_folder_that_is_not_there_is_found_when_a_process_starts(tmp_pat
 # AWS -------------------------------------------------------------------------------------------------
 
 
+async def set_in(vault: Vault, plane: ControlPlane, value: str, *jobs: str) -> None:
+    async with plane.database.transaction() as tx:
+        setting = await vault.set(tx, "default", RPC, value, by="ada", jobs=(jobs,) if jobs else None)
+    await setting.complete(plane.database)
+
+
+@contextlib.asynccontextmanager
+async def slow(endpoint: str, asked: asyncio.Event, answers: asyncio.Event) -> AsyncIterator[str]:
+    """The same service, but nothing reaches it before `answers` is set."""
+    place = urlsplit(endpoint)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(65536):
+                writer.write(piece)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await answers.wait()
+        there = await asyncio.open_connection(place.hostname, place.port)
+        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_slow_aws_holds_no_transaction_open_and_gives_no_job_more_meanwhile(
+    database_url: str, tmp_path: Path, aws_endpoint: str, aws_session: AioSession
+) -> None:
+    asked, answers, environment = asyncio.Event(), asyncio.Event(), f"slow-{uuid4().hex[:8]}"
+    options = {"region": REGION, "session": aws_session, "fresh_seconds": 0}
+    async with (
+        ControlPlane.open(database_url, home=tmp_path) as plane,
+        slow(aws_endpoint, asked, answers) as slow_endpoint,
+    ):
+        held = AwsSecretStore(environment, endpoint_url=slow_endpoint, **options)
+        vault = Vault(AwsSecretStore(environment, endpoint_url=aws_endpoint, **options))
+        stored = Stored("aws", plane, vault, _nothing)
+        await set_in(vault, plane, "old", "chain/*", "market/*")
+        setting = asyncio.create_task(set_in(Vault(held), plane, "new", "chain/ingest", "archive/*"))
+        await asked.wait()
+        open_ = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'"
+        assert await plane.value(open_) == 0
+        assert await stored.handed(RPC) == {RPC: "old"}
+        for dag in (
+            "market",
+            "archive",
+        ):  # one that may not use the new value, one that may not use the old one
+            assert isinstance(await stored.handed(RPC, dag=dag), Denied)
+        answers.set()
+        await setting
+        assert await stored.handed(RPC) == {RPC: "new"}
+        assert await stored.handed(RPC, dag="archive") == {RPC: "new"}
+        assert isinstance(await stored.handed(RPC, dag="market"), Denied)
+        for store in (held, vault):
+            await store.close()
+
+
+async def test_a_secret_that_aws_did_not_take_is_completed_by_setting_it_again(
+    database_url: str, tmp_path: Path, aws_endpoint: str, aws_session: AioSession
+) -> None:
+    environment = f"lost-{uuid4().hex[:8]}"
+    options = {"region": REGION, "session": aws_session, "fresh_seconds": 0}
+    async with ControlPlane.open(database_url, home=tmp_path) as plane:
+        lost = AwsSecretStore(environment, endpoint_url="http://127.0.0.1:9", **options)
+        vault = Vault(AwsSecretStore(environment, endpoint_url=aws_endpoint, **options))
+        stored = Stored("aws", plane, vault, _nothing)
+        await set_in(vault, plane, "old", "chain/*")
+        with pytest.raises(PlatformError) as failure:
+            await set_in(Vault(lost), plane, "new", "archive/*")
+        assert failure.value.code == "secret.store_unavailable"
+        assert isinstance(await stored.handed(RPC), Denied)
+        assert isinstance(await stored.handed(RPC, dag="archive"), Denied)
+        await set_in(vault, plane, "new", "archive/*")
+        assert await stored.handed(RPC, dag="archive") == {RPC: "new"}
+        with pytest.raises(PlatformError):
+            await Vault(lost).remove(plane.database, "default", RPC)
+        assert await stored.handed(RPC, dag="archive") == {RPC: "new"}
+        await lost.close()
+        await vault.close()
+
+
 async def test_a_value_from_aws_is_asked_for_again_after_a_moment(
     database_url: str, tmp_path: Path, aws_endpoint: str, aws_session: AioSession
 ) -> None:
@@ -305,11 +393,9 @@ async def test_a_value_from_aws_is_asked_for_again_after_a_moment(
         )
         vault = Vault(slow)
         stored = Stored("aws", plane, vault, _nothing)
-        async with plane.database.transaction() as tx:
-            await vault.set(tx, "default", RPC, "one", by="ada")
+        await set_in(vault, plane, "one")
         assert await stored.handed(RPC) == {RPC: "one"}
-        async with plane.database.transaction() as tx:
-            await Vault(other).set(tx, "default", RPC, "two", by="ada")
+        await set_in(Vault(other), plane, "two")
         assert await stored.handed(RPC) == {RPC: "one"}
         slow._fresh_seconds = 0
         assert await stored.handed(RPC) == {RPC: "two"}

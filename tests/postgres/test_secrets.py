@@ -55,11 +55,8 @@ async def handed(plane: ControlPlane, vault: Vault, needs: JobNeeds = NEEDS) -> 
 async def test_a_job_receives_the_newest_version(plane: ControlPlane) -> None:
     vault = sealed(new_key())
     async with plane.database.transaction() as tx:
-        assert [await vault.set(tx, "default", RPC, text, by="ada") for text in ("one", "two", "three")] == [
-            1,
-            2,
-            3,
-        ]
+        settings = [await vault.set(tx, "default", RPC, text, by="ada") for text in ("one", "two", "three")]
+    assert [await setting.complete(plane.database) for setting in settings] == [1, 2, 3]
     assert await handed(plane, vault) == {RPC: "three"}
     assert await plane.value("select count(*) from secret_versions") == 2  # the one before, to go back to
     assert await plane.value("select last_used_at is not null from secrets")
@@ -88,7 +85,8 @@ async def test_two_callers_set_two_versions(plane: ControlPlane) -> None:
 
     async def set_one(text: str) -> Any:
         async with plane.database.transaction() as tx:
-            return await vault.set(tx, "default", RPC, text, by="ada")
+            setting = await vault.set(tx, "default", RPC, text, by="ada")
+        return await setting.complete(plane.database)
 
     await set_one("first")
     assert sorted(await asyncio.gather(*(set_one(str(n)) for n in range(5)))) == [2, 3, 4, 5, 6]
@@ -168,7 +166,10 @@ async def test_the_api_never_answers_a_value(plane: ControlPlane, http: GatewayH
     assert (status, json.loads(text)) == (200, {"name": "rpc", "version": 1})
     body = {"value": VALUE, "allowed_jobs": ["chain/*"]}
     status, text = await http.send(admin, "PUT", "/api/v1/secrets/platform/rpc", body)
-    assert (status, json.loads(text)) == (200, {"name": "platform/rpc", "version": 1})
+    assert (status, json.loads(text)) == (
+        200,
+        {"name": "platform/rpc", "version": 1, "warnings": ["there is no DAG chain yet"]},
+    )
     status, text = await http.send(admin, "GET", "/api/v1/secrets")
     assert status == 200
     assert VALUE not in text
@@ -245,6 +246,34 @@ async def test_who_has_a_role_of_a_secret_sets_its_value_and_nothing_else(
     assert (status, json.loads(text)) == (200, {"name": "rpc"})
     assert (await http.send(writer, "PUT", path, {"value": "newer"}))[0] == 403
     assert await handed(plane, sealed(*MasterKeyFile(tmp_path / "master.key").keys())) == {RPC: "new"}
+
+
+async def test_names_of_jobs_and_roles_that_do_not_exist_are_accepted_with_a_warning(
+    plane: ControlPlane, http: GatewayHttp
+) -> None:
+    await plane.deploy(dag("shop", source("shop.in"), job("copy", "shop.in", "shop.out")))
+    admin = await http.token(Role.ADMIN)
+    await http.send(admin, "PUT", "/api/v1/roles/finance", {"includes": "reader"})
+    path = "/api/v1/secrets/user/rpc"
+
+    async def warnings(method: str, path: str, **body: Any) -> list[str]:
+        status, text = await http.send(admin, method, path, body)
+        assert status == 200, text
+        return json.loads(text).get("warnings", [])
+
+    assert await warnings("PUT", path, value="x", allowed_jobs=["shop/cpy"]) == [
+        "there is no job shop/cpy yet; did you mean 'shop/copy'?"
+    ]
+    assert (
+        await warnings("POST", f"{path}/rights", allowed_jobs=["shop/copy", "shop/*"], roles=["finance"])
+        == []
+    )
+    assert await warnings("POST", f"{path}/rights", allowed_jobs=["shp/*", "a/b"], roles=["finanse"]) == [
+        "there is no role finanse yet; did you mean 'finance'?",
+        "there is no DAG shp yet; did you mean 'shop/*'?",
+        "there is no job a/b yet",
+    ]
+    assert await warnings("POST", f"{path}/rights", any_job=True, roles=["writer"]) == []
 
 
 # Of the platform itself ------------------------------------------------------------------------------

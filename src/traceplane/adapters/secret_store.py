@@ -21,6 +21,10 @@ Reading = Callable[[], Awaitable[Mapping[SecretPlace, str | PlatformError]]]
 out; an error concerns one secret."""
 
 
+Writing = Callable[[], Awaitable[int | str | None]]
+"""Writes a value after a transaction, if that did not do it already; the version that it became."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredSecret:
     """What a store says of a secret; None: it does not know."""
@@ -37,11 +41,10 @@ class SecretStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> int | str | None:
-        """The version that the value became."""
+    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> Writing: ...
 
-    async def remove(self, tx: Transaction, place: SecretPlace) -> bool:
-        """Whether there was one."""
+    async def remove(self, place: SecretPlace) -> bool:
+        """Whether there was one here; what is in Postgres goes with its rights."""
 
     async def listed(self, tx: Transaction, org: str) -> list[StoredSecret]: ...
 

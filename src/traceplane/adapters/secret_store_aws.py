@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,14 @@ from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from traceplane.adapters.secret_store import LONGEST_VALUE, Reading, StoredSecret, is_place, unreadable
+from traceplane.adapters.secret_store import (
+    LONGEST_VALUE,
+    Reading,
+    StoredSecret,
+    Writing,
+    is_place,
+    unreadable,
+)
 from traceplane.errors import PlatformError
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.secrets import SecretPlace
@@ -72,7 +80,10 @@ class AwsSecretStore:
         self._client = None
         await self._open.aclose()
 
-    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> str:
+    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> Writing:
+        return partial(self._put, place, value)
+
+    async def _put(self, place: SecretPlace, value: str) -> str:
         self._read_at.pop(place, None)
         where, new = self._path(place), {"SecretString": value}
         try:
@@ -85,12 +96,12 @@ class AwsSecretStore:
         answer = await self._call(lambda aws: aws.put_secret_value(SecretId=where, **new))
         return str(answer["VersionId"])
 
-    async def remove(self, tx: Transaction, place: SecretPlace) -> bool:
+    async def remove(self, place: SecretPlace) -> bool:
         """It can be restored for some days, as is usual there; nothing is handed out from now on."""
         self._read_at.pop(place, None)
         days = {"RecoveryWindowInDays": _RECOVERABLE_DAYS}
         try:
-            if not await self.existing(tx, [place]):
+            if not await self._exists(place):
                 return False
             await self._call(lambda aws: aws.delete_secret(SecretId=self._path(place), **days), _Absent)
         except _Absent:
@@ -114,18 +125,16 @@ class AwsSecretStore:
         return sorted(listed, key=lambda secret: secret.place)
 
     async def existing(self, tx: Transaction, places: Collection[SecretPlace]) -> set[SecretPlace]:
-        async def exists(place: SecretPlace) -> bool:
-            try:
-                answer = await self._call(
-                    lambda aws: aws.describe_secret(SecretId=self._path(place)), _Absent
-                )
-            except _Absent:
-                return False
-            return "DeletedDate" not in answer
-
         asked = list(places)
-        answers = await in_parallel(exists, asked, _CALLS_AT_ONCE)
-        return {place for place, exists_ in zip(asked, answers, strict=True) if exists_}
+        answers = await in_parallel(self._exists, asked, _CALLS_AT_ONCE)
+        return {place for place, exists in zip(asked, answers, strict=True) if exists}
+
+    async def _exists(self, place: SecretPlace) -> bool:
+        try:
+            answer = await self._call(lambda aws: aws.describe_secret(SecretId=self._path(place)), _Absent)
+        except _Absent:
+            return False
+        return "DeletedDate" not in answer
 
     async def look_up(self, tx: Transaction, places: Collection[SecretPlace]) -> Reading:
         async def read() -> Mapping[SecretPlace, str | PlatformError]:

@@ -21,6 +21,7 @@ from traceplane.adapters.secret_store import (
     NAMESPACES,
     Reading,
     StoredSecret,
+    Writing,
     is_place,
     read_only,
     unreadable,
@@ -52,10 +53,10 @@ class FileSecretStore:
     async def close(self) -> None:
         pass
 
-    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> None:
+    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> Writing:
         raise self._read_only(place, "set")
 
-    async def remove(self, tx: Transaction, place: SecretPlace) -> bool:
+    async def remove(self, place: SecretPlace) -> bool:
         raise self._read_only(place, "removed")
 
     def _read_only(self, place: SecretPlace, verb: str) -> Conflict:

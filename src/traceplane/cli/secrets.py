@@ -54,6 +54,7 @@ def set_(
         value=value, allowed_jobs=list(jobs) or None, any_job=any_job, roles=list(roles) or None
     )
     answer = call(settings, lambda c: c.call("PUT", path, SecretSet, request))
+    _warn(answer.warnings)
     if as_json:
         say_json(answer)
     else:
@@ -85,6 +86,7 @@ def allow(
         raise click.UsageError("use --job, --any-job, --role or --no-role")
     request = SecretRightsRequest(list(jobs) or None, any_job, [] if no_role else list(roles) or None)
     answer = call(settings, lambda c: c.call("POST", f"{_path(name)}/rights", SecretRightsView, request))
+    _warn(answer.warnings)
     if as_json:
         say_json(answer)
     else:
@@ -111,6 +113,11 @@ def list_(settings: Settings, as_json: bool) -> None:
         say(f"  used by {_users(one.allowed_jobs)}; {_setters(one.roles)}; last used: {used}")
     if not answer.secrets:
         say("There are no secrets that you may set. An admin sets one with `traceplane secret set NAME`.")
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        say(f"warning: {warning}", err=True)
 
 
 def _check_jobs(jobs: tuple[str, ...], any_job: bool) -> None:

@@ -11,10 +11,11 @@ from traceplane.auth.access import cut_down
 from traceplane.auth.callers import Caller
 from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
-from traceplane.model.near_names import near
+from traceplane.model.near_names import near, nearest
+from traceplane.postgres import people, registry, sign_in
 from traceplane.postgres.database import Transaction, retry_on_conflict
 from traceplane.secrets.references import SecretName, parse_name
-from traceplane.secrets.vault import Vault
+from traceplane.secrets.vault import PROVIDERS, Setting, Vault
 from traceplane.wire.secrets import (
     SecretRemoved,
     SecretRightsRequest,
@@ -70,16 +71,18 @@ class SecretApi:
         jobs = _jobs(asked)
         _check_roles(asked)
 
-        async def once() -> int | str | None:
+        async def once() -> tuple[Setting, list[str]]:
             async with call.principal.database.transaction() as tx:
                 await self._check_may_set(tx, call, name)
-                return await self._vault.set(
+                setting = await self._vault.set(
                     tx, call.principal.org, name, asked.value, by=by, jobs=jobs, roles=asked.roles
                 )
+                return setting, await _warnings(tx, call.principal, asked)
 
-        version = await retry_on_conflict(once)
+        setting, warnings = await retry_on_conflict(once)
+        version = await setting.complete(call.principal.database)
         telemetry.emit("secret.set", name=str(name), version=version, principal=by)
-        return SecretSet(str(name), version)
+        return SecretSet(str(name), version, warnings)
 
     async def _check_may_set(self, tx: Transaction, call: Call[SecretValue], name: SecretName) -> None:
         """Whoever has one of a secret's roles gives it a value, and changes nothing about who may use it."""
@@ -111,14 +114,15 @@ class SecretApi:
             rights = await self._vault.allow(tx, org, name, jobs=jobs, roles=asked.roles)
             if rights is None:
                 raise await self._unknown(tx, org, name)
+            warnings = await _warnings(tx, call.principal, asked)
         telemetry.emit("secret.allowed", name=str(name), principal=call.principal.name)
         allowed = None if rights.allowed_jobs is None else list(rights.allowed_jobs)
-        return SecretRightsView(str(name), allowed, list(rights.roles))
+        return SecretRightsView(str(name), allowed, list(rights.roles), warnings)
 
     async def remove(self, call: Call[None]) -> SecretRemoved:
         name, org = _name(call), call.principal.org
-        async with call.principal.database.transaction() as tx:
-            if not await self._vault.remove(tx, org, name):
+        if not await self._vault.remove(call.principal.database, org, name):
+            async with call.principal.database.transaction() as tx:
                 raise await self._unknown(tx, org, name)
         telemetry.emit("secret.removed", name=str(name), principal=call.principal.name)
         return SecretRemoved(str(name))
@@ -148,6 +152,30 @@ def _jobs(asked: SecretRightsRequest) -> tuple[list[str] | None] | None:
     if asked.any_job:
         return (None,)
     return None if asked.allowed_jobs is None else (asked.allowed_jobs,)
+
+
+async def _warnings(tx: Transaction, caller: Caller, asked: SecretRightsRequest) -> list[str]:
+    """Names that do not exist may be those of a job that is deployed later, or misspelled."""
+    warnings = []
+    if asked.roles:
+        roles = [role.name for role in await people.roles(tx)]
+        for role in asked.roles:
+            if role not in roles:
+                warnings.append(f"there is no role {role} yet{_meant(role, roles)}")
+    if asked.allowed_jobs:
+        dags = await registry.job_names(tx, caller.org)
+        dags[PROVIDERS] = {provider.name for provider in await sign_in.providers_of_org(tx, caller.org_id)}
+        jobs = [f"{dag}/{job}" for dag, names in dags.items() for job in ("*", *sorted(names))]
+        for job in asked.allowed_jobs:
+            if job not in jobs:
+                what = f"DAG {job.removesuffix('/*')}" if job.endswith("/*") else f"job {job}"
+                warnings.append(f"there is no {what} yet{_meant(job, jobs)}")
+    return warnings
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    suggestion = nearest(name, names)
+    return "" if suggestion is None else f"; {suggestion}"
 
 
 def _check_roles(asked: SecretRightsRequest) -> None:

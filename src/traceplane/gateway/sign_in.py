@@ -43,7 +43,7 @@ from traceplane.postgres.database import Database, OrgDatabases, Transaction, re
 from traceplane.postgres.sign_in import SignedIn
 from traceplane.runtime.process import Outcome
 from traceplane.secrets.references import SecretName
-from traceplane.secrets.vault import Denied, JobNeeds, Vault
+from traceplane.secrets.vault import PROVIDERS, Denied, JobNeeds, Vault
 from traceplane.settings import Settings
 from traceplane.signin import browser, jwts, providers
 from traceplane.signin.browser import Attempt, Site, check_next, hashed, new_secret
@@ -424,8 +424,7 @@ class SignIn:
         if provider.client_secret is None:
             return None
         name = SecretName("platform", provider.client_secret)
-        # Those who may use a secret are named like jobs; a provider is `sign-in/NAME`.
-        needs = JobNeeds(provider.org, _BY, provider.name, frozenset({name}))
+        needs = JobNeeds(provider.org, PROVIDERS, provider.name, frozenset({name}))
         async with self._database.transaction() as tx:
             found = await self._vault.look_up(tx, [needs])
         handed = (await found.values())[needs]

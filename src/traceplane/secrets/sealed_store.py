@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from uuid import UUID
 
-from traceplane.adapters.secret_store import Reading, StoredSecret
+from traceplane.adapters.secret_store import Reading, StoredSecret, Writing
 from traceplane.errors import PlatformError
 from traceplane.postgres import secrets
 from traceplane.postgres.database import Transaction
@@ -30,16 +30,20 @@ class SealedStore:
     async def close(self) -> None:
         pass
 
-    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> int:
+    async def put(self, tx: Transaction, place: SecretPlace, value: str, by: str) -> Writing:
         await secrets.begin_sealing(tx)
         secret_id, version = await secrets.next_version(tx, place)
         sealed = self._keys.seal(value.encode(), _place(secret_id, version))
         stored = SealedVersion(secret_id, version, sealed.value, sealed.key, sealed.master_key_id)
         await secrets.store_version(tx, stored, by)
-        return version
 
-    async def remove(self, tx: Transaction, place: SecretPlace) -> bool:
-        return bool(await self.existing(tx, [place]))  # goes with its rights
+        async def stored_before() -> int:
+            return version
+
+        return stored_before
+
+    async def remove(self, place: SecretPlace) -> bool:
+        return False
 
     async def listed(self, tx: Transaction, org: str) -> list[StoredSecret]:
         return [

@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from traceplane.adapters.secret_store import LONGEST_VALUE, Reading, SecretStore
+from traceplane.adapters.secret_store import LONGEST_VALUE, Reading, SecretStore, Writing
 from traceplane.adapters.secret_stores import outside_store
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.postgres import secrets
-from traceplane.postgres.database import Transaction
+from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.secrets import NO_RIGHTS_SET, SecretPlace, SecretRights, UsedSecret
 from traceplane.secrets.references import SecretName, parse_name
 from traceplane.secrets.sealed_store import SealedStore
 from traceplane.settings import Settings
+
+PROVIDERS = "sign-in"
+"""Identity providers use client secrets like jobs of a DAG of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,32 @@ class ListedSecret:
     version: int | str | None
     set_by: str | None
     set_at: datetime | None
+
+
+Jobs = tuple[Sequence[str] | None]
+"""Those that may use a secret, in a tuple; a tuple with None: every job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is left to do after the transaction: no other service is waited for while rows are locked.
+
+    Until it is completed, only jobs that may use both the value from before and the new one are handed either. If that
+    never comes, setting the secret again completes it.
+    """
+
+    place: SecretPlace
+    write: Writing
+    jobs: Jobs | None
+    """Who may use the new value, as far as others may not use the old one."""
+
+    async def complete(self, database: Database) -> int | str | None:
+        """The version that the value became."""
+        version = await self.write()
+        if self.jobs is not None:
+            async with database.transaction() as tx:
+                await secrets.grant(tx, self.place, jobs=self.jobs)
+        return version
 
 
 Handed = Mapping[JobNeeds, Mapping[SecretName, str] | Denied]
@@ -105,10 +134,10 @@ class Vault:
         value: str,
         *,
         by: str,
-        jobs: tuple[Sequence[str] | None] | None = None,
+        jobs: Jobs | None = None,
         roles: Sequence[str] | None = None,
-    ) -> int | str | None:
-        """The version that it became. `jobs` and `roles`: who may use and set it, if that is to change."""
+    ) -> Setting:
+        """`jobs` and `roles`: who may use and set it, if that is to change."""
         size = len(value.encode())
         if not 0 < size <= LONGEST_VALUE:
             raise InvalidInput(
@@ -118,8 +147,13 @@ class Vault:
                 next_step="check what was sent; a file may be a better place for it",
             )
         place = place_of(org, name)
-        await secrets.grant(tx, place, jobs=jobs, roles=roles)
-        return await self._store.put(tx, place, value, by)
+        meanwhile = jobs
+        if self._is_outside and jobs is not None:
+            before = (await secrets.rights(tx, [place])).get(place, NO_RIGHTS_SET)
+            meanwhile = (allowed_by_both(before.allowed_jobs, jobs[0]),)
+        await secrets.grant(tx, place, jobs=meanwhile, roles=roles)
+        write = await self._store.put(tx, place, value, by)
+        return Setting(place, write, jobs if meanwhile != jobs else None)
 
     async def allow(
         self,
@@ -127,7 +161,7 @@ class Vault:
         org: str,
         name: SecretName,
         *,
-        jobs: tuple[Sequence[str] | None] | None = None,
+        jobs: Jobs | None = None,
         roles: Sequence[str] | None = None,
     ) -> SecretRights | None:
         """The rights as they are then; None: there is no such secret."""
@@ -163,11 +197,16 @@ class Vault:
             )
         return listed
 
-    async def remove(self, tx: Transaction, org: str, name: SecretName) -> bool:
+    async def remove(self, database: Database, org: str, name: SecretName) -> bool:
+        """First the value: rights without a value give nobody anything, and a value without rights is everybody's."""
         place = place_of(org, name)
-        existed = await self._store.remove(tx, place)
-        await secrets.remove(tx, place)
-        return existed
+        existed = await self._store.remove(place)
+        async with database.transaction() as tx:
+            if (
+                existed
+            ):  # one that others have set may have no row yet, and its removal is recorded with the row
+                await secrets.add_unknown(tx, [place])
+            return await secrets.remove(tx, place)
 
     # What tasks receive ------------------------------------------------------------------------------
 
@@ -206,6 +245,19 @@ def name_of(place: SecretPlace) -> SecretName:
     name = parse_name(f"{place.namespace}/{place.name}")
     assert name is not None, "checked by the store"
     return name
+
+
+def allowed_by_both(one: Sequence[str] | None, other: Sequence[str] | None) -> Sequence[str] | None:
+    """The jobs that may use a secret by both lists."""
+    if one is None or other is None:
+        return other if one is None else one
+    both = (
+        job
+        for jobs, others in ((one, other), (other, one))
+        for job in jobs
+        if is_allowed(SecretRights(tuple(others)), *job.split("/", 1))
+    )
+    return list(dict.fromkeys(both))
 
 
 def is_allowed(rights: SecretRights, dag: str, job: str) -> bool:

@@ -27,6 +27,8 @@ class SecretSet(Wire, frozen=True):
     name: str
     version: int | str | None = None
     """A number; with AWS Secrets Manager, the version's id there."""
+    warnings: list[str] = []
+    """Names of jobs and roles that do not exist yet."""
 
 
 class SecretRightsView(Wire, frozen=True):
@@ -34,6 +36,8 @@ class SecretRightsView(Wire, frozen=True):
     allowed_jobs: list[str] | None = None
     """Unset: every job."""
     roles: list[str] = []
+    warnings: list[str] = []
+    """Names of jobs and roles that do not exist yet."""
 
 
 class SecretRemoved(Wire, frozen=True):
