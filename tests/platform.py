@@ -6,7 +6,8 @@
         await platform.settled()
 
 Every process runs the shipped command line; nothing is patched. `kill` is SIGKILL, `crash_at` makes the next
-start of a process kill itself at a named boundary (traceplane.crash_points).
+start of a process kill itself at a named boundary (traceplane.crash_points). Processes are forked from one that has
+imported the code already (tests.forked_commands), unless a test looks at what /proc says of them: `executed=True`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import asyncpg
 
+from tests.forked_commands import ForkedCommand, fork_command
 from tests.ports import free_port
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
@@ -73,13 +75,17 @@ class Process:
     environment: dict[str, str]
     log: Path
     python: str = sys.executable
-    running: asyncio.subprocess.Process | None = None
+    executed: bool = False
+    running: asyncio.subprocess.Process | ForkedCommand | None = None
 
     async def start(self, crash_at: str | None = None) -> None:
         environment = dict(self.environment)
         if crash_at is not None:
             environment["TRACEPLANE_CRASH_AT"] = crash_at
         with self.log.open("ab") as log:
+            if not self.executed and self.python == sys.executable:
+                self.running = fork_command(self.arguments, environment, log.fileno())
+                return
             self.running = await asyncio.create_subprocess_exec(
                 self.python,
                 "-m",
@@ -134,6 +140,7 @@ class Platform:
     gateway_url: str
     worker_token: str
     user_token: str
+    executed: bool = False
     processes: dict[str, Process] = field(default_factory=dict)
     _connection: asyncpg.Connection | None = None
     _caller: Caller | None = None
@@ -149,9 +156,11 @@ class Platform:
         workers: int = 1,
         gateway: bool = True,
         environment: dict[str, str] | None = None,
+        executed: bool = False,
     ) -> AsyncIterator[Platform]:
         """Dispatchers are named dispatcher-1…, workers worker-1…; workers talk to dispatcher-1."""
         platform = await cls._create(url, folder, environment or {})
+        platform.executed = executed
         try:
             for n in range(dispatchers):
                 platform.add_dispatcher(n + 1)
@@ -200,7 +209,8 @@ class Platform:
             environment["TRACEPLANE_WORKER_TOKEN"] = self.worker_token
         else:
             environment["TRACEPLANE_STATE_URL"] = self.url
-        process = Process(name, arguments, environment, self.folder / f"{name}.log")
+        log = self.folder / f"{name}.log"
+        process = Process(name, arguments, environment, log, executed=self.executed)
         self.processes[name] = process
         return process
 

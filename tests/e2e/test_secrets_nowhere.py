@@ -317,7 +317,7 @@ async def test_a_secret_is_found_nowhere_after_it_was_used_everywhere(tmp_path: 
         await set_before_the_start(server.state_url, home, "platform/redis")
         async with (
             traces.collecting(port),
-            Platform.start(server.state_url, home, environment=environment) as platform,
+            Platform.start(server.state_url, home, environment=environment, executed=True) as platform,
         ):
             await platform.add("spark-1", "worker", "--runtime", "spark").start()
             started = [p.running.pid for p in platform.processes.values() if p.running is not None]

@@ -55,7 +55,6 @@ async def test_other_users_of_the_machine_can_read_nothing_of_the_platform(
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)  # the way there is open; what is closed is the platform's
     async with Platform.start(database_url, home) as platform:
-        await platform.add("worker-1", "worker", "--runtime", "python").start()
         await platform.deploy(DAG)
         await platform.emit("closed.in", [1, 2, 3])
         await platform.settled()
