@@ -31,8 +31,8 @@ from traceplane.http_service.app import App
 from traceplane.http_service.server import serve
 from traceplane.postgres import tokens
 
-PUBLIC, READER, WRITER, ADMIN, WORKER, CAPABILITY = (
-    *("public", "reader", "writer", "admin"),
+PUBLIC, KNOWN, READER, WRITER, ADMIN, WORKER, CAPABILITY = (
+    *("public", "known", "reader", "writer", "admin"),
     *("worker", "capability"),
 )
 
@@ -84,7 +84,7 @@ GATEWAY = {
     "PUT /api/v1/secrets/{namespace}/{name}": READER,  # the secret itself names the roles that may set it
     "POST /api/v1/secrets/{namespace}/{name}/rights": ADMIN,
     "DELETE /api/v1/secrets/{namespace}/{name}": ADMIN,
-    "GET /api/v1/whoami": READER,
+    "GET /api/v1/whoami": KNOWN,
     "GET /api/v1/roles": READER,
     "PUT /api/v1/roles/{role}": ADMIN,
     "DELETE /api/v1/roles/{role}": ADMIN,
@@ -102,7 +102,7 @@ GATEWAY = {
     "DELETE /api/v1/identity-providers/{name}": ADMIN,
     "GET /auth/login": PUBLIC,
     "GET /auth/callback": PUBLIC,
-    "POST /auth/logout": READER,
+    "POST /auth/logout": KNOWN,
     "POST /auth/device": PUBLIC,
     "POST /auth/device/token": PUBLIC,
     "GET /healthz": PUBLIC,
@@ -133,7 +133,8 @@ NOT_THERE = "405 request.method_not_allowed"
 ROLE_REQUIRED = "403 access.role_required"
 WRONG_PRINCIPAL = "403 token.wrong_principal"
 TASK_TOKEN = "the token of a task"
-RANKS = {READER: 1, WRITER: 2, ADMIN: 3}
+NO_ROLE = "nothing"
+RANKS = {NO_ROLE: 0, KNOWN: 0, READER: 1, WRITER: 2, ADMIN: 3}
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,9 @@ async def callers(plane: ControlPlane, held: Held) -> list[Presented]:
                 )
             live[f"worker of {org}"] = await issue_token(tx, Principal.WORKER, org=org, name=f"{org}-worker")
         now = await tokens.clock(tx)
+        live[f"{NO_ROLE} since its role was deleted"] = await issue_token(
+            tx, Principal.USER, org="default", name="deleted-finance", role=Role.ADMIN
+        )
     await plane.sql("update access_tokens set role = null, roles = array[name] where name like '%-finance'")
     ended: dict[str, str] = {}
     for name, change in {"expired": "expires_at", "revoked": "revoked_at"}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -56,7 +57,7 @@ async def people(database_url: str, tmp_path: Path) -> AsyncIterator[People]:
 async def test_a_member_has_the_roles_that_it_was_given(people: People) -> None:
     await people.do("PUT", "members/ada", {"email": "ada@example.com"})
     token = await people.token("ada")
-    assert await people.refused("GET", "whoami", token=token) == "access.role_required"
+    assert await people.refused("GET", "status", token=token) == "access.role_required"
     await people.do("PUT", "roles/finance", {"includes": "writer", "sees_pii": True})
     await people.do("PUT", "members/ada/roles/finance", {})
     assert await people.do("GET", "whoami", token=token) == {
@@ -69,7 +70,7 @@ async def test_a_member_has_the_roles_that_it_was_given(people: People) -> None:
     }
     assert await people.refused("GET", "members", token=token) == "access.role_required"
     await people.do("DELETE", "members/ada/roles/finance")
-    assert await people.refused("GET", "whoami", token=token) == "access.role_required"
+    assert await people.refused("GET", "status", token=token) == "access.role_required"
 
 
 async def test_memberships_expire(people: People) -> None:
@@ -81,7 +82,7 @@ async def test_memberships_expire(people: People) -> None:
     assert (await people.do("GET", "whoami", token=token))["kind"] == "service"
     await people.plane.sql("update org_role_memberships set expires_at = tp_now()")
     await people.plane.api.refresh()
-    assert await people.refused("GET", "whoami", token=token) == "access.role_required"
+    assert await people.refused("GET", "status", token=token) == "access.role_required"
     assert (await people.do("GET", "members"))["members"][0]["roles"] == []
 
 
@@ -91,11 +92,11 @@ async def test_a_disabled_member_is_refused_until_it_is_added_again(people: Peop
     token = await people.token("ada")
     await people.do("GET", "whoami", token=token)
     assert (await people.do("DELETE", "members/ada"))["disabled_at"]
-    assert await people.refused("GET", "whoami", token=token) == "token.revoked"
+    assert await people.refused("GET", "status", token=token) == "token.revoked"
     asked = {"name": "laptop", "member": "ada"}
     assert await people.refused("POST", "tokens", asked) == "member.disabled"
     await people.do("PUT", "members/ada", {})
-    assert await people.refused("GET", "whoami", token=token) == "token.revoked"
+    assert await people.refused("GET", "status", token=token) == "token.revoked"
     assert (await people.do("GET", "whoami", token=await people.token("ada")))["roles"] == ["reader"]
 
 
@@ -107,7 +108,7 @@ async def test_a_role_that_is_defined_anew_is_not_that_of_old_tokens(people: Peo
     cut = await people.token("ada", roles=["finance", "reader"])
     await people.do("DELETE", "roles/finance")
     await people.do("PUT", "roles/finance", {"includes": "admin", "sees_pii": True})
-    assert await people.refused("GET", "whoami", token=nobodys) == "access.role_required"
+    assert await people.refused("GET", "status", token=nobodys) == "access.role_required"
     assert (await people.do("GET", "whoami", token=cut))["roles"] == ["reader"]
 
 
@@ -192,6 +193,43 @@ async def test_who_has_no_roles_is_told_so(people: People) -> None:
     assert answer["error"]["value"] == "ada"
 
 
+async def test_who_has_no_roles_still_learns_who_they_are(people: People) -> None:
+    await people.do("PUT", "members/ada", {})
+    token = await people.token("ada")
+    who = await people.do("GET", "whoami", token=token)
+    assert who == {
+        "org": "default",
+        "name": "ada",
+        "kind": "user",
+        "roles": [],
+        "sees_pii": False,
+        "next_step": "ask an admin of the organization for a role: `traceplane member grant ada ROLE`",
+    }
+    await people.do("PUT", "members/ada/roles/reader", {})
+    who = await people.do("GET", "whoami", token=token)
+    assert (who["role"], who.get("next_step")) == ("reader", None)
+
+
+async def test_no_token_keeps_a_role_that_is_deleted_while_it_is_issued(people: People) -> None:
+    await people.do("PUT", "roles/finance", {"includes": "writer"})
+    async with people.plane.database.transaction() as tx:
+        await tx.run("select from orgs for update")  # a new token waits for it, after its roles were checked
+        issuing = asyncio.create_task(people.do("POST", "tokens", {"name": "late", "roles": ["finance"]}))
+        await waiting(people.plane, 1)
+        deleting = asyncio.create_task(people.do("DELETE", "roles/finance"))
+        await waiting(people.plane, 2)
+    await asyncio.gather(issuing, deleting)
+    assert await people.plane.value("select roles from access_tokens where name = 'late'") == []
+
+
+async def waiting(plane: ControlPlane, sessions: int) -> None:
+    """Until so many sessions wait for a lock."""
+    count = "select count(*) from pg_locks where not granted"
+    async with asyncio.timeout(10):
+        while await plane.value(count) < sessions:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_tokens_are_listed_with_their_last_use_and_revoked_at_once(people: People) -> None:
     await people.do("PUT", "members/ada", {})
     await people.do("PUT", "members/ada/roles/reader", {})
@@ -207,7 +245,7 @@ async def test_tokens_are_listed_with_their_last_use_and_revoked_at_once(people:
     (root,) = [t for t in everyones if t["name"] == "root"]
     assert await people.refused("DELETE", f"tokens/{root['token_id']}", token=mine) == "token.not_found"
     await people.do("DELETE", f"tokens/{listed[1]['token_id']}", token=other)
-    assert await people.refused("GET", "whoami", token=mine) == "token.revoked"
+    assert await people.refused("GET", "status", token=mine) == "token.revoked"
     assert await people.refused("DELETE", "tokens/none") == "token.bad_id"
 
 

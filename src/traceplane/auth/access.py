@@ -9,6 +9,8 @@ from traceplane.auth.callers import Caller
 from traceplane.auth.opaque import TokenRecord
 from traceplane.auth.roles import RANKS, Role
 
+KNOWN = "known"
+"""Instead of a role: the call needs none, only somebody who is known."""
 _TOKEN68 = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 9110, 11.2
 
 
@@ -51,7 +53,7 @@ def cut_down(token: str) -> errors.Forbidden:
 
 def may_see_config(caller: Caller) -> bool:
     """Only those who may deploy a DAG see its jobs' configs, which may hold addresses with keys."""
-    return caller.role is Role.ADMIN
+    return caller.is_admin
 
 
 def may_see_parameters(caller: Caller) -> bool:
@@ -59,12 +61,14 @@ def may_see_parameters(caller: Caller) -> bool:
     return caller.role in (Role.WRITER, Role.ADMIN)
 
 
-def require_role(record: TokenRecord, role: Role) -> Role:
+def require_role(record: TokenRecord, needed: str) -> Role | None:
     """The user's role, if it is this one or above: admin > writer > reader. A worker has none."""
-    return required_role(record.role, role, record.member.name if record.member else record.name)
+    return required_role(record.role, needed, record.member.name if record.member else record.name)
 
 
-def required_role(held: Role | None, needed: Role, caller: str) -> Role:
+def required_role(held: Role | None, needed: str, caller: str) -> Role | None:
+    if needed == KNOWN:
+        return held
     if held is None:
         raise errors.Forbidden(
             "access.role_required",
@@ -72,7 +76,7 @@ def required_role(held: Role | None, needed: Role, caller: str) -> Role:
             value=caller,
             next_step="ask an admin of the organization: `traceplane member grant NAME ROLE`",
         )
-    if RANKS[held] < RANKS[needed]:
+    if RANKS[held] < RANKS[Role(needed)]:
         raise errors.Forbidden(
             "access.role_required",
             f"this call needs the role {needed}",

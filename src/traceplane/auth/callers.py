@@ -34,8 +34,8 @@ class Caller:
     kind: CallerKind
     roles: frozenset[str]
     """Reserved ones and the organization's own."""
-    role: Role
-    """The highest of admin, writer, reader that the roles include."""
+    role: Role | None
+    """The highest of admin, writer, reader that the roles include; None, for calls that need no role: there is none."""
     sees_pii: bool
     datasets: tuple[str, ...] | None
     """Patterns of dataset names that the token is cut down to; None: all."""

@@ -24,7 +24,7 @@ class Subject(Protocol):
     """Whose rights they are: `Caller`, or who asks a query."""
 
     @property
-    def role(self) -> str: ...
+    def role(self) -> str | None: ...
     @property
     def roles(self) -> Collection[str]: ...
     @property
@@ -48,7 +48,7 @@ def _is_within(caller: Subject, dataset_id: str) -> bool:
 def _has_one_of(caller: Subject, roles: Collection[str] | None) -> bool:
     if roles is None or caller.role == Role.ADMIN:
         return True
-    rank = RANKS[Role(caller.role)]
+    rank = 0 if caller.role is None else RANKS[Role(caller.role)]
     return any(role in caller.roles or (role in RANKS and RANKS[Role(role)] <= rank) for role in roles)
 
 

@@ -58,10 +58,21 @@ async def seal_signing_keys_anew(tx: Transaction, master_keys: Sequence[bytes]) 
     await _store_keys(tx, await load_keyring(tx, master_keys), master_keys[0])
 
 
-async def load_token_book(tx: Transaction) -> TokenBook:
+RolesOfOrgs = Mapping[UUID, Mapping[str, RoleMeaning]]
+
+
+async def load_roles(tx: Transaction) -> RolesOfOrgs:
+    """What the roles of each organization mean, by their names."""
     defined: dict[UUID, dict[str, RoleMeaning]] = {}
     for r in await tokens.roles(tx):
         defined.setdefault(r.org_id, {})[r.name] = RoleMeaning(Role(r.includes), r.sees_pii)
+    return defined
+
+
+async def load_token_book(tx: Transaction, defined: RolesOfOrgs | None = None) -> TokenBook:
+    """`defined`: the roles, if they were loaded before."""
+    if defined is None:
+        defined = await load_roles(tx)
     return TokenBook(tuple(_record(row, defined) for row in await tokens.access_tokens(tx)))
 
 
@@ -217,7 +228,7 @@ async def _store_keys(tx: Transaction, ring: Keyring, master_key: bytes) -> None
         await tokens.store_signing_key(tx, stored)
 
 
-def _record(token: StoredToken, defined: Mapping[UUID, Mapping[str, RoleMeaning]]) -> TokenRecord:
+def _record(token: StoredToken, defined: RolesOfOrgs) -> TokenRecord:
     return TokenRecord(
         token_hash=token.token_hash,
         principal=Principal(token.principal),

@@ -53,7 +53,11 @@ def whoami(settings: Settings, as_json: bool) -> None:
         say_json(answer)
         return
     kind = {"user": "a person", "service": "a service account", "token": "a token"}[answer.kind]
-    say(f"{answer.name}, {kind} of {answer.org}, with the roles {', '.join(answer.roles)}")
+    roles = f"with the roles {', '.join(answer.roles)}" if answer.roles else "without any role"
+    say(f"{answer.name}, {kind} of {answer.org}, {roles}")
+    if answer.next_step is not None:
+        say(f"next: {answer.next_step}")
+        return
     if answer.datasets is not None:
         say(f"only for datasets named {', '.join(answer.datasets)}")
     say("sees personal data" if answer.sees_pii else "does not see personal data")

@@ -21,7 +21,7 @@ from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
 from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
-from traceplane.auth.store import load_token_book
+from traceplane.auth.store import load_roles, load_token_book
 from traceplane.errors import PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
@@ -172,9 +172,10 @@ class PublicApi:
         async with self._database.transaction() as tx:
             if used := tuple(self._used):
                 await tokens.note_use(tx, used)
-            self._book = await load_token_book(tx)
+            roles = await load_roles(tx)
+            self._book = await load_token_book(tx, roles)
             self._now = await tokens.clock(tx)
-            await self.sign_in.read(tx)
+            await self.sign_in.read(tx, roles, self._now)
         self._used.difference_update(used)
         return Outcome()
 
@@ -189,14 +190,14 @@ class PublicApi:
             record = self._book.check(token, Principal.USER, self._now)
             self._rate_limits.count(record.org, record.counted_as, record.name)
             check_org("token", record.org, incoming.header("traceplane-org"))
-            role = require_role(record, Role(incoming.auth))
+            role = require_role(record, incoming.auth)
             if incoming.auth == ADMIN and record.datasets is not None:
                 raise cut_down(record.name)
             return self._caller(incoming, record, role)
 
         return self._second_look.check(check)
 
-    def _caller(self, incoming: Incoming, record: TokenRecord, role: Role) -> Caller:
+    def _caller(self, incoming: Incoming, record: TokenRecord, role: Role | None) -> Caller:
         assert record.org_id is not None
         assert record.token_id is not None
         self._used.add(record.token_id)

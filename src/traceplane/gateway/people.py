@@ -10,7 +10,7 @@ from uuid import UUID
 
 from traceplane import telemetry
 from traceplane.auth import store
-from traceplane.auth.access import cut_down
+from traceplane.auth.access import KNOWN, cut_down
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import RESERVED, Role, RoleMeaning, rights
@@ -49,7 +49,7 @@ _ROLE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 class PeopleApi:
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/api/v1/whoami", None, WhoAmI, self.whoami, READER, "Who calls, and with what rights."),
+            Route("GET", "/api/v1/whoami", None, WhoAmI, self.whoami, KNOWN, "Who calls, and with what rights."),
             Route("GET", "/api/v1/roles", None, RolesResponse, self.roles, READER, "Roles of the organization."),
             Route("PUT", "/api/v1/roles/{role}", RoleMeaningBody, RoleView, self.define_role, ADMIN,
                   "Define a role of the organization's own."),
@@ -79,10 +79,13 @@ class PeopleApi:
             org=caller.org,
             name=caller.name,
             kind=caller.kind.value,
-            role=caller.role.value,
+            role=None if caller.role is None else caller.role.value,
             roles=sorted(caller.roles),
             sees_pii=caller.sees_pii,
             datasets=None if caller.datasets is None else list(caller.datasets),
+            next_step=None
+            if caller.roles
+            else f"ask an admin of the organization for a role: `traceplane member grant {caller.name} ROLE`",
         )
 
     # Roles -------------------------------------------------------------------------------------------
@@ -245,10 +248,11 @@ class PeopleApi:
                     value=asked.member,
                     next_step=f"enable it with `traceplane member add {asked.member}`",
                 )
-            defined = {role.name for role in await people.roles(tx)}
-            for role in asked.roles or ():
-                if role not in defined:
-                    raise await _unknown_role(tx, role)
+            if asked.roles:
+                defined = await people.lock_roles(tx, asked.roles)
+                for role in asked.roles:
+                    if role not in defined:
+                        raise await _unknown_role(tx, role)
             warning = None if asked.member is None else await _warning(tx, asked.member, asked.roles)
             lasts = _length(asked.lasts)
             token = await store.issue_token(

@@ -19,11 +19,11 @@ from uuid import UUID
 import msgspec
 
 from traceplane import telemetry
-from traceplane.auth.access import bearer, check_org, required_role
+from traceplane.auth.access import KNOWN, bearer, check_org, required_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal, hash_token
-from traceplane.auth.roles import Rights, Role, RoleMeaning, rights
-from traceplane.auth.store import issue_token
+from traceplane.auth.roles import Rights, rights
+from traceplane.auth.store import RolesOfOrgs, issue_token
 from traceplane.errors import (
     Conflict,
     Forbidden,
@@ -37,7 +37,7 @@ from traceplane.gateway.audit import AuditApi, act_of, audited
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
-from traceplane.postgres import audit, sign_in, tokens
+from traceplane.postgres import audit, sign_in
 from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, OrgDatabases, Transaction, retry_on_conflict
 from traceplane.postgres.sign_in import SignedIn
@@ -61,7 +61,6 @@ from traceplane.wire.sign_in import (
     SignedOut,
 )
 
-READER = "reader"
 SIGNED_IN_SECONDS = 12 * 3600
 """Of a session, and of a token of the command line. After it, the provider is asked again who somebody is."""
 _CONVERSATIONS_OF_ORG = 8
@@ -78,7 +77,7 @@ class _Known:
 
     providers: list[Provider] = field(default_factory=list)
     org_ids: dict[str, UUID] = field(default_factory=dict)
-    roles: dict[UUID, dict[str, RoleMeaning]] = field(default_factory=dict)
+    roles: RolesOfOrgs = field(default_factory=dict)
     disabled: frozenset[tuple[UUID, str, str]] = frozenset()
     clock: float = 0.0
     read_at: float = 0.0
@@ -114,7 +113,7 @@ class SignIn:
             Route("GET", browser.CALLBACK, None, Reply, self.callback, PUBLIC,
                   "Where the identity provider sends the browser back to.", query=CallbackQuery,
                   statuses=(303, 401, 403)),
-            Route("POST", "/auth/logout", None, Reply, self.logout, READER, "End the session or the token."),
+            Route("POST", "/auth/logout", None, Reply, self.logout, KNOWN, "End the session or the token."),
             Route("POST", "/auth/device", DeviceRequest, DeviceResponse, self.device, PUBLIC,
                   "Begin a sign-in of the command line."),
             Route("POST", "/auth/device/token", DeviceTokenRequest, DeviceTokenResponse, self.device_token, PUBLIC,
@@ -123,18 +122,15 @@ class SignIn:
 
     # What is known ---------------------------------------------------------------------------------
 
-    async def read(self, tx: Transaction) -> None:
+    async def read(self, tx: Transaction, roles: RolesOfOrgs, clock: float) -> None:
         """Reads what is stored about sign-in anew."""
         stored = await sign_in.providers(tx)
-        roles: dict[UUID, dict[str, RoleMeaning]] = {}
-        for role in await tokens.roles(tx):
-            roles.setdefault(role.org_id, {})[role.name] = RoleMeaning(Role(role.includes), role.sees_pii)
         self._known = _Known(
             providers=[_provider(asdict(one)) for one in stored],
             org_ids={one.org: one.org_id for one in stored},
             roles=roles,
             disabled=await sign_in.disabled_subjects(tx),
-            clock=await tokens.clock(tx),
+            clock=clock,
             read_at=time.monotonic(),
         )
 
@@ -218,7 +214,7 @@ class SignIn:
         act = act_of(incoming, org_id, name, kind)
         with self._audited_refusal(act):
             self._rate_limits.count(org, counted_as, name)
-            role = required_role(granted.role, Role(incoming.auth), name)
+            role = required_role(granted.role, incoming.auth, name)
         return Caller(
             org=org,
             org_id=org_id,

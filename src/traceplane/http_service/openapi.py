@@ -24,7 +24,7 @@ _ERRORS = {
 }
 
 _SCHEMES = {
-    "user": "A user token with the role that the operation names, or a higher one: admin, writer, reader.",
+    "user": "A user token with the role that the operation names, or a higher one: admin, writer, reader; known: none.",
     WORKER: "A worker token.",
     CAPABILITY: "The tokens of the tasks that the call is about, in its body, not in the header.",
 }

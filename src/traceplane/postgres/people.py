@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -76,7 +77,13 @@ async def uses_of_role(tx: Transaction, name: str, limit: int) -> list[str]:
     return [row["named"] for row in await tx.rows(_SQL["uses_of_role"], name, limit)]
 
 
+async def lock_roles(tx: Transaction, names: Sequence[str]) -> set[str]:
+    """Those that there are. None of them is deleted before the end of the transaction."""
+    return {row["name"] for row in await tx.rows(_SQL["lock_roles"], list(names))}
+
+
 async def delete_role(tx: Transaction, name: str) -> bool:
+    await tx.rows(_SQL["lock_role_to_delete"], name)
     return await tx.value(_SQL["delete_role"], name) is not None
 
 

@@ -20,12 +20,14 @@ class WhoAmI(Wire, frozen=True):
     name: str
     kind: Literal["user", "service", "token"]
     """A person, a service account, or a token that is nobody's."""
-    role: ReservedRole
-    """The highest that the roles include."""
     roles: list[str]
     sees_pii: bool
+    role: ReservedRole | None = None
+    """The highest that the roles include; unset: there is none."""
     datasets: list[str] | None = None
     """Patterns of names that the token is cut down to; unset: all."""
+    next_step: str | None = None
+    """What to do, if there is no role."""
 
 
 class RoleMeaningBody(Wire, frozen=True):

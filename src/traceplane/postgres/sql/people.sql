@@ -22,6 +22,14 @@ union all
  where s.org_id = current_org() and $1 = any(s.roles) order by s.namespace, s.name limit $2)
 limit $2
 
+-- name: lock_roles
+-- Those of the roles that there are; they stay until the end of the transaction.
+select name from org_roles where org_id = current_org() and name = any($1::text[]) order by name for key share
+
+-- name: lock_role_to_delete
+-- Waits for tokens that are being issued with the role, so that the next statement sees them.
+select from org_roles where org_id = current_org() and name = $1 for update
+
 -- name: delete_role
 -- Nobody has it any more, and no token: a later role of the same name is another one.
 with deleted as (
