@@ -1,6 +1,7 @@
 """A small identity provider over real HTTP: authorization code with PKCE, device code, keys that rotate.
 
-It signs in whoever `person` says, without asking. Tests also let it lie: `issuer_in_tokens`, `claims`, `sign`.
+It signs in whoever `person` says, without asking unless it `asks`. Tests also let it lie: `issuer_in_document`,
+`claims`, `sign`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 """Takes a while to make, so all providers begin with the same one."""
+
+_LOGIN_PAGE = "<title>Identity provider</title><form method=post><button>Sign in</button></form>"
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
@@ -81,6 +84,8 @@ class OidcProvider:
     issuer_in_document: str | None = None
     reuses_codes: bool = False
     """Whether it forgets to end a code that was used."""
+    asks: bool = False
+    """Whether it shows a page first, with a form to sign in."""
     broken: bool = False
     requests: list[str] = field(default_factory=list)
     grants: dict[str, Grant] = field(default_factory=dict)
@@ -100,6 +105,7 @@ class OidcProvider:
                 web.get("/.well-known/openid-configuration", provider._document),
                 web.get("/keys", provider._keys),
                 web.get("/authorize", provider._authorize),
+                web.post("/authorize", provider._authorize),
                 web.post("/token", provider._token),
                 web.post("/device", provider._device),
             ]
@@ -173,6 +179,8 @@ class OidcProvider:
             return _refusal("invalid_request")
         if asked.get("code_challenge_method") != "S256" or not asked.get("code_challenge"):
             return _refusal("invalid_request")  # PKCE is not optional here
+        if self.asks and request.method == "GET":
+            return web.Response(text=_LOGIN_PAGE, content_type="text/html")
         code = self.new_code(
             nonce=asked.get("nonce"), challenge=asked["code_challenge"], redirect_uri=asked["redirect_uri"]
         )

@@ -29,7 +29,9 @@ from traceplane.auth.store import create_organization, issue_token
 from traceplane.cli import sign_in as cli
 from traceplane.cli.profile import write_private
 from traceplane.errors import InvalidInput
+from traceplane.http_service.client import caller_context
 from traceplane.http_service.server import serve
+from traceplane.http_service.tls import ServerCertificate
 from traceplane.settings import Settings, signed_in_file, token_file, user_token
 
 PROVIDER = "/api/v1/identity-providers/idp"
@@ -155,14 +157,28 @@ async def world_of(
     database_url: str, theirs: OidcProvider, home: Path, **settings: Any
 ) -> AsyncIterator[World]:
     options = {"home": home, "gateway_port": free_port(), "outgoing_allow": (theirs.place,), **settings}
-    port = options["gateway_port"]
-    async with ControlPlane.open(database_url, **options) as plane, aiohttp.ClientSession() as http:
+    given = Settings(**options)
+    certificate, scheme = ServerCertificate.of(given), "http" if given.tls_certificate is None else "https"
+    connector = aiohttp.TCPConnector(ssl=caller_context(given.tls_ca))
+    async with (
+        ControlPlane.open(database_url, **options) as plane,
+        aiohttp.ClientSession(connector=connector) as http,
+    ):
         stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
         await plane.api.refresh()
-        server = asyncio.create_task(serve(plane.api.app(), port=port, stop=stop, bound=bound, grace=1.0))
+        server = asyncio.create_task(
+            serve(
+                plane.api.app(),
+                port=given.gateway_port,
+                stop=stop,
+                bound=bound,
+                grace=1.0,
+                certificate=certificate,
+            )
+        )
         await bound
         try:
-            yield World(plane, theirs, f"http://127.0.0.1:{port}", http)
+            yield World(plane, theirs, f"{scheme}://127.0.0.1:{given.gateway_port}", http)
         finally:
             stop.set()
             await server
@@ -280,9 +296,8 @@ async def test_a_browser_signs_in_calls_and_signs_out(world: World) -> None:
         )
         assert sent.status == 200
         session = browser.cookie("traceplane_session")
-        assert (await browser.go(f"{world.url}/auth/logout", "POST", headers=own)).body == {
-            "ended": "session"
-        }
+        left = await browser.go(f"{world.url}/auth/logout", "POST", headers=own)
+        assert (left.body, left.headers["clear-site-data"]) == ({"ended": "session"}, '"cache"')
         assert not [c for c in browser.session.cookie_jar if c.key == "traceplane_session"]
         kept = {"cookie": f"traceplane_session={session}"}
         assert (await browser.go(world.url + STATUS, headers=kept)).refusal == (401, "session.ended")

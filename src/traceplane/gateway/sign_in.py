@@ -67,6 +67,8 @@ _CONVERSATIONS_OF_ORG = 8
 _BY = "sign-in"
 _UNKNOWN_PERSON = "unknown person"
 """In the audit log, until the provider has said who signs in. No member is called so: names have no blanks."""
+_FORGET_PAGES = (b"clear-site-data", b'"cache"')
+"""Browsers keep whole pages to go back to, also those that say `no-store`."""
 
 Given = TypeVar("Given")
 
@@ -341,7 +343,7 @@ class SignIn:
                 await sign_in.end_session(tx, hashed(secret))
             site = self._site()
             cleared = (site.set_cookie("session", "", 0), site.set_cookie("csrf", "", 0, readable=True))
-            return _json(SignedOut("session"), cleared)
+            return _json(SignedOut("session"), (*cleared, _FORGET_PAGES))
         token = bearer(call.header("authorization"))
         async with call.principal.database.transaction() as tx:
             if jwts.is_jwt(token) or not await sign_in.end_token(tx, hash_token(token)):
