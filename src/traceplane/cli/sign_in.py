@@ -62,7 +62,11 @@ def login(settings: Settings, org: str | None, provider: str | None) -> None:
 async def _sign_in(caller: Caller, org: str, provider: str | None) -> DeviceTokenResponse:
     begun = await caller.call("POST", "/auth/device", DeviceResponse, DeviceRequest(org, provider))
     if begun.verification_uri_complete is not None:
-        say(f"Open {begun.verification_uri_complete} and check that it shows the code {begun.user_code}")
+        # The address has the code, so not every provider shows it once more.
+        say(
+            f"Open {begun.verification_uri_complete} and sign in;"
+            f" if the page shows a code, or asks for one, it is {begun.user_code}"
+        )
     else:
         say(f"Open {begun.verification_uri} and enter the code {begun.user_code}")
     question = DeviceTokenRequest(org, begun.provider, begun.device_code, begun.verifier)
