@@ -152,7 +152,9 @@ def answers(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Counter[Any
     return [Counter(row[n] for row in rows) for n in range(width)]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 3 else pytest.param(seed, marks=pytest.mark.chaos) for seed in range(SEEDS)]
+)
 def test_a_column_that_changes_with_an_input_has_it_in_its_lineage(seed: int) -> None:
     world, connection = World(seed), duckdb.connect(config={"threads": 1})
     relations = tuple((name, tuple(columns)) for name, columns in world.tables.items())

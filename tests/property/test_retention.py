@@ -88,7 +88,7 @@ async def lives_alike(planes: tuple[ControlPlane, ControlPlane], store: Path, se
 async def test_a_platform_without_history_does_what_one_with_all_of_it_does(
     planes: tuple[ControlPlane, ControlPlane], tmp_path: Path
 ) -> None:
-    assert sum([await lives_alike(planes, tmp_path, seed) for seed in range(4)]) > 100
+    assert sum([await lives_alike(planes, tmp_path, seed) for seed in range(2)]) > 50
 
 
 @pytest.mark.chaos

@@ -725,7 +725,7 @@ def _play(world: DispatcherPair, *, examples: int, steps: int) -> None:
 def test_whatever_happens_no_event_is_lost_no_effect_is_doubled_and_no_task_is_stuck(
     world: DispatcherPair,
 ) -> None:
-    _play(world, examples=12, steps=30)
+    _play(world, examples=6, steps=30)
 
 
 @pytest.mark.chaos
