@@ -48,7 +48,7 @@ bench: setup $(VENV)/.classes ## Measure against peers, side by side: make bench
 	@$(BIN)/python -m bench.run $(SUITE)
 
 chaos: setup $(VENV)/.classes ## Minutes of random kills under load, then the counts
-	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos tests/property tests/chain tests/spark tests/trigger tests/process tests/postgres/test_hot_tables.py
+	@$(BIN)/python -m pytest -m chaos -s --timeout 1500 tests/chaos tests/property tests/e2e tests/chain tests/spark tests/trigger tests/process tests/postgres/test_hot_tables.py
 
 lock: setup ## Resolve the dependencies anew
 	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --extra celery --extra trigger --group dev --universal --generate-hashes --no-header -o locks/dev.txt

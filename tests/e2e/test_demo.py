@@ -83,6 +83,7 @@ def failed(demo: subprocess.Popen[str]) -> str:
     return line.removeprefix("The demo failed: ").removesuffix(logs[0])
 
 
+@pytest.mark.chaos
 def test_it_ends_with_every_check_ok_and_no_other_word(folder: Path) -> None:
     demo = start(folder, "-m", "examples")
     said, errors = demo.communicate(timeout=600)
@@ -99,6 +100,7 @@ def test_a_worker_that_cannot_start_spark_ends_it_with_the_workers_error(folder:
     )
 
 
+@pytest.mark.chaos
 def test_a_task_that_fails_for_good_ends_it_with_the_tasks_error(folder: Path) -> None:
     dag = folder / "dag.yaml"
     dag.write_text(DAG.format(entrypoint="examples.chain:no_such_function"))
@@ -108,7 +110,10 @@ def test_a_task_that_fails_for_good_ends_it_with_the_tasks_error(folder: Path) -
     )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.chaos)],
+)
 def test_a_signal_ends_it_quietly(folder: Path, number: int, code: int) -> None:
     demo = start(folder, "-m", "examples")
     assert demo.stdout is not None

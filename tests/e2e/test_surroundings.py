@@ -104,7 +104,7 @@ def clone(place: Path) -> Path:
     return place / "environment/bin/python"
 
 
-@pytest.fixture(params=[odd_names, bare], ids=lambda made: made.__name__)
+@pytest.fixture(params=[odd_names, pytest.param(bare, marks=pytest.mark.chaos)], ids=["odd_names", "bare"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
     made: Folder = request.param(tmp_path)
     yield made

@@ -283,6 +283,7 @@ async def test_a_sandbox_that_closes_leaves_nothing_but_outputs(lake: Path) -> N
     assert [len(list(folder.iterdir())) for folder in left] == [1, 1]
 
 
+@pytest.mark.chaos  # `test_ways_of_confining` runs as an ordinary user more often
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above ran as an ordinary user")
 async def test_all_of_this_holds_for_an_ordinary_user() -> None:
     command = [sys.executable, "-m", "tests.process.run_as", "nobody", str(NOBODY), sys.executable]

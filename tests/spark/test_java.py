@@ -121,6 +121,7 @@ async def writers(platform: Platform) -> dict[str, str]:
     return found
 
 
+@pytest.mark.chaos
 async def test_without_a_java_on_the_path_every_kind_of_job_runs_on_the_packages(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -24,19 +24,21 @@ WAYS = {
     "root without namespaces": ("root", "namespaces,network_namespace"),
 }
 OFTEN = "an unprivileged user"
-"""Tried by `make test`; the others, a minute each, by `make chaos`."""
+WHAT_ISOLATES = ("test_layers.py", "test_network.py", "test_other_tasks.py", "test_secrets.py")
+"""Tried by `make test` the way it is used most often; the whole folder, a minute for each way, by `make chaos`."""
 
 
 @pytest.mark.skipif(IN_A_WAY_OF_CONFINING or not AS_ROOT, reason="one level is enough, and it needs root")
 @pytest.mark.parametrize(
-    "way", [way if way == OFTEN else pytest.param(way, marks=pytest.mark.chaos) for way in WAYS]
+    ("way", "files"),
+    [(OFTEN, WHAT_ISOLATES), *(pytest.param(way, ("",), marks=pytest.mark.chaos) for way in WAYS)],
 )
-async def test_each_way_of_confining(way: str) -> None:
+async def test_each_way_of_confining(way: str, files: tuple[str, ...]) -> None:
     user, without = WAYS[way]
     options = ("-x", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(CODE / "run_as.py"), user, str(OTHER_UID)),
-        *(sys.executable, "-m", "pytest", *options, str(Path(__file__).parent)),
+        *(sys.executable, "-m", "pytest", *options, *(str(Path(__file__).parent / file) for file in files)),
         env={
             "PATH": os.environ["PATH"],
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
