@@ -59,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 SHARED = {
     "a Spark server": (
+        "tests/spark/test_examples.py",
+        "tests/spark/test_organizations_on_spark.py",
         "tests/spark/test_spark_bad_input.py",
         "tests/spark/test_spark_crashes.py",
         "tests/spark/test_spark_jobs.py",

@@ -196,7 +196,7 @@ async def turned(tmp_path: Path, at_least: int, seed: int) -> None:
 
 @pytest.mark.timeout(400)
 async def test_keys_are_replaced_under_load_while_everything_is_killed(tmp_path: Path) -> None:
-    await turned(tmp_path, 100, 15)
+    await turned(tmp_path, 40, 15)
 
 
 @pytest.mark.chaos

@@ -132,7 +132,7 @@ async def each_counts_once(
 
 @pytest.mark.timeout(300)
 async def test_a_delivery_counts_once_while_gateway_and_postgres_are_killed(tmp_path: Path) -> None:
-    await each_counts_once(tmp_path, 400, 12, kills_at_least=1)
+    await each_counts_once(tmp_path, 150, 12, kills_at_least=1)
 
 
 @pytest.mark.chaos
