@@ -176,13 +176,39 @@ class Filled:
         """Runs a statement by its generic plan, takes it back, and shows how it went."""
         return self.loop.run(self._run(statements(table)[name], ", ".join(arguments)))
 
-    async def _run(self, statement: str, arguments: str) -> Plan:
+    def plan(self, table: str, name: str) -> Plan:
+        """The generic plan of a statement, which is not run."""
+        return self.loop.run(self._plan(statements(table)[name]))
+
+    async def _plan(self, statement: str) -> Plan:
+        parameters = (await self.connection.prepare(statement)).get_parameters()
+        return await self._run(statement, ", ".join(["null"] * len(parameters)), "format json")
+
+    def sequential_scans(self, table: str, *queries: str) -> int:
+        """How often these queries, and the functions that they call, read a table as a whole; they are taken back."""
+        return self.loop.run(self._sequential_scans(table, queries))
+
+    async def _sequential_scans(self, table: str, queries: tuple[str, ...]) -> int:
+        transaction = self.connection.transaction()
+        await transaction.start()
+        try:
+            before = await self.connection.fetchval(f"select pg_stat_get_xact_numscans('{table}'::regclass)")
+            for query in queries:
+                await self.connection.execute(query)
+            after = await self.connection.fetchval(f"select pg_stat_get_xact_numscans('{table}'::regclass)")
+            return int(after - before)
+        finally:
+            await transaction.rollback()
+
+    async def _run(
+        self, statement: str, arguments: str, options: str = "analyze, timing off, format json"
+    ) -> Plan:
         transaction = self.connection.transaction()
         await transaction.start()
         try:
             await self.connection.execute(f"prepare planned as {statement}")
             call = f"planned({arguments})" if arguments else "planned"
-            row = await self.connection.fetchval(f"explain (analyze, timing off, format json) execute {call}")
+            row = await self.connection.fetchval(f"explain ({options}) execute {call}")
             return Plan(json.loads(row)[0]["Plan"] if isinstance(row, str) else row[0]["Plan"])
         finally:
             await transaction.rollback()

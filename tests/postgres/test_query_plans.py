@@ -6,13 +6,17 @@ Each statement runs with the generic plan that the services use, and may touch n
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from tests.control_plane import ControlPlane
 from tests.postgres.filled_tables import DAG, FILL, IN_FLIGHT, PARTITIONS, WAITING, Filled, no_sequential_scan
+from traceplane.postgres.database import statements
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 
@@ -63,6 +67,57 @@ def accept_arguments(filled: Filled, dataset: str, cursors: range) -> list[str]:
         "array['query']",
         *["'{}'"] * 7,
     ]
+
+
+# Tables of history ----------------------------------------------------------------------------------
+
+
+def test_no_statement_reads_a_table_of_history_as_a_whole(filled: Filled) -> None:
+    """A year of finished tasks is gigabytes. A condition that no partial index covers is enough to read them all."""
+    history = {"tasks", "events", "task_inputs"}
+    whole = [
+        f"{table}.{name}: {node['Relation Name']}, {node.get('Filter', 'no condition')}"
+        for table in sorted(path.stem for path in _SQL.glob("*.sql"))
+        for name, text in statements(table).items()
+        if not _UTILITY.search(text)
+        for node in filled.plan(table, name).scans
+        if node["Node Type"] == "Seq Scan" and node["Relation Name"] in history
+    ]
+    assert not whole
+
+
+_SQL = Path(str(resources.files("traceplane.postgres"))) / "sql"
+_UTILITY = re.compile(r"^(call|lock) ", re.MULTILINE)
+"""Has no plan."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "select reads_unfinished(job_id) from jobs where name = 'metered'",
+        "select batch_is_due(o) from open_batches o where due_at is null",
+    ],
+)
+def test_functions_find_unfinished_tasks_by_job(filled: Filled, call: str) -> None:
+    scans = filled.sequential_scans(
+        "tasks",
+        "update jobs set building = true where name in ('copy', 'metered')",
+        """update job_inputs set read = '{"what": "all"}'
+           from jobs j where j.job_id = job_inputs.job_id and j.name = 'metered'""",
+        "insert into open_batches (job_id, slot, opened_at, backfill)"
+        " select job_id, 0, tp_now(), false from jobs where name = 'copy'",
+        call,
+    )
+    assert scans == 0
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("depths", []), ("counts", ["'default'"])])
+def test_unfinished_tasks_are_counted_without_looking_at_finished_ones(
+    filled: Filled, name: str, arguments: list[str]
+) -> None:
+    plan = filled.run("task_views", name, *arguments)
+    assert {"tasks_waiting", "tasks_in_flight"} <= plan.indexes
+    assert plan.read("tasks") <= WAITING + IN_FLIGHT + 200
 
 
 # Schedules ------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ with has as materialized (  -- a position that one of its datasets lacks is not 
   from job_outputs o where o.job_id = $2::uuid
 ), given as materialized (
   select range_agg(coverage_range(t.range_start, t.range_end)) as positions
-  from tasks t where t.job_id = $2::uuid and t.stage in (0, 1, 3) and t.range_start is not null
+  from tasks t where t.job_id = $2::uuid and (t.stage = 0 or t.stage = 1 or t.stage = 3) and t.range_start is not null
 ), passed as (
   insert into passed_positions (job_id, bucket, positions)
   select $1::uuid, coverage_bucket(lower(r), coalesce(upper(r) - 1, 9223372036854775807)), range_agg(r)

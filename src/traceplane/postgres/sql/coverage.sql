@@ -108,7 +108,7 @@ where not exists (select 1 from replays r where r.job_id = c.job_id)
     where i.job_id = c.job_id and p.runtime = 'dispatcher' and p.routed
       and (exists (select 1 from replays r where r.job_id = p.job_id)
         or exists (select 1 from open_batches b where b.job_id = p.job_id)
-        or exists (select 1 from tasks t where t.job_id = p.job_id and t.stage in (0, 1) offset 0)))
+        or has_unfinished_tasks(p.job_id)))
 order by c.job_id, c.generation_id
 
 -- name: catch_up
@@ -126,7 +126,8 @@ with unreadable as materialized (
   where o.job_id = $1
 ), owed as materialized (  -- no event and no commit names the scopes of a backfill that are unfinished or dead
   select t.partition_key, t.range_start, t.range_end, t.scope_key
-  from own cross join job_outputs o join tasks t on t.job_id = o.job_id and t.stage in (0, 1, 3)
+  from own cross join job_outputs o cross join lateral (
+    select * from tasks t where t.job_id = o.job_id and (t.stage = 0 or t.stage = 1 or t.stage = 3) offset 0) t
   where o.generation_id = $2 and o.job_id <> $1 and t.backfill and t.range_start is not null
     and not own.held + own.served + own.dropped @> coverage_range(t.range_start, t.range_end)
 ), coming as materialized (
@@ -241,14 +242,15 @@ where o.slug = $1 and d.dataset_id = $2
 -- Queued, in-flight or dead tasks of a job that cover some of these positions.
 select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
   t.error->>'code' as code
-from tasks t where t.job_id = $1 and t.stage in (0, 1, 3) and t.range_start <= $3 and t.range_end >= $2
+from tasks t where t.job_id = $1 and (t.stage = 0 or t.stage = 1 or t.stage = 3) and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit $4
 
 -- name: finding_scopes
 -- Unfinished tasks of the job that finds out which scopes of a job are ready, for these positions of one of its inputs.
 select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
   t.error->>'code' as code
-from job_inputs i join job_outputs o using (generation_id) join tasks t on t.job_id = o.job_id and t.stage in (0, 1, 3)
+from job_inputs i join job_outputs o using (generation_id) cross join lateral (
+  select * from tasks t where t.job_id = o.job_id and (t.stage = 0 or t.stage = 1 or t.stage = 3) offset 0) t
 where i.job_id = $1 and i.role = 'triggers' and t.range_start <= $3 and t.range_end >= $2
 order by t.stage desc, t.range_start, t.task_id desc limit 1
 
@@ -256,7 +258,7 @@ order by t.stage desc, t.range_start, t.task_id desc limit 1
 -- Tasks of a job for positions that may be there already, and that no other task has done since: unfinished or dead.
 select t.task_id, t.state, coalesce(t.partition_key, t.range_start::text) as scope, t.range_start as first,
   t.error->>'code' as code
-from tasks t where t.job_id = $1 and t.stage in (0, 1) and t.range_start <= $3 and t.range_end >= $2
+from tasks t where t.job_id = $1 and (t.stage = 0 or t.stage = 1) and t.range_start <= $3 and t.range_end >= $2
 union all
 select t.task_id, 'dead', coalesce(t.partition_key, t.range_start::text), t.range_start, t.error->>'code'
 from dead_tasks t where t.job_id = $1 and t.standing in ('open', 'acknowledged')

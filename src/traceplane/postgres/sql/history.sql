@@ -137,7 +137,7 @@ with page as materialized (
 ), used as materialized (
   select distinct j.definition->>'code_bundle' as bundle_hash from jobs j
   where j.definition->>'code_bundle' is not null
-    and (job_in_reach(j.job_id) or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
+    and (job_in_reach(j.job_id) or has_unfinished_tasks(j.job_id))
 ), ended as materialized (
   select p.bundle_hash from page p
   where p.created_at < tp_now() - $2::interval and not exists (select 1 from used u where u.bundle_hash = p.bundle_hash)
@@ -194,7 +194,7 @@ with page as materialized (
       or exists (select 1 from passed_positions p where p.job_id = j.job_id offset 0)
       or exists (select 1 from told_periods p where p.job_id = j.job_id offset 0)
       or exists (select 1 from known_scopes s where s.job_id = j.job_id offset 0))
-    and not exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0)
+    and not has_unfinished_tasks(j.job_id)
   order by j.job_id limit 1
 ), filling as materialized (
   select b.job_id, b.slot from open_batches b join page using (job_id) limit $3

@@ -1,6 +1,6 @@
 -- The lifecycle of a task. Every statement locks rows in the order of their ids, so none deadlocks another.
 -- `offset 0` in an EXISTS keeps it a probe by index: as a join it would be planned for the few rows that a
--- partial index held when the plan was made.
+-- partial index held when the plan was made. Several stages are asked for by `or`: no partial index covers `stage in (0, 1)`.
 
 -- name: claim
 -- dispatched -> running, once: the second of two claims of one task waits for the first and then gets nothing.

@@ -100,6 +100,9 @@ with built as materialized (
     order by s.name = j.name desc, s.job_id limit 1
   ) s on true
   where v.dag_version_id = $1 and j.building
+), pending as materialized (  -- what the serving jobs have not finished either
+  select b.serving as job_id, o.scope_key from (select distinct serving from built) b cross join lateral (
+    select scope_key from tasks where job_id = b.serving and (stage = 0 or stage = 1) offset 0) o
 ), served as materialized (  -- what readers have of what these jobs write, by the same periods
   select b.job_id, range_agg(p) as positions
   from built b join job_outputs o using (job_id) join datasets d using (dataset_uuid)
@@ -112,17 +115,16 @@ with built as materialized (
 select
   (select count(*) from replays r join built using (job_id)) as replays,
   (select count(*) from (
-     select 1 from built b join tasks t on t.job_id = b.job_id and t.stage in (0, 1)
-     where b.activation = 'reactive' and not exists (
-       select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key and o.stage in (0, 1) offset 0)
+     select 1 from built b cross join lateral (
+       select t.scope_key from tasks t where t.job_id = b.job_id and (t.stage = 0 or t.stage = 1) offset 0) t
+     where b.activation = 'reactive' and ((b.serving, t.scope_key) in (select job_id, scope_key from pending)) is not true
      limit 1000) u) as unfinished,
   (select count(*) from (
      select 1 from built b join tasks t on t.job_id = b.job_id and t.stage = 3
      where not exists (select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key and o.stage = 3 offset 0)
        and not exists (
          select 1 from served s where s.job_id = b.job_id and not s.positions && coverage_range(t.range_start, t.range_end)
-           and not exists (select 1 from tasks o where o.job_id = b.serving and o.scope_key = t.scope_key
-                             and o.stage in (0, 1) offset 0))
+           and ((b.serving, t.scope_key) in (select job_id, scope_key from pending)) is not true)
      limit 1000) d) as dead,
   (select drop_missing from dag_versions where dag_version_id = $1) as drop_missing
 
@@ -372,5 +374,5 @@ select d.dataset_id, g.name as dag, j.name as job, bool_or(coalesce(i.read->>'wh
 from datasets d join orgs o using (org_id) join job_inputs i using (dataset_uuid) join jobs j using (job_id)
 join dags g on g.dag_id = j.dag_id
 where o.slug = $1 and d.dataset_id = any($2::text[]) and j.routed and j.dag_id <> d.dag_id
-  and (j.operator <> all($3::text[]) or exists (select 1 from tasks t where t.job_id = j.job_id and t.stage in (0, 1) offset 0))
+  and (j.operator <> all($3::text[]) or has_unfinished_tasks(j.job_id))
 group by d.dataset_id, g.name, j.name order by d.dataset_id, dag, job
