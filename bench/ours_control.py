@@ -89,8 +89,8 @@ class Stand:
     async def unfinished(self) -> bool:
         return bool(
             await self.connection.fetchval(
-                "select exists (select 1 from tasks t join jobs j using (job_id) join dags d using (dag_id)"
-                " where d.name = $1 and j.name = 'work' and t.stage in (0, 1))",
+                "select has_unfinished_tasks(j.job_id) from jobs j join dags d using (dag_id)"
+                " where d.name = $1 and j.name = 'work'",
                 self.dag,
             )
         )

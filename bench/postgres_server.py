@@ -55,6 +55,10 @@ class PostgresServer:
         asyncio.run(self._execute(f"CREATE DATABASE {name}", "CHECKPOINT"))
         return self.url(name)
 
+    def checkpoint(self) -> None:
+        """As `fresh_database` does, for a database that is used again."""
+        asyncio.run(self._execute("CHECKPOINT"))
+
     def drop(self, url: str) -> None:
         name = url.rsplit("/", 1)[1]
         asyncio.run(self._execute(f"DROP DATABASE {name} WITH (FORCE)"))
