@@ -1,5 +1,8 @@
 """Every endpoint of both services, by every method, with every kind of caller: who is let in, and what others are told.
 
+Callers come with tokens, with JWTs of an identity provider and with sessions of browsers. Deliveries of webhooks have
+no token that could be a column here: their endpoint is public, and they are signed (tests/postgres/test_webhooks.py).
+
 The cells are generated from the OpenAPI documents. `ACCESS` says the same by hand, so that neither a new endpoint nor a
 changed role goes unnoticed.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -21,6 +25,8 @@ import pytest
 
 from tests.control_plane import ControlPlane, Held
 from tests.dags import dag, job, source
+from tests.oidc_provider import OidcProvider
+from tests.ports import free_port
 from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.auth import opaque
 from traceplane.auth.opaque import Principal
@@ -29,7 +35,9 @@ from traceplane.auth.store import issue_token
 from traceplane.dispatcher.api import InternalApi
 from traceplane.http_service.app import App
 from traceplane.http_service.server import serve
-from traceplane.postgres import tokens
+from traceplane.postgres import sign_in, tokens
+from traceplane.postgres.sign_in import StoredProvider
+from traceplane.signin.browser import hashed, new_secret
 
 PUBLIC, KNOWN, READER, WRITER, ADMIN, WORKER, CAPABILITY = (
     *("public", "known", "reader", "writer", "admin"),
@@ -123,7 +131,7 @@ DISPATCHER = {
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,
 }
-BY_COOKIE = {"GET /auth/callback": "401 session.not_local"}
+BY_COOKIE = {"GET /auth/callback": "401 sign_in.not_begun_here"}
 """What a public endpoint answers to a browser that has begun no sign-in."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -139,20 +147,27 @@ RANKS = {NO_ROLE: 0, KNOWN: 0, READER: 1, WRITER: 2, ADMIN: 3}
 
 @dataclass(frozen=True)
 class Presented:
-    """A caller: its Authorization header, and the role behind it if it is a live user token. `refusal` is what callers
-    get whom no service knows."""
+    """A caller: its Authorization header, and the role behind it if it is a live user. `refusal` is what callers get
+    whom no service knows, `unknown_to_dispatcher` whom the dispatcher does not know."""
 
     name: str
     header: str | None
     refusal: str = ""
     role: str | None = None
     is_worker: bool = False
+    unknown_to_dispatcher: str = ""
+    session: str | None = None
+    csrf: str | None = None
 
-    def expected(self, access: str) -> str:
+    def expected(self, service: str, method: str, access: str) -> str:
         if access in (PUBLIC, CAPABILITY):  # the token of a task is in the body, which is another test
             return LET_IN
+        if service == "dispatcher" and self.unknown_to_dispatcher:
+            return self.unknown_to_dispatcher
         if self.refusal:
             return self.refusal
+        if self.session is not None and self.csrf is None and method not in ("GET", "HEAD"):
+            return "403 session.csrf"
         if access == WORKER:
             return LET_IN if self.is_worker else WRONG_PRINCIPAL
         if self.is_worker:
@@ -173,10 +188,16 @@ class Services:
         return document
 
     async def ask(
-        self, service: str, method: str, path: str, header: str | None, body: bytes = b"{}"
+        self,
+        service: str,
+        method: str,
+        path: str,
+        header: str | None,
+        body: bytes = b"{}",
+        more: dict[str, str] | None = None,
     ) -> tuple[int, str]:
         """Status and code."""
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **(more or {})}
         if header is not None:
             headers["authorization"] = header
         async with self.sessions[service].request(method, path, data=body, headers=headers) as answer:
@@ -190,9 +211,9 @@ class Services:
 
 
 @contextlib.asynccontextmanager
-async def served(app: App) -> AsyncIterator[aiohttp.ClientSession]:
+async def served(app: App, port: int = 0) -> AsyncIterator[aiohttp.ClientSession]:
     stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
-    server = asyncio.create_task(serve(app, port=0, stop=stop, bound=bound, grace=1.0))
+    server = asyncio.create_task(serve(app, port=port, stop=stop, bound=bound, grace=1.0))
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{await bound}") as session:
             yield session
@@ -202,13 +223,27 @@ async def served(app: App) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-async def services(plane: ControlPlane) -> AsyncIterator[Services]:
+async def theirs() -> AsyncIterator[OidcProvider]:
+    async with OidcProvider.running() as provider:
+        yield provider
+
+
+@pytest.fixture
+async def plane(database_url: str, theirs: OidcProvider) -> AsyncIterator[ControlPlane]:
+    # Sessions over plain http are valid at the gateway's own address only.
+    port = free_port()
+    async with ControlPlane.open(database_url, gateway_port=port, outgoing_allow=(theirs.place,)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def services(plane: ControlPlane, theirs: OidcProvider) -> AsyncIterator[Services]:
     await plane.deploy(dag("main", source("in"), job("copy", "in", "out")))
     await plane.emit("in", range(1))
     await plane.meter()
     (held,) = await plane.claim(await plane.send())
     made = Services(plane, held)
-    made.callers = await callers(plane, held)
+    made.callers = [*await callers(plane, held), *await signed_in_callers(plane, theirs)]
     internal = InternalApi(
         database=plane.database,
         authority=plane.authority,
@@ -217,7 +252,7 @@ async def services(plane: ControlPlane) -> AsyncIterator[Services]:
         queues={},
     )
     async with (
-        served(plane.api.app()) as gateway,
+        served(plane.api.app(), plane.settings.gateway_port) as gateway,
         served(internal.app(max_body_bytes=1 << 20)) as dispatcher,
     ):
         made.sessions = {"gateway": gateway, "dispatcher": dispatcher}
@@ -271,11 +306,16 @@ async def callers(plane: ControlPlane, held: Held) -> list[Presented]:
         "a mistyped token": (f"Bearer {admin[:-1]}{'A' if admin[-1] != 'A' else 'B'}", "401 token.malformed"),
         "a truncated token": (f"Bearer {admin[:-4]}", "401 token.malformed"),
         "two tokens": (f"Bearer {admin} {admin}", "401 token.malformed"),
-        TASK_TOKEN: (f"Bearer {held.capability_token}", "401 token.malformed"),
         "never issued": (f"Bearer {unknown}", "401 token.unknown"),
     }
     return [
         Presented("nobody", None, "401 token.missing"),
+        Presented(
+            TASK_TOKEN,
+            f"Bearer {held.capability_token}",
+            "401 jwt.unknown_issuer",  # it is a JWT, though of no identity provider
+            unknown_to_dispatcher="401 token.malformed",
+        ),
         *(Presented(name, header, refusal) for name, (header, refusal) in malformed.items()),
         *(Presented(n, f"Bearer {t}", f"401 token.{n.split()[0]}") for n, t in ended.items()),
         *(
@@ -285,6 +325,73 @@ async def callers(plane: ControlPlane, held: Held) -> list[Presented]:
             for n, t in live.items()
         ),
     ]
+
+
+async def signed_in_callers(plane: ControlPlane, theirs: OidcProvider) -> list[Presented]:
+    """By JWT and by session."""
+    sessions: dict[str, str] = {}
+    org_id = await plane.value("select org_id from orgs where slug = 'default'")
+    async with plane.database.transaction() as tx:
+        provider = StoredProvider(
+            org="default",
+            org_id=org_id,
+            name="idp",
+            issuer=theirs.url,
+            client_id=theirs.client_id,
+            client_secret=None,
+            audience="traceplane-api",
+            roles_claim="groups",
+            role_map={role: role for role in Role},
+            default_role=None,
+            required_claims={},
+            scopes=["openid"],
+            set_by="test",
+        )
+        await sign_in.set_provider(tx, provider)
+        for name in (*Role, "ended"):
+            member = await sign_in.sign_in_member(
+                tx,
+                org_id,
+                issuer=theirs.url,
+                subject=name,
+                name=f"person-{name}",
+                name_if_taken=name,
+                email=None,
+            )
+            roles = [Role.ADMIN if name == "ended" else name]
+            await sign_in.set_claimed_roles(tx, org_id, member.member_id, roles, by="test")
+            sessions[name] = secret = new_secret()
+            csrf_hash = hashed(csrf_of(secret))
+            await sign_in.add_session(
+                tx, hashed(secret), org_id, member.member_id, csrf_hash=csrf_hash, seconds=3600
+            )
+        ended = sessions.pop("ended")
+        await sign_in.end_session(tx, hashed(ended))
+    await plane.api.refresh()
+
+    def by_jwt(what: str, refusal: str = "", role: str | None = None, **claims: Any) -> Presented:
+        token = theirs.machine_token(groups=[role or Role.ADMIN], **claims)
+        name = f"a JWT, {what}"
+        return Presented(name, f"Bearer {token}", refusal, role, unknown_to_dispatcher="401 token.malformed")
+
+    def by_session(
+        what: str, secret: str, csrf: str | None, role: str | None = None, refusal: str = ""
+    ) -> Presented:
+        unknown = "401 token.missing"
+        return Presented(f"a session, {what}", None, refusal, role, False, unknown, secret, csrf)
+
+    return [
+        *(by_jwt(role, role=role) for role in Role),
+        by_jwt("expired", "401 jwt.expired", exp=1),
+        by_jwt("for another audience", "401 jwt.wrong_audience", aud="another"),
+        *(by_session(role, secret, csrf_of(secret), role) for role, secret in sessions.items()),
+        *(by_session(f"{role}, without CSRF token", secret, None, role) for role, secret in sessions.items()),
+        by_session("ended", ended, csrf_of(ended), refusal="401 session.ended"),
+    ]
+
+
+def csrf_of(session: str) -> str:
+    return session[::-1]
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -325,11 +432,17 @@ async def test_every_caller_gets_the_expected_answer_of_every_endpoint(
     async def check(caller: Presented, method: str, path: str) -> None:
         filled = re.sub(r"\{\w+\}", lambda _: str(uuid4()), path)
         route = route_of(access, "GET" if method == "HEAD" else method, filled)
-        expected = NOT_THERE if route is None else BY_COOKIE.get(route) or caller.expected(access[route])
-        if service == "gateway" and caller.name == TASK_TOKEN and expected == caller.refusal:
-            expected = "401 jwt.unknown_issuer"  # it is a JWT, though of no identity provider
+        expected = NOT_THERE
+        if route is not None:
+            expected = BY_COOKIE.get(route) or caller.expected(service, method, access[route])
+        browser: dict[str, str] = {}
+        if caller.session is not None:
+            origin = services.plane.settings.gateway_address
+            browser = {"origin": origin, "cookie": f"traceplane_session={caller.session}"}
+        if caller.csrf is not None:
+            browser["x-csrf-token"] = caller.csrf
         async with at_once:
-            status, code = await services.ask(service, method, filled, caller.header)
+            status, code = await services.ask(service, method, filled, caller.header, more=browser)
         if expected == LET_IN:
             is_right = status not in (401, 403, 405, 429) and status < 500
         elif code == "?":
@@ -340,9 +453,12 @@ async def test_every_caller_gets_the_expected_answer_of_every_endpoint(
         if not is_right:
             wrong.append(f"{caller.name}: {method} {path}: {status} {code}, not {expected}")
 
-    await asyncio.gather(
-        *(check(c, method, path) for c in services.callers for method in METHODS for path in sorted(paths))
-    )
+    def ends_its_session(caller: Presented, method: str, path: str) -> bool:
+        return caller.csrf is not None and (method, path) == ("POST", "/auth/logout")
+
+    every = list(itertools.product(services.callers, METHODS, sorted(paths)))
+    await asyncio.gather(*(check(*cell) for cell in every if not ends_its_session(*cell)))
+    await asyncio.gather(*(check(*cell) for cell in every if ends_its_session(*cell)))
     assert wrong == [], "\n".join(wrong[:20])
     assert cells.total() == len(services.callers) * len(METHODS) * len(paths)
     assert cells[LET_IN] > len(access)
@@ -374,7 +490,7 @@ async def test_what_is_about_a_task_needs_the_token_of_that_task(services: Servi
             wrong.append(f"{route} with {token[:12]} and {header}: {answer}, not {expected}")
 
     def refusal(token: str) -> str:
-        is_other = token.startswith(("tpu_", "tpw_"))
+        is_other = token.startswith(("tpu_", "tpw_", "eyJ"))
         return f"401 token.{'wrong_kind' if is_other else 'malformed' if token else 'missing'}"
 
     own = presented.pop(TASK_TOKEN)
