@@ -192,7 +192,7 @@ class ControlPlane:
     ) -> None:
         self.database, self.orgs = database, orgs
         self.admin = Caller(
-            org=settings.org,
+            org=settings.own_org,
             org_id=org_id,
             name="admin",
             counted_as="token admin",
@@ -254,7 +254,7 @@ class ControlPlane:
         orgs = await OrgDatabases.connect(url, connections=connections)
         chosen = Settings(**settings)
         async with database.autocommit() as tx:
-            org_id = await tx.value("select org_id from orgs where slug = $1", chosen.org)
+            org_id = await tx.value("select org_id from orgs where slug = $1", chosen.own_org)
         plane = cls(database, orgs, org_id, wake_ups or WakeUps(), chosen)
         await plane.authority.refresh()
         return plane

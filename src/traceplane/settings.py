@@ -30,6 +30,7 @@ from traceplane.model.invalid_values import in_words
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 
 PREFIX = "TRACEPLANE_"
+DEFAULT_ORG = "default"
 _S3 = "s3://"
 _DEFAULT_CODE_PATHS = (Path("code"),)
 _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
@@ -84,7 +85,8 @@ class Settings:
     """Token of a worker; unset: the file under `home`."""
     user_token: str | None = None
     """Token of the command line; unset: the file under `home`."""
-    org: str = "default"
+    org: str | None = None
+    """The organization that commands work for; unset: that of the user token, or `default` where there is none."""
     wake_queue: str = "postgres"
     """postgres | sqs"""
     sqs_endpoint_url: str | None = None
@@ -218,6 +220,10 @@ class Settings:
     crash_at: str | None = None
     """Kills the process at a named boundary (see crash_points); for recovery tests only."""
     runtimes: Mapping[str, Runtime] = field(default_factory=lambda: dict(DEFAULT_RUNTIMES))
+
+    @property
+    def own_org(self) -> str:
+        return DEFAULT_ORG if self.org is None else self.org
 
     @property
     def history_age(self) -> timedelta | None:

@@ -43,7 +43,7 @@ async def load(database: Database, master_key: bytes = MASTER) -> Keyring:
 
 async def rotate_key(database: Database, overlap_seconds: float, master_key: bytes = MASTER) -> Keyring:
     async with database.transaction() as tx:
-        return await store.rotate_signing_key(tx, [master_key], overlap_seconds)
+        return await store.rotate_signing_key(tx, lambda: [master_key], overlap_seconds)
 
 
 async def stored_keys(database: Database) -> list[dict[str, Any]]:

@@ -402,7 +402,9 @@ async def test_an_organization_begins_with_the_token_of_its_admin(
     await two.plane.api.refresh()
     assert json.loads(await two.expect(token.strip(), "GET", "/api/v1/tasks")) == {"tasks": []}
     await two.expect(token.strip(), "POST", "/api/v1/deploy", {"text": DAG})
-    assert (await run("org", "list"))[1].split() == ["acme", "default", "other"]
+    ids = {row["slug"]: str(row["org_id"]) for row in await two.plane.sql("select slug, org_id from orgs")}
+    listed = [line.split() for line in (await run("org", "list"))[1].splitlines()]
+    assert listed == [[name, ids[name]] for name in ("acme", "default", "other")]
     for name, refused in (("acme", "org.exists"), ("Acme", "org.bad_name"), ("a/b", "org.bad_name")):
         code, out, err = await run("org", "create", name)
         assert (code, out, err.partition(":")[0]) == (2, "", refused)

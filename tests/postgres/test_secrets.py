@@ -134,7 +134,7 @@ async def test_a_new_master_key_seals_everything_anew_while_it_is_in_use(plane: 
         assert await handed(plane, both, needs) == expected
     assert counts == [500, 500, 200, 0]
     async with plane.database.transaction() as tx:
-        await store.seal_signing_keys_anew(tx, [new, old])
+        await store.seal_signing_keys_anew(tx, lambda: [new, old])
         assert await store.load_keyring(tx, [new]) == ring
     assert await handed(plane, sealed(new), needs) == expected
     assert isinstance(await handed(plane, sealed(old), needs), Denied)

@@ -28,11 +28,13 @@ from traceplane.auth.roles import Role
 from traceplane.auth.store import create_organization, issue_token
 from traceplane.cli import sign_in as cli
 from traceplane.cli.profile import write_private
-from traceplane.errors import InvalidInput
+from traceplane.cli.whereabouts import call
+from traceplane.errors import InvalidInput, TraceplaneError
 from traceplane.http_service.client import caller_context
 from traceplane.http_service.server import serve
 from traceplane.http_service.tls import ServerCertificate
 from traceplane.settings import Settings, signed_in_file, token_file, user_token
+from traceplane.wire.people import WhoAmI
 
 PROVIDER = "/api/v1/identity-providers/idp"
 STATUS = "/api/v1/status"
@@ -857,3 +859,20 @@ def test_a_sign_in_with_another_platform_does_not_lend_its_token_to_this_one(tmp
     with pytest.raises(InvalidInput) as caught:
         user_token(other, {})
     assert caught.value.code == "cli.token_withheld"
+
+
+@pytest.mark.parametrize(("org", "status"), [("default", "cli.other_org"), ("beta", "beta"), (None, "beta")])
+async def test_a_command_refuses_a_token_of_another_organization_than_its_setting(
+    world: World, org: str | None, status: str
+) -> None:
+    """Also if the setting names the organization that is there from the start."""
+    token = await world.admin("beta")
+    settings = Settings(gateway_url=world.url, user_token=token, org=org)
+
+    def who() -> str:
+        try:
+            return call(settings, lambda c: c.call("GET", "/api/v1/whoami", WhoAmI)).org
+        except TraceplaneError as error:
+            return error.code
+
+    assert await asyncio.to_thread(who) == status

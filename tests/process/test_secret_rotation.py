@@ -18,7 +18,8 @@ import pytest
 from tests.e2e.test_history import traceplane
 from tests.platform import Platform, until
 from tests.process.effects import settle, stored_rows
-from traceplane.auth.master_key_file import MasterKeyFile
+from traceplane.auth.master_key_file import MasterKeyFile, new_key
+from traceplane.auth.store import load_keyring, lock_keys, seal_signing_keys_anew
 from traceplane.errors import PlatformError
 from traceplane.postgres.database import Database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
@@ -244,3 +245,33 @@ async def test_no_key_is_forgotten_that_a_secret_is_being_sealed_with(
             await database.close()
         assert len((platform.folder / "master.key").read_text().split()) == 1
         assert await all_values(platform, KEY) == {KEY: value(1)}
+
+
+async def test_a_signing_key_is_sealed_with_the_master_key_of_the_moment(
+    database_url: str, tmp_path: Path
+) -> None:
+    """A rotation that waits for another command must not seal with a key that was forgotten meanwhile."""
+    async with Platform.start(database_url, tmp_path, workers=0) as platform:
+        file = MasterKeyFile(platform.folder / "master.key")
+        before = file.keys()
+        database = await Database.connect(database_url, connections=1)
+        try:
+            async with database.transaction() as tx:
+                await lock_keys(tx)
+                rotating = asyncio.create_task(traceplane(platform, "keys", "rotate"))
+                replacing = asyncio.create_task(traceplane(platform, "keys", "rotate-master"))
+                await asyncio.wait([rotating, replacing], timeout=3)
+                assert file.keys() == before, "the file is changed by one command at a time"
+                file.put_first(new_key())
+                await seal_signing_keys_anew(tx, file.keys)
+                file.keep_first()
+            for command in (rotating, replacing):
+                code, _, err = await command
+                assert code == 0, err
+            code, _, err = await traceplane(platform, "keys", "rotate-master", "--forget-old")
+            assert code == 0, err
+            async with database.transaction() as tx:
+                assert len((await load_keyring(tx, file.keys())).keys) == 2
+        finally:
+            await database.close()
+        assert len(file.keys()) == 1

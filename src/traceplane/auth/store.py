@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
 from traceplane.auth.opaque import Member, Principal, TokenBook, TokenRecord
 from traceplane.auth.roles import Role, RoleMeaning, rights
-from traceplane.errors import Conflict, NotFound
+from traceplane.errors import Conflict, InvalidInput, NotFound
 from traceplane.model.near_names import near
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Transaction
@@ -31,31 +31,48 @@ async def load_keyring(tx: Transaction, master_keys: Sequence[bytes]) -> Keyring
     return first
 
 
-async def rotate_signing_key(
-    tx: Transaction, master_keys: Sequence[bytes], overlap_seconds: float
-) -> Keyring:
+MasterKeys = Callable[[], Sequence[bytes]]
+"""Asked when it is this command's turn: another one may have replaced them meanwhile."""
+
+
+async def lock_keys(tx: Transaction) -> None:
+    """One command at a time changes signing keys, or the master keys that they are sealed with."""
+    await tokens.lock_signing_keys(tx)
+
+
+async def rotate_signing_key(tx: Transaction, master_keys: MasterKeys, overlap_seconds: float) -> Keyring:
     """A ring with a new key (see `keyring.rotate`).
 
     An overlap of zero opens none of the old keys, so it also recovers from a lost master key.
     """
-    await tokens.lock_signing_keys(tx)
-    now = await tokens.clock(tx)
+    await lock_keys(tx)
+    keys, now = master_keys(), await tokens.clock(tx)
     if overlap_seconds == 0:
         await tokens.retire_signing_keys(tx)
         current = Keyring(())
     else:
-        current = await load_keyring(tx, master_keys)
+        current = await load_keyring(tx, keys)
     rotated = keyring.rotate(current, now, overlap_seconds)
     remaining = {key.kid for key in rotated.keys}
     dropped = tuple(replace(key, retires_at=now) for key in current.keys if key.kid not in remaining)
-    await _store_keys(tx, Keyring((*rotated.keys, *dropped)), master_keys[0])
+    await _store_keys(tx, Keyring((*rotated.keys, *dropped)), keys[0])
     return rotated
 
 
-async def seal_signing_keys_anew(tx: Transaction, master_keys: Sequence[bytes]) -> None:
+async def seal_signing_keys_anew(tx: Transaction, master_keys: MasterKeys) -> None:
     """With the first of the master keys."""
-    await tokens.lock_signing_keys(tx)
-    await _store_keys(tx, await load_keyring(tx, master_keys), master_keys[0])
+    await lock_keys(tx)
+    keys = master_keys()
+    await _store_keys(tx, await load_keyring(tx, keys), keys[0])
+
+
+async def are_sealed_with(tx: Transaction, master_key: bytes) -> bool:
+    """Whether no signing key needs another master key."""
+    try:
+        await load_keyring(tx, [master_key])
+    except InvalidInput:
+        return False
+    return True
 
 
 RolesOfOrgs = Mapping[UUID, Mapping[str, RoleMeaning]]
@@ -88,7 +105,7 @@ async def create_organization(tx: Transaction, slug: str) -> str:
     return await issue_token(tx, Principal.USER, org=slug, name="admin", role=Role.ADMIN)
 
 
-async def organizations(tx: Transaction) -> list[str]:
+async def organizations(tx: Transaction) -> dict[str, UUID]:
     return await tokens.organizations(tx)
 
 

@@ -105,11 +105,11 @@ def create_org(settings: Settings, name: str) -> None:
 @org.command("list")
 @click.pass_obj
 def list_orgs(settings: Settings) -> None:
-    """List the organizations of this platform."""
+    """List the organizations of this platform, with their ids."""
     from traceplane.auth import store
 
-    for name in _in_transaction(settings, store.organizations):
-        say(name)
+    for name, org_id in _in_transaction(settings, store.organizations).items():
+        say(f"{name}  {org_id}")
 
 
 @click.group()
@@ -166,14 +166,14 @@ def issue(
             next_step="for example ada, ci-deploys or ada@example.com",
         )
     chosen = Role(role) if role else None
-    serves = None if principal == "user" or all_orgs else orgs or (settings.org,)
+    serves = None if principal == "user" or all_orgs else orgs or (settings.own_org,)
 
     async def issue(tx: Transaction) -> tuple[str, int]:
-        live = await store.live_tokens(tx, Principal(principal), org=settings.org, name=name)
+        live = await store.live_tokens(tx, Principal(principal), org=settings.own_org, name=name)
         token = await store.issue_token(
             tx,
             Principal(principal),
-            org=settings.org,
+            org=settings.own_org,
             name=name,
             role=chosen,
             sees_pii=pii,
@@ -181,7 +181,7 @@ def issue(
         )
         return token, live
 
-    token, live = _in_transaction(settings, issue, org=settings.org, principal=principal, name=name)
+    token, live = _in_transaction(settings, issue, org=settings.own_org, principal=principal, name=name)
     if live:
         say(
             f"{name} has {counted(live, 'older token')}, still valid: `traceplane token rotate` replaces tokens,"
@@ -205,9 +205,9 @@ def rotate(settings: Settings, principal: str, name: str, overlap: float | None)
         _in_transaction(
             settings,
             lambda tx: store.rotate_token(
-                tx, Principal(principal), org=settings.org, name=name, overlap_seconds=seconds
+                tx, Principal(principal), org=settings.own_org, name=name, overlap_seconds=seconds
             ),
-            org=settings.org,
+            org=settings.own_org,
             principal=principal,
             name=name,
         )
@@ -223,10 +223,10 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
     from traceplane.auth import store
 
     async def revoke(tx: Transaction) -> tuple[int, list[str]]:
-        count = await store.revoke_tokens(tx, Principal(principal), org=settings.org, name=name)
-        return count, await store.token_names(tx, Principal(principal), org=settings.org)
+        count = await store.revoke_tokens(tx, Principal(principal), org=settings.own_org, name=name)
+        return count, await store.token_names(tx, Principal(principal), org=settings.own_org)
 
-    count, names = _in_transaction(settings, revoke, org=settings.org, principal=principal, name=name)
+    count, names = _in_transaction(settings, revoke, org=settings.own_org, principal=principal, name=name)
     if name not in names:
         raise NotFound(
             "token.not_found",
@@ -253,8 +253,8 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
     from traceplane.auth.master_key_file import MasterKeyFile
 
     seconds = settings.token_overlap_seconds if overlap is None else overlap
-    keys = MasterKeyFile(settings.master_key_path).keys()
-    ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, keys, seconds))
+    file = MasterKeyFile(settings.master_key_path)
+    ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, file.keys, seconds))
     for key in ring.keys:
         say(key.kid)
 
@@ -273,21 +273,26 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
     file = MasterKeyFile(settings.master_key_path)
     sealed_store = SealedStore(file.keys)
 
+    async def add(tx: Transaction) -> None:
+        await store.lock_keys(tx)
+        file.put_first(new_key())
+
     async def seal_anew(tx: Transaction) -> int:
-        await store.seal_signing_keys_anew(tx, file.keys())
+        await store.seal_signing_keys_anew(tx, file.keys)
         return await sealed_store.seal_anew(tx)
 
     async def forget(tx: Transaction) -> bool:
         """Changes nothing in the database: whatever happens now, what is there opens with the key that stays."""
-        await store.load_keyring(tx, file.keys()[:1])
+        await store.lock_keys(tx)
+        if not await store.are_sealed_with(tx, file.keys()[0]):
+            return False
         if not await sealed_store.is_sealed_with_current(tx):
             return False
         file.keep_first()
         return True
 
     if not forget_old:
-        file.keys()
-        file.put_first(new_key())
+        _in_transaction(settings, add)
     sealed = 0
     while some := _in_transaction(settings, seal_anew):
         sealed += some

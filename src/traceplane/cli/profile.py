@@ -171,7 +171,7 @@ async def prepare(settings: Settings) -> Settings:
             if not path.exists():
                 async with database.transaction() as tx:
                     token = await issue_token(
-                        tx, principal, org=settings.org, name=f"local-{name}", role=role
+                        tx, principal, org=settings.own_org, name=f"local-{name}", role=role
                     )
                 write_private(path, token)
     finally:

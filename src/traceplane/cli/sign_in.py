@@ -48,7 +48,7 @@ def login(settings: Settings, org: str | None, provider: str | None) -> None:
     async def run() -> DeviceTokenResponse:
         caller = Caller(settings.gateway_address, tls_ca=settings.tls_ca)
         try:
-            return await _sign_in(caller, org or settings.org, provider)
+            return await _sign_in(caller, org or settings.own_org, provider)
         finally:
             await caller.close()
 
@@ -174,7 +174,7 @@ def set_(
         say_json(answer)
         return
     say(f"{answer.name} is set; people sign in with `traceplane login`, or with a browser at")
-    say(f"{settings.gateway_address}/auth/login?org={quote(settings.org)}&provider={quote(answer.name)}")
+    say(f"{settings.gateway_address}/auth/login?org={quote(settings.own_org)}&provider={quote(answer.name)}")
 
 
 @provider.command("list")

@@ -14,7 +14,6 @@ from traceplane.settings import Settings, user_token, with_tokens
 from traceplane.wire.scalars import Wire
 
 Answer = TypeVar("Answer", bound=Wire)
-_UNSET_ORG = Settings().org
 
 
 def with_user_token(settings: Settings) -> tuple[Settings, str]:
@@ -27,8 +26,7 @@ def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Ans
     chosen, token = with_user_token(settings)
 
     async def run() -> Answer:
-        org = None if chosen.org == _UNSET_ORG else chosen.org
-        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca, org=org)
+        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca, org=chosen.org)
         try:
             return await work(caller)
         finally:

@@ -63,8 +63,9 @@ async def clock(tx: Transaction) -> float:
     return float(await tx.value(_SQL["clock"]))
 
 
-async def organizations(tx: Transaction) -> list[str]:
-    return [r["slug"] for r in await tx.rows(_SQL["organizations"])]
+async def organizations(tx: Transaction) -> dict[str, UUID]:
+    """By name, in its order, with their ids."""
+    return {r["slug"]: r["org_id"] for r in await tx.rows(_SQL["organizations"])}
 
 
 async def add_organization(tx: Transaction, slug: str) -> bool:

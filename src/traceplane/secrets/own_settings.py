@@ -35,7 +35,7 @@ async def with_secrets(
     wanted = found_in(texts)
     try:
         async with database.transaction() as tx:
-            values = await vault.own_values(tx, settings.org, wanted)
+            values = await vault.own_values(tx, settings.own_org, wanted)
     finally:
         await vault.close()
     for name in sorted(wanted):

@@ -2,7 +2,7 @@
 
 -- name: organizations
 -- The organizations that tokens may be issued for.
-select slug from orgs order by slug
+select slug, org_id from orgs order by slug
 
 -- name: add_organization
 -- An organization, if there is none of this name.
