@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -37,6 +38,18 @@ class Authority:
             )
         )
         return files
+
+    def server(self) -> ssl.SSLContext:
+        """For a server at 127.0.0.1."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.issue())
+        return context
+
+    def trust(self) -> ssl.SSLContext:
+        """For clients that trust nobody else."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.file)
+        return context
 
     def _signed(
         self,

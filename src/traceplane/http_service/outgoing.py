@@ -4,17 +4,19 @@ Whoever may name an address must not reach through it what only this machine rea
 public addresses only. Its host is resolved once, every address is checked, and the connection is made to one of those:
 a name that resolves to another address a moment later changes nothing. Redirects are not followed, proxies and cookies
 are not used, and answers have a size and a time. The setting `outgoing_allow` names hosts and networks for which https
-and a public address are not required.
+and a public address are not required. Mail servers are connected to under the same rules, with TLS in place of https.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -25,6 +27,7 @@ from traceplane.errors import InvalidInput, PlatformError
 from traceplane.linux.connect_supervisor import Address, Endpoints
 
 if TYPE_CHECKING:
+    from aiohttp import ClientResponse
     from aiohttp.abc import ResolveResult
 
 Decoded = TypeVar("Decoded")
@@ -32,7 +35,10 @@ Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 SECONDS = 10.0
 LONGEST_ANSWER = 1 << 20
-_LONGEST_URL = 2000
+MAIL_PORTS = (25, 465, 587, 2525)
+_BEGINNING_BYTES, _BEGINNING_SECONDS = 2048, 1.0
+"""Of the answer to a message: enough for the reason of a refusal."""
+_LONGEST_URL, _LONGEST_HOST = 2000, 253
 _HOST_NAME = re.compile(r"(?!-)[a-zA-Z0-9_-]{1,63}(?:\.[a-zA-Z0-9_-]{1,63})*\.?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 _PLAIN_URL = re.compile(r"[!-~]+")
@@ -51,15 +57,20 @@ class Answer:
     status: int
     content_type: str
     body: bytes
+    retry_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a URL leads, without what it asks for there."""
+    """Where a URL leads, without what it asks for there; or a mail server."""
 
     scheme: str
     host: str
     port: int
+
+    @property
+    def has_tls(self) -> bool:
+        return self.scheme in ("https", "smtps")
 
 
 class Outgoing:
@@ -72,6 +83,7 @@ class Outgoing:
         seconds: float = SECONDS,
         longest_answer: int = LONGEST_ANSWER,
         resolve: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._networks: list[Endpoints] = []
         self._hosts: set[tuple[str, int | None]] = set()
@@ -84,15 +96,40 @@ class Outgoing:
         self._seconds = seconds
         self._longest_answer = longest_answer
         self._resolve = resolve or _resolve
+        self._tls = tls
+
+    @property
+    def seconds(self) -> float:
+        """How long one call may take."""
+        return self._seconds
+
+    @functools.cached_property
+    def tls(self) -> ssl.SSLContext:
+        """Whose certificates are trusted."""
+        return self._tls or ssl.create_default_context()
 
     def check(self, url: str) -> Destination:
         """What can be said of a URL without looking its host up; raises InvalidInput."""
         destination = parse_url(url)
-        if destination.scheme != "https" and not self._may_be_allowed(destination):
+        if not destination.has_tls and not self._may_be_allowed(destination):
             raise _refused(url, "the address must begin with https://", "use https")
-        literal = _literal(destination.host)
-        if literal is not None and not self._permits(destination, literal):
-            raise _not_public(url)
+        self._check_literal(url, destination)
+        return destination
+
+    def check_mail_server(self, host: str, port: int, *, tls: bool) -> Destination:
+        """What can be said of a mail server without looking its host up; raises InvalidInput."""
+        destination, place = Destination("smtps" if tls else "smtp", host, port), f"{host}:{port}"
+        if len(host) > _LONGEST_HOST or not _is_host(host) or not 0 < port < 65536:
+            raise _bad_host(place, "the mail server is not a host and a port", "write a name and a port")
+        if not self._may_be_allowed(destination):
+            if not tls:
+                raise _bad_host(
+                    place, "a mail server must be called with TLS", "use starttls or implicit TLS"
+                )
+            if port not in MAIL_PORTS:
+                ports = ", ".join(map(str, MAIL_PORTS))
+                raise _bad_host(place, "this is not a port of mail servers", f"use one of {ports}")
+        self._check_literal(place, destination)
         return destination
 
     async def get(self, url: str, *, headers: Mapping[str, str] | None = None) -> Answer:
@@ -110,15 +147,42 @@ class Outgoing:
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
         """InvalidInput: the address may not be called; PlatformError: there was no answer that can be used."""
-        import aiohttp
-
         destination = self.check(url)
-        try:
+        with _failures(url):
             async with asyncio.timeout(self._seconds):
                 addresses = await self._checked_addresses(url, destination)
-                return await self._exchange(method, url, addresses, headers or {}, body)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise _failed(url, f"the call failed: {type(error).__name__}") from error
+                async with self._answer(method, url, addresses, headers or {}, body) as answer:
+                    return await self._whole(url, answer)
+
+    async def post(self, url: str, *, headers: Mapping[str, str], body: bytes) -> Answer:
+        """The answer to a message, whatever its status, with the beginning of its body only: once the other side has
+        said that it has the message, nothing that it sends after that may make the message be sent again."""
+        destination = self.check(url)
+        with _failures(url):
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(self._seconds):
+                    addresses = await self._checked_addresses(url, destination)
+                    answer = await stack.enter_async_context(
+                        self._answer("POST", url, addresses, headers, body)
+                    )
+                beginning = await _beginning(answer)
+                answer.close()  # or the rest of a body that nobody reads would be sent first
+                return Answer(
+                    answer.status, answer.content_type, beginning, answer.headers.get("retry-after")
+                )
+
+    async def connect(self, destination: Destination) -> socket.socket:
+        """A connection to a mail server that `check_mail_server` accepted."""
+        place = f"{destination.host}:{destination.port}"
+        with _failures(place):
+            async with asyncio.timeout(self._seconds):
+                addresses = await self._checked_addresses(place, destination)
+                return await _connected(addresses, destination.port, self._seconds)
+
+    def _check_literal(self, place: str, destination: Destination) -> None:
+        literal = _literal(destination.host)
+        if literal is not None and not self._permits(destination, literal):
+            raise _not_public(place)
 
     async def _checked_addresses(self, url: str, destination: Destination) -> Sequence[Address]:
         literal = _literal(destination.host)
@@ -133,14 +197,15 @@ class Outgoing:
                 raise _not_public(url)
         return addresses
 
-    async def _exchange(
+    @contextlib.asynccontextmanager
+    async def _answer(
         self,
         method: str,
         url: str,
         addresses: Sequence[Address],
         headers: Mapping[str, str],
         body: bytes | None,
-    ) -> Answer:
+    ) -> AsyncIterator[ClientResponse]:
         import aiohttp
         from aiohttp.abc import AbstractResolver
         from yarl import URL
@@ -155,7 +220,12 @@ class Outgoing:
                 pass
 
         connector = aiohttp.TCPConnector(
-            resolver=Pinned(), use_dns_cache=False, force_close=True, limit=1, family=socket.AF_UNSPEC
+            resolver=Pinned(),
+            use_dns_cache=False,
+            force_close=True,
+            limit=1,
+            family=socket.AF_UNSPEC,
+            ssl=self._tls or True,
         )
         async with (
             aiohttp.ClientSession(
@@ -173,16 +243,19 @@ class Outgoing:
                 allow_redirects=False,
             ) as answer,
         ):
-            if 300 <= answer.status < 400:
-                raise _failed(url, "the answer is a redirect, which is not followed")
-            if answer.headers.get("content-encoding", "identity").lower() != "identity":
-                raise _failed(url, "the answer is compressed, which nobody asked for")
-            received = bytearray()
-            async for piece in answer.content.iter_any():
-                received += piece
-                if len(received) > self._longest_answer:
-                    raise _failed(url, f"the answer is longer than {self._longest_answer} bytes")
-            return Answer(answer.status, answer.content_type, bytes(received))
+            yield answer
+
+    async def _whole(self, url: str, answer: ClientResponse) -> Answer:
+        if 300 <= answer.status < 400:
+            raise _failed(url, "the answer is a redirect, which is not followed")
+        if _is_compressed(answer):
+            raise _failed(url, "the answer is compressed, which nobody asked for")
+        received = bytearray()
+        async for piece in answer.content.iter_any():
+            received += piece
+            if len(received) > self._longest_answer:
+                raise _failed(url, f"the answer is longer than {self._longest_answer} bytes")
+        return Answer(answer.status, answer.content_type, bytes(received))
 
     def _may_be_allowed(self, destination: Destination) -> bool:
         """Whether the setting names the host, or may name its addresses once they are known."""
@@ -196,7 +269,8 @@ class Outgoing:
         place = (_plain(address), destination.port)
         if self._names(destination) or any(place in network for network in self._networks):
             return True
-        return destination.scheme == "https" and is_public(address)
+        usual_port = destination.scheme != "smtps" or destination.port in MAIL_PORTS
+        return destination.has_tls and usual_port and is_public(address)
 
 
 def parse_url(url: str) -> Destination:
@@ -215,13 +289,18 @@ def parse_url(url: str) -> Destination:
         raise _refused(url, "the address must not contain a user or a fragment", "remove it")
     if port == 0:
         raise _refused(url, "the port is not valid", "correct it")
-    if _literal(host) is None:
-        # A resolver would take 2130706433, 0x7f.1 and 0177.0.0.1 for addresses.
-        if not _HOST_NAME.fullmatch(host) or _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]):
-            raise _refused(url, "the host is not a name or an address", "write it in its usual form")
-    elif (":" in host) is not ("[" in parts.netloc):
+    in_brackets = _literal(host) is not None and ":" in host
+    if not _is_host(host) or in_brackets is not ("[" in parts.netloc):
         raise _refused(url, "the host is not a name or an address", "write it in its usual form")
     return Destination(parts.scheme, host, port or (443 if parts.scheme == "https" else 80))
+
+
+def _is_host(host: str) -> bool:
+    """A resolver would also take 2130706433, 0x7f.1 and 0177.0.0.1 for addresses."""
+    if _literal(host) is not None:
+        return True
+    last = host.removesuffix(".").rpartition(".")[2]
+    return bool(_HOST_NAME.fullmatch(host)) and not _NUMBER.fullmatch(last)
 
 
 def is_public(address: Address) -> bool:
@@ -258,6 +337,45 @@ async def _resolve(host: str, port: int) -> Sequence[Address]:
     return list(dict.fromkeys(ipaddress.ip_address(str(end[0]).partition("%")[0]) for *_, end in found))
 
 
+async def _connected(addresses: Sequence[Address], port: int, seconds: float) -> socket.socket:
+    """To the first that answers; each gets its share of the time."""
+    loop = asyncio.get_running_loop()
+    failure = OSError("the host has no address")
+    for address in addresses:
+        connection = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6)
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(seconds / len(addresses)):
+                await loop.sock_connect(connection, (str(address), port))
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+        except BaseException:
+            connection.close()
+            raise
+    raise failure
+
+
+async def _beginning(answer: ClientResponse) -> bytes:
+    import aiohttp
+
+    received = bytearray()
+    if _is_compressed(answer):
+        return b""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        async with asyncio.timeout(_BEGINNING_SECONDS):
+            async for piece in answer.content.iter_any():
+                received += piece
+                if len(received) >= _BEGINNING_BYTES:
+                    break
+    return bytes(received[:_BEGINNING_BYTES])
+
+
+def _is_compressed(answer: ClientResponse) -> bool:
+    return answer.headers.get("content-encoding", "identity").lower() != "identity"
+
+
 def _result(host: str, port: int, address: Address) -> ResolveResult:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     return {
@@ -282,14 +400,28 @@ def _refused(url: str, message: str, next_step: str) -> InvalidInput:
 def _not_public(url: str) -> InvalidInput:
     return InvalidInput(
         "outgoing.not_allowed",
-        "the host is not on the public internet, or is called without https",
+        "the host is not on the public internet, or is called without TLS",
         value=_shown(url),
-        next_step="if it may be called, add it to the setting outgoing_allow of gateways",
+        next_step="if it may be called, add it to the setting outgoing_allow",
     )
+
+
+def _bad_host(place: str, message: str, next_step: str) -> InvalidInput:
+    return InvalidInput("outgoing.bad_host", message, value=place[:200], next_step=next_step)
 
 
 def _failed(url: str, message: str) -> PlatformError:
     return PlatformError("outgoing.failed", message, value=_shown(url), next_step="check the other side")
+
+
+@contextlib.contextmanager
+def _failures(url: str) -> Iterator[None]:
+    import aiohttp
+
+    try:
+        yield
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        raise _failed(url, f"the call failed: {type(error).__name__}") from error
 
 
 def json_of(answer: Answer, url: str, kind: type[Decoded]) -> Decoded:
