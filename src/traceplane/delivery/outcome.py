@@ -1,0 +1,30 @@
+"""What became of a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    note: str | None = None
+    """What the other side did not do, for example for one of several addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    code: str
+    reason: str
+    after_seconds: float | None = None
+    """Not sooner: the other side asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """To send it again would not help."""
+
+    code: str
+    reason: str
+
+
+Outcome = Delivered | Retry | Dead
