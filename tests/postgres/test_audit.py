@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -181,6 +182,32 @@ async def test_every_refusal_of_somebody_who_is_known_is_recorded(
     assert "passwd" not in json.dumps(
         [[str(v) for v in r] for r in await plane.sql("select * from audit_log")]
     )
+
+
+async def test_denied_queries_are_recorded_without_their_text(plane: ControlPlane, http: GatewayHttp) -> None:
+    reader, writer = await http.token(Role.READER, name="rita"), await http.token(Role.WRITER, name="will")
+    denied = {
+        "select * from read_csv('/etc/passwd')": "query.function_denied",
+        "select * from hr.salaries": "query.unknown_relation",
+        "drop table x": "query.not_a_select",
+        "select 1; select 2": "query.several_statements",
+    }
+    for sql in denied:
+        assert (await http.send(reader, "POST", "/api/v1/query", {"sql": sql}))[0] >= 400
+        task = {"sql": sql, "dataset": "results.x"}
+        assert (await http.send(writer, "POST", "/api/v1/query-tasks", task))[0] >= 400
+    slip = {"sql": "select nothing from (select 1 as n)"}
+    assert (
+        json.loads((await http.send(reader, "POST", "/api/v1/query", slip))[1])["error"]["code"]
+        == "query.invalid"
+    )
+    found = await entries(plane)
+    for name, action in (("rita", "POST /api/v1/query"), ("will", "POST /api/v1/query-tasks")):
+        rows = {row[2]["query_hash"]: row[3] for row in found if (row[0], row[1]) == (name, action)}
+        assert rows == {hashlib.sha256(sql.encode()).hexdigest(): code for sql, code in denied.items()}
+    assert [row[4] for row in found] == [1] * 8
+    for word in ("passwd", "salaries", "drop"):
+        assert word not in str(found)
 
 
 async def test_many_refusals_take_little_memory_and_few_rows(plane: ControlPlane, http: GatewayHttp) -> None:

@@ -382,7 +382,6 @@ def gc(
     say(
         f"{verb} {counted(garbage.tasks, 'finished task')}, {counted(garbage.events, 'event')}, "
         f"{counted(garbage.executions, 'execution')}, {counted(garbage.code, 'code bundle')}, "
-        f"{counted(garbage.denials, 'query refusal')}, "
         f"{counted(garbage.audit, 'audit row')}, "
         f"{counted(garbage.dead_letters, 'dead wake-up')} and "
         f"{counted(garbage.job_memory, 'row')} of jobs that cannot serve again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_roles, load_token_book
-from traceplane.errors import PlatformError, TraceplaneError, UserError
+from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
@@ -47,13 +47,14 @@ from traceplane.postgres.coverage import of_datasets as positions_held
 from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.query.datasets import AsOf, QueryCaller
 from traceplane.query.engine_pool import EnginePool
-from traceplane.query.service import Queries, QueryResult
+from traceplane.query.service import Queries, QueryResult, query_hash
 from traceplane.query.wire import Format, QueryLimits
 from traceplane.runtime.process import Outcome
 from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
 from traceplane.signin.issuers import Issuers
 from traceplane.signin.jwts import is_jwt
+from traceplane.sql import gate
 from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
@@ -253,7 +254,8 @@ class PublicApi:
                 max_rows=body.max_rows,
             )
         )
-        result = await _unless_hung_up(call, running)
+        with self._audited_denial(call.principal, body.sql):
+            result = await _unless_hung_up(call, running)
         pinned = msgspec.json.encode(result.generations) if len(result.generations) <= 20 else b"{}"
 
         async def write(push: Push) -> None:
@@ -265,17 +267,29 @@ class PublicApi:
 
     async def query_task(self, call: Call[QueryTaskRequest]) -> QueryTask:
         caller = _caller(call.principal)
-        try:
-            made = await query_tasks.start(
-                call.principal.database, caller, call.body, window=self._settings.dispatch_window
-            )
-        except TraceplaneError as error:
-            await self._queries.note_failure(call.principal.database.unwatched, caller, call.body.sql, error)
-            raise
+        with self._audited_denial(call.principal, call.body.sql):
+            try:
+                made = await query_tasks.start(
+                    call.principal.database, caller, call.body, window=self._settings.dispatch_window
+                )
+            except TraceplaneError as error:
+                self._queries.note_failure(caller, call.body.sql, error)
+                raise
         telemetry.emit(
             "query.handed_over", principal=caller.name, dataset=made.dataset, task_id=str(made.task_id)
         )
         return made
+
+    @contextlib.contextmanager
+    def _audited_denial(self, caller: Caller, sql: str) -> Iterator[None]:
+        """Some denials are no refusals of the caller (401, 403), which are audited in any case."""
+        caller.act.object["query_hash"] = query_hash(sql)
+        try:
+            yield
+        except TraceplaneError as error:
+            if gate.denied(error) and not isinstance(error, Forbidden):
+                self.audit.refuse(caller.act, error.code)
+            raise
 
     async def datasets(self, call: Call[None]) -> CatalogResponse:
         return await datasets.catalog(call.principal.database, _caller(call.principal))

@@ -22,7 +22,6 @@ class Kind(StrEnum):
     EVENTS = "events"
     EXECUTIONS = "executions"
     CODE = "code"
-    DENIALS = "denials"
     AUDIT = "audit"
     DEAD_LETTERS = "dead_letters"
     JOB_MEMORY = "job_memory"
@@ -36,7 +35,6 @@ _BEFORE_ALL: dict[Kind, Key] = {
     Kind.EVENTS: 0,
     Kind.EXECUTIONS: _FIRST_UUID,
     Kind.CODE: "",
-    Kind.DENIALS: 0,
     Kind.AUDIT: 0,
     Kind.DEAD_LETTERS: 0,
     Kind.JOB_MEMORY: _FIRST_UUID,
@@ -75,8 +73,6 @@ async def end(
             statement = _SQL["end_executions"]
         case Kind.CODE:
             statement = _SQL["end_code"]
-        case Kind.DENIALS:
-            statement = _SQL["end_denials"]
         case Kind.AUDIT:
             await tx.run("select set_config('traceplane.history_ends', 'audit_log', true)")
             statement = _SQL["end_audit"]

@@ -334,7 +334,3 @@ async def inputs_of(tx: Transaction, generation_id: UUID) -> list[ProducerInput]
         ProducerInput(row["name"], row["dataset_id"], [c["name"] for c in row["columns"] or ()])
         for row in await tx.rows(_SQL["inputs_of"], generation_id)
     ]
-
-
-async def deny(tx: Transaction, org: str, principal: str, role: str, reason: str, query_hash: str) -> None:
-    await tx.run(_SQL["deny"], org, principal, role, reason, query_hash)

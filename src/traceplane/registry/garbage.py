@@ -56,7 +56,6 @@ class Collected(Outcome):
     events: int = 0
     executions: int = 0
     code: int = 0
-    denials: int = 0
     audit: int = 0
     dead_letters: int = 0
     job_memory: int = 0
@@ -171,8 +170,6 @@ def _ended(kind: Kind, rows: int) -> Collected:
             return Collected(executions=rows)
         case Kind.CODE:
             return Collected(code=rows)
-        case Kind.DENIALS:
-            return Collected(denials=rows)
         case Kind.AUDIT:
             return Collected(audit=rows)
         case Kind.DEAD_LETTERS:

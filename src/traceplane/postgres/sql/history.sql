@@ -147,19 +147,6 @@ with page as materialized (
 )
 select (select count(*) from ended) as ended, count(*) as looked_at, max(bundle_hash) as last, false as young from page
 
--- name: end_denials
--- Refused queries.
-with page as materialized (
-  select denial_id, denied_at from query_denials where denial_id > $1 order by denial_id limit $3
-), ended as materialized (
-  select denial_id from page where denied_at < tp_now() - $2::interval
-), gone as (
-  delete from query_denials d using ended e where d.denial_id = e.denial_id and not $4::boolean
-)
-select (select count(*) from ended) as ended, count(*) as looked_at, max(denial_id) as last,
-       coalesce(min(denied_at) >= tp_now() - $2::interval, true) as young
-from page
-
 -- name: end_audit
 -- Rows of the audit log, which its trigger lets go only now.
 with page as materialized (

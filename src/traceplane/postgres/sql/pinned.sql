@@ -165,7 +165,3 @@ from job_outputs x join jobs j on j.job_id = x.job_id and j.routed join job_inpu
 join datasets d on d.dataset_uuid = i.dataset_uuid join generations g on g.generation_id = i.generation_id
 left join generation_schemas s on s.generation_id = coalesce(g.data_generation_id, g.generation_id)
 where x.generation_id = $1 order by i.input_index
-
--- name: deny
--- A query was refused.
-insert into query_denials (org, principal, role, reason, query_hash) values ($1, $2, $3, $4, $5)
