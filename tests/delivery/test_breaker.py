@@ -82,6 +82,19 @@ def test_a_refused_message_says_that_the_channel_works(clock: Clock) -> None:
     assert breaker.take() == 0
 
 
+def test_a_message_that_was_never_sent_says_nothing_about_the_channel(clock: Clock) -> None:
+    breaker = Breaker(PACE, clock)
+    fail(breaker, clock, 3)
+    clock.now += 10
+    assert breaker.take() == 0
+    breaker.record(Dead("delivery.secret_missing", "the channel refers to a secret that does not exist"))
+    # So the next one tries.
+    assert breaker.take() == 0
+    assert breaker.take() == 10
+    breaker.record(FAILED)
+    assert breaker.take() == 20
+
+
 def test_a_try_that_is_never_recorded_does_not_block_the_channel(clock: Clock) -> None:
     breaker = Breaker(PACE, clock)
     fail(breaker, clock, 3)

@@ -222,6 +222,20 @@ async def test_nobody_there_is_tried_again() -> None:
     retry(await sent(to(free_port())), "outgoing.failed")
 
 
+async def test_identifiers_arrive_as_they_are_however_long_the_domain() -> None:
+    domain = ".".join(["x" * 60] * 3) + ".example"
+    async with serving_mail(MailServer()) as server:
+        assert await sent(to(server.port, sender=f"alerts@{domain}")) == Delivered()
+    (content,) = (envelope.content for envelope in server.envelopes)
+    assert isinstance(content, bytes)
+    headers = dict(
+        line.split(b": ", 1) for line in content.split(b"\r\n\r\n")[0].splitlines() if b": " in line
+    )
+    for name in (b"Message-ID", b"References"):
+        assert headers[name].startswith(b"<")
+        assert headers[name].endswith(f"@{domain}>".encode())
+
+
 HOSTILE = (
     "x\r\nBcc: evil@x.example\r\n\r\nbody\r\n.\r\nMAIL FROM:<evil@x.example>\x00\x85\u2028Bcc: e@x.example"
 )

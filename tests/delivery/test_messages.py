@@ -68,7 +68,17 @@ def test_characters_that_deceive_are_replaced() -> None:
 
 @pytest.mark.parametrize(
     "link",
-    ["javascript:alert(1)", "https://x.example/|y", "https://x.example/>", "https://x\nexample", "x", ""],
+    [
+        "javascript:alert(1)",
+        "https://x.example/\u2028",
+        "https://x.example/\u202e",
+        "https://é.example/",
+        "https://x.example/|y",
+        "https://x.example/>",
+        "https://x\nexample",
+        "x",
+        "",
+    ],
 )
 def test_a_link_that_is_none_is_left_out(link: str) -> None:
     assert replace(MESSAGE, link=link).bounded().link is None

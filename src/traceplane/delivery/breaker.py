@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
-from traceplane.delivery.outcome import Outcome, Retry
+from traceplane.delivery.outcome import Dead, Delivered, Outcome, Retry
 
 Clock = Callable[[], float]
 """Seconds that only increase."""
@@ -66,11 +67,20 @@ class Breaker:
 
     def record(self, outcome: Outcome) -> None:
         now = self._clock()
-        if not isinstance(outcome, Retry):
-            # It answered, if only to refuse this one message.
-            self._failures = self._pauses = 0
-            self._is_trying = False
-            return
+        match outcome:
+            case Retry():
+                self._record_failure(outcome, now)
+            case Dead(is_refusal=False):
+                if self._is_trying:  # it tried nothing, so the next one does
+                    self._is_trying, self._paused_until = False, now
+            case Dead() | Delivered():
+                # The channel answered, if only to refuse this one message.
+                self._failures = self._pauses = 0
+                self._is_trying = False
+            case _:
+                assert_never(outcome)
+
+    def _record_failure(self, outcome: Retry, now: float) -> None:
         if outcome.after_seconds is not None:
             self._asked_to_wait_until = max(self._asked_to_wait_until, now + outcome.after_seconds)
         self._failures += 1

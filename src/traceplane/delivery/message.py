@@ -17,7 +17,7 @@ JsonScalar = str | int | float | bool | None
 
 _KEY = re.compile(r"[A-Za-z0-9_:-]{1,200}")
 """Fits into a header as it is. No dot: a signature is made over the key, a dot and more."""
-_LINK = re.compile(r"https?://[^\s<>\"|\\^`{}]{1,2000}", re.ASCII)
+_LINK = re.compile(r"https?://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]{1,2000}")
 LONGEST_TITLE, LONGEST_TEXT, LONGEST_NAME, LONGEST_VALUE, MOST_VALUES = 1_000, 20_000, 100, 500, 40
 _DISGUISES = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 """Marks that change the direction of writing: what is read would not be what was sent."""

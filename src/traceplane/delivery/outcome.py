@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+REFUSED = "delivery.refused"
+
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
@@ -25,6 +27,11 @@ class Dead:
 
     code: str
     reason: str
+
+    @property
+    def is_refusal(self) -> bool:
+        """By the other side, which was reached; otherwise it was not sent at all."""
+        return self.code == REFUSED
 
 
 Outcome = Delivered | Retry | Dead

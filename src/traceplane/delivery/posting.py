@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from traceplane.delivery.message import Message
-from traceplane.delivery.outcome import Dead, Delivered, Outcome, Retry
+from traceplane.delivery.outcome import REFUSED, Dead, Delivered, Outcome, Retry
 from traceplane.delivery.secret_values import SecretValues
 from traceplane.delivery.templates import Document
 from traceplane.errors import InvalidInput
@@ -69,10 +69,10 @@ def meaning_of(answer: Answer, values: SecretValues, now: float) -> Outcome:
     words = values.reason(answer.body.decode(errors="replace"))
     reason = f"the answer was {status}: {words}" if words else f"the answer was {status}"
     if 300 <= status < 400:
-        return Dead("delivery.refused", f"the answer was {status}, a redirect, which is not followed")
+        return Dead(REFUSED, f"the answer was {status}, a redirect, which is not followed")
     if status in _TRY_AGAIN or status >= 500:
         return Retry("delivery.unavailable", reason, seconds_until(answer.retry_after, now))
-    return Dead("delivery.refused", reason)
+    return Dead(REFUSED, reason)
 
 
 def seconds_until(retry_after: str | None, now: float) -> float | None:

@@ -14,7 +14,7 @@ import hashlib
 import re
 import socket
 from datetime import UTC, datetime
-from email.headerregistry import Address
+from email.headerregistry import Address, HeaderRegistry, MessageIDHeader
 from email.message import EmailMessage
 from email.policy import SMTP as SMTP_POLICY
 from email.utils import format_datetime
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from traceplane.delivery.message import Message, cleaned, shortened
-from traceplane.delivery.outcome import Dead, Delivered, Outcome, Retry
+from traceplane.delivery.outcome import REFUSED, Dead, Delivered, Outcome, Retry
 from traceplane.delivery.secret_values import SecretValues, refer_to_secrets, secret_expected
 from traceplane.errors import InvalidInput
 from traceplane.http_service.outgoing import Outgoing
@@ -137,7 +137,10 @@ async def _say_goodbye(client: SMTP) -> None:
 
 def written(message: Message, config: Mail, now: float) -> bytes:
     """The mail as it is sent. Headers are built from parts, which cannot end them."""
-    mail = EmailMessage(policy=SMTP_POLICY)
+    registry = HeaderRegistry()
+    # Or a long one would be encoded like a text. (It is mixed into a header, whatever its type says.)
+    registry.map_to_type("references", MessageIDHeader)  # type: ignore[arg-type]
+    mail = EmailMessage(policy=SMTP_POLICY.clone(header_factory=registry))
     domain = config.sender.rpartition("@")[2]
     mail["From"] = Address(config.sender_name, addr_spec=config.sender)
     mail["To"] = [Address(addr_spec=address) for address in config.to]
@@ -160,7 +163,7 @@ def _identifier(key: str, domain: str) -> str:
 def _refusal(code: int, words: str, values: SecretValues) -> Outcome:
     """The library reports what it could not understand as a code below 0."""
     reason = values.reason(f"the mail server answered {code}: {words}")
-    return Dead("delivery.refused", reason) if 500 <= code < 600 else Retry("delivery.unavailable", reason)
+    return Dead(REFUSED, reason) if 500 <= code < 600 else Retry("delivery.unavailable", reason)
 
 
 def _refused_ones(codes: dict[str, int]) -> str:
