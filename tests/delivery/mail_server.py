@@ -100,7 +100,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def talking(talk: Talk) -> AsyncIterator[int]:
+async def talking(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """A server that is told what to say; gives its port."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -112,9 +112,9 @@ async def talking(talk: Talk) -> AsyncIterator[int]:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await talk(reader, writer)
         finally:
-            writer.close()
+            writer.transport.abort()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -61,6 +63,19 @@ def pieces(*given: bytes, again: float | None = None) -> Answer:
     return write
 
 
+async def until_closed(port: int) -> None:
+    """Until nobody holds a connection to this port any more; fails if that depends on the other side."""
+    async with asyncio.timeout(10):
+        while _is_connected_to(port):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def _is_connected_to(port: int) -> bool:
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    # A socket without an inode belongs to no process any more.
+    return any(int(row[2].partition(":")[2], 16) == port and row[9] != "0" for row in rows)
+
+
 async def silence(writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
@@ -90,7 +105,10 @@ async def receiving(
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, host, 0, ssl=tls)
+    listening = socket.create_server((host, 0))
+    if not reads_body:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the sender has to wait
+    server = await asyncio.start_server(handle, sock=listening, ssl=tls, limit=4096)
     receiver.port = server.sockets[0].getsockname()[1]
     try:
         yield receiver

@@ -8,12 +8,13 @@ from email.utils import formatdate
 
 import pytest
 
-from tests.delivery.messages import MESSAGE, NOW, channels, dead, retry, sent
-from tests.delivery.receiver import Answer, answer, pieces, receiving, silence
+from tests.delivery.messages import LOOPBACK, MESSAGE, NOW, channels, dead, retry, sent
+from tests.delivery.receiver import Answer, answer, pieces, receiving, silence, until_closed
 from tests.ports import free_port
 from traceplane.delivery.channels.webhook import Webhook
 from traceplane.delivery.outcome import Delivered
 from traceplane.delivery.posting import LONGEST_WAIT
+from traceplane.http_service.outgoing import Outgoing
 
 OK = b"HTTP/1.1 200 OK\r\n"
 SHORT = 0.5
@@ -131,13 +132,26 @@ async def test_a_message_that_was_accepted_is_not_sent_again_whatever_follows(an
             assert await sent(Webhook(url=receiver.url), by=channels(seconds=3)) == Delivered()
 
 
+async def answer_and_wait(writer: asyncio.StreamWriter) -> None:
+    await answer(200)(writer)
+    await asyncio.Event().wait()
+
+
+async def test_a_receiver_that_reads_nothing_keeps_no_connection() -> None:
+    async with receiving(answer_and_wait, reads_body=False) as receiver:
+        too_much_for_buffers = b"x" * 20_000_000
+        outgoing = Outgoing([LOOPBACK])
+        assert (await outgoing.post(receiver.url, headers={}, body=too_much_for_buffers)).status == 200
+        await until_closed(receiver.port)
+
+
 async def test_a_message_that_was_accepted_before_it_was_read_is_delivered() -> None:
-    async with receiving(answer(200), reads_body=False) as receiver:
+    async with receiving(answer_and_wait, reads_body=False) as receiver:
         body = {f"k{number}": "{text}" for number in range(20)}
         message = replace(MESSAGE, text="x" * 20_000)
         async with asyncio.timeout(10):
-            outcome = await sent(Webhook(url=receiver.url, body=body), message)
-    assert outcome == Delivered()
+            assert await sent(Webhook(url=receiver.url, body=body), message) == Delivered()
+        await until_closed(receiver.port)
 
 
 async def test_a_reason_has_a_limited_length() -> None:

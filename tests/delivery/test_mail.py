@@ -13,6 +13,7 @@ import pytest
 from tests.certificates import Authority
 from tests.delivery.mail_server import PASSWORD, USER, MailServer, serving_mail, talking
 from tests.delivery.messages import MESSAGE, NOW, channels, dead, refusal, retry, sent
+from tests.delivery.receiver import until_closed
 from tests.ports import free_port
 from traceplane.delivery.channels.mail import Mail
 from traceplane.delivery.message import Kind
@@ -203,6 +204,19 @@ async def test_a_server_that_hangs_after_the_mail_is_tried_again() -> None:
 
     async with talking(talk) as port, asyncio.timeout(10):
         retry(await sent(to(port), by=channels(seconds=0.5)))
+
+
+async def test_a_server_that_hangs_keeps_no_connection(authority: Authority) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 hi\r\n")
+        await reader.readline()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+    async with talking(talk, authority.server()) as port:
+        by = channels(seconds=0.5, tls=authority.trust())
+        retry(await sent(to(port, tls="implicit"), by=by))
+        await until_closed(port)
 
 
 async def test_a_server_that_hangs_after_accepting_the_mail_does_not_get_it_again() -> None:

@@ -24,6 +24,7 @@ ENDLESS = pieces(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, again=0.0)
             test_answers.test_a_message_that_was_accepted_is_not_sent_again_whatever_follows, ENDLESS
         ),
         test_answers.test_a_message_that_was_accepted_before_it_was_read_is_delivered,
+        test_answers.test_a_receiver_that_reads_nothing_keeps_no_connection,
         test_mail.test_mail_arrives_with_its_facts,
         test_mail.test_nobody_there_is_tried_again,
         test_mail.test_a_server_that_hangs_after_the_mail_is_tried_again,
@@ -43,6 +44,7 @@ def test_plain_connections(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_encrypted_connections(tls: str, authority: Authority) -> None:
     async def run() -> None:
         await test_mail.test_mail_and_password_are_encrypted(tls, authority)
+        await test_mail.test_a_server_that_hangs_keeps_no_connection(authority)
         await test_mail.test_a_certificate_that_is_not_the_hosts_gets_nothing(tls, authority)
 
     uvloop.run(run())

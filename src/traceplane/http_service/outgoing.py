@@ -27,7 +27,7 @@ from traceplane.errors import InvalidInput, PlatformError
 from traceplane.linux.connect_supervisor import Address, Endpoints
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse
+    from aiohttp import AddrInfoType, ClientResponse
     from aiohttp.abc import ResolveResult
 
 Decoded = TypeVar("Decoded")
@@ -166,7 +166,6 @@ class Outgoing:
                         self._answer("POST", url, addresses, headers, body)
                     )
                 beginning = await _beginning(answer)
-                answer.close()  # or the rest of a body that nobody reads would be sent first
                 return Answer(
                     answer.status, answer.content_type, beginning, answer.headers.get("retry-after")
                 )
@@ -210,6 +209,8 @@ class Outgoing:
         from aiohttp.abc import AbstractResolver
         from yarl import URL
 
+        connections = contextlib.AsyncExitStack()
+
         class Pinned(AbstractResolver):
             async def resolve(
                 self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -219,7 +220,12 @@ class Outgoing:
             async def close(self) -> None:
                 pass
 
+        def opened(place: AddrInfoType) -> socket.socket:
+            connections.callback(_shut_down, connection := socket.socket(*place[:3]))
+            return connection
+
         connector = aiohttp.TCPConnector(
+            socket_factory=opened,
             resolver=Pinned(),
             use_dns_cache=False,
             force_close=True,
@@ -228,6 +234,7 @@ class Outgoing:
             ssl=self._tls or True,
         )
         async with (
+            connections,
             aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -355,6 +362,12 @@ async def _connected(addresses: Sequence[Address], port: int, seconds: float) ->
             connection.close()
             raise
     raise failure
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """Now: a connection is otherwise kept until the other side has read everything, which may be never."""
+    with contextlib.suppress(OSError):  # it is closed
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 async def _beginning(answer: ClientResponse) -> bytes:
