@@ -25,7 +25,14 @@ from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.roles import Role
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.authority import Authority
-from traceplane.dispatcher.leases.calls import Claim, completion_call, emission_call, heartbeat_call
+from traceplane.dispatcher.leases.calls import (
+    Claim,
+    batch_call,
+    completion_call,
+    emission_call,
+    heartbeat_call,
+)
+from traceplane.dispatcher.leases.grouped import GroupedReports
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.dispatcher.loops.batch_closer import BatchCloser
 from traceplane.dispatcher.loops.builds import Builds
@@ -34,6 +41,7 @@ from traceplane.dispatcher.loops.file_listing import FileListing
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
+from traceplane.dispatcher.loops.sinks import Sinks, Written
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.errors import QueueUnavailable
@@ -70,6 +78,7 @@ from traceplane.wire.deploys import (
 from traceplane.wire.jobs import JobName, PauseChange, PauseRequest
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import (
+    Batch,
     ClaimedTask,
     Completion,
     Emission,
@@ -217,6 +226,8 @@ class ControlPlane:
             slot_freed=self.scheduler.slot_freed,
             staged=settings.object_store_root,
         )
+        self.grouped_reports = GroupedReports(self.leases.reports, self.leases.handovers)
+        self.sinks = Sinks(database, self.leases.reports)
         self.relay = OutboxRelay(database, wake_ups, DEFAULT_RUNTIMES, _invoke_nothing)
         self.valve = self.scheduler.valve
         self.in_process = self.scheduler.in_process
@@ -360,7 +371,18 @@ class ControlPlane:
 
     async def report(self, *reports: tuple[Held, Completion]) -> list[str]:
         calls = [completion_call(completion, self._capabilities(held)) for held, completion in reports]
-        return [answer.outcome for answer in await self.leases.reports.complete(calls)]
+        return [answer.outcome for answer in await self.grouped_reports.submit(calls)]
+
+    async def publish(self, held: Held, number: int, output: OutputManifest) -> str:
+        batch = Batch(**held.fence, batch=number, output=output)
+        (answer,) = await self.leases.handovers.publish([batch_call(batch, self._capabilities(held))])
+        return answer.outcome
+
+    async def sink(self) -> Written:
+        """Until nothing waits in a buffer."""
+        await self.sinks.run_once()
+        await self.sinks.finish()
+        return await self.sinks.run_once()
 
     def _capabilities(self, held: Held) -> list[Any]:
         return self.authority.capabilities([held.capability_token])

@@ -28,6 +28,14 @@ datasets:
     partitions: {by: hour}
   chain.transfers:
     storage: postgres
+    position: block_number
+    unique_key: [block_number, token]
+    indexes: [[chain]]
+    columns:
+    - {name: block_number, type: bigint}
+    - {name: token, type: string}
+    - {name: chain, type: int}
+    - {name: final, type: boolean}
   chain.daily:
     columns:
     - {name: amount, type: 'decimal(38, 0)'}

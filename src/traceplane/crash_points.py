@@ -15,6 +15,8 @@ TRANSACTIONS = (
     "heartbeat",
     "events",
     "complete",
+    "hand_over",
+    "sink",
     "relay",
     "valve",
     "reaper",

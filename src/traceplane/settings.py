@@ -129,6 +129,8 @@ class Settings:
     `forever`."""
     background_gc: bool = True
     """Whether dispatchers delete history that has ended, and files that nobody can read any more."""
+    dispatcher_runs_sinks: bool = True
+    """Whether dispatchers also write buffered datasets; if not, `traceplane sink` does."""
     gc_grace: str = "24h"
     """How long files stay after the last task or query could begin to read them."""
     gc_keep_versions: int = 2

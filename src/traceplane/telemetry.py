@@ -118,6 +118,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("executions_finished_total", "counter", "Executions of pipelines that ended.", ("status",)),
     Metric("signals_published_total", "counter", "Signals of signal_publish jobs given to triggers."),
     Metric("signals_suppressed_total", "counter", "Signals from recomputed history, not published."),
+    Metric("buffered_reports_total", "counter", "Completed attempts that were handed over to a sink."),
+    Metric("sink_reports_total", "counter", "Completed attempts that a sink committed."),
+    Metric("sink_dead_letters_total", "counter", "Completed attempts whose rows cannot be written."),
     Metric("celery_messages_total", "counter", "Executions announced to Celery workers."),
     Metric("cron_ticks_fired_total", "counter", "Ticks of cron sources that fired."),
     Metric(

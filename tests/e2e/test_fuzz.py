@@ -188,6 +188,7 @@ DISPATCHER = [
     "POST /internal/heartbeat",
     "POST /internal/events",
     "POST /internal/task-complete",
+    "POST /internal/buffer-publish",
     "POST /internal/task-take",
     "POST /internal/worker-hello",
     "POST /internal/worker-leave",

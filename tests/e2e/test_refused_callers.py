@@ -98,6 +98,10 @@ def speaking(world: AttackedPlatform, capability_token: str, **changes: Any) -> 
             "tokens": [capability_token],
             "completions": [{**fence, "status": "completed", "outputs": [world.manifest()]}],
         },
+        "/internal/buffer-publish": {
+            "tokens": [capability_token],
+            "batches": [{**fence, "batch": 0, "output": world.manifest()}],
+        },
     }
 
 

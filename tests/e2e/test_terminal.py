@@ -32,7 +32,7 @@ jobs:
   config: {entrypoint: "hostile_text:write", note: NOTE}
   max_attempts: 1
 """
-SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "worker", "trigger run", "init"} | {
+SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "sink", "worker", "trigger run", "init"} | {
     *("keys rotate", "keys rotate-master", "org create", "org list", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),
     "logout",

@@ -126,6 +126,7 @@ DISPATCHER = {
     "POST /internal/heartbeat": CAPABILITY,
     "POST /internal/events": CAPABILITY,
     "POST /internal/task-complete": CAPABILITY,
+    "POST /internal/buffer-publish": CAPABILITY,
     "POST /internal/input-rows": CAPABILITY,
     "GET /internal/jwks": PUBLIC,
     "GET /healthz": PUBLIC,
@@ -472,11 +473,15 @@ async def test_what_is_about_a_task_needs_the_token_of_that_task(services: Servi
     (other,) = await plane.claim(await plane.send())
     fence = {name: str(value) if name != "attempt" else value for name, value in held.fence.items()}
     event = {"output_index": 0, "scope": {"cursor": 0}}
+    ref = held.job.outputs[0]
+    versions = {"dataset_uuid": str(ref.dataset_uuid), "dataset_version": str(ref.dataset_version)}
+    output = {**event, **versions}
     bodies: dict[str, dict[str, Any]] = {
         "POST /internal/heartbeat": {"beats": [fence]},
         "POST /internal/events": {"emissions": [{**fence, "events": [event]}]},
         "POST /internal/input-rows": {"fence": fence, "input_index": 0, "start": 0, "end": 0, "state": ""},
         "POST /internal/task-complete": {"completions": [{**fence, "status": "canceled"}]},
+        "POST /internal/buffer-publish": {"batches": [{**fence, "batch": 0, "output": output}]},
     }
     assert set(bodies) == {route for route, access in DISPATCHER.items() if access == CAPABILITY}
     presented = {c.name: (c.header or "").removeprefix("Bearer ") for c in services.callers}

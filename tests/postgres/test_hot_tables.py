@@ -249,7 +249,6 @@ async def test_a_filter_that_the_column_cannot_have_is_the_users_error(worker: H
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("write_mode: direct, ", "", "deploy.buffered_unsupported"),
         ("config: {delete_after_commit: true}", "config: {delete_after_commit: 1}", "deploy.config_invalid"),
         ("config: {delete_after_commit: true}", "config: {sort: block}", "deploy.config_invalid"),
         ("config: {delete_after_commit: true}", "config: {target: 1}", "deploy.config_invalid"),

@@ -98,6 +98,29 @@ async def task_beats(crash: Crash) -> None:
     assert await crash.rows("slow.out") == [{"position": c} for c in crash.cursors]
 
 
+async def rows_are_buffered(crash: Crash) -> None:
+    """Rows wait in a buffer, and a dispatcher dies when it puts them there or takes them out."""
+    crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
+    name = f"{crash.dag}.out"
+    hot = "{storage: postgres, position: position, unique_key: [position], columns: [{name: position, type: bigint}]}"
+    await crash.platform.deploy(f"{small(crash.dag)}datasets: {{{name}: {hot}}}\n")
+    await crash.arm()
+    await crash.emit()
+    await crash.strike()
+    await settle(crash.platform)
+    generation = await crash.platform.value(
+        "select current_generation_id from datasets where dataset_id = $1", name
+    )
+    rows = await crash.platform.sql(
+        f"select position from traceplane_hot.g_{generation.hex} order by position"
+    )
+    assert [row["position"] for row in rows] == list(crash.cursors)
+    told = "select count(*) from events where generation_id = $1"
+    assert await crash.platform.value(told, generation) == EVENTS
+    assert await crash.platform.value("select count(*) from buffered_reports") == 0
+    await crash.platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
+
+
 async def worker_is_lost(crash: Crash) -> None:
     """Its lease runs out and is reaped, by a dispatcher that dies of it."""
     crash.dag = "slow"
@@ -314,6 +337,8 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "replay": dag_changes,
     "cutover": dag_changes,
     "heartbeat": task_beats,
+    "hand_over": rows_are_buffered,
+    "sink": rows_are_buffered,
     "reaper": worker_is_lost,
     "relay.after_send": function_is_called,
     "reconciler": wake_up_is_lost,

@@ -137,6 +137,8 @@ TRACES = {
     "heartbeat": "select count(*) from mine where lease_expires_at > started_at + interval '1 second'",
     "events": "select count(*) from ticked",
     "complete": "select count(*) from mine join dataset_commits using (task_id)",
+    "hand_over": "select count(*) from mine join buffered_reports using (task_id)",
+    "sink": "select count(*) from mine join dataset_commits using (task_id)",
     "relay": "select count(*) from mine join wake_messages using (task_id)",
     "valve": "select count(*) from mine where job = 'metered' and dispatched_at is not null",
     "reaper": "select count(*) from mine where error ->> 'code' = 'lease.expired'",

@@ -86,7 +86,20 @@ def test_datasets_are_declared_or_implied_and_those_of_others_are_external() -> 
             "block_number",
         ),
         Dataset("chain.ticks", partitions=Partitions(By.HOUR)),
-        Dataset("chain.transfers", Storage.POSTGRES, WriteMode.BUFFERED),
+        Dataset(
+            "chain.transfers",
+            Storage.POSTGRES,
+            WriteMode.BUFFERED,
+            (
+                Column("block_number", "bigint"),
+                Column("token", "string"),
+                Column("chain", "int"),
+                Column("final", "boolean"),
+            ),
+            position="block_number",
+            unique_key=("block_number", "token"),
+            indexes=(("chain",),),
+        ),
         Dataset("chain.transfers#daily.batches"),
     )
     assert dag.external_datasets == ("market.prices",)

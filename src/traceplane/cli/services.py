@@ -143,6 +143,17 @@ def dispatcher(settings: Settings) -> None:
 
 @click.command()
 @click.pass_obj
+def sink(settings: Settings) -> None:
+    """Run a sink, which writes buffered datasets. Any number may run; dispatchers do the same by default."""
+    from traceplane.dispatcher import main as process
+
+    configure(settings, "sink")
+    chosen = with_database(settings)
+    run_process(lambda stop: process.run_sink(chosen, stop))
+
+
+@click.command()
+@click.pass_obj
 def gateway(settings: Settings) -> None:
     """Run a gateway, which serves the public API."""
     from traceplane.gateway import main as process
@@ -170,4 +181,4 @@ def worker(settings: Settings, runtime: str, offers: str | None) -> None:
     )
 
 
-COMMANDS: tuple[Any, ...] = (up, dispatcher, gateway, worker)
+COMMANDS: tuple[Any, ...] = (up, dispatcher, gateway, sink, worker)

@@ -15,15 +15,17 @@ from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.auth.opaque import TokenRecord
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases.calls import (
+    BatchCall,
     Claim,
     EmissionCall,
     HeartbeatCall,
+    batch_call,
     completion_call,
     emission_call,
     granted,
     heartbeat_call,
 )
-from traceplane.dispatcher.leases.complete import GroupedReports
+from traceplane.dispatcher.leases.grouped import GroupedReports
 from traceplane.dispatcher.leases.requirements import Requirements
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import InvalidInput, NotFound, UserError
@@ -44,6 +46,9 @@ from traceplane.postgres import code_bundles, tasks, workers
 from traceplane.postgres.database import Database
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.tasks import (
+    BatchOutcome,
+    BufferPublishRequest,
+    BufferPublishResponse,
     ClaimRequest,
     ClaimResponse,
     CodeQuery,
@@ -107,7 +112,8 @@ class InternalApi:
         self._events: GroupCommit[EmissionCall, EmissionOutcome] = GroupCommit(
             "events", leases.emissions.accept
         )
-        self._reports = GroupedReports(leases.reports)
+        self._batches: GroupCommit[BatchCall, BatchOutcome] = GroupCommit("publish", leases.handovers.publish)
+        self._reports = GroupedReports(leases.reports, leases.handovers)
 
     def app(self, *, max_body_bytes: int) -> App:
         routes = [
@@ -129,6 +135,8 @@ class InternalApi:
                   "Emit events of running tasks."),
             Route("POST", "/internal/task-complete", CompleteRequest, CompleteResponse, self.complete, CAPABILITY,
                   "Report the end of attempts; outputs, cursor and events commit together."),
+            Route("POST", "/internal/buffer-publish", BufferPublishRequest, BufferPublishResponse, self.publish,
+                  CAPABILITY, "Publish staged rows of buffered outputs of running tasks."),
             Route("POST", "/internal/input-rows", RowsRequest, Stream, self.input_rows, CAPABILITY,
                   "A piece of a hot input, as CSV."),
             Route("GET", "/internal/jwks", None, Jwks, self.jwks, PUBLIC,
@@ -266,6 +274,11 @@ class InternalApi:
         capabilities = self._authority.capabilities(call.body.tokens)
         calls = [emission_call(emission, capabilities) for emission in call.body.emissions]
         return EventsResponse(list(await self._events.submit(calls)))
+
+    async def publish(self, call: Call[BufferPublishRequest]) -> BufferPublishResponse:
+        capabilities = self._authority.capabilities(call.body.tokens)
+        calls = [batch_call(batch, capabilities) for batch in call.body.batches]
+        return BufferPublishResponse(list(await self._batches.submit(calls)))
 
     async def complete(self, call: Call[CompleteRequest]) -> CompleteResponse:
         capabilities = self._authority.capabilities(call.body.tokens)

@@ -37,7 +37,7 @@ from traceplane.dispatcher.leases.calls import (
     completion_call,
     heartbeat_call,
 )
-from traceplane.dispatcher.leases.complete import GroupedReports
+from traceplane.dispatcher.leases.grouped import GroupedReports
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.errors import Forbidden, PlatformError
 from traceplane.model import runtimes
@@ -153,7 +153,7 @@ class Invocations:
         self._beats: GroupCommit[HeartbeatCall, HeartbeatOutcome] = GroupCommit(
             "heartbeat", leases.heartbeats.extend, concurrency=1
         )
-        self._reports = GroupedReports(leases.reports)
+        self._reports = GroupedReports(leases.reports, leases.handovers)
 
     def start(self, runtime: Runtime, task_ids: tuple[UUID, ...]) -> None:
         """Takes over dispatched tasks, to be called when there is room."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from pathlib import Path
 from typing import Any
 
 from traceplane.adapters.object_stores import object_store_for
@@ -16,6 +17,9 @@ from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.invocations import Invocations
+from traceplane.dispatcher.leases.complete import Reports
+from traceplane.dispatcher.leases.hot_writes import HotWrites, OpenStore
+from traceplane.dispatcher.leases.job_entry import KnownJobs
 from traceplane.dispatcher.leases.service import Leases
 from traceplane.dispatcher.loops.batch_closer import BatchCloser
 from traceplane.dispatcher.loops.builds import Builds
@@ -30,6 +34,7 @@ from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
 from traceplane.dispatcher.loops.retention import Retention
 from traceplane.dispatcher.loops.signal_publisher import SignalJobs
+from traceplane.dispatcher.loops.sinks import Sinks
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.loops.table_statistics import Statistics
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
@@ -37,13 +42,15 @@ from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.http_service.tls import ServerCertificate
+from traceplane.postgres import buffers, events
 from traceplane.postgres.database import Database
 from traceplane.registry.garbage import Policy
-from traceplane.runtime.process import Activity, run_loop, task_group
+from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
 from traceplane.secrets.own_settings import with_secrets
 from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
 
+_TOLD_SECONDS = 60.0
 _ROW_STREAMS = 4
 """Pieces of hot inputs sent concurrently; on separate connections, so that nothing else waits for them."""
 
@@ -100,8 +107,49 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             invocations=invocations.run(stop),
             wake_listener=queue.listen(stop),
             work_listener=database.listen(["traceplane_work"], lambda *_: scheduler.work_created(), stop),
+            **(run_sinks(database, leases.reports, stop) if settings.dispatcher_runs_sinks else {}),
             files=run_loop("files", file_listing.run_once, interval=1.0, stop=stop),
             **_loops(settings, database, scheduler, relay, retention, decoders, activity, stop),
+        )
+
+
+def run_sinks(database: Database, reports: Reports, stop: asyncio.Event) -> dict[str, Any]:
+    """What writes buffered datasets, until `stop`."""
+    sinks, buffered = Sinks(database, reports), asyncio.Event()
+
+    async def run() -> None:
+        try:
+            await run_loop("sinks", sinks.run_once, interval=1.0, kick=buffered, stop=stop)
+        finally:
+            await sinks.finish()
+
+    return {
+        "sinks": run(),
+        "buffer_listener": database.listen([buffers.CHANNEL], lambda *_: buffered.set(), stop),
+    }
+
+
+async def run_sink(settings: Settings, stop: asyncio.Event) -> None:
+    """Writes buffered datasets until `stop`, without a dispatcher."""
+    async with contextlib.AsyncExitStack() as opened:
+        database = await _connect(settings, settings.database_connections, opened)
+        settings = await with_secrets(settings, database, MasterKeyFile(settings.master_key_path).keys)
+        decoders = Decoders()
+        opened.push_async_callback(asyncio.to_thread, decoders.close)
+        hot = HotWrites(database, _staged(settings), decoders)
+        opened.push_async_callback(hot.close)
+        committed = asyncio.Event()
+        reports = Reports(database, KnownJobs(), hot, work_created=committed.set, slot_freed=committed.set)
+
+        async def tell_dispatchers() -> Outcome:
+            async with database.autocommit() as tx:
+                await events.notify_dispatchers(tx)
+            return Outcome()
+
+        await task_group(
+            stop,
+            told=run_loop("told", tell_dispatchers, interval=_TOLD_SECONDS, kick=committed, stop=stop),
+            **run_sinks(database, reports, stop),
         )
 
 
@@ -115,15 +163,19 @@ async def _connect(settings: Settings, connections: int, opened: contextlib.Asyn
 def _leases(
     settings: Settings, database: Database, authority: Authority, scheduler: Scheduler, decoders: Decoders
 ) -> Leases:
-    in_folder = settings.object_bucket is None
     return Leases(
         database,
         authority,
         work_created=scheduler.work_created,
         slot_freed=scheduler.slot_freed,
         decoders=decoders,
-        staged=settings.object_store_root.resolve() if in_folder else lambda: object_store_for(settings),
+        staged=_staged(settings),
     )
+
+
+def _staged(settings: Settings) -> Path | OpenStore:
+    in_folder = settings.object_bucket is None
+    return settings.object_store_root.resolve() if in_folder else lambda: object_store_for(settings)
 
 
 def _local_queues(settings: Settings) -> dict[str, str]:

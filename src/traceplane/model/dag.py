@@ -121,6 +121,10 @@ class Dataset:
     description: str = ""
     position: str | None = None
     """The column that holds a row's position (a cursor, or a position of a partition)."""
+    unique_key: tuple[str, ...] = ()
+    """Of a hot table: columns, the position among them, of which no two rows have the same values."""
+    indexes: tuple[tuple[str, ...], ...] = ()
+    """Of a hot table: columns by which readers find rows, besides position and unique key."""
     partitions: Partitions = Partitions()
     retention: float | None = None
     """Seconds for which a partition is kept; None: for ever."""

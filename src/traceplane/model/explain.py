@@ -66,6 +66,10 @@ class ExplainFacts:
     """What its job needs of the worker that runs it."""
     workers: Sequence[SeenWorker] = ()
     """Those that are there."""
+    buffer_ahead: int | None = None
+    """If its rows wait for a sink: how many completed attempts go before it."""
+    buffer_error: str | None = None
+    """Why a sink could not write them the last time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,15 @@ def _no_able_worker(facts: ExplainFacts) -> list[Reason]:
     return [] if lacking is None else [Reason("no_able_worker", f"It waits for a worker: {lacking}.")]
 
 
+def _buffered(facts: ExplainFacts) -> Reason:
+    ahead = f", behind {facts.buffer_ahead} others" if facts.buffer_ahead else ""
+    failed = f" The last try failed: {facts.buffer_error}." if facts.buffer_error else ""
+    return Reason("buffered", f"Attempt {facts.attempt} is done; its rows wait for a sink{ahead}.{failed}")
+
+
 def _running(facts: ExplainFacts) -> list[Reason]:
+    if facts.buffer_ahead is not None:
+        return [_buffered(facts)]
     reasons = [
         Reason(
             "running",

@@ -73,6 +73,10 @@ class HotTable:
     position: str
     unique_key: tuple[str, ...] = ()
     partitions: Partitions = Partitions()
+    key: tuple[str, ...] = ()
+    """Columns of which no two rows have the same values: rows that are added take the place of those that have them."""
+    buffered: bool = False
+    """Whether a sink writes its rows, rather than the commit of the task."""
 
     @property
     def position_column(self) -> PositionColumn:

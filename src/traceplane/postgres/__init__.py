@@ -3,6 +3,7 @@
 aggregator          the batches of aggregators: open, closed and due
 audit               who changed what, and who was refused what
 backpressure        the figures that the valve decides by, and its decisions
+buffers             completed attempts whose rows wait for a sink, and dead letters
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
 coverage            which positions generations have

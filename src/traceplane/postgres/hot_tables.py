@@ -39,7 +39,7 @@ def table_name(generation_id: UUID) -> str:
     return f"g_{generation_id.hex}"
 
 
-async def create(tx: Transaction, table: HotTable) -> None:
+async def create(tx: Transaction, table: HotTable, indexes: Sequence[Sequence[str]] = ()) -> None:
     columns = ", ".join(
         f"{_quoted(c.name)} {c.postgres_type}{'' if c.nullable and c.name != table.position else ' not null'}"
         for c in table.columns
@@ -49,7 +49,8 @@ async def create(tx: Transaction, table: HotTable) -> None:
         table.generation_id,
         columns,
         _quoted(table.position),
-        ", ".join(map(_quoted, table.unique_key)),
+        _list(table.key or table.unique_key),
+        [_list(columns) for columns in indexes],
     )
     await tx.rows(
         _SQL["add"],
@@ -57,6 +58,7 @@ async def create(tx: Transaction, table: HotTable) -> None:
         [msgspec.to_builtins(c) for c in table.columns],
         table.position,
         list(table.unique_key),
+        list(table.key),
     )
 
 
@@ -74,6 +76,8 @@ async def load(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, Ho
             r["position"],
             tuple(r["unique_key"]),
             partitions_of(r["partitions"]),
+            tuple(r["key"]),
+            bool(r["buffered"]),
         )
         for r in await tx.rows(_SQL["load"], list(generation_ids))
     }
@@ -107,7 +111,8 @@ async def clear(tx: Transaction, table: HotTable, start: int, end: int) -> None:
 
 
 async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> int:
-    """Adds CSV rows; with a unique key, only rows that do not exist yet. Returns the number of those it added."""
+    """Adds CSV rows. An `append` job adds only rows whose unique key does not exist yet; if the dataset itself has a
+    key, its rows take the place of those with the same key. Returns the number of rows it added."""
     names = [c.name for c in table.columns]
     try:
         if not table.unique_key:
@@ -116,14 +121,19 @@ async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -
             draft = f"draft_{table.generation_id.hex}"
             await tx.run(f"create temporary table {draft} (like {_name(table)}) on commit drop")
             copied = await tx.copy_in(draft, names, rows)
-            columns = ", ".join(map(_quoted, names))
+            columns = _list(names)
             added = await tx.value(
                 f"with added as (insert into {_name(table)} ({columns}) select {columns} from {draft}"
-                " on conflict do nothing returning 1) select count(*) from added"
+                f" {_on_conflict(table)} returning 1) select count(*) from added"
             )
             await tx.run(f"drop table {draft}")
-    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
-        raise RowsRefused(str(error)) from error
+    except (
+        asyncpg.DataError,
+        asyncpg.IntegrityConstraintViolationError,
+        asyncpg.CardinalityViolationError,
+    ) as error:
+        detail = f": {error.detail}" if error.detail else ""
+        raise RowsRefused(f"{error}{detail}") from error
     if copied != count:
         raise RowsRefused(f"only {copied} of {count} rows arrived")
     return added
@@ -189,6 +199,14 @@ async def read(
     await tx.copy_out(query, *arguments, push=push)
 
 
+def _on_conflict(table: HotTable) -> str:
+    others = [c.name for c in table.columns if c.name not in table.key]
+    if not table.key or not others:
+        return "on conflict do nothing"
+    changes = ", ".join(f"{name} = excluded.{name}" for name in map(_quoted, others))
+    return f"on conflict ({_list(table.key)}) do update set {changes}"
+
+
 def _within(table: HotTable, start: int, end: int) -> tuple[str, list[str]]:
     """A condition on the position column, and its arguments."""
     position, arguments = table.position_column, list[str]()
@@ -222,6 +240,10 @@ def _columns(ranges: Sequence[Range]) -> list[list[Any]]:
 
 def _name(table: HotTable) -> str:
     return f"{SCHEMA}.{table_name(table.generation_id)}"
+
+
+def _list(columns: Sequence[str]) -> str:
+    return ", ".join(map(_quoted, columns))
 
 
 def _quoted(name: str) -> str:

@@ -252,7 +252,8 @@ class _NewVersion:
             return
         columns = tuple(HotColumn(c.name, c.type, c.nullable) for c in dataset.columns)
         keys = job.unique_key if job.update_strategy is UpdateStrategy.APPEND else ()
-        await hot_tables.create(self.tx, HotTable(generation_id, columns, dataset.position, keys))
+        table = HotTable(generation_id, columns, dataset.position, keys, key=dataset.unique_key)
+        await hot_tables.create(self.tx, table, dataset.indexes)
         schema = tuple(SchemaColumn(c.name, c.arrow_type, c.nullable) for c in columns)
         await generation_schemas.save(self.tx, {generation_id: (schema, 0)})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from traceplane.errors import Conflict, Forbidden, InvalidInput, NotFound, UserError
 from traceplane.model import column_types, extents
-from traceplane.model.dag import Dag, Input, Job, SourceKind, Storage, UpdateStrategy, WriteMode
+from traceplane.model.dag import Dag, Input, Job, SourceKind, Storage, UpdateStrategy
 from traceplane.model.edges import same_periods
 from traceplane.model.near_names import nearest
 from traceplane.model.partitions import Partitions
@@ -130,14 +130,6 @@ def _network_refusal(job: Job, runtime: Runtime) -> UserError | None:
 
 def _hot_data_refusal(dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     hot = {d.dataset_id for d in dag.datasets if d.storage is Storage.POSTGRES}
-    for dataset in dag.datasets:
-        if dataset.write_mode is WriteMode.BUFFERED:
-            return InvalidInput(
-                "deploy.buffered_unsupported",
-                "there are no sinks yet to write this dataset",
-                value=dataset.dataset_id,
-                next_step="set write_mode: direct, so that rows are written with the task's commit",
-            )
     for job in dag.jobs:
         if job.update_strategy is UpdateStrategy.APPEND and (refusal := _unique_key_refusal(job, dag)):
             return refusal

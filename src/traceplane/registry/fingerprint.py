@@ -143,6 +143,11 @@ def _input(used: Input) -> dict[str, Any]:
 def _output(output: Output, dataset: Dataset) -> dict[str, Any]:
     columns = [{"name": c.name, "type": c.type, "nullable": c.nullable} for c in dataset.columns]
     position = {"position": dataset.position} if dataset.position else {}
+    table = {
+        name: [list(of) if isinstance(of, tuple) else of for of in columns_]
+        for name, columns_ in (("unique_key", dataset.unique_key), ("indexes", dataset.indexes))
+        if columns_
+    }
     partitions = {} if dataset.partitions == Partitions() else {"partitions": _partitions(dataset.partitions)}
     return {
         "name": output.name,
@@ -150,6 +155,7 @@ def _output(output: Output, dataset: Dataset) -> dict[str, Any]:
         "storage": dataset.storage,
         "columns": columns,
         **position,
+        **table,
         **partitions,
     }
 

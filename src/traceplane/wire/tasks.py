@@ -417,12 +417,34 @@ class CompleteRequest(Wire, frozen=True):
 
 class CompletionOutcome(Wire, frozen=True):
     task_id: UUID
-    outcome: Literal["committed", "retrying", "dead", "canceled", "stale", "unknown"]
-    """The result of this report, or of the earlier report that it repeats."""
+    outcome: Literal["committed", "buffered", "retrying", "dead", "canceled", "stale", "unknown"]
+    """The result of this report, or of the earlier report that it repeats. buffered: a sink will commit it."""
 
 
 class CompleteResponse(Wire, frozen=True):
     outcomes: list[CompletionOutcome]
+
+
+class Batch(Fence, frozen=True, kw_only=True):
+    """Staged rows of a buffered output, published while their task runs. They count when it completes."""
+
+    batch: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+    output: OutputManifest
+
+
+class BufferPublishRequest(Wire, frozen=True):
+    tokens: Tokens
+    batches: Annotated[list[Batch], _Batch]
+
+
+class BatchOutcome(Wire, frozen=True):
+    task_id: UUID
+    batch: int
+    outcome: Literal["ok", "canceled", "stale"]
+
+
+class BufferPublishResponse(Wire, frozen=True):
+    outcomes: list[BatchOutcome]
 
 
 class RowsRequest(Wire, frozen=True):

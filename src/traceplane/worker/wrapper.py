@@ -212,7 +212,7 @@ class Wrapper:
             completion = report.completion_of_refusal(held, completion, refusal)
             (outcome,) = await self._completions.submit([_Finished(held.token, completion)])
         crash_point("worker.after_complete")
-        if outcome.outcome not in ("committed", "canceled") and completion.status != "returned":
+        if outcome.outcome not in ("committed", "buffered", "canceled") and completion.status != "returned":
             telemetry.emit(
                 "worker.attempt_ended",
                 "warning",

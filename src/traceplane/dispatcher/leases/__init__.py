@@ -1,11 +1,13 @@
 """The transactions behind the internal API: tasks are claimed, kept alive by heartbeats, and reported on.
 
+    buffered      completions with rows for buffered datasets, which are handed over to sinks
     calls         requests, checked against what their capability token grants
     claim         leases for workers; fetching a held task again, and the rows of its hot inputs
     claimed_data  what a claimed task gets from the catalog
     compaction    rows of hot inputs that a task has written elsewhere leave their table
-    complete      reports are judged, in groups; outputs, cursors, events and the end of the attempts commit together
+    complete      reports are judged; outputs, cursors, events and the end of the attempts commit together
     emit          events of running tasks
+    grouped       which reports share a transaction
     heartbeat     leases are extended; callers learn of cancellation
     hot_reads     where the rows of hot inputs are, and the rows themselves, a piece at a time
     hot_writes    rows of completed tasks on their way into hot tables

@@ -17,6 +17,7 @@ from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.events import NewEvent
 from traceplane.postgres.tasks import LeaseFence
 from traceplane.wire.tasks import (
+    Batch,
     ClaimedTask,
     Completion,
     Emission,
@@ -86,6 +87,19 @@ class CompletionCall:
         return CompletionCall(self.fence, Report.FAILED, error, log=self.log)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchCall:
+    fence: LeaseFence
+    batch: int
+    output: OutputManifest
+
+
+def batch_call(batch: Batch, capabilities: Sequence[Capability]) -> BatchCall:
+    _, grants = granted(batch, capabilities)
+    _output(batch, batch.output, grants)
+    return BatchCall(lease_fence(batch), batch.batch, batch.output)
+
+
 def heartbeat_call(beat: Heartbeat, capabilities: Sequence[Capability]) -> HeartbeatCall:
     capability, grants = granted(beat, capabilities)
     return HeartbeatCall(beat, capability, grants)
@@ -143,7 +157,7 @@ def granted(fence: Fence, capabilities: Sequence[Capability]) -> tuple[Capabilit
     )
 
 
-def _output(completion: Completion, o: OutputManifest, grants: JobGrants) -> OutputCommit:
+def _output(completion: Completion | Batch, o: OutputManifest, grants: JobGrants) -> OutputCommit:
     grant = _write_grant(completion.task_id, grants, o.output_index)
     if (str(o.dataset_uuid), str(o.dataset_version)) != (grant.dataset_uuid, grant.dataset_version):
         what = f"output {o.output_index} is not {o.dataset_uuid}/{o.dataset_version}"

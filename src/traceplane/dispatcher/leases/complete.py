@@ -8,8 +8,9 @@ repeating the call returns the same answer and changes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -25,18 +26,17 @@ from traceplane.dispatcher.leases.hot_writes import HotRows, HotWrites, Unfit, a
 from traceplane.dispatcher.leases.job_entry import KnownJobs
 from traceplane.dispatcher.leases.judged import Judged
 from traceplane.dispatcher.leases.schema_check import refuse_misfits
+from traceplane.model.hot_table import HotTable
 from traceplane.model.task import ReportVerdict, TaskState
 from traceplane.postgres import commits, coverage, events, hot_tables, task_logs, tasks
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import AcceptedEvents, NewEvent
 from traceplane.postgres.tasks import FailedAttempt
-from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.tasks import CompletionOutcome, TaskError
 
 _FAILED = {ReportVerdict.RETRY: TaskState.QUEUED, ReportVerdict.DIE: TaskState.DEAD}
 _ENDS_ATTEMPT = (ReportVerdict.COMPLETE, ReportVerdict.RETRY, ReportVerdict.DIE, ReportVerdict.CANCEL)
-_HOT_AT_ONCE = 100
 
 
 class _RowsRefused(Exception):
@@ -54,6 +54,10 @@ class _Committed:
 
     judged: list[Judged]
     accepted: AcceptedEvents
+
+
+AlsoCommitted = Callable[[Transaction, Sequence[Judged]], Awaitable[None]]
+"""Something that is committed with reports."""
 
 
 class Reports:
@@ -75,28 +79,34 @@ class Reports:
         self._work_created = work_created
         self._slot_freed = slot_freed
 
-    async def any_hot(self, calls: Sequence[CompletionCall]) -> bool:
-        """Whether any of their outputs go into hot tables."""
-        return bool(await self._hot.tables({o.generation_id for c in calls for o in c.outputs}))
+    async def hot_tables(
+        self, calls: Sequence[CompletionCall], tx: Transaction | None = None
+    ) -> dict[UUID, HotTable]:
+        """The tables of their outputs that are hot."""
+        return await self._hot.tables({o.generation_id for c in calls for o in c.outputs}, tx)
 
     async def complete(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
-        calls = await self._with_rows(calls)
-        try:
+        return await self.commit(await self.with_rows(calls))
+
+    async def commit(
+        self, calls: Sequence[CompletionCall], also: AlsoCommitted | None = None
+    ) -> list[CompletionOutcome]:
+        """Commits calls whose rows were read, with what else belongs to them. Their rows are closed."""
+        with contextlib.ExitStack() as opened:
+            for call in calls:
+                for rows in call.rows:
+                    opened.callback(rows.close)
             while True:
                 try:
-                    return await self._commit(calls)
+                    return await self._commit(calls, also)
                 except _RowsRefused as refused:
                     calls = [
                         c.failed(refused.error) if c.fence.task_id == refused.task_id else c for c in calls
                     ]
-        finally:
-            for call in calls:
-                for rows in call.rows:
-                    rows.close()
 
-    async def _with_rows(self, calls: Sequence[CompletionCall]) -> list[CompletionCall]:
+    async def with_rows(self, calls: Sequence[CompletionCall]) -> list[CompletionCall]:
         """The calls, with the rows of hot outputs read and checked; a call whose rows do not fit becomes a failure."""
-        tables = await self._hot.tables({o.generation_id for c in calls for o in c.outputs})
+        tables = await self.hot_tables(calls)
         if not tables:
             return list(calls)
 
@@ -117,13 +127,15 @@ class Reports:
 
         return list(await asyncio.gather(*map(prepare, calls)))
 
-    async def _commit(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
+    async def _commit(
+        self, calls: Sequence[CompletionCall], also: AlsoCommitted | None
+    ) -> list[CompletionOutcome]:
         # A call may occur twice in a group; the repetition is judged after the first.
         rounds = _rounds([c.fence.task_id for c in calls])
 
         async def once() -> list[_Committed]:
-            async with self._database.transaction("complete") as tx:
-                return [await self._round(tx, [calls[i] for i in positions]) for positions in rounds]
+            async with self._database.transaction("complete" if also is None else "sink") as tx:
+                return [await self._round(tx, [calls[i] for i in positions], also) for positions in rounds]
 
         outcomes: dict[int, CompletionOutcome] = {}
         for positions, committed in zip(rounds, await retry_on_conflict(once), strict=True):
@@ -135,7 +147,9 @@ class Reports:
         self._slot_freed()  # and a scope
         return [outcomes[i] for i in range(len(calls))]
 
-    async def _round(self, tx: Transaction, calls: Sequence[CompletionCall]) -> _Committed:
+    async def _round(
+        self, tx: Transaction, calls: Sequence[CompletionCall], also: AlsoCommitted | None
+    ) -> _Committed:
         locked = await tasks.lock(tx, [c.fence.task_id for c in calls])
         judged = [Judged.of(c, locked.get(c.fence.task_id)) for c in calls]
         judged = _fail(judged, await refuse_misfits(tx, {j.task_id: j.outputs for j in _completed(judged)}))
@@ -144,6 +158,8 @@ class Reports:
         judged = _fail(judged, await changed_inputs(tx, moves))
         judged = await _return_repetitions(tx, judged)
         await _end_attempts(tx, judged)
+        if also is not None:
+            await also(tx, judged)
         crash_point("complete.after_fence")
         completed = _completed(judged)
         outputs = [output for report in completed for output in report.outputs]
@@ -311,22 +327,3 @@ def _rounds(task_ids: Sequence[UUID]) -> list[list[int]]:
         rounds[seen[task_id]].append(position)
         seen[task_id] += 1
     return rounds
-
-
-class GroupedReports:
-    """Which reports share a transaction. Reports with rows for hot tables share theirs only with each other.
-
-    Such rows are read before their transaction begins, and operators can write files that take seconds to read. Reports
-    without hot rows do not wait for that, and few reports with hot rows wait for each other.
-    """
-
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
-        self._cold: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit("complete", reports.complete)
-        self._hot: GroupCommit[CompletionCall, CompletionOutcome] = GroupCommit(
-            "complete", reports.complete, max_items=_HOT_AT_ONCE
-        )
-
-    async def submit(self, calls: Sequence[CompletionCall]) -> Sequence[CompletionOutcome]:
-        group = self._hot if await self._reports.any_hot(calls) else self._cold
-        return await group.submit(calls)

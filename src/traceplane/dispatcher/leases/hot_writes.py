@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ MOST_BYTES = 64 << 20
 _KEPT_IN_MEMORY = 64 << 10
 """Per output; a group of calls has up to a thousand."""
 _AT_ONCE = 2
+_KNOWN_SECONDS = 5.0
 
 
 class Unfit(Exception):
@@ -71,6 +73,8 @@ class HotWrites:
         self._staged = staged
         self._opened: ObjectStore | None = None
         self._known: dict[UUID, HotTable | None] = {}
+        self._read_at: dict[UUID, float] = {}
+        """When a table was read: how it is written can change."""
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._turns_of_tables: dict[UUID, asyncio.Lock] = {}
 
@@ -82,11 +86,13 @@ class HotWrites:
         self, generation_ids: Iterable[UUID], tx: Transaction | None = None
     ) -> dict[UUID, HotTable]:
         """The tables of those generations that are hot. Cached: whether a generation is hot never changes."""
-        generations = set(generation_ids)
-        if unknown := sorted(generations - self._known.keys()):
+        generations, now = set(generation_ids), time.monotonic()
+        old = {g for g in generations if now - self._read_at.get(g, now) > _KNOWN_SECONDS}
+        if unknown := sorted(generations - (self._known.keys() - old)):
             async with contextlib.nullcontext(tx) if tx else self._database.autocommit() as reading:
                 loaded = await hot_tables.load(reading, unknown)
             self._known |= {generation: loaded.get(generation) for generation in unknown}
+            self._read_at |= dict.fromkeys(loaded, now)
         return {g: table for g in generations if (table := self._known[g]) is not None}
 
     async def prepare(self, org: str, table: HotTable, output: OutputCommit) -> HotRows:

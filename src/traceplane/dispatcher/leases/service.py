@@ -7,6 +7,7 @@ from pathlib import Path
 
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.dispatcher.authority import Authority
+from traceplane.dispatcher.leases.buffered import Handovers
 from traceplane.dispatcher.leases.calls import CompletionCall, lease_fence
 from traceplane.dispatcher.leases.claim import Claims
 from traceplane.dispatcher.leases.complete import Reports
@@ -38,6 +39,7 @@ class Leases:
         self.heartbeats = LeaseExtensions(database, authority)
         self.emissions = Emissions(database, work_created)
         self.reports = Reports(database, jobs, self._hot, work_created=work_created, slot_freed=slot_freed)
+        self.handovers = Handovers(database, self.reports)
 
     async def close(self) -> None:
         await self._hot.close()

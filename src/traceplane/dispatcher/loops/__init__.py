@@ -16,6 +16,7 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     reconciler        resends wake-ups that nobody claimed
     retention         deletes files that nobody can read any more, and history that has ended
     signal_publisher  publishes committed signals for triggers to read
+    sinks             commits what waits in the buffers of datasets
     source_monitor    keeps one run of every always-on source alive, always under the same task id
     table_statistics  analyzes the hot tables as they grow, so that cached plans stay good
     valve             dispatches queued tasks as far as concurrency, window and backpressure allow

@@ -2,7 +2,7 @@
 
 -- name: create
 -- The table of a generation, owned by the platform; names are quoted, and types of a fixed list.
-call create_hot_table($1, $2, $3, $4)
+call create_hot_table($1, $2, $3, $4, $5::text[])
 
 -- name: drop
 -- A generation whose table was dropped.
@@ -10,13 +10,17 @@ delete from hot_tables where generation_id = $1
 
 -- name: add
 -- A generation whose rows are in its own table.
-insert into hot_tables (generation_id, columns, position, unique_key) values ($1, $2, $3, $4)
+insert into hot_tables (generation_id, columns, position, unique_key, key) values ($1, $2, $3, $4, $5)
 
 -- name: load
 -- The tables of those generations that have one.
-select generation_id, columns, position, unique_key,
+select generation_id, columns, position, unique_key, key,
   (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = h.generation_id limit 1)
-  as partitions
+  as partitions,
+  coalesce(
+    (select ds.definition->>'write_mode' from datasets ds where ds.current_generation_id = h.generation_id),
+    (select v.definition->>'write_mode' from dag_version_datasets v join dag_versions using (dag_version_id)
+     where v.generation_id = h.generation_id order by number desc limit 1)) = 'buffered' as buffered
 from hot_tables h where generation_id = any($1::uuid[])
 
 -- name: lock

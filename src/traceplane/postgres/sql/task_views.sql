@@ -86,7 +86,12 @@ select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max
        exists (select 1 from outbox o where t.task_id = any(o.task_ids)) as in_outbox,
        j.backfill_concurrency,
        (select count(*) from tasks f where f.job_id = t.job_id and f.stage = 1 and f.priority = 1) as backfill_in_flight,
-       z.paused_by, z.reason as pause_reason, z.since as paused_since, coalesce(j.requires, '{}') as requires
+       z.paused_by, z.reason as pause_reason, z.since as paused_since, coalesce(j.requires, '{}') as requires,
+       (select (select count(*) from buffered_reports a where a.generation_id = b.generation_id and a.failed_at is null
+                  and a.report_id < b.report_id)
+        from buffered_reports b where b.task_id = t.task_id and b.failed_at is null) as buffer_ahead,
+       (select b.failure->>'message' from buffered_reports b where b.task_id = t.task_id and b.failed_at is null)
+         as buffer_error
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 left join job_pressure p on p.job_id = h.caused_by

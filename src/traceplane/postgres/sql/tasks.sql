@@ -83,7 +83,7 @@ where l.max_concurrency is null
 
 -- name: extend
 -- Extends the leases of living attempts; a task that was reaped but not claimed again continues.
-update tasks t set lease_expires_at = tp_now() + j.lease, state = 'running', finished_at = null,
+update tasks t set lease_expires_at = greatest(t.lease_expires_at, tp_now() + j.lease), state = 'running', finished_at = null,
                    progress = coalesce(u.progress, t.progress)
 from unnest($1::uuid[], $2::jsonb[]) as u (task_id, progress), jobs j
 where t.task_id = u.task_id and j.job_id = t.job_id
@@ -375,7 +375,9 @@ with asked as materialized (
   from unnest($1::uuid[], $2::int[], $5::uuid[]) as a (task_id, attempt, generation_id) left join tasks t using (task_id)
   where t.task_id is null and exists (select 1 from generations g where g.generation_id = a.generation_id)
      or case when a.attempt < t.attempt then t.started_at
-             when a.attempt = t.attempt and t.state in ('completed', 'canceled', 'dead') then t.finished_at
+             when a.attempt = t.attempt and t.state in ('completed', 'canceled', 'dead')
+               and not exists (select 1 from buffered_reports b where b.task_id = t.task_id and b.attempt = a.attempt offset 0)
+               then t.finished_at  -- a dead letter can be replayed
              when a.attempt = t.reported_attempt and t.state = 'queued' then t.started_at
         end < tp_now() - $3::interval
 ), locked as materialized (

@@ -51,9 +51,14 @@ def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict
         ):
             message = "write_mode is only for storage: postgres"
             problems.add("spec.write_mode_needs_postgres", dataset.at("write_mode"), message, "remove it")
+        if not dataset.has("storage", "postgres"):
+            for name in ("unique_key", "indexes"):
+                if name in dataset.nodes:
+                    message = f"{name} is only for storage: postgres"
+                    problems.add("spec.needs_hot_table", dataset.at(name), message, "remove it")
         columns = [(column.get("name"), column.at("name")) for column in dataset.get("columns") or ()]
         refuse_repeats(problems, "column", columns)
-        if dataset.has("storage", "postgres") and dataset.has("write_mode", "direct"):
+        if dataset.has("storage", "postgres"):
             _check_hot_table(problems, dataset)
     for draft in drafts:
         for used, item in draft.inputs:
@@ -186,6 +191,25 @@ def _check_hot_table(problems: Problems, dataset: YamlMap) -> None:
         if name and not hot_table.can_be_column(name):
             message = f"Postgres cannot have a column {name[:100]!r}"
             problems.add("spec.bad_name", column.at("name"), message, "up to 63 bytes, and no system column")
+    _check_keys(problems, dataset, [name for name in types if name])
+
+
+def _check_keys(problems: Problems, dataset: YamlMap, columns: Collection[str]) -> None:
+    """What identifies a row of a hot table, and what its readers look for."""
+    keys = [dataset.at("unique_key")] if dataset.get("unique_key") else []
+    for node in keys + (dataset.at("indexes").value if dataset.get("indexes") else []):
+        named = [(n.value, n) for n in node.value if isinstance(n, yaml.ScalarNode)]
+        refuse_repeats(problems, "column", named)
+        for name, where in named:
+            if columns and name not in columns:
+                problems.add(
+                    "spec.unknown_column", where, f"no column {name[:100]!r} there", near(name, columns)
+                )
+    position = dataset.get("position")
+    if keys and position and position not in dataset.get("unique_key"):
+        # Or a row would vanish from its scope because another scope has its key, and nobody reading it would know.
+        message = f"the position {position[:100]!r} must be a part of unique_key"
+        problems.add("spec.key_without_position", keys[0], message, f"add {position[:100]}")
 
 
 def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | None) -> None:
@@ -299,6 +323,8 @@ def build(
         write_mode=declared.get("write_mode") or default_mode,
         columns=tuple(model.Column(**column.values) for column in declared.get("columns") or ()),
         position=declared.get("position") or position,
+        unique_key=tuple(declared.get("unique_key") or ()),
+        indexes=tuple(tuple(columns) for columns in declared.get("indexes") or ()),
         partitions=own,
         description=declared.get("description") or "",
         retention=declared.get("retention"),

@@ -202,6 +202,8 @@ _DATASET: Fields = {
     "write_mode": read.choice(model.WriteMode),
     "description": read.text,
     "position": _label,
+    "unique_key": read.list_of(_label),
+    "indexes": read.list_of(read.list_of(_label)),
     "partitions": read.record(_PARTITIONS, "by"),
     "retention": read.duration_of_years,
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
