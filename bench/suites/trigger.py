@@ -88,7 +88,7 @@ class Bench:
             await trigger_world.add_pipelines(connection, trigger_world.watch_lists(pipelines))
             with self._trigger(url, topic, "high_throughput") as process:
                 memory = (await self._loaded(process, pipelines) - bare) / pipelines
-            await connection.execute("truncate executions, tasks")
+            await connection.execute("truncate executions, tasks cascade")
             await connection.execute("update trigger_offsets set next_offset = 0")
             with self._trigger(url, topic, "high_throughput"):
                 await self._drained(connection, topic, WARM)
@@ -105,7 +105,7 @@ class Bench:
                           1.0 if pipelines >= 100_000 else None),
             ]  # fmt: skip
             if peer:
-                await connection.execute("truncate executions, tasks")
+                await connection.execute("truncate executions, tasks cascade")
                 theirs = self._peer(url, topic)
                 rows.append(
                     self._row(

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "up": (PROCESS, []),
     "dispatcher": (PROCESS, []),
     "gateway": (PROCESS, []),
+    "sink": (PROCESS, []),
     "worker": (PROCESS, []),
     "trigger run": (PROCESS, []),
     "trigger doctor": (DATABASE, []),

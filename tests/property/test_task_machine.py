@@ -186,7 +186,8 @@ class DispatcherPair:
         self.set_clock(0)
         self.run(
             self.planes[0].sql(
-                "truncate events, tasks, task_inputs, outbox, dataset_commits, generation_cursors,"
+                "truncate events, tasks, buffered_batches, buffered_reports, task_inputs, outbox, dataset_commits,"
+                " generation_cursors,"
                 " generation_schemas, told_positions, told_periods, known_scopes, open_batches, job_pressure, job_holds"
             )
         )

@@ -34,6 +34,8 @@ LONGEST_BACKOFF = 30.0
 # A kicked loop makes thousands of passes a second; one log line a second is enough.
 LOG_EVERY = 1.0
 _QUIET_INTERVAL = 1.0
+# The kernel signals a parent's death once for each of the parent's threads, while the parent is still there.
+_SIGNALS_OF_ONE_DEATH_SECONDS, _UNTIL_A_PARENT_IS_GONE_SECONDS = 1.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,20 +255,25 @@ async def _supervise(
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal signaled_at
-        if signals and os.getppid() != parent and time.monotonic() - signaled_at < 1.0:
-            return  # the kernel signals a parent's death once for each of the parent's threads
-        if signals and hurry is not None:
-            if not hurry.is_set():
-                telemetry.emit("process.hurrying", signal=number.name)
-            hurry.set()
-            return
-        if signals:
+        if not signals:
+            telemetry.emit("process.stopping", signal=number.name)
+            signals.append(number)
+            signaled_at = time.monotonic()
+            stop.set()
+        elif time.monotonic() - signaled_at < _SIGNALS_OF_ONE_DEATH_SECONDS:
+            loop.call_later(_UNTIL_A_PARENT_IS_GONE_SECONDS, on_impatience, number)
+        else:
+            on_impatience(number)
+
+    def on_impatience(number: signal.Signals) -> None:
+        if os.getppid() != parent and time.monotonic() - signaled_at < 2 * _SIGNALS_OF_ONE_DEATH_SECONDS:
+            return  # nobody's: its parent died
+        if hurry is None:
             telemetry.emit("process.killed", "warning", signal=number.name)
             os._exit(128 + number)
-        telemetry.emit("process.stopping", signal=number.name)
-        signals.append(number)
-        signaled_at = time.monotonic()
-        stop.set()
+        if not hurry.is_set():
+            telemetry.emit("process.hurrying", signal=number.name)
+        hurry.set()
 
     def on_stray_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
