@@ -255,7 +255,7 @@ async def test_a_function_reports_by_itself_when_the_dispatcher_that_called_it_d
     """Its heartbeats keep the lease, so nothing is computed twice."""
     add(service, "number", tmp_path)
     function = add(service, "wait_once", tmp_path)
-    await platform.deploy(numbers(job("wait_once", "numbers.in")))
+    await platform.deploy(numbers(job("wait_once", "numbers.in"), defaults="{lease: 20s}"))
     await platform.emit("numbers.in", [7])
     await until(_exists(tmp_path / "waiting"))
     await platform["dispatcher-1"].kill()
