@@ -1,5 +1,5 @@
-"""`make demo`: follows a chain into Spark tables while processes are killed and the chain reorganizes; then signals
-launch pipelines."""
+"""`make demo`: follows a chain into Spark tables while processes are killed and the chain reorganizes, and tells a desk
+of large transfers; then signals launch pipelines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from examples.demo_alerts import AlertDesk, Watch, serve_desk
 from examples.demo_failures import DemoFailed, Processes, check_tasks, completed_tasks, sentence, waiting
 from examples.demo_trigger import PIPELINES, SIGNALS, Desk
 from traceplane import telemetry
@@ -55,9 +56,11 @@ class Demo:
         caller: Caller,
         node: Simulator,
         processes: Processes,
+        desk: AlertDesk,
     ) -> None:
         self.settings, self.database, self.caller, self.node = settings, database, caller, node
         self.processes = processes
+        self.watch = Watch(desk, database, caller, self.until)
         self.started = time.monotonic()
 
     @property
@@ -70,11 +73,17 @@ class Demo:
         await self.deploy()
         await self.until(self.settled, "all blocks are processed")
         say(f"3. Ingested the chain's {self.head + 1} blocks and processed them on Spark ({self.seconds()}).")
+        silent = await self.watch.begin(self.settled)
+        watched_from = self.head + 1
+        say(
+            f"4. Deployed an alert on large transfers. It found {silent} in these blocks, and tells nobody of history."
+        )
         await self.follow_through_crashes()
         exact = await self.reorganize()
+        rebuilt = await self.rebuild()
         await self.show_top_tokens()
         launches = await self.trigger()
-        return await self.account(exact, launches)
+        return await self.account(exact, watched_from, rebuilt, launches)
 
     async def deploy(self) -> None:
         yaml = DAG.read_text().replace("http://127.0.0.1:8545", self.node.url)
@@ -90,11 +99,11 @@ class Demo:
         running = await self.until(self.spark_tasks_running, "a Spark task runs")
         self.processes.kill("spark-1")
         say(
-            f"4. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) with {running} of its tasks running."
+            f"5. 6 more blocks; killed the Spark worker and its JVM (SIGKILL) with {running} of its tasks running."
         )
         self.processes.kill("dispatcher")
         self.node.ledger.mine(4)
-        say("5. Killed the dispatcher (SIGKILL); 4 more blocks while it was down.")
+        say("6. Killed the dispatcher (SIGKILL); 4 more blocks while it was down.")
         await self.until(self.settled, "all blocks are processed")
         say(f"   Both were restarted, and all {self.head + 1} blocks are processed ({self.seconds()}).")
 
@@ -107,7 +116,7 @@ class Demo:
         await self.until(self.settled, "all blocks are processed")
         changed = range(old_head - depth + 1, self.head + 1)
         say(
-            f"6. The chain reorganized: blocks {changed[0]} to {changed[-1]} were replaced. Recomputed only these:\n"
+            f"7. The chain reorganized: blocks {changed[0]} to {changed[-1]} were replaced. Recomputed only these:\n"
         )
         recomputed = await self.scopes_since(mark)
         for job in JOBS:
@@ -116,12 +125,20 @@ class Demo:
             )
         blocks = {(n, n) for n in changed}
         ranges = {(n - n % BATCH, n - n % BATCH + BATCH - 1) for n in changed}
+        await self.until(self.watch.sent, "all messages are sent")
         return all(
             set(recomputed[job]) == (blocks if job in ("ingest", "transfers") else ranges) for job in JOBS
         )
 
+    async def rebuild(self) -> int:
+        rebuilt = await self.watch.rebuild(self.settled)
+        say(
+            f"\n8. Deployed the alert with another column: all blocks were evaluated anew ({self.seconds()})."
+        )
+        return rebuilt
+
     async def show_top_tokens(self) -> None:
-        say(f"\n7. {TOP_TOKENS}\n")
+        say(f"\n9. {TOP_TOKENS}\n")
         say("      blocks  token                                       transfers  senders")
         client = Client(self.settings.gateway_address, str(self.settings.user_token))
         for row in (await asyncio.to_thread(client.query, TOP_TOKENS)).to_pylist():
@@ -131,12 +148,12 @@ class Demo:
         desk = Desk(self.settings, self.database, self.caller, self.processes)
         held = await desk.run(self.until)
         say(
-            f"\n8. {PIPELINES} pipelines watched {SIGNALS} signals; the trigger was killed (SIGKILL) midway"
+            f"\n10. {PIPELINES} pipelines watched {SIGNALS} signals; the trigger was killed (SIGKILL) midway"
             f" ({self.seconds()})."
         )
         return held
 
-    async def account(self, exact: bool, launches: dict[str, bool]) -> bool:
+    async def account(self, exact: bool, watched_from: int, rebuilt: int, launches: dict[str, bool]) -> bool:
         """Whether every guarantee held: compares each dataset with the chain, without Spark or the platform."""
         async with RpcClient(RpcSettings(endpoints=(self.node.url,))) as client:
             expected = await fetch_range(client, 0, self.head, ALL_TABLES)
@@ -165,6 +182,7 @@ class Demo:
             counts[0]["interrupted"] > 0
         )
         checks["the reorg recomputed exactly what depends on the changed blocks"] = exact
+        checks |= self.watch.checks(expected["token_transfers"].to_pylist(), watched_from, rebuilt)
         checks |= launches
         say("")
         for what, holds in checks.items():
@@ -289,6 +307,7 @@ def settings_in(folder: Path) -> Settings:
         reap_grace_seconds=1.0,
         worker_code_paths=[HERE.parent],
         operator_network_allow=["127.0.0.1"],  # where the simulated chain is
+        outgoing_allow=["127.0.0.1"],  # where the desk is
         spark_compiler="quick",
         worker_concurrency=2,  # each Spark session starts Python processes of its own, which takes seconds
     )
@@ -309,8 +328,12 @@ async def main(folder: Path) -> bool:
         database = await Database.connect(settings.state_url, connections=2)
         caller = Caller(settings.gateway_address, settings.user_token)
         try:
-            async with serve(seed=7, blocks=FIRST_BLOCKS) as node, running(settings, processes):
-                return await Demo(settings, database, caller, node, processes).run()
+            async with (
+                serve(seed=7, blocks=FIRST_BLOCKS) as node,
+                serve_desk() as desk,
+                running(settings, processes),
+            ):
+                return await Demo(settings, database, caller, node, processes, desk).run()
         finally:
             await caller.close()
             await database.close()

@@ -12,6 +12,7 @@ database's clock.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
@@ -424,6 +425,11 @@ class ControlPlane:
     async def value(self, statement: str, *args: object) -> Any:
         async with self.database.autocommit() as tx:
             return await tx.value(statement, *args)
+
+    async def waits_or_ended(self, task: asyncio.Task[Any]) -> bool:
+        """Whether somebody waits for an advisory lock, or the task did without."""
+        waits = "select exists (select 1 from pg_locks where locktype = 'advisory' and not granted)"
+        return task.done() or bool(await self.value(waits))
 
     async def tasks(self, job: str, state: str | None = None) -> list[UUID]:
         """Ids of a job's tasks, oldest first."""

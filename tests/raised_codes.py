@@ -82,6 +82,7 @@ def _codes_in(path: Path) -> Iterator[str]:
 
 NOT_CODES = {
     *crash_points.ALL,
+    "client.region",
     "dag.yaml",
     "postgres.log",
     "postgresql.conf",

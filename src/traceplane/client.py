@@ -289,15 +289,18 @@ def deploy_request(
     `code_on_workers`: modules missing from the folders here are on the workers; this is not checked.
     """
     # Imports a SQL parser, which no other call needs.
-    from traceplane.registry import code_identity, code_project, job_checks
+    from traceplane.registry import code_identity, code_project, job_checks, job_requirements, package_locks
     from traceplane.registry.spec import dag_file
 
     dag, text = dag_file.load(file, known_runtimes=frozenset(settings.runtimes)), file.read_text()
     folders = tuple(code) or tuple(path for path in settings.worker_code_paths if path.is_dir())
+    project = code_project.project_in(folders)
+    files = job_requirements.read_files(dag, file.parent)
+    dag = job_requirements.with_requirements(dag, settings.runtimes, files, project)
     job_checks.refuse(
         dag,
         settings.runtimes,
-        code_project.project_in(folders),
+        project,
         text,
         str(file),
         is_elsewhere=lambda package: code_on_workers or _is_installed(package),
@@ -307,7 +310,8 @@ def deploy_request(
     modules = code_identity.collect(
         dag, settings.runtimes, folders, is_installed=_is_installed, all_are_there=not code_on_workers
     )
-    return DeployRequest(text, str(file), code=modules or None)
+    locks = package_locks.make(dag, files, file.parent)
+    return DeployRequest(text, str(file), code=modules or None, requirement_files=files, locks=locks)
 
 
 def _encoded(body: msgspec.Struct) -> bytes:

@@ -17,6 +17,8 @@ TRANSACTIONS = (
     "complete",
     "hand_over",
     "sink",
+    "deliver_claim",
+    "deliver",
     "relay",
     "valve",
     "reaper",

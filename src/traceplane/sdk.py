@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceplane.columnar import parquet_facts
+from traceplane.model.checks import BrokenCheck, Check
 from traceplane.model.comparisons import Alternatives, DoesNotFit, alternatives, of_ranges
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.scope import Cursor, Partition, Scope
@@ -73,6 +74,8 @@ class OperatorOutput:
     """For an `append` job: the files that the task's scope already has."""
     columns: tuple[SchemaColumn, ...] = ()
     """The columns that the dataset declares, with Arrow types; empty if it declares none."""
+    checks: tuple[Check, ...] = ()
+    """What its rows are checked for once they are written."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Written:
     files: list[WrittenFile] = field(default_factory=list)
     schema_hash: str | None = None
     columns: list[SchemaColumn] = field(default_factory=list)
+    broken_checks: list[BrokenCheck] = field(default_factory=list)
 
 
 class OperatorTask:
@@ -128,7 +132,12 @@ class OperatorTask:
         self.given = payload.given
         self.outputs = {
             declared.name: OperatorOutput(
-                declared.name, index, Path(output_folders[declared.name]), declared.existing, declared.columns
+                declared.name,
+                index,
+                Path(output_folders[declared.name]),
+                declared.existing,
+                declared.columns,
+                declared.checks,
             )
             for index, declared in enumerate(payload.outputs)
         }
@@ -206,7 +215,8 @@ class OperatorTask:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        if table.nbytes > self._inline_bytes:
+        inline_bytes = 0 if self._output(name).checks else self._inline_bytes  # Spark reads what it checks
+        if table.nbytes > inline_bytes:
             with self.open_writer(name, table.schema) as write:
                 write(table)
             return
@@ -217,12 +227,11 @@ class OperatorTask:
         content = sink.getvalue()
         written = self.written.get(name) or Written()
         file = f"part-{len(written.files):05d}.parquet"
-        if content.size > self._inline_bytes:
+        if content.size > inline_bytes:
             path = self._output(name).folder / file
             path.write_bytes(content)
             self.add_file(name, path)
             return
-        self._output(name)
         self._inline_bytes -= content.size
         if (schema := _READ_BACK.get(table.schema)) is None:
             schema = _READ_BACK[table.schema] = parquet.read_schema(pa.BufferReader(content))

@@ -51,9 +51,13 @@ class Settings:
     object_store: str | None = None
     """Where datasets live: a folder, or `s3://bucket/prefix`; unset: a folder under `home`."""
     s3_endpoint_url: str | None = None
+    s3_read_role: str | None = None
+    """The role whose credentials, cut down to a table's files, readers of Iceberg tables in S3 get; unset: none."""
     object_cache: Path | None = None
     """Local files of a worker whose object store is in S3; unset: a folder under `home`."""
     object_cache_mb: int = 10_240
+    environments_mb: int = 10_240
+    """How much the Python packages that jobs need may take on a worker."""
     master_key_file: Path | None = None
     """Its keys encrypt signing keys and secrets at rest; unset: made under `home`."""
     secret_store: str = "postgres"  # noqa: S105 -- the kind of a store
@@ -131,6 +135,8 @@ class Settings:
     """Whether dispatchers delete history that has ended, and files that nobody can read any more."""
     dispatcher_runs_sinks: bool = True
     """Whether dispatchers also write buffered datasets; if not, `traceplane sink` does."""
+    dispatcher_runs_delivery: bool = True
+    """Whether dispatchers also send the messages that wait for channels; if not, `traceplane delivery` does."""
     gc_grace: str = "24h"
     """How long files stay after the last task or query could begin to read them."""
     gc_keep_versions: int = 2
@@ -378,6 +384,7 @@ _ABOVE_ZERO = (
     *("batch_size", "batch_timeout_seconds", "cache_refresh_interval_seconds"),
     *(
         "worker_concurrency",
+        "environments_mb",
         "database_connections",
         "query_concurrency",
         "query_concurrency_per_caller",

@@ -96,6 +96,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("tasks_created_total", "counter", "Tasks that events created."),
     Metric("tasks_claimed_total", "counter", "Attempts claimed by a worker.", ("job",)),
     Metric("tasks_completed_total", "counter", "Tasks whose outputs were committed.", ("job",)),
+    Metric(
+        "checks_failed_total", "counter", "Checks of datasets that outputs did not meet.", ("job", "severity")
+    ),
     Metric("tasks_failed_total", "counter", "Attempts that failed, by error code.", ("job", "code")),
     Metric("tasks_dead_total", "counter", "Tasks that used up their attempts.", ("job",)),
     Metric("tasks_reaped_total", "counter", "Attempts ended because their lease expired."),
@@ -121,7 +124,21 @@ METRICS: tuple[Metric, ...] = (
     Metric("buffered_reports_total", "counter", "Completed attempts that were handed over to a sink."),
     Metric("sink_reports_total", "counter", "Completed attempts that a sink committed."),
     Metric("sink_dead_letters_total", "counter", "Completed attempts whose rows cannot be written."),
+    Metric("deliveries_total", "counter", "Messages that channels were given, by outcome.", ("outcome",)),
+    Metric("deliveries_waiting", "gauge", "Messages that wait for a channel.", ("channel",)),
+    Metric(
+        "deliveries_dead",
+        "gauge",
+        "Messages that could not be delivered and that nobody replayed or dropped.",
+        ("channel",),
+    ),
+    Metric("delivery_wait_seconds", "histogram", "Time from queueing a message to its first try.", (), _SLOW),
+    Metric("delivery_send_seconds", "histogram", "Time to send a message once.", (), _SLOW),
+    Metric("alerts_found_total", "counter", "Alerts found, whether they are sent or not."),
+    Metric("alerts_suppressed_total", "counter", "Alerts that are not sent, by reason.", ("reason",)),
+    Metric("alerts_retracted_total", "counter", "Alerts whose cause is gone."),
     Metric("celery_messages_total", "counter", "Executions announced to Celery workers."),
+    Metric("datasets_stale_total", "counter", "Datasets that became older than their freshness allows."),
     Metric("cron_ticks_fired_total", "counter", "Ticks of cron sources that fired."),
     Metric(
         "cron_ticks_skipped_total", "counter", "Missed ticks that were skipped, as the source's policy says."

@@ -107,7 +107,8 @@ async def test_people_and_machines_of_a_real_keycloak_sign_in(database_url: str,
         signed_in = (await world.call(None, "POST", "/auth/device/token", question)).body
         assert signed_in["status"] == "signed_in", signed_in
         assert (await world.call(signed_in["token"], "GET", WHO)).body["name"] == "ada@example.com"
-        assert await world.plane.value("select count(*) from org_members") == 1
+        kinds = await world.plane.value("select array_agg(kind order by kind) from org_members")
+        assert kinds == ["service", "user"]
 
 
 async def sign_in_at_keycloak(page: Page, password: str) -> None:

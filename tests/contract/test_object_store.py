@@ -121,8 +121,13 @@ async def test_a_stored_file_is_read_back_completely_or_fails(store: ObjectStore
         assert (tmp_path / name).read_bytes() == content
         other = StoredFile(file.path, file.bytes + 1)
         assert await refused(store.get(other, tmp_path / "other")) == "object_store.size_mismatch"
+        for start in range(0, len(content), 1 + len(content) // 3):
+            count = min(1000, len(content) - start)
+            assert await store.read(file, start, count) == content[start : start + count]
+            assert await refused(store.read(other, start, count)) == "object_store.size_mismatch"
     nothing = StoredFile(prefix(uuid4()) + "nothing", 1)
     assert await refused(store.get(nothing, tmp_path / "nothing")) == "object_store.missing"
+    assert await refused(store.read(nothing, 0, 1)) == "object_store.missing"
     assert await store.sizes([nothing.path]) == []
 
 
@@ -132,6 +137,7 @@ async def test_a_path_that_leads_outside_is_rejected(store: ObjectStore, tmp_pat
     for path in ("../secret", "..", "/etc/passwd", f"{DATASET}/../../secret", "", "."):
         calls = [
             store.get(StoredFile(path, 16), tmp_path / "got"),
+            store.read(StoredFile(path, 16), 0, 16),
             store.put(secret, path),
             store.sizes([path]),
             store.delete([path]),

@@ -17,12 +17,15 @@ import pytest
 import pytest_asyncio
 from aiobotocore.session import AioSession
 
-from tests.aws import REGION
+from tests.aws import CREDENTIALS, REGION
 from tests.control_plane import ControlPlane
+from tests.dags import dag, job, source
+from tests.gateway_http import GatewayHttp
 from traceplane.adapters.secret_store import SecretStore
 from traceplane.adapters.secret_store_aws import AwsSecretStore
 from traceplane.adapters.secret_store_files import FileSecretStore
 from traceplane.auth.master_key_file import new_key
+from traceplane.auth.roles import Role
 from traceplane.errors import InvalidInput, PlatformError, TraceplaneError
 from traceplane.secrets.references import SecretName
 from traceplane.secrets.sealed_store import SealedStore
@@ -31,6 +34,9 @@ from traceplane.secrets.vault import Denied, JobNeeds, ListedSecret, Vault, plac
 RPC, OTHER = SecretName("user", "rpc"), SecretName("user", "other")
 PLATFORM_RPC = SecretName("platform", "rpc")
 VALUE = 'a value, "quoted", ü'
+OPEN_TRANSACTIONS = (
+    "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'"
+)
 
 
 class Mounted:
@@ -84,8 +90,10 @@ class Stored:
         return (await lookup.values())[needs]
 
     async def listed(self, org: str = "default") -> list[ListedSecret]:
-        async with self.plane.database.transaction() as tx:
-            return await self.vault.listed(tx, org)
+        return await self.vault.listed(self.plane.database, org)
+
+    async def existing(self, *names: SecretName) -> frozenset[SecretName]:
+        return await self.vault.existing(self.plane.database, "default", names)
 
 
 def _files(folder: Path) -> tuple[SecretStore, Callable[[SecretName, str, str], Awaitable[None]]]:
@@ -157,10 +165,9 @@ async def test_who_may_use_it_is_set_apart_from_its_value(stored: Stored) -> Non
     await stored.put(RPC, VALUE)
     async with stored.plane.database.transaction() as tx:
         rights = await stored.vault.allow(tx, "default", RPC, jobs=(["chain/*"],), roles=["finance"])
-        assert rights is not None
         assert (rights.allowed_jobs, rights.roles) == (("chain/*",), ("finance",))
-        assert await stored.vault.allow(tx, "default", OTHER, jobs=(None,)) is None
-        assert set(await stored.vault.rights(tx, "default", [RPC, OTHER])) == {RPC}
+        assert (await stored.vault.rights(tx, "default", [RPC]))[RPC] == rights
+    assert await stored.existing(RPC, OTHER) == {RPC}
     await stored.put(RPC, "new")
     assert await stored.handed(RPC) == {RPC: "new"}
     assert isinstance(await stored.handed(RPC, dag="market"), Denied)
@@ -200,8 +207,8 @@ async def test_one_that_was_removed_can_be_set_again(stored: Stored) -> None:
     await setting.complete(database)
     assert await stored.vault.remove(database, "default", RPC)
     assert not await stored.vault.remove(database, "default", RPC)
-    async with database.transaction() as tx:
-        assert await stored.vault.rights(tx, "default", [RPC]) == {}
+    assert await stored.existing(RPC) == set()
+    assert await stored.listed() == []
     assert await stored.handed(RPC) == Denied(RPC, "there is no such secret")
     await stored.put(RPC, "again")
     assert await stored.handed(RPC) == {RPC: "again"}, "its rights are not those from before"
@@ -309,17 +316,22 @@ async def slow(endpoint: str, asked: asyncio.Event, answers: asyncio.Event) -> A
     """The same service, but nothing reaches it before `answers` is set."""
     place = urlsplit(endpoint)
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while piece := await reader.read(65536):
-                writer.write(piece)
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(65536):
+            asked.set()
+            await answers.wait()
+            writer.write(piece)
+        writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(65536):
+            writer.write(piece)
         writer.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await answers.wait()
         there = await asyncio.open_connection(place.hostname, place.port)
-        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(ask(reader, there[1]), answer(there[0], writer))
 
     async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -340,8 +352,7 @@ async def test_a_slow_aws_holds_no_transaction_open_and_gives_no_job_more_meanwh
         await set_in(vault, plane, "old", "chain/*", "market/*")
         setting = asyncio.create_task(set_in(Vault(held), plane, "new", "chain/ingest", "archive/*"))
         await asked.wait()
-        open_ = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'"
-        assert await plane.value(open_) == 0
+        assert await plane.value(OPEN_TRANSACTIONS) == 0
         assert await stored.handed(RPC) == {RPC: "old"}
         for dag in (
             "market",
@@ -355,6 +366,67 @@ async def test_a_slow_aws_holds_no_transaction_open_and_gives_no_job_more_meanwh
         assert isinstance(await stored.handed(RPC, dag="market"), Denied)
         for store in (held, vault):
             await store.close()
+
+
+async def test_no_call_of_the_gateway_holds_a_transaction_open_while_a_slow_aws_is_asked(
+    database_url: str, tmp_path: Path, aws_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    asked, answers = asyncio.Event(), asyncio.Event()
+    async with (
+        slow(aws_endpoint, asked, answers) as slow_endpoint,
+        ControlPlane.open(
+            database_url,
+            home=tmp_path,
+            secret_store="aws",
+            secret_environment=f"slow-{uuid4().hex[:8]}",
+            secretsmanager_endpoint_url=slow_endpoint,
+            aws_region=REGION,
+        ) as plane,
+        GatewayHttp.open(plane) as http,
+    ):
+        admin, writer = [await http.token(role) for role in (Role.ADMIN, Role.WRITER)]
+
+        async def call(token: str, method: str, path: str, body: object = None) -> tuple[int, str]:
+            """While AWS has not answered a question, no transaction is open."""
+            calling, held = asyncio.create_task(http.send(token, method, path, body)), []
+            while not calling.done():
+                question = asyncio.create_task(asked.wait())
+                await asyncio.wait((calling, question), return_when=asyncio.FIRST_COMPLETED)
+                question.cancel()
+                if asked.is_set():
+                    asked.clear()
+                    held.append(await plane.value(OPEN_TRANSACTIONS))
+                    answers.set()  # wakes who waits, and the next waits again
+                    answers.clear()
+            assert held, "AWS was asked"
+            assert not any(held), (method, path)
+            return await calling
+
+        secrets = "/api/v1/secrets"
+        new = {"value": VALUE, "roles": ["writer"]}
+        assert (await call(admin, "PUT", f"{secrets}/user/rpc", new))[0] == 200
+        assert (await call(writer, "PUT", f"{secrets}/user/rpc", {"value": "new"}))[0] == 200
+        assert '"rpc"' in (await call(admin, "GET", secrets))[1]
+        rights = {"allowed_jobs": ["chain/*"]}
+        assert (await call(admin, "POST", f"{secrets}/user/rpc/rights", rights))[0] == 200
+        assert "secret.unknown" in (await call(admin, "POST", f"{secrets}/user/rcp/rights", rights))[1]
+
+        def text(dag_name: str, secret: str) -> dict[str, str]:
+            use = job("use", f"{dag_name}.in", f"{dag_name}.out", config=f"key: '${{secret:{secret}}}'")
+            return {"text": dag(dag_name, source(f"{dag_name}.in"), use)}
+
+        assert "secret" not in (await call(admin, "POST", "/api/v1/plan", text("chain", "rpc")))[1]
+        assert "deploy.secret_unknown" in (await call(admin, "POST", "/api/v1/plan", text("chain", "rcp")))[1]
+        for dag_name, secret, outcome in (
+            ("chain", "rpc", '"version":1'),
+            ("chain", "rcp", "deploy.secret_unknown"),
+            ("market", "rpc", "deploy.secret_not_allowed"),
+        ):
+            answer = await call(admin, "POST", "/api/v1/deploy", text(dag_name, secret))
+            assert outcome in answer[1], answer
+        assert (await call(admin, "DELETE", f"{secrets}/user/rpc"))[0] == 200
 
 
 async def test_a_secret_that_aws_did_not_take_is_completed_by_setting_it_again(

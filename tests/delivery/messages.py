@@ -9,11 +9,11 @@ from decimal import Decimal
 
 import pytest
 
-from traceplane.delivery.message import Kind, Message, Severity
 from traceplane.delivery.outcome import Dead, Outcome, Retry
 from traceplane.delivery.sending import Channel, Channels
 from traceplane.errors import InvalidInput
 from traceplane.http_service.outgoing import Outgoing, Resolve
+from traceplane.model.message import Kind, Message, Severity
 from traceplane.secrets.references import SecretName
 
 NOW = 1_795_000_000.5
@@ -31,6 +31,8 @@ MESSAGE = Message(
     event_time=datetime(2026, 11, 18, 6, 30, tzinfo=UTC),
     subject={"ticker": "AAPL", "price": Decimal("101.10"), "title": "a column"},
     fields={"volume": 7},
+    dag="markets",
+    position="2026-11-18",
     link="https://traceplane.example/alerts/1?a=1&b=2",
 )
 
@@ -50,7 +52,7 @@ async def sent(
     channel: Channel, message: Message = MESSAGE, *, by: Channels | None = None, **secrets: str
 ) -> Outcome:
     values = {SecretName("user", name): value for name, value in secrets.items()}
-    return await (by or channels()).send(message, channel, values)
+    return await (by or channels()).send(message, channel, values, org="default")
 
 
 def refusal(

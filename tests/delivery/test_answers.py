@@ -137,10 +137,11 @@ async def answer_and_wait(writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_receiver_that_reads_nothing_keeps_no_connection() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_a_receiver_that_reads_nothing_keeps_no_connection(keeps: bool) -> None:
     async with receiving(answer_and_wait, reads_body=False) as receiver:
         too_much_for_buffers = b"x" * 20_000_000
-        outgoing = Outgoing([LOOPBACK])
+        outgoing = Outgoing([LOOPBACK], keeps_connections=keeps)
         assert (await outgoing.post(receiver.url, headers={}, body=too_much_for_buffers)).status == 200
         await until_closed(receiver.port)
 

@@ -116,6 +116,27 @@ def test_a_receiver_that_asks_for_time_gets_it_from_all_messages(clock: Clock) -
     assert breaker.take() == 0
 
 
+def test_what_was_put_back_can_be_taken_again(clock: Clock) -> None:
+    breaker = Breaker(Pace(burst=1, failures=3, pause_seconds=10), clock)
+    assert breaker.take() == 0
+    assert breaker.take() > 0
+    breaker.put_back()
+    assert breaker.take() == 0
+    fail(breaker, clock, 3)
+    assert breaker.is_paused
+    clock.now += 10
+    assert breaker.take() == 0
+    assert not breaker.is_paused  # this one tries
+    breaker.put_back()
+    assert breaker.take() == 0  # so does the next
+    breaker.record(Delivered())
+    assert not breaker.is_paused
+    breaker.record(Retry("x", "y", 5))
+    assert breaker.is_paused
+    clock.now += 5
+    assert not breaker.is_paused
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from([FAILED, Delivered(), None])), max_size=60))
 def test_waiting_as_long_as_told_is_always_enough_in_the_end(steps: list[tuple[float, object]]) -> None:
     clock = Clock()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import email
 import ipaddress
 from dataclasses import replace
+from email.header import decode_header, make_header
 from typing import Any
 
 import msgspec
@@ -16,8 +19,8 @@ from tests.delivery.messages import MESSAGE, NOW, channels, dead, refusal, retry
 from tests.delivery.receiver import until_closed
 from tests.ports import free_port
 from traceplane.delivery.channels.mail import Mail
-from traceplane.delivery.message import Kind
 from traceplane.delivery.outcome import Delivered
+from traceplane.model.message import Kind, shortened
 
 MAIL = Mail(host="127.0.0.1", tls="none", sender="alerts@x.example", to=["oncall@x.example", "b@x.example"])
 
@@ -33,7 +36,8 @@ async def test_mail_arrives_with_its_facts() -> None:
     (mail,), (envelope,) = server.mails, server.envelopes
     assert envelope.mail_from == "alerts@x.example"
     assert envelope.rcpt_tos == ["oncall@x.example", "b@x.example"]
-    assert mail["from"] == "Traceplane <alerts@x.example>"
+    (sender,) = mail["from"].addresses
+    assert (sender.display_name, sender.addr_spec) == ("Traceplane", "alerts@x.example")
     assert mail["to"] == "oncall@x.example, b@x.example"
     assert mail["subject"] == "[critical] AAPL dropped"
     assert mail["auto-submitted"] == "auto-generated"
@@ -270,6 +274,70 @@ async def test_nothing_in_a_message_ends_a_header_or_the_mail() -> None:
     assert ".." in lines
 
 
+INJECTED = (
+    "Hi\r\nReply-To: evil@x.example\r\nContent-Type: text/html\r\n\r\n<a href=https://x.example>Sign in</a>"
+)
+IN_BASE64 = f"=?utf-8?b?{base64.b64encode(INJECTED.encode()).decode()}?="
+QUOTED = "=?utf-8?q?Hi=0D=0AReply-To:_evil@x.example=0D=0AContent-Type:_text/html=0D=0A=0D=0A<a>?="
+ENCODED_WORDS = {
+    "base64": IN_BASE64,
+    "quoted": QUOTED,
+    "upper_case": QUOTED.upper(),
+    "with_a_language": QUOTED.replace("utf-8", "utf-8*en"),
+    "folded": QUOTED.replace("=0D=0AContent", "?=\r\n =?utf-8?q?=0D=0AContent"),
+    "within_a_word": f"x{QUOTED}y",
+    "between_others": f"a {QUOTED} b {IN_BASE64} ü {QUOTED}",
+    "nested": f"=?utf-8?b?{base64.b64encode(QUOTED.encode()).decode()}?=",
+    "split": "=?utf-8?q?Hi=0D?= =?utf-8?q?=0ABcc:_evil@x.example?=",
+    "unfinished": "=?utf-8?q?Hi=0D=0ABcc:_evil@x.example",
+    "another_charset": "=?utf-7?q?Hi+AA0ACg-Bcc:_evil@x.example?=",
+    "long": QUOTED * 10,
+}
+OWN_HEADERS = [
+    *("From", "To", "Subject", "Date", "Message-ID", "References", "Auto-Submitted"),
+    *("Content-Type", "Content-Transfer-Encoding", "MIME-Version"),
+]
+
+
+@pytest.mark.parametrize("hostile", ENCODED_WORDS.values(), ids=list(ENCODED_WORDS))
+@pytest.mark.parametrize("where", ["title", "name_of_the_sender"])
+async def test_encoded_words_in_a_text_are_shown_as_they_are_written(hostile: str, where: str) -> None:
+    """To decode them would put their line breaks into the head of the mail, and end it."""
+    hostile = " ".join(hostile.split())
+    in_title = where == "title"
+    async with serving_mail(MailServer()) as server:
+        channel = to(server.port) if in_title else to(server.port, sender_name=hostile[:100])
+        channels().check(channel)
+        message = replace(MESSAGE, title=hostile if in_title else "x")
+        assert await sent(channel, message) == Delivered()
+    (mail,), (envelope,) = server.mails, server.envelopes
+    assert sorted(mail.keys()) == sorted(OWN_HEADERS)
+    assert mail.get_content_type() == "text/plain"
+    assert mail.get_content().startswith("AAPL dropped by 5 %")
+    assert isinstance(envelope.content, bytes)
+    older = email.message_from_bytes(envelope.content)
+    (sender,) = mail["from"].addresses
+    if in_title:
+        shown = shortened(f"[critical] {hostile}", 200)
+        assert mail["subject"] == shown
+        assert str(make_header(decode_header(older["subject"]))) == shown
+    else:
+        # Some versions of Python show a space between the encoded words of a name.
+        assert sender.display_name.replace(" ", "") == hostile[:100].replace(" ", "")
+        assert sender.addr_spec == "alerts@x.example"
+        assert str(make_header(decode_header(older["from"]))) == f"{hostile[:100]} <alerts@x.example>"
+
+
+async def test_many_recipients_are_named_on_lines_of_a_usual_length() -> None:
+    addresses = [f"{'x' * 50}{number}@x.example" for number in range(50)]
+    async with serving_mail(MailServer()) as server:
+        assert await sent(to(server.port, to=addresses)) == Delivered()
+    (mail,), (envelope,) = server.mails, server.envelopes
+    assert [address.addr_spec for address in mail["to"].addresses] == addresses
+    assert isinstance(envelope.content, bytes)
+    assert max(map(len, envelope.content.split(b"\r\n"))) <= 78
+
+
 async def test_long_lines_and_other_alphabets_arrive() -> None:
     title, text = "Падение 🚨 " * 20, "Ü" * 5000 + "\n" + "🚨" * 3000
     async with serving_mail(MailServer()) as server:
@@ -316,6 +384,7 @@ async def test_huge_messages_arrive_cut() -> None:
         "a" * 65 + "@x.example",
         "a@" + "x" * 300,
         "a@x.example SIZE=1",
+        "=?utf-8?q?x=0D=0ABcc:?=@x.example",
         "\x00@x.example",
     ],
 )

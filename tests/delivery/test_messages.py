@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.delivery.messages import COLUMNS, MESSAGE
-from traceplane.delivery.message import (
+from traceplane.delivery.templates import BEFORE_WORDING, TextTemplate, fillers_of, known_names
+from traceplane.errors import InvalidInput
+from traceplane.model.message import (
     LONGEST_TEXT,
     LONGEST_TITLE,
     LONGEST_VALUE,
@@ -25,8 +27,6 @@ from traceplane.delivery.message import (
     cleaned,
     shortened,
 )
-from traceplane.delivery.templates import BEFORE_WORDING, TextTemplate, fillers_of, known_names
-from traceplane.errors import InvalidInput
 
 
 @pytest.mark.parametrize("key", ["", "a b", "a\r\nb", "a.b", "é", "x" * 201, "a\x00"])
@@ -53,8 +53,9 @@ def test_what_is_too_long_is_cut_visibly() -> None:
     assert len(huge.title) == LONGEST_TITLE
     assert huge.title.endswith("… (1000000 characters)")
     assert len(huge.text) == LONGEST_TEXT
-    assert len(huge.subject) == MOST_VALUES + 1
-    assert huge.subject["…"] == f"and {1000 - MOST_VALUES} more"
+    assert len(huge.subject) == MOST_VALUES
+    assert huge.bounded() == huge
+    assert huge.subject["…"] == f"and {1000 - MOST_VALUES + 1} more"
     assert len(str(huge.subject["c0"])) == LONGEST_VALUE
     assert all(len(name) <= 100 for name in huge.fields)
     assert all(len(as_text(value)) <= LONGEST_VALUE for value in huge.fields.values())

@@ -24,7 +24,8 @@ ENDLESS = pieces(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, again=0.0)
             test_answers.test_a_message_that_was_accepted_is_not_sent_again_whatever_follows, ENDLESS
         ),
         test_answers.test_a_message_that_was_accepted_before_it_was_read_is_delivered,
-        test_answers.test_a_receiver_that_reads_nothing_keeps_no_connection,
+        functools.partial(test_answers.test_a_receiver_that_reads_nothing_keeps_no_connection, False),
+        functools.partial(test_answers.test_a_receiver_that_reads_nothing_keeps_no_connection, True),
         test_mail.test_mail_arrives_with_its_facts,
         test_mail.test_nobody_there_is_tried_again,
         test_mail.test_a_server_that_hangs_after_the_mail_is_tried_again,

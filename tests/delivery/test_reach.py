@@ -146,7 +146,7 @@ async def test_a_secret_cannot_lead_a_checked_url_elsewhere() -> None:
             f":80@127.0.0.1:{inside.port}",
         ):
             outcome = await sent(channel, by=by, tail=tail)
-            dead(outcome, "outgoing.bad_url")
+            dead(outcome, "secret.other_host")
     assert inside.connections == 0
 
 

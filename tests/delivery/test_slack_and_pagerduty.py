@@ -13,8 +13,8 @@ from tests.delivery.messages import MESSAGE, channels, dead, refusal, retry, sen
 from tests.delivery.receiver import answer, receiving
 from traceplane.delivery.channels.pagerduty import PagerDuty
 from traceplane.delivery.channels.slack import Slack, escaped
-from traceplane.delivery.message import Kind, Message
 from traceplane.delivery.outcome import Delivered
+from traceplane.model.message import Kind, Message
 
 ROUTING_KEY = "0123456789abcdef0123456789abcdef"
 HUGE = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 
 from tests.delivery.messages import COLUMNS, MESSAGE, NOW, channels, dead, refusal, sent
 from tests.delivery.receiver import Received, answer, receiving
-from tests.docs_pages import blocks, page
+from tests.docs_pages import blocks, page, rows
+from traceplane.delivery import posting, templates
 from traceplane.delivery.channels.webhook import Webhook
-from traceplane.delivery.message import Message
 from traceplane.delivery.outcome import Delivered
 from traceplane.delivery.sending import Channel, secrets_of
+from traceplane.model.message import LONGEST_TEXT, LONGEST_VALUE, JsonScalar, Message, Value, as_json, as_text
 from traceplane.secrets.references import SecretName
 
 KEY = "a signing key that is long"
@@ -50,6 +52,7 @@ async def test_without_a_template_the_whole_message_is_sent() -> None:
         "key": "a1:AAPL:slack",
         "incident": "a1:AAPL",
         "kind": "alert",
+        "dag": "markets",
         "alert": "price_drop",
         "severity": "critical",
         "title": "AAPL dropped",
@@ -57,9 +60,18 @@ async def test_without_a_template_the_whole_message_is_sent() -> None:
         "event_time": "2026-11-18T06:30:00Z",
         "subject": {"ticker": "AAPL", "price": "101.10", "title": "a column"},
         "fields": {"volume": 7},
+        "position": "2026-11-18",
         "link": "https://traceplane.example/alerts/1?a=1&b=2",
         "count": 1,
     }
+
+
+async def test_the_guide_shows_every_field_of_a_message() -> None:
+    request = await received(Webhook(url="http://replaced"))
+    guide = page("guides/alert_webhooks.md")
+    [example] = blocks(guide, "json")
+    assert list(json.loads(example)) == list(request.json)
+    assert list(rows(guide)) == list(request.json)
 
 
 async def test_a_template_is_filled_value_by_value() -> None:
@@ -103,8 +115,18 @@ async def test_a_secret_that_does_not_exist_is_not_left_out_silently() -> None:
 async def test_a_channel_cannot_send_secrets_of_the_platform() -> None:
     channel = Webhook(url="http://127.0.0.1:1/", body={"x": "${secret:platform/kafka}"})
     assert refusal(channel).code == "delivery.bad_reference"
-    outcome = await channels().send(MESSAGE, channel, {SecretName("platform", "kafka"): "hunter2hunter2"})
+    secrets = {SecretName("platform", "kafka"): "hunter2hunter2"}
+    outcome = await channels().send(MESSAGE, channel, secrets, org="default")
     dead(outcome, "delivery.secret_missing")
+
+
+async def test_a_secret_cannot_change_the_receiver() -> None:
+    async with receiving(answer(200)) as receiver:
+        channel = Webhook(url="http://${secret:tenant}.hooks.example/")
+        elsewhere = receiver.url.removeprefix("http://")
+        outcome = dead(await sent(channel, by=channels(), tenant=elsewhere), "secret.other_host")
+    assert receiver.connections == 0
+    assert elsewhere not in outcome.reason
 
 
 def test_the_secrets_of_a_channel_are_found_wherever_they_are() -> None:
@@ -144,7 +166,7 @@ def test_a_template_is_checked_when_it_is_defined(body: dict[str, Any], code: st
 def test_the_nearest_name_is_suggested() -> None:
     refused = refusal(Webhook(url="http://127.0.0.1/", body={"a": "x {tikcer} y"}))
     assert refused.value == "{tikcer}"
-    assert refused.next_step == "did you mean 'ticker'?"
+    assert refused.next_step == "did you mean {ticker}?"
 
 
 def test_a_document_that_is_too_deep_is_refused() -> None:
@@ -278,3 +300,29 @@ async def test_the_code_of_the_guide_recognizes_deliveries_and_nothing_else(
     assert not is_genuine(headers | {"webhook-signature": "v1,"}, request.body, KEY)
     monkeypatch.setattr("time.time", lambda: NOW + 400)
     assert not is_genuine(headers, request.body, KEY)
+
+
+@pytest.mark.parametrize(
+    "body", [{"a": "{text}" * 3_000}, {"a": ["{text}"] * 900}, {"a": ["{fields}"] * 900}]
+)
+async def test_a_body_that_becomes_too_large_is_not_filled_to_its_end(
+    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[int] = []
+    original = as_text, as_json
+
+    def text(value: Value) -> str:
+        filled.append(len(written := original[0](value)))
+        return written
+
+    def json_value(value: Value) -> JsonScalar:
+        filled.append(len(str(written := original[1](value))))
+        return written
+
+    monkeypatch.setattr(templates, "as_text", text)
+    monkeypatch.setattr(templates, "as_json", json_value)
+    large = replace(
+        MESSAGE, text="x" * LONGEST_TEXT, fields={f"f{n}": "x" * LONGEST_VALUE for n in range(40)}
+    )
+    dead(await sent(Webhook(url="http://127.0.0.1:1/", body=body), large), "delivery.too_large")
+    assert sum(filled) < posting.LONGEST_BODY + 2 * LONGEST_TEXT

@@ -88,7 +88,7 @@ def test_it_ends_with_every_check_ok_and_no_other_word(folder: Path) -> None:
     demo = start(folder, "-m", "examples")
     said, errors = demo.communicate(timeout=600)
     assert (demo.returncode, errors) == (0, ""), said + errors
-    assert said.count("\n      ok ") == 15, said
+    assert said.count("\n      ok ") == 18, said
     assert said.rstrip().endswith("Nothing was lost, nothing was duplicated.")
 
 

@@ -104,7 +104,9 @@ async def test_functions_write_rows_that_other_functions_read(
     await platform.emit("numbers.in", range(5))
     assert await settle(platform) == {"completed": 10}
     assert await rows(platform, "select n from numbers.double order by n") == [[n * 2] for n in range(5)]
-    assert number.answered == double.answered == [b'{"accepted": true}'] * 5, "they report by themselves"
+    # On a busy machine a function may be called again before it has claimed its task.
+    assert len(number.answered) >= 5 <= len(double.answered)
+    assert {*number.answered, *double.answered} == {b'{"accepted": true}'}, "they report by themselves"
     log = await platform.value("select l.text from task_logs l join tasks using (task_id) limit 1")
     assert log == "doubling numbers\n"
 

@@ -167,7 +167,10 @@ async def test_an_expired_capability_is_refused_though_it_is_ours(world: Attacke
 
 async def test_a_stale_fence_is_reported_and_changes_nothing(world: AttackedPlatform) -> None:
     before = await world.contents()
-    for path, body in speaking(world, world.token, lease_token=str(uuid4())).items():
+    stale = speaking(world, world.token, lease_token=str(uuid4()))
+    batch = stale.pop("/internal/buffer-publish")  # this output takes none
+    assert (await world.dispatcher("/internal/buffer-publish", batch))[1] == "task.output_not_buffered"
+    for path, body in stale.items():
         url, raw = world.platform.dispatcher_url + path, json.dumps(body).encode()
         status, answer = await world.send("POST", url, token=None, raw=raw)
         assert (status, answer["outcomes"][0]["outcome"]) == (200, "stale")
@@ -261,6 +264,7 @@ BAD_REPORTS: list[Callable[[AttackedPlatform], dict[str, Any]]] = [
     lambda w: completion(w, status="failed", error={"code": "x", "message": "x", "line": 2**63}),
     lambda w: completion(w, outputs=[w.manifest(row_count=-1)]),
     lambda w: completion(w, outputs=[w.manifest(bytes=2**63)]),
+    lambda w: completion(w, outputs=[w.manifest(row_count=10**15 + 1)]),
     lambda w: completion(w, outputs=[w.manifest(scope={})]),
     lambda w: completion(w, outputs=[w.manifest(output_index=-1)]),
     lambda w: completion(w, outputs=[w.manifest(output_index=10_001)]),

@@ -32,7 +32,16 @@ jobs:
   config: {entrypoint: "hostile_text:write", note: NOTE}
   max_attempts: 1
 """
-SHOWS_NOTHING_OF_OTHERS = {"up", "dispatcher", "gateway", "sink", "worker", "trigger run", "init"} | {
+SHOWS_NOTHING_OF_OTHERS = {
+    "up",
+    "dispatcher",
+    "gateway",
+    "delivery",
+    "sink",
+    "worker",
+    "trigger run",
+    "init",
+} | {
     *("keys rotate", "keys rotate-master", "org create", "org list", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),
     "logout",
@@ -56,8 +65,14 @@ def leaves(command: Any = cli, path: tuple[str, ...] = ()) -> set[str]:
 SQL = "select * from shop.out"
 
 
-def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict[str, list[list[str]]]:
+def calls_of(
+    dag: Path, tasks: list[str], pipeline: str, execution: str, alert: str
+) -> dict[str, list[list[str]]]:
     """The arguments with which each command shows something hostile."""
+    channel = dag.with_name("channel.yaml")
+    channel.write_text(
+        json.dumps({"kind": "webhook", "url": "https://x.example/in", "body": {"note": HOSTILE}})
+    )
     failing = f"select cast(text as int) as {json.dumps('x')} from shop.out"
     return {
         "plan": [[str(dag)], [str(dag), "--json"]],
@@ -100,6 +115,29 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "sign-in provider list": [[], ["--json"]],
         "sign-in provider remove": [[HOSTILE]],
         "login": [["--provider", HOSTILE], ["--org", HOSTILE]],
+        "alerts list": [[], ["--json"], ["--alert", HOSTILE]],
+        "alerts show": [[alert], [alert, "--json"], [tasks[0]]],
+        "alerts summary": [[], ["--json"], ["--dag", HOSTILE]],
+        "alerts ack": [[alert, tasks[0]], ["--alert", HOSTILE]],
+        "alerts test": [
+            [HOSTILE, "--dag", HOSTILE, "--range", "1..2"],
+            [HOSTILE, "--file", str(dag), "--range", "1..2"],
+        ],
+        "alerts silence": [
+            ["--for", "1h", "--reason", HOSTILE],
+            ["--for", "1h", "--reason", "x", "--alert", HOSTILE],
+            ["--for", HOSTILE, "--reason", "x", "--subject", HOSTILE],
+        ],
+        "alerts silences": [[], ["--json"]],
+        "alerts unsilence": [[tasks[0]]],
+        "channel set": [[HOSTILE, str(channel)], ["ops", str(channel)], ["ops", str(dag)]],
+        "channel list": [[], ["--json"]],
+        "channel show": [["ops"], ["ops", "--json"], [HOSTILE]],
+        "channel test": [["ops"], [HOSTILE]],
+        "channel remove": [["ops"], [HOSTILE]],
+        "deliveries list": [[], ["--json"], ["--channel", HOSTILE]],
+        "deliveries replay": [["--channel", HOSTILE], [tasks[0]]],
+        "deliveries drop": [["--channel", HOSTILE], [tasks[0]]],
         "role define": [["finance"], [HOSTILE]],
         "role list": [[], ["--json"]],
         "member add": [["ada", "--email", HOSTILE], [HOSTILE]],
@@ -116,6 +154,10 @@ def calls_of(dag: Path, tasks: list[str], pipeline: str, execution: str) -> dict
         "secret remove": [[HOSTILE]],
         "emit": [["shop.in", "9"], [HOSTILE, "9"]],
         "backfill": [["shop.out", "--range", "2..3", "--only-failed", "--wait"]],
+        "dlq list": [[], ["--json"], ["--dataset", HOSTILE]],
+        "dlq show": [[tasks[0]], [tasks[0], "--json"]],
+        "dlq replay": [tasks, [*tasks, "--json"], ["--dag", HOSTILE]],
+        "dlq drop": [tasks, ["--dag", HOSTILE]],
         "cancel": [tasks],
         "retry": [tasks],
         "gc": [["--dry-run", "--grace", "0s"]],
@@ -145,7 +187,14 @@ async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path
         tasks = [str(task.task_id) for task in listed.tasks if task.state == "dead"]
         pipeline, execution = await _pipeline(platform)
         dag.write_text(DAG.replace("NOTE", json.dumps(f"{HOSTILE} again")))
-        calls = calls_of(dag, tasks, pipeline, execution)
+        alert = await platform.value(
+            "insert into alert_events (org_id, dag, alert, key, severity, title, body, subject, fields, event_time,"
+            " owner, incident) select org_id, $1, $1, $1, $1, $1, $1, $2::text::jsonb, '{}', tp_now(), $1, 'k'"
+            " from orgs limit 1 returning alert_event_id",
+            HOSTILE,
+            json.dumps({HOSTILE: HOSTILE}),
+        )
+        calls = calls_of(dag, tasks, pipeline, execution, str(alert))
         assert set(calls) | SHOWS_NOTHING_OF_OTHERS == leaves()
         shown, forged = {}, {}
         for name, variants in calls.items():

@@ -3,6 +3,7 @@ and on a worker of both their tasks share no process and find nothing of each ot
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from traceplane.auth.store import create_organization, issue_token
 from traceplane.errors import NotFound
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import Database
-from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent, StatusResponse
+from traceplane.wire.control import EmitRequest, EmitResponse, ExplainResponse, ManualEvent, StatusResponse
 from traceplane.wire.deploys import DeployRequest, DeployResponse
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import ClaimRequest, Fence, HelloRequest, Resources, TakeRequest
@@ -178,6 +179,16 @@ async def test_a_token_of_one_organization_gets_nothing_of_another_by_asking(two
         assert "'beta'" in await stranger.code(bundles["beta"])
         with pytest.raises(NotFound):
             await stranger.code(bundles["default"])
+        # Nor the locks of their packages.
+        await two.platform.sql(
+            "insert into code_bundles (bundle_hash, content) values ($1, 'lock')", "e" * 64
+        )
+        named = "update jobs set definition = definition || jsonb_build_object('environment', $1::text)"
+        of_org = " where dag_id in (select dag_id from dags join orgs using (org_id) where slug = $2)"
+        await two.platform.sql(named + of_org, "e" * 64, "default")
+        with pytest.raises(NotFound):
+            await stranger.code("e" * 64)
+        assert await holder.code("e" * 64) == "lock"
 
         # It learns of no queue of others, whatever it offers, and takes nothing from them.
         hello = await stranger.hello(HelloRequest("s", "python", Resources(memory=1 << 50)))
@@ -209,6 +220,77 @@ async def test_requirements_of_one_organization_make_no_queue_for_workers_of_ano
     status = await two.admins["default"].call("GET", "/api/v1/status", StatusResponse)
     (stuck,) = status.stuck
     assert "of-beta" not in stuck.sentence
+
+
+async def test_workers_of_two_organizations_can_have_the_same_id(two: TwoOrganizations) -> None:
+    needs = "requires: { gpu: 1, memory: 8g }"
+    text = dag("main", source("main.in"), job("copy", "main.in", "main.out", needs))
+    for org in ORGS:
+        await two.deploy(org, text)
+        await two.emit(org, range(2))
+    url, name = two.platform.dispatcher_url, "the same name"
+    clients = {org: DispatcherClient(url, await two.token((org,), name)) for org in ORGS}
+    clients["all"] = DispatcherClient(url, await two.token(None, name))
+    offers = {"default": Resources(gpu=1), "beta": Resources(memory=8 << 30)}
+    able = Resources(gpu=1, memory=8 << 30)
+    lacking = {"default": "w lacks memory=8g;", "beta": "w lacks gpu=1;"}
+
+    async def hello(org: str, offered: Resources) -> None:
+        await clients[org].hello(HelloRequest("w", "python", offered))
+
+    async def told(org: str) -> tuple[str, str]:
+        """What `status` and `explain` say of the tasks that wait."""
+        status = await two.admins[org].call("GET", "/api/v1/status", StatusResponse)
+        (task, *_) = await two.task_ids(org)
+        explained = await two.admins[org].call("GET", f"/api/v1/tasks/{task}/explain", ExplainResponse)
+        reasons = (reason.sentence for reason in explained.reasons)
+        return "\n".join(stuck.sentence for stuck in status.stuck), "\n".join(reasons)
+
+    async def dispatched() -> bool:
+        return all([await two.states(org) == {"dispatched": 2} for org in ORGS])
+
+    try:
+        await until(dispatched, seconds=60, what="the tasks wait for workers")
+        for org in ORGS:
+            await hello(org, offers[org])
+        for org in ORGS:
+            sentences = await told(org)
+            assert all(lacking[org] in sentence for sentence in sentences), sentences
+
+        # One that falls silent is not kept by the other, nor by one of the whole platform.
+        await two.platform.sql(
+            "update workers set seen_at = seen_at - interval '31 seconds' where serves = '{default}'"
+        )
+        await hello("beta", offers["beta"])
+        assert all("none of the runtime python is there" in sentence for sentence in await told("default"))
+        await hello("all", Resources())
+        assert all("w lacks memory=8g, gpu=1;" in sentence for sentence in await told("default"))
+
+        # One that leaves takes no other away, and ends no call in which another waits.
+        waiting = asyncio.ensure_future(
+            clients["beta"].take(TakeRequest("w", "python", 10, 20.0, Resources()))
+        )
+
+        async def beta_left() -> bool:
+            assert (await clients["default"].leave("w")).ended == 0
+            assert (await clients["all"].leave("w")).ended == 0
+            sentences = await told("beta")
+            assert all(lacking["beta"] in sentence for sentence in sentences), sentences
+            ended = (await clients["beta"].leave("w")).ended
+            await hello("beta", offers["beta"])
+            return ended == 1
+
+        await until(beta_left, seconds=15, what="the waiting call ended")
+        assert (await waiting).tasks == []
+
+        # Both work, each on its own.
+        for org in ORGS:
+            await hello(org, able)
+            taken = await clients[org].take(TakeRequest("w", "python", 10, 10.0, able))
+            assert sorted(t.task_id for t in taken.tasks) == await two.task_ids(org)
+    finally:
+        for client in clients.values():
+            await client.close()
 
 
 async def test_a_new_organization_is_served_by_running_workers_of_all(two: TwoOrganizations) -> None:

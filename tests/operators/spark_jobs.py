@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import threading
@@ -225,6 +226,24 @@ def analyzed(numbers: DataFrame, spark, config) -> DataFrame:
         except Exception as error:
             rows.append(("refused", f"{text} => {str(error)[:300]}"))
     return spark.createDataFrame(rows, "kind string, value string")
+
+
+def computed(numbers: DataFrame, spark, config) -> DataFrame:
+    """The columns and values of the first row of each of `config.texts`, as JSON; null if Spark refuses it."""
+    spark.sql(config["rows"]).createOrReplaceTempView("rows")
+    rows = []
+    for text in dict.fromkeys(config["texts"]):
+        try:
+            frame = spark.sql(text)
+            answer = [
+                (name, str(value))
+                for row in frame.head(1)
+                for name, value in zip(frame.columns, row, strict=True)
+            ]
+        except Exception:
+            answer = None
+        rows.append((text, json.dumps(answer)))
+    return spark.createDataFrame(rows, "text string, answer string")
 
 
 def made(spark, scope):

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "up": (PROCESS, []),
     "dispatcher": (PROCESS, []),
     "gateway": (PROCESS, []),
+    "delivery": (PROCESS, []),
     "sink": (PROCESS, []),
     "worker": (PROCESS, []),
     "trigger run": (PROCESS, []),
@@ -65,6 +66,18 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "logs": (READER, [ID]),
     "retry": (WRITER, [ID]),
     "cancel": (WRITER, [ID]),
+    "dlq list": (READER, []),
+    "dlq show": (READER, [ID]),
+    "dlq replay": (WRITER, [ID]),
+    "dlq drop": (WRITER, [ID]),
+    "alerts list": (READER, []),
+    "alerts show": (READER, [ID]),
+    "alerts summary": (READER, []),
+    "alerts test": (WRITER, ["large", "--dag", "shop", "--range", "0..1"]),
+    "alerts ack": (WRITER, [ID]),
+    "alerts silence": (WRITER, ["--for", "1h", "--reason", "known"]),
+    "alerts silences": (READER, []),
+    "alerts unsilence": (WRITER, [ID]),
     "status": (READER, []),
     "pipelines create": (WRITER, ["p", "--runs", "shop/copy", "--tickers", "MSFT"]),
     "pipelines update": (WRITER, [ID, "--inactive"]),
@@ -83,6 +96,14 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "secret allow": (ADMIN, ["rpc", "--any-job"]),
     "secret list": (READER, []),
     "secret remove": (ADMIN, ["rpc"]),
+    "channel set": (ADMIN, ["ops", "channel.yaml"]),
+    "channel list": (ADMIN, []),
+    "channel show": (ADMIN, ["ops"]),
+    "channel test": (ADMIN, ["ops"]),
+    "channel remove": (ADMIN, ["ops"]),
+    "deliveries list": (ADMIN, []),
+    "deliveries replay": (ADMIN, [ID]),
+    "deliveries drop": (ADMIN, [ID]),
     "whoami": (READER, []),
     "role list": (READER, []),
     "role define": (ADMIN, ["finance"]),
@@ -125,6 +146,7 @@ async def http(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACEPLANE_HOME", str(tmp_path / "home"))
     (tmp_path / "dag.yaml").write_text(DAG)
+    (tmp_path / "channel.yaml").write_text("{kind: webhook, url: https://x.example/in}")
     (tmp_path / "code").mkdir()
     (tmp_path / "code/basic.py").write_text("def copy(task):\n    return []\n")
     await plane.deploy(DAG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -90,6 +91,59 @@ async def test_what_lies_within_the_scope_is_replaced_and_what_only_touches_it_i
     await commit(plane, span(0, 20))
     assert await live(plane) == ["p:0-20"]
     assert (await readers(plane))[-1] == ("0-20", "invalidation", 1)
+
+
+async def test_a_late_report_does_not_undo_what_a_later_event_brought(plane: ControlPlane) -> None:
+    """A task whose lease expired is not in flight, so one of a later event may be done before it reports."""
+    await plane.deploy(COPY)
+    late, later = await overtaken(plane)
+    assert await plane.complete(later) == ["committed"]
+    assert await plane.heartbeat(late) == ["stale"]
+    assert await plane.complete(late) == ["retrying"]
+    assert await made_by(plane) == [later.task_id]
+    (again,) = await claimed_again(plane)
+    assert (again.task_id, again.task.attempt) == (late.task_id, 2)
+    assert await plane.complete(again) == ["committed"]
+
+
+async def test_nor_does_one_that_comes_with_the_report_of_the_later_task(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    late, later = await overtaken(plane)
+    assert await plane.complete(later, late) == ["committed", "retrying"]
+    assert await made_by(plane) == [later.task_id]
+
+
+async def test_a_late_report_counts_before_the_task_of_a_later_event(plane: ControlPlane) -> None:
+    await plane.deploy(COPY)
+    late, later = await overtaken(plane)
+    assert await plane.complete(late) == ["committed"]
+    assert await plane.complete(later) == ["committed"]
+    assert await made_by(plane) == [later.task_id]
+
+
+async def overtaken(plane: ControlPlane) -> tuple[Held, Held]:
+    """A task whose worker was silent for too long, and one of a later event about its scope, which runs."""
+    (late,) = await held_for(plane, 5)
+    await plane.sql(
+        "update tasks set lease_expires_at = tp_now() - interval '1 second' where state = 'running'"
+    )
+    await plane.reaper.run_once()
+    await plane.sql(
+        "update tasks set ready_at = tp_now() + interval '1 hour' where task_id = $1", late.task_id
+    )
+    await plane.emit("in", [5], emission="later")
+    (later,) = await claimed_again(plane)
+    await plane.sql("update tasks set ready_at = tp_now() where task_id = $1", late.task_id)
+    return late, later
+
+
+async def made_by(plane: ControlPlane) -> list[Any]:
+    """The tasks whose commits readers see."""
+    rows = await plane.sql(
+        "select task_id from dataset_commits join datasets on current_generation_id = generation_id"
+        " where dataset_id = 'mid' and superseded_by is null"
+    )
+    return [row["task_id"] for row in rows]
 
 
 async def test_the_same_scope_under_another_name_is_replaced_too(plane: ControlPlane) -> None:

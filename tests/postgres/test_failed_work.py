@@ -154,7 +154,7 @@ async def test_tasks_are_canceled_and_started_again_by_dag_job_and_range(plane: 
 async def test_more_tasks_than_one_call_changes_are_changed_by_several(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traceplane.gateway.tasks._CHANGED_AT_ONCE", 4)
+    monkeypatch.setattr("traceplane.gateway.tasks.CHANGED_AT_ONCE", 4)
     await plane.deploy(DAG)
     await plane.emit("in", range(10))
     first = await plane.api.tasks.cancel(plane._call(TaskSelection(dag="main")))

@@ -17,7 +17,7 @@ from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane import telemetry
 from traceplane.auth.roles import Role
-from traceplane.wire.tasks import TaskError
+from traceplane.wire.tasks import RefusedRow, TaskError
 
 SECRET = "s3cr3t-Pl4nted"
 DAG = f"""
@@ -94,6 +94,14 @@ class ShopWithSecrets:
         self.dead, self.queued = (h.task_id for h in held)
         log = f"connecting to https://rpc.example.com/v2/{SECRET}"
         await self.plane.report((held[0], msgspec.structs.replace(failed(held[0]), error=ERROR, log=log)))
+        await self.plane.sql(
+            "insert into buffered_reports (task_id, attempt, lease_token, generation_id, report, failure, failed_at)"
+            " select t.task_id, t.attempt, t.lease_token, o.generation_id, $2, $3, tp_now()"
+            " from tasks t join job_outputs o using (job_id) where t.task_id = $1",
+            self.dead,
+            {"outputs": []},
+            msgspec.to_builtins(msgspec.structs.replace(ERROR, row=RefusedRow(row=1, value=SECRET))),
+        )
         again = msgspec.structs.replace(ERROR, retryable=True)
         await self.plane.report((held[1], msgspec.structs.replace(failed(held[1]), error=again)))
         await self.plane.sql(
@@ -151,6 +159,12 @@ class ShopWithSecrets:
             "GET /api/v1/tasks/{task_id}/explain": [
                 (f"/api/v1/tasks/{t}/explain", None) for t in (self.dead, self.queued, self.executions[0])
             ],
+            "GET /api/v1/dead-letters": [("/api/v1/dead-letters", None)],
+            "GET /api/v1/dead-letters/{task_id}": [(f"/api/v1/dead-letters/{self.dead}", None)],
+            "GET /api/v1/alerts": [("/api/v1/alerts", None)],
+            "GET /api/v1/alerts/{alert_id}": [(f"/api/v1/alerts/{self.dead}", None)],
+            "GET /api/v1/alert-summary": [("/api/v1/alert-summary", None)],
+            "GET /api/v1/alert-silences": [("/api/v1/alert-silences", None)],
             "GET /api/v1/datasets": [("/api/v1/datasets", None)],
             "GET /api/v1/datasets/{dataset_id}": [
                 (f"/api/v1/datasets/shop.{name}", None) for name in ("in", "mid", "labels", "model", "result")
@@ -161,6 +175,18 @@ class ShopWithSecrets:
             "GET /api/v1/secrets": [("/api/v1/secrets", None)],
             "PUT /api/v1/secrets/{namespace}/{name}": [("/api/v1/secrets/user/x", {"value": "x"})],
             "GET /api/v1/status": [("/api/v1/status", None)],
+            "GET /iceberg/v1/config": [("/iceberg/v1/config", None)],
+            "GET /iceberg/v1/{prefix}/namespaces": [("/iceberg/v1/live/namespaces", None)],
+            "GET /iceberg/v1/{prefix}/namespaces/{namespace}": [("/iceberg/v1/live/namespaces/shop", None)],
+            "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables": [
+                ("/iceberg/v1/live/namespaces/shop/tables", None)
+            ],
+            "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables/{table}": [
+                (f"/iceberg/v1/live/namespaces/shop/tables/shop.{name}", None) for name in ("mid", "labels")
+            ],
+            "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials": [
+                ("/iceberg/v1/live/namespaces/shop/tables/shop.mid/credentials", None)
+            ],
             "GET /api/v1/pipelines": [("/api/v1/pipelines", None)],
             "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{self.pipeline}", None)],
             "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
@@ -212,7 +238,7 @@ async def test_the_calls_above_are_all_that_a_reader_may_make(world: ShopWithSec
         if path.startswith("/auth/"):  # for those who have no token yet
             continue
         path = path.format_map(
-            dict.fromkeys(("name", "namespace", "user_id", "role", "member"), "x") | _ids(world)
+            dict.fromkeys(("name", "namespace", "user_id", "role", "member", "silence_id"), "x") | _ids(world)
         )
         status, text = await world.http.send(world.tokens[Role.READER], method, path, {})
         assert (status, json.loads(text)["error"]["code"]) == (403, "access.role_required"), route
@@ -237,6 +263,8 @@ async def test_who_may_deploy_sees_what_changes(world: ShopWithSecrets) -> None:
     assert f'config.api_key: "{SECRET}" → (unset)' in plan["text"]
     detail = await world.send(Role.ADMIN, "GET", f"/api/v1/tasks/{world.dead}")
     assert SECRET in detail["task"]["error"]["message"]
+    letter = await world.send(Role.ADMIN, "GET", f"/api/v1/dead-letters/{world.dead}")
+    assert letter["row"]["value"] == SECRET
 
 
 async def test_an_admins_token_that_may_not_deploy_sees_no_config(world: ShopWithSecrets) -> None:

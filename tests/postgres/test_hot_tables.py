@@ -73,7 +73,7 @@ async def test_rows_that_do_not_fit_fail_their_own_task_and_no_other(
         "outside the task's scope": table((99, 1)),
         "is string in this output, int in the DAG file": good.set_column(1, "n", pa.array(["one"])),
         "is int64 in this output, int in the DAG file": good.set_column(1, "n", pa.array([2**40])),
-        "is null or missing": good.drop_columns(["block"]),
+        "column block is missing": good.drop_columns(["block"]),
         "NUL": good.set_column(2, "name", pa.array(["a\0b"])),
         "MB that one commit": pa.concat_tables([good] * 500),
         "cannot read a staged file": None,

@@ -57,6 +57,8 @@ FIRST_ROWS = {
     " join datasets d using (dataset_uuid) {mine} order by t.commit_id",
     "jobs": "select t.* from jobs t join dags d using (dag_id) {mine} order by t.job_id",
     "dags": "select d.* from dags d {mine} order by d.dag_id",
+    "letters": "select b.* from buffered_reports b join tasks using (task_id) join jobs using (job_id)"
+    " join dags d using (dag_id) {mine} order by b.report_id",
     "pauses": "select t.* from job_pauses t join dags d using (dag_id) {mine} order by t.job",
     "versions": "select t.* from dag_versions t join dags d using (dag_id) {mine} order by t.dag_version_id",
     "pipelines": "select d.* from pipelines d {mine} order by d.pipeline_id",
@@ -67,6 +69,10 @@ FIRST_ROWS = {
     "members": "select d.* from org_members d {mine} order by d.name",
     "memberships": "select d.* from org_role_memberships d {mine} order by d.member_id, d.role",
     "providers": "select d.* from identity_providers d {mine} order by d.name",
+    "channels": "select d.* from channels d {mine} order by d.channel_id",
+    "deliveries": "select d.* from alert_deliveries d {mine} order by d.number",
+    "alerts": "select d.* from alert_events d {mine} order by d.alert_event_id",
+    "silences": "select d.* from alert_silences d {mine} order by d.silence_id",
     "limits": "select d.* from trigger_user_limits d {mine} order by d.user_id",
 }
 
@@ -78,6 +84,7 @@ class Two:
         self.plane, self.http = plane, http
         self.first, self.second, self.reader = "", "", ""
         self.dead = self.waiting = self.done = self.pipeline = self.execution = self.token = UUID(int=0)
+        self.delivery = self.alert = self.silence = UUID(int=0)
 
     async def fill(self) -> None:
         await self.plane.sql("insert into orgs (slug) values ('other')")
@@ -93,6 +100,14 @@ class Two:
         await self.plane.report((held[0], msgspec.structs.replace(failed(held[0]), error=error)))
         await self.plane.complete(held[1])
         self.dead, self.done, self.waiting = (h.task_id for h in held)
+        await self.plane.sql(
+            "insert into buffered_reports (task_id, attempt, lease_token, generation_id, report, failure, failed_at)"
+            " select t.task_id, t.attempt, t.lease_token, o.generation_id, $2, $3, tp_now()"
+            " from tasks t join job_outputs o using (job_id) where t.task_id = $1",
+            self.dead,
+            {"outputs": []},
+            {"code": "commit.rows_unfit", "message": MARK},
+        )
         made = json.loads(await self.expect(self.first, "POST", "/api/v1/pipelines", PIPELINE))
         self.pipeline = UUID(made["pipeline_id"])
         await self.expect(self.first, "PUT", f"/api/v1/scanner-lists/{MARK}", {"tickers": ["AAPL"]})
@@ -109,6 +124,24 @@ class Two:
             " 'reader', '{}', '{openid}', $1, tp_now() from orgs where slug = 'default'",
             MARK,
         )
+        channel = {"config": {"kind": "webhook", "url": "https://first.example/in"}}
+        await self.expect(self.first, "PUT", f"/api/v1/channels/{MARK}", channel)
+        self.delivery = await self.plane.value(
+            "insert into alert_deliveries (org_id, channel_id, key, incident, kind, message)"
+            " select org_id, channel_id, $1, $1, 'alert', $2 from channels returning delivery_id",
+            MARK,
+            {"alert": MARK, "severity": "info", "title": MARK},
+        )
+        self.alert = await self.plane.value(
+            "insert into alert_events (org_id, dag, alert, key, severity, title, body, subject, fields, event_time,"
+            " incident) select org_id, $1, $1, $1, 'info', $1, $1, $2, '{}', tp_now(), $1 from orgs"
+            " where slug = 'default' returning alert_event_id",
+            MARK,
+            {"name": MARK},
+        )
+        silence = {"seconds": 3600, "reason": MARK, "alert": MARK}
+        made = json.loads(await self.expect(self.first, "POST", "/api/v1/alert-silences", silence))
+        self.silence = UUID(made["silence_id"])
         self.execution = await self.plane.value(
             "insert into executions (pipeline_id, target, signal_id, signal, created_at)"
             " values ($1, 'celery', $2, '{}', tp_now()) returning execution_id",
@@ -155,6 +188,23 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
         "GET /api/v1/audit": [("/api/v1/audit", None), ("/api/v1/audit?principal=default-admin", None)],
         "GET /api/v1/secrets": [("/api/v1/secrets", None)],
+        "GET /api/v1/alerts": [("/api/v1/alerts", None), (f"/api/v1/alerts?dag={MARK}", None)],
+        "GET /api/v1/alerts/{alert_id}": [(f"/api/v1/alerts/{two.alert}", None)],
+        "GET /api/v1/alert-summary": [
+            ("/api/v1/alert-summary", None),
+            (f"/api/v1/alert-summary?alert={MARK}", None),
+        ],
+        "POST /api/v1/alerts/test": [
+            ("/api/v1/alerts/test", {"dag": MARK, "alert": MARK, "start": 0, "end": 1}),
+            ("/api/v1/alerts/test", {"text": MARKED_DAG, "alert": MARK, "start": 0, "end": 1}),
+        ],
+        "GET /api/v1/alert-silences": [("/api/v1/alert-silences", None)],
+        "GET /api/v1/channels": [("/api/v1/channels", None)],
+        "GET /api/v1/channels/{name}": [(f"/api/v1/channels/{MARK}", None)],
+        "GET /api/v1/deliveries": [
+            ("/api/v1/deliveries", None),
+            (f"/api/v1/deliveries?channel={MARK}", None),
+        ],
         "GET /api/v1/whoami": [("/api/v1/whoami", None)],
         "GET /api/v1/roles": [("/api/v1/roles", None)],
         "GET /api/v1/members": [("/api/v1/members", None)],
@@ -172,6 +222,11 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         ],
         "GET /api/v1/tasks/{task_id}/explain": [(f"/api/v1/tasks/{two.dead}/explain", None)],
         "GET /api/v1/tasks/{task_id}/logs": [(f"/api/v1/tasks/{t}/logs", None) for t in (two.dead, two.done)],
+        "GET /api/v1/dead-letters": [
+            ("/api/v1/dead-letters", None),
+            ("/api/v1/dead-letters?dag=shop&job=copy&dataset=shop.mid", None),
+        ],
+        "GET /api/v1/dead-letters/{task_id}": [(f"/api/v1/dead-letters/{two.dead}", None)],
         "GET /api/v1/datasets": [("/api/v1/datasets", None)],
         "GET /api/v1/datasets/{dataset_id}": [
             ("/api/v1/datasets/shop.mid", None),
@@ -181,6 +236,22 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
             (f"/api/v1/datasets/{name}/explain?first=0&last=9", None) for name in ("shop.mid", f"{MARK}.in")
         ],
         "GET /api/v1/status": [("/api/v1/status", None)],
+        "GET /iceberg/v1/config": [("/iceberg/v1/config?warehouse=live", None)],
+        "GET /iceberg/v1/{prefix}/namespaces": [("/iceberg/v1/live/namespaces", None)],
+        "GET /iceberg/v1/{prefix}/namespaces/{namespace}": [
+            (f"/iceberg/v1/live/namespaces/{dag}", None) for dag in ("shop", MARK)
+        ],
+        "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables": [
+            (f"/iceberg/v1/live/namespaces/{dag}/tables", None) for dag in ("shop", MARK)
+        ],
+        "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables/{table}": [
+            ("/iceberg/v1/live/namespaces/shop/tables/shop.mid", None),
+            (f"/iceberg/v1/live/namespaces/{MARK}/tables/{MARK}.in", None),
+        ],
+        "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials": [
+            ("/iceberg/v1/live/namespaces/shop/tables/shop.mid/credentials", None),
+            (f"/iceberg/v1/live/namespaces/{MARK}/tables/{MARK}.in/credentials", None),
+        ],
         "GET /api/v1/pipelines": [("/api/v1/pipelines", None), (f"/api/v1/pipelines?user_id={MARK}", None)],
         "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
         "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
@@ -222,6 +293,13 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
             ("/api/v1/tasks/acknowledge", {"task_ids": tasks}),
             ("/api/v1/tasks/acknowledge", {"dag": MARK}),
         ],
+        **{
+            f"POST /api/v1/dead-letters/{verb}": [
+                (f"/api/v1/dead-letters/{verb}", {"task_ids": tasks}),
+                (f"/api/v1/dead-letters/{verb}", {"dag": MARK}),
+            ]
+            for verb in ("replay", "drop")
+        },
         "POST /api/v1/query-tasks": [
             ("/api/v1/query-tasks", {"sql": f'select * from "{MARK}.in"', "dataset": "shop.result"})
         ],
@@ -232,6 +310,23 @@ def changes(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "POST /api/v1/secrets/{namespace}/{name}/rights": [
             (f"/api/v1/secrets/user/{MARK}/rights", {"any_job": True})
         ],
+        "POST /api/v1/alerts/acknowledge": [
+            ("/api/v1/alerts/acknowledge", {"alert_ids": [str(two.alert)]}),
+            ("/api/v1/alerts/acknowledge", {"alert": MARK}),
+        ],
+        "POST /api/v1/alert-silences": [
+            ("/api/v1/alert-silences", {"seconds": 60, "reason": "x", "alert": MARK})
+        ],
+        "DELETE /api/v1/alert-silences/{silence_id}": [(f"/api/v1/alert-silences/{two.silence}", None)],
+        "DELETE /api/v1/channels/{name}": [(f"/api/v1/channels/{MARK}?drop=true", None)],
+        "POST /api/v1/channels/{name}/test": [(f"/api/v1/channels/{MARK}/test", None)],
+        **{
+            f"POST /api/v1/deliveries/{verb}": [
+                (f"/api/v1/deliveries/{verb}", {"delivery_ids": [str(two.delivery)]}),
+                (f"/api/v1/deliveries/{verb}", {"channel": MARK}),
+            ]
+            for verb in ("replay", "drop")
+        },
         "DELETE /api/v1/identity-providers/{name}": [(f"/api/v1/identity-providers/{MARK}", None)],
         "PATCH /api/v1/executions/{execution_id}": [
             (f"/api/v1/executions/{two.execution}", {"status": "RUNNING"})
@@ -261,6 +356,9 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "PUT /api/v1/scanner-lists/{name}": [(f"/api/v1/scanner-lists/{MARK}", {"tickers": ["MSFT"]})],
         "PUT /api/v1/user-limits/{user_id}": [(f"/api/v1/user-limits/{MARK}", {"launches_per_hour": None})],
         "PUT /api/v1/secrets/{namespace}/{name}": [(f"/api/v1/secrets/user/{MARK}", {"value": "theirs"})],
+        "PUT /api/v1/channels/{name}": [
+            (f"/api/v1/channels/{MARK}", {"config": {"kind": "webhook", "url": "https://theirs.example/in"}})
+        ],
         "PUT /api/v1/roles/{role}": [(f"/api/v1/roles/{MARK}", {"includes": "admin"})],
         "PUT /api/v1/members/{member}": [(f"/api/v1/members/{MARK}", {"kind": "service"})],
         "POST /api/v1/jobs/resume": [("/api/v1/jobs/resume", {"dag": "shop", "job": "copy"})],
@@ -268,13 +366,18 @@ def own(two: Two) -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-FOR_ADMINS = (
+NOT_FOR_READERS = (
     "/api/v1/plan",
+    "/api/v1/alerts/test",
     "/api/v1/members",
     "/api/v1/audit",
     "/api/v1/audit?principal=default-admin",
     "/api/v1/identity-providers",
     f"/api/v1/identity-providers/{MARK}",
+    "/api/v1/channels",
+    f"/api/v1/channels/{MARK}",
+    "/api/v1/deliveries",
+    f"/api/v1/deliveries?channel={MARK}",
 )
 PUBLIC = {"GET /healthz", "GET /readyz", "POST /hooks/{org}/{path}"}
 WITH_A_PROVIDER = {
@@ -299,7 +402,7 @@ async def test_nothing_of_another_organization_is_seen(two: Two) -> None:
         for path, body in calls:
             for token in (two.second, two.reader):
                 status, text = await two.http.send(token, route.split()[0], path, body)
-                refused = (403,) if token == two.reader and path in FOR_ADMINS else (400, 404)
+                refused = (403,) if token == two.reader and path in NOT_FOR_READERS else (400, 404)
                 assert status in (200, *refused), (path, text)
                 # A refusal may repeat what was asked for, which the caller knew.
                 shown = text if status == 200 and body is None else ""
@@ -334,6 +437,10 @@ async def test_nothing_of_another_organization_is_changed(two: Two) -> None:
             status, text = await two.http.send(two.second, route.split()[0], path, body)
             if "task_ids" in (body or {}):
                 assert json.loads(text)["changed"] == {}
+            elif "alert_ids" in (body or {}):
+                assert json.loads(text)["unchanged"] == {str(two.alert): "unknown"}
+            elif "delivery_ids" in (body or {}):
+                assert json.loads(text)["changed"] == 0
             else:
                 assert status == 404, (path, text)
     assert await two.rows_of("default") == first

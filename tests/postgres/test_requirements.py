@@ -15,6 +15,7 @@ from traceplane.errors import Forbidden
 from traceplane.model.resources import Resources, parsed
 from traceplane.model.runtimes import DEFAULT_RUNTIMES, Driver, InvokerKind, Runtime
 from traceplane.postgres import workers
+from traceplane.postgres.workers import WorkerKey
 
 DAG = dag(
     "main",
@@ -66,40 +67,52 @@ async def test_a_worker_that_lacks_something_cannot_claim_the_task(plane: Contro
 
 
 async def test_a_worker_is_forgotten_when_it_leaves_or_falls_silent(plane: ControlPlane) -> None:
+    a, b = WorkerKey(None, "a"), WorkerKey(None, "b")
     async with plane.database.transaction() as tx:
-        await workers.see(tx, "a", "python", parsed(["gpu=1"]), None)
-        await workers.see(tx, "b", "python", Resources(), None)
+        await workers.see(tx, a, "python", parsed(["gpu=1"]))
+        await workers.see(tx, b, "python", Resources())
     await plane.sql("update workers set seen_at = seen_at - interval '11 minutes' where worker_id = 'a'")
     async with plane.database.transaction() as tx:
         assert [w.worker_id for w in await workers.there(tx)] == ["b"]
-        await workers.see(tx, "b", "python", parsed(["gpu=2"]), None)
+        await workers.see(tx, b, "python", parsed(["gpu=2"]))
         assert [(w.worker_id, w.offers.gpu) for w in await workers.there(tx)] == [("b", 2)]
-        await workers.leave(tx, "b", None)
+        await workers.leave(tx, b)
     assert await plane.sql("select * from workers") == []
 
 
-async def test_a_worker_cannot_take_the_name_of_one_of_another_organization(plane: ControlPlane) -> None:
-    async def offered() -> list[int]:
-        async with plane.database.transaction() as tx:
-            return [w.offers.gpu for w in await workers.there(tx)]
+async def test_workers_with_one_id_that_serve_different_organizations_never_meet(plane: ControlPlane) -> None:
+    acme, beta, both, shared = (
+        WorkerKey(serves, "a")
+        for serves in (frozenset({"acme"}), frozenset({"beta"}), frozenset({"acme", "beta"}), None)
+    )
+    workers_of_one_id = (acme, beta, both, shared)
 
-    async def see(gpus: int, serves: list[str] | None) -> None:
+    async def offered() -> set[int]:
         async with plane.database.transaction() as tx:
-            await workers.see(tx, "a", "python", parsed([f"gpu={gpus}"]), serves)
+            return {w.offers.gpu for w in await workers.there(tx)}
 
-    await see(1, ["acme"])
-    await see(2, ["beta"])
-    assert await offered() == [1]
-    await see(3, ["beta", "acme"])
-    assert await offered() == [3]
-    await see(4, None)
-    assert await offered() == [4]
-    await see(5, ["acme"])
-    assert await offered() == [4]
-    # One that is gone may be followed by another of its name.
-    await plane.sql("update workers set seen_at = seen_at - interval '31 seconds'")
-    await see(6, ["acme"])
-    assert await offered() == [6]
+    async def see(worker: WorkerKey, gpus: int) -> None:
+        async with plane.database.transaction() as tx:
+            await workers.see(tx, worker, "python", parsed([f"gpu={gpus}"]))
+
+    for gpus, worker in enumerate(workers_of_one_id, start=1):
+        await see(worker, gpus)
+    assert await offered() == {1, 2, 3, 4}
+    await see(beta, 5)
+    assert await offered() == {1, 5, 3, 4}
+    # The silence of one is not ended by another that is there.
+    await plane.sql("update workers set seen_at = seen_at - interval '31 seconds' where serves = '{acme}'")
+    for gpus, worker in enumerate(workers_of_one_id[1:], start=2):
+        await see(worker, gpus)
+    assert await offered() == {2, 3, 4}
+    await plane.sql("update workers set seen_at = seen_at - interval '11 minutes' where serves = '{acme}'")
+    await see(shared, 4)
+    assert await plane.value("select count(*) from workers") == 3
+    async with plane.database.transaction() as tx:
+        await workers.leave(tx, shared)
+    assert await offered() == {2, 3}
+    await see(acme, 1)
+    assert await offered() == {1, 2, 3}
 
 
 async def test_a_runtime_of_others_is_refused_at_deploy_and_calls_nothing(database_url: str) -> None:

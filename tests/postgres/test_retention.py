@@ -193,18 +193,21 @@ async def test_leftovers_of_tasks_that_are_gone_are_found(plane: ControlPlane, r
 
 
 async def test_unused_code_goes(plane: ControlPlane, root: Path) -> None:
-    used, old, new = "a" * 64, "b" * 64, "c" * 64
+    used, old, new, lock = "a" * 64, "b" * 64, "c" * 64, "d" * 64
     async with plane.database.transaction() as tx:
-        for name in (used, old):
+        for name in (used, old, lock):
             await tx.run("insert into code_bundles (bundle_hash, content) values ($1, '')", name)
         await tx.run(
-            "update jobs set definition = definition || jsonb_build_object('code_bundle', $1::text)", used
+            "update jobs set definition = definition"
+            " || jsonb_build_object('code_bundle', $1::text, 'environment', $2::text)",
+            used,
+            lock,
         )
     await plane.set_clock(31 * DAY)
     async with plane.database.transaction() as tx:
         await tx.run("insert into code_bundles (bundle_hash, content) values ($1, '')", new)
     assert (await end(plane, root)).code == 1
-    assert {r[0] for r in await plane.sql("select bundle_hash from code_bundles")} == {used, new}
+    assert {r[0] for r in await plane.sql("select bundle_hash from code_bundles")} == {used, new, lock}
 
 
 async def test_dead_wake_ups_go(plane: ControlPlane, root: Path) -> None:

@@ -296,6 +296,30 @@ async def test_a_virtual_dataset_has_rights_of_its_own_and_ranges_have_those_of_
     assert detail.sql is None, "it names what the reader may not read"
 
 
+@pytest.mark.parametrize("of", ["file", "dataset"])
+async def test_an_empty_list_leaves_a_dataset_to_admins(people: People, of: str) -> None:
+    plane, api, call = people.plane, people.plane.api, people.call
+    if of == "file":
+        closed = OPEN + "read_roles: []\nwrite_roles: []\n"
+    else:
+        closed = OPEN + "read_roles: [reader]\ndatasets: {open.in: {read_roles: [], write_roles: []}}\n"
+    plan = await plane.plan(closed)
+    assert "~ dataset open.in\n      read_roles: null → []" in plan.text
+    await plane.deploy(closed)
+    for caller in (people.reader, people.writer, people.both):
+        assert (await refused(read(people, caller, "open.in"))).code == "query.unknown_relation"
+        assert "open.in" not in {d.dataset for d in (await api.datasets(call(caller))).datasets}
+    await read(people, plane.admin, "open.in")
+    shown = await api.dataset(call(plane.admin, dataset_id="open.in"))
+    assert (shown.read_roles, shown.write_roles) == ([], [])
+
+    await plane.deploy(closed.replace("read_roles: []", "read_roles: [reader]"))
+    await read(people, people.reader, "open.in")
+    emit = api.emit(call(people.writer, EmitRequest([ManualEvent(dataset="open.in", partition="7")])))
+    assert (await refused(emit)).code == "access.dataset_write"
+    await plane.emit("open.in", [7])
+
+
 async def test_only_who_may_write_changes_what_a_dataset_holds(people: People) -> None:
     api, call = people.plane.api, people.call
     event = EmitRequest([ManualEvent(dataset="pay.in", partition="7")])

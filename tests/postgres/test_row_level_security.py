@@ -16,6 +16,7 @@ from tests.postgres.test_organizations import Two
 from traceplane.model.resources import Resources
 from traceplane.postgres import workers
 from traceplane.postgres.database import ORG_ROLE, SCHEMA, OrgDatabase
+from traceplane.postgres.workers import WorkerKey
 
 SHARED = {"code_bundles"}
 """What every organization may read: code by the hash of its content."""
@@ -79,7 +80,7 @@ async def test_no_table_shows_one_organization_a_row_of_another(two: Two) -> Non
     first, second = [plane.orgs.of(await org_id(plane, slug)) for slug in ("default", "other")]
     async with plane.database.transaction() as tx:
         for slug in ("default", "other"):
-            await workers.see(tx, f"of {slug}", "python", Resources(), [slug])
+            await workers.see(tx, WorkerKey(frozenset({slug}), "w"), "python", Resources())
     shown = 0
     for table, on in (await tables(plane)).items():
         if not on:

@@ -175,11 +175,13 @@ async def test_versions_that_were_deployed_before_are_metered_as_they_said(
     )
     assert tuple(unsaid)[2:] == (
         0, None, 32, None, None, timedelta(hours=2), timedelta(seconds=40), 6,
-        timedelta(seconds=3), timedelta(minutes=6), False, None, None, None, None, None, '{"lineage": null}',
+        timedelta(seconds=3), timedelta(minutes=6), False, None, None, None, None, None,
+        '{"checks": {}, "lineage": null}',
     )  # fmt: skip
     assert tuple(said)[2:] == (
         1, 3, 64, None, timedelta(seconds=1.5), timedelta(seconds=60), timedelta(seconds=7), 2,
-        timedelta(seconds=0.5), timedelta(seconds=9), False, None, None, None, None, None, '{"lineage": null}',
+        timedelta(seconds=0.5), timedelta(seconds=9), False, None, None, None, None, None,
+        '{"checks": {}, "lineage": null}',
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -214,6 +214,111 @@ async def test_a_machine_calls_with_a_jwt_as_far_as_its_roles_allow(world: World
     assert (await world.call(writer, "GET", PROVIDER)).refusal == (403, "access.role_required")
     nobody = world.theirs.machine_token(groups=["choir"])
     assert (await world.call(nobody, "GET", STATUS)).refusal == (403, "sign_in.no_role")
+
+
+async def test_a_machine_that_called_is_a_member_which_admins_see_grant_and_disable(world: World) -> None:
+    admin, robot = await world.admin(), world.theirs.machine_token(groups=["guests"])
+    path = "/api/v1/members/idp:robot-1"
+
+    async def emit() -> Answer:
+        return await world.call(robot, "POST", "/api/v1/events", {"events": []})
+
+    async def members() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await world.call(admin, "GET", "/api/v1/members")).body["members"]
+        return found
+
+    nobody = world.theirs.machine_token(groups=["choir"])
+    assert (await world.call(nobody, "GET", STATUS)).code == "sign_in.no_role"
+    assert await members() == [], "one that is refused is no member"
+    for _ in range(3):
+        assert (await world.call(robot, "GET", STATUS)).status == 200
+    (member,) = await members()
+    expected = {"name": "idp:robot-1", "kind": "service", "issuer": world.theirs.url, "roles": []}
+    assert member.items() >= expected.items()
+    assert member["last_seen_at"] is not None
+    added = "select principal, kind, action, object->>'member' from audit_log where object ? 'member'"
+    assert [tuple(row) for row in await world.plane.sql(added)] == [
+        ("idp:robot-1", "service", f"GET {STATUS}", "idp:robot-1")
+    ]
+    await world.plane.sql("update org_members set last_seen_at = last_seen_at - interval '1 hour'")
+    world.plane.api.sign_in._noted.clear()  # a minute later
+    assert (await world.call(robot, "GET", STATUS)).status == 200
+    assert (await members())[0]["last_seen_at"] > member["created_at"]
+
+    assert (await emit()).code == "access.role_required"
+    assert (await world.call(admin, "PUT", f"{path}/roles/writer", {})).status == 200
+    await world.plane.api.refresh()
+    assert (await emit()).code != "access.role_required"
+
+    assert (await world.call(admin, "DELETE", path)).status == 200
+    await world.plane.api.refresh()
+    assert (await world.call(robot, "GET", STATUS)).refusal == (403, "sign_in.disabled")
+    assert (await world.call(admin, "PUT", path, {"kind": "service"})).status == 200
+    await world.plane.api.refresh()
+    assert (await world.call(robot, "GET", STATUS)).status == 200
+    assert len(await members()) == 1
+
+
+async def test_somebody_who_signed_in_and_calls_with_a_jwt_stays_a_person_with_an_address(
+    world: World,
+) -> None:
+    own = world.theirs.machine_token(sub="ada-1", groups=["guests"])
+
+    async def ada() -> dict[str, Any]:
+        (member,) = (await world.call(await world.admin(), "GET", "/api/v1/members")).body["members"]
+        return {name: member.get(name) for name in ("kind", "name", "email")}
+
+    async with world.browser() as browser:
+        assert (await world.sign_in(browser)).status == 303
+        person = {"kind": "user", "name": "ada@example.com", "email": "ada@example.com"}
+        assert (await world.call(own, "GET", STATUS)).status == 200
+        assert await ada() == person
+        (member,) = (await world.call(await world.admin(), "GET", "/api/v1/members")).body["members"]
+        assert [grant["role"] for grant in member["roles"]] == ["writer"], "of the sign-in, not of the JWT"
+
+        await world.plane.sql("delete from org_members")
+        world.plane.api.sign_in._noted.clear()
+        world.plane.api.sign_in._looked_up.clear()
+        assert (await world.call(own, "GET", STATUS)).status == 200
+        assert await ada() == {"kind": "service", "name": "idp:ada-1", "email": None}
+        assert (await world.sign_in(browser)).status == 303
+        assert await ada() == {**person, "name": "idp:ada-1"}
+
+
+async def test_a_machine_whose_name_is_taken_is_another_member_in_every_respect(world: World) -> None:
+    """As after a change of the provider's issuer."""
+    admin, robot = await world.admin(), world.theirs.machine_token(groups=["guests"])
+    first = "/api/v1/members/idp:robot-1"
+    await world.plane.sql(
+        "insert into org_members (org_id, kind, name, issuer, subject, created_by)"
+        " select org_id, 'service', 'idp:robot-1', 'https://earlier.example', 'robot-1', 'sign-in' from orgs"
+        " where slug = 'default'"
+    )
+    theirs = {"name": "theirs", "member": "idp:robot-1", "roles": ["reader"]}
+    assert (await world.call(admin, "POST", "/api/v1/tokens", theirs)).status == 200
+
+    nobody = world.theirs.machine_token(groups=["choir"])
+    assert (await world.call(nobody, "GET", STATUS)).code == "sign_in.no_role"
+    assert (await audited(world))[-1][0] == "idp:robot-1#2", "also before it is a member"
+    assert (await world.call(robot, "GET", "/api/v1/whoami")).body["name"] == "idp:robot-1#2"
+    assert (await world.call(robot, "GET", "/api/v1/tokens")).body == {"tokens": []}
+    (token,) = [
+        t for t in (await world.call(admin, "GET", "/api/v1/tokens")).body["tokens"] if t["name"] == "theirs"
+    ]
+    revoked = await world.call(robot, "DELETE", f"/api/v1/tokens/{token['token_id']}")
+    assert revoked.refusal == (404, "token.not_found")
+    own = {"name": "own", "member": "idp:robot-1#2"}
+    assert (await world.call(admin, "POST", "/api/v1/tokens", own)).status == 200
+    assert [t["name"] for t in (await world.call(robot, "GET", "/api/v1/tokens")).body["tokens"]] == ["own"]
+
+    assert (await world.call(robot, "POST", "/api/v1/events", {"events": []})).code == "access.role_required"
+    assert {row[0] for row in await audited(world) if row[1] == "service"} == {"idp:robot-1#2"}
+    assert (await world.call(admin, "DELETE", first)).status == 200
+    await world.plane.api.refresh()
+    assert (await world.call(robot, "GET", STATUS)).status == 200
+    assert (await world.call(admin, "DELETE", f"{first}%232")).status == 200
+    await world.plane.api.refresh()
+    assert (await world.call(robot, "GET", STATUS)).refusal == (403, "sign_in.disabled")
 
 
 async def test_a_rotated_key_is_accepted_and_a_withdrawn_one_is_not(world: World) -> None:
@@ -846,6 +951,8 @@ async def test_the_command_line_sets_providers(world: World, tmp_path: Path) -> 
     assert "cn=ops,dc=acme is writer, everybody else is reader" in listed
     assert "ops is removed" in await run("remove", "ops")
     assert [one["name"] for one in json.loads(await run("list", "--json"))["providers"]] == ["idp"]
+    settings = replace(settings, user_token=await world.admin("beta"))
+    assert f"{world.url}/auth/login?org=beta&provider=ops\n" in await run("set", "ops", *where, *roles)
 
 
 def test_a_sign_in_with_another_platform_does_not_lend_its_token_to_this_one(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def _columns(type_: str) -> tuple[str, str]:
         (_columns("date"), "the column 'at' is date: a date does not say which hour it is", "type timestamp"),
         (
             (BLOCKS, "chain.blocks: { columns: [{ name: when, type: timestamp }] }"),
-            "no column 'at' there",
+            "the dataset has no column 'at'",
             "",
         ),
     ],
@@ -268,7 +268,9 @@ async def test_the_column_of_a_dataset_of_another_dag_is_checked_too(plane: Cont
     other = f"version: 1\ndag: other\ndatasets: {{ {HOURLY} }}\njobs:\n  - name: hourly{hourly}"
     with pytest.raises(InvalidInput, match=r"the column at of chain\.blocks is string: it holds no times"):
         await plane.deploy(other)
-    with pytest.raises(InvalidInput, match=r"the dataset chain\.blocks has no such column"):
+    with pytest.raises(
+        InvalidInput, match=r"dag\.yaml:\d+:\d+: job .* the dataset chain\.blocks has no such column"
+    ):
         await plane.deploy(other.replace("time_column: at", "time_column: when"))
 
 

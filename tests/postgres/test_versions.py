@@ -16,6 +16,8 @@ from tests.dags import SOURCE, dag, job, source
 from tests.postgres.test_commits import span
 from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound
+from traceplane.postgres import tasks
+from traceplane.registry import cutover
 from traceplane.registry.garbage import Collected, Policy, collect
 from traceplane.wire.control import ManualEvent
 from traceplane.wire.deploys import DeployRequest, VersionQuery
@@ -143,6 +145,48 @@ async def test_queued_tasks_of_a_bad_version_are_canceled_and_running_ones_are_n
         " where not j.routed and t.stage in (0, 1) group by 1"
     )
     assert states == []
+
+
+async def test_a_rollback_repeats_what_running_tasks_are_about_to_give_up(plane: ControlPlane) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    await plane.builds.run_once()
+    await plane.emit("in", [10])
+    await plane.meter()
+    await plane.complete(*await plane.claim(await plane.send()))  # a
+    await plane.meter()
+    held = await plane.claim(await plane.send())
+    running = [h for h in held if h.job.name == "b" and h.scope.cursor == 10]
+    assert len(running) == 2  # of both versions; nothing serves there yet
+    await plane.complete(*(h for h in held if h not in running))
+    await build(plane)
+    assert await active(plane) == 2
+    await plane.rollback("main", drop_missing=True)
+    await plane.builds.run_once()
+    assert await plane.complete(*running) == ["canceled"] * 2
+    await build(plane)
+    assert await served(plane, "b") == [f"c:{n}" for n in (*range(5), 10)]
+
+
+async def test_a_rollback_repeats_what_is_being_canceled(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(plane)
+    await plane.deploy(chain(2))
+    await build(plane)
+    await plane.emit("in", [10])
+    await plane.complete(*await plane.claim(await plane.send()))  # a; b waits
+    monkeypatch.setattr(cutover, "_CANCELED_AT_ONCE", 0)
+    await plane.rollback("main", drop_missing=True)
+    async with plane.database.transaction() as tx:
+        assert await tasks.cancel_retired(tx, 10)
+        moving = asyncio.create_task(plane.rollback("main", drop_missing=True))
+        await asyncio.wait([moving], timeout=0.5)
+        await plane.builds._replay()
+    await moving
+    await build(plane)
+    assert await active(plane) == 2
+    assert await served(plane, "c") == [f"c:{n}" for n in (*range(5), 10)]
 
 
 async def test_a_version_that_is_given_up_leaves_no_trace_for_readers(plane: ControlPlane) -> None:

@@ -12,17 +12,21 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 from tests.control_plane import ControlPlane
 from tests.gateway_http import GatewayHttp
 from tests.webhooks import KEY, KEYS, VARIABLE, body, dag, digest, from_github, from_slack, from_stripe
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.roles import Role
+from traceplane.auth.store import create_organization
+from traceplane.cli import events
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
 from traceplane.errors import Conflict, SpecInvalid, UserError
 from traceplane.secrets.references import SecretName
 from traceplane.secrets.sealed_store import SealedStore
 from traceplane.secrets.vault import Vault
+from traceplane.settings import Settings
 
 DELIVERIES = "shop.orders#deliveries"
 
@@ -332,6 +336,22 @@ async def test_any_header_and_algorithm_can_be_declared(sender: Sender) -> None:
     for bad in ("", "1e9", "9" * 13, "-5", "٣"):
         sent = {**headers, "X-Time": bad} if bad.isascii() else {**headers, "X-Time": "\u00b2"}
         assert await sender.refused(content, sent) == (403, "webhook.timestamp_invalid")
+
+
+async def test_the_command_line_prints_the_address_in_the_organization_of_the_token(
+    sender: Sender, tmp_path: Path
+) -> None:
+    async with sender.plane.database.transaction() as tx:
+        token = await create_organization(tx, "beta")
+    await sender.plane.api.refresh()
+    text = dag("none", "dedupe: { pointer: /id }")
+    deployed = await sender.http.send(token, "POST", "/api/v1/deploy", {"text": text})
+    assert deployed[0] == 200, deployed
+    settings = Settings(
+        home=tmp_path / "person", gateway_url=f"http://127.0.0.1:{sender.http.port}", user_token=token
+    )
+    done = await asyncio.to_thread(CliRunner().invoke, events.webhooks, [], obj=settings)
+    assert done.output.startswith("POST /hooks/beta/orders  shop.orders"), done.exception or done.output
 
 
 async def test_only_an_event_with_the_scope_in_the_body(sender: Sender) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import aiohttp
 import pytest
 
+from tests.alert_evaluators import alerting_dag, evaluating
 from tests.dags import dag, job
+from tests.delivery.http_receiver import HttpReceiver, http_receiver
+from tests.delivery.messages import MESSAGE
 from tests.platform import until
 from tests.ports import free_port
 from tests.process.crashes import DESK, EVENTS, MINE, TRACES, Crash, hourly, small, ticking
@@ -17,6 +22,9 @@ from tests.trigger.signals import TOPIC
 from tests.trigger.signals import signal as signal_of
 from traceplane.adapters import signal_source_folder
 from traceplane.errors import PlatformError
+from traceplane.postgres import channels, deliveries
+from traceplane.postgres.database import Database
+from traceplane.postgres.deliveries import NewDelivery
 from traceplane.wire.deploys import DeletedResponse, DeleteRequest
 from traceplane.wire.pipelines import PipelineConfig, PipelineRequest, PipelineView
 
@@ -119,6 +127,72 @@ async def rows_are_buffered(crash: Crash) -> None:
     assert await crash.platform.value(told, generation) == EVENTS
     assert await crash.platform.value("select count(*) from buffered_reports") == 0
     await crash.platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
+
+
+async def messages_wait(crash: Crash) -> None:
+    """Messages wait for a channel, and a dispatcher dies before or after it has sent them."""
+    crash.dag = crash.boundary.replace(".", "-").replace("_", "-")
+    database = await Database.connect(crash.platform.url, connections=1)
+    async with http_receiver() as receiver:
+        config = {"kind": "webhook", "url": receiver.url, "per_second": 1000, "burst": 1000}
+        async with database.transaction() as tx:
+            org_id = await tx.value("select org_id from orgs")
+            channel_id = await channels.set_channel(
+                tx, org_id, crash.dag, config, platform_alerts=False, by="somebody"
+            )
+        await crash.arm()
+        messages = [
+            replace(MESSAGE, key=f"{crash.dag}:{cursor}", incident=f"{crash.dag}:{cursor}")
+            for cursor in crash.cursors
+        ]
+        async with database.transaction() as tx:
+            await deliveries.queue(tx, [NewDelivery(org_id, channel_id, message) for message in messages])
+        await crash.strike()
+        assert bool(receiver.came) == crash.boundary.startswith("deliver.")
+        waiting = "select count(*) from alert_deliveries where state = 'waiting'"
+        await until(lambda: crash.platform.value(f"select ({waiting}) = 0"), what="delivered")
+    await database.close()
+    assert sorted(receiver.accepted) == sorted(message.key for message in messages)
+    # What was in flight, or sent and not recorded, is sent again.
+    most = {"deliver.before_commit": (2,), "deliver.after_commit": (1, 2)}.get(crash.boundary, (1,))
+    assert max(receiver.came.values()) in most
+
+
+async def alerts_arise(crash: Crash) -> None:
+    """Rows are found and told, and a dispatcher dies on the way; then a reorganization takes them back."""
+    crash.dag = f"alerts-{crash.boundary}".replace(".", "-").replace("_", "-")
+    platform = crash.platform
+    rows = {cursor: {f"{cursor}-a", f"{cursor}-b"} for cursor in crash.cursors}
+    async with http_receiver() as receiver, evaluating(platform, lambda _, cursor: rows[cursor]):
+        await platform.sql(
+            "insert into channels (org_id, name, config, changed_by) select org_id, $1::text, jsonb_build_object("
+            "'kind', 'webhook', 'url', $2::text, 'per_second', 1000, 'burst', 1000), 'test' from orgs",
+            crash.dag,
+            receiver.url,
+        )
+        await platform.deploy(alerting_dag(crash.dag, lease="2s"))
+        await crash.arm()
+        await crash.emit()
+        await crash.strike()
+        await _told(crash)
+        assert Counter(_heard(receiver)) == {("alert", tx): 1 for found in rows.values() for tx in found}
+        gone, *_ = crash.cursors
+        rows[gone] = {f"{gone}-b"}
+        await platform.emit(f"{crash.dag}.in", [gone], emission="again")
+        await _told(crash)
+        assert _heard(receiver)[2 * EVENTS :] == [("retraction", f"{gone}-a")]
+    await platform.api.call("POST", "/api/v1/delete", DeletedResponse, DeleteRequest(crash.dag))
+
+
+async def _told(crash: Crash) -> None:
+    """Whatever happened was evaluated, and all messages about it arrived."""
+    await settle(crash.platform)
+    waiting = "select count(*) from alert_deliveries where state = 'waiting'"
+    await until(lambda: crash.platform.value(f"select ({waiting}) = 0"), what="delivered")
+
+
+def _heard(receiver: HttpReceiver) -> list[tuple[str, str]]:
+    return [(body["kind"], body["subject"]["tx"]) for body in receiver.bodies]
 
 
 async def worker_is_lost(crash: Crash) -> None:
@@ -339,6 +413,8 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "heartbeat": task_beats,
     "hand_over": rows_are_buffered,
     "sink": rows_are_buffered,
+    "deliver_claim": messages_wait,
+    "deliver": messages_wait,
     "reaper": worker_is_lost,
     "relay.after_send": function_is_called,
     "reconciler": wake_up_is_lost,
@@ -350,3 +426,6 @@ SCENARIOS: dict[str, Callable[[Crash], Awaitable[None]]] = {
     "files": files_arrive,
     "webhook": sender_delivers,
 }
+
+ON_THE_WAY_OF_ALERTS = ("claim", "hand_over", "sink", "in_process", "deliver_claim", "deliver")
+"""Transactions between an event and the message about what was found there."""

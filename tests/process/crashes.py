@@ -133,12 +133,16 @@ with mine as (
 
 TRACES = {
     "emit": "select count(*) from told",
-    "claim": "select count(*) from mine where runtime = 'python' and attempt > 0",
+    "claim": "select count(*) from mine where runtime in ('python', 'spark') and attempt > 0",
     "heartbeat": "select count(*) from mine where lease_expires_at > started_at + interval '1 second'",
     "events": "select count(*) from ticked",
     "complete": "select count(*) from mine join dataset_commits using (task_id)",
     "hand_over": "select count(*) from mine join buffered_reports using (task_id)",
     "sink": "select count(*) from mine join dataset_commits using (task_id)",
+    "deliver_claim": "select count(*) from alert_deliveries join channels using (channel_id)"
+    " where name = $1 and tries > 0",
+    "deliver": "select count(*) from alert_deliveries join channels using (channel_id)"
+    " where name = $1 and state = 'delivered'",
     "relay": "select count(*) from mine join wake_messages using (task_id)",
     "valve": "select count(*) from mine where job = 'metered' and dispatched_at is not null",
     "reaper": "select count(*) from mine where error ->> 'code' = 'lease.expired'",

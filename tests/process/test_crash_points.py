@@ -7,7 +7,7 @@ its test. Guarantees 1, 2 and 4 of docs/guarantees.md.
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from tests.aws import CREDENTIALS, aws_server
 from tests.platform import Platform
-from tests.process.crash_scenarios import SCENARIOS, events_flow
+from tests.process.crash_scenarios import ON_THE_WAY_OF_ALERTS, SCENARIOS, alerts_arise, events_flow
 from tests.process.crashes import FLOW, FUNCTION, PRESSURE, RUNTIMES, SLOW, Crash, CrashingPlatform
 from tests.process.effects import settle, watched
 from traceplane import crash_points
@@ -41,6 +41,7 @@ async def world(
         "TRACEPLANE_CONFIG": str(folder / "traceplane.toml"),
         "TRACEPLANE_WORKER_CONCURRENCY": "3",
         "TRACEPLANE_FILE_SOURCE_ALLOW": str(folder),
+        "TRACEPLANE_OUTGOING_ALLOW": "127.0.0.0/8",
     }
     async with Platform.start(url, folder, environment=settings) as platform:
         for yaml in (FLOW, SLOW, PRESSURE, FUNCTION):
@@ -68,6 +69,15 @@ async def test_nothing_is_lost_or_doubled_when_a_process_dies_at(
     world: CrashingPlatform, boundary: str
 ) -> None:
     await kill_and_recover(world, boundary)
+    recovered.append(boundary)
+
+
+@pytest.mark.parametrize("side", ["before_commit", "after_commit"])
+@pytest.mark.parametrize("transaction", ON_THE_WAY_OF_ALERTS)
+async def test_an_alert_is_told_once_when_a_dispatcher_dies_at(
+    world: CrashingPlatform, transaction: str, side: str
+) -> None:
+    await kill_and_recover(world, f"{transaction}.{side}", alerts_arise)
 
 
 @pytest.mark.parametrize("boundary", OVER_SQS)
@@ -75,9 +85,13 @@ async def test_nothing_is_lost_or_doubled_over_sqs_when_a_worker_dies_at(
     sqs_world: CrashingPlatform, boundary: str
 ) -> None:
     await kill_and_recover(sqs_world, boundary)
+    recovered.append(boundary)
 
 
-async def kill_and_recover(world: CrashingPlatform, boundary: str) -> None:
+async def kill_and_recover(
+    world: CrashingPlatform, boundary: str, scenario: Callable[[Crash], Awaitable[None]] | None = None
+) -> None:
+    """`scenario`: another one than that of the boundary."""
     for process in world.platform.processes.values():
         if not process.alive:
             await process.start()
@@ -86,14 +100,13 @@ async def kill_and_recover(world: CrashingPlatform, boundary: str) -> None:
     await world.platform.sql("delete from wake_messages")
     crash = Crash(world, boundary)
     async with watched(world.platform):
-        scenario = SCENARIOS.get(boundary) or SCENARIOS.get(boundary.partition(".")[0], events_flow)
-        await scenario(crash)
+        own = SCENARIOS.get(boundary) or SCENARIOS.get(boundary.partition(".")[0], events_flow)
+        await (scenario or own)(crash)
     assert crash.dead
     states = await settle(world.platform)
     assert set(states) <= {"completed", "canceled"}
     assert states["canceled"] == world.retired_sources
     assert crash.finished <= await crash.finished_tasks(), "what had ended was done again"
-    recovered.append(boundary)
 
 
 async def test_every_crash_point_was_killed_and_recovered(
@@ -102,7 +115,7 @@ async def test_every_crash_point_was_killed_and_recovered(
     chosen = {
         item.callspec.params["boundary"]
         for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
+        if item.path == request.path and hasattr(item, "callspec") and "boundary" in item.callspec.params
     }
     with capsys.disabled():
         print("\n" + "\n".join(f"  {name}" for name in recovered))

@@ -377,6 +377,26 @@ def test_the_log_is_kept_short(stopped: Path, ensure: Ensure) -> None:
     assert "database system is shut down" in server.log.read_text()
 
 
+def test_the_log_has_no_values_of_rows(shared: EmbeddedPostgres) -> None:
+    """Postgres names keys and rows in the details of its errors."""
+    for statement in (
+        "CREATE TABLE people (email text PRIMARY KEY, n int CHECK (n > 0))",
+        "INSERT INTO people VALUES ('ada' || '@example.com', 1)",
+    ):
+        fetch(shared.state_url, statement)
+    try:
+        for email, n in (("ada", 1), ("eve", 0)):
+            with pytest.raises(asyncpg.IntegrityConstraintViolationError) as refused:
+                fetch(shared.state_url, f"INSERT INTO people VALUES ('{email}' || '@example.com', {n})")
+            assert f"{email}@example.com" in str(refused.value.detail)  # those who asked know why
+    finally:
+        fetch(shared.state_url, "DROP TABLE people")
+    log = shared.log.read_text()
+    assert "people_pkey" in log
+    assert "@example.com, " not in log
+    assert "ada@" not in log
+
+
 def test_startup_problems_are_reported(stopped: Path, ensure: Ensure) -> None:
     """One cluster through a series of failures: each has its code, and none of them harms the data."""
     folder = stopped

@@ -208,7 +208,7 @@ async def test_keys_are_replaced_for_minutes_while_everything_is_killed(tmp_path
 async def test_a_running_task_finishes_with_its_version(database_url: str, tmp_path: Path) -> None:
     async with Platform.start(database_url, tmp_path) as platform:
         await patient_set(platform, "key", value(1))
-        await platform.deploy(dag(4.0))
+        await platform.deploy(dag(12.0))
         await platform.emit("turning.ticks", [0])
 
         async def runs() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -126,6 +126,7 @@ class Task:
     answer: str | None = None
     """What the holder's report was answered with."""
     stop: bool = False
+    started: float = 0.0
     expires: float | None = None
     ready: float = 0.0
     effects: int = 0
@@ -209,6 +210,8 @@ class TaskMachine(RuleBasedStateMachine):
         self.holds: dict[str, int] = {}
         self.live: dict[tuple[str, str], UUID] = {}
         """Whose commit is read, by dataset and scope."""
+        self.written: dict[tuple[str, str], float] = {}
+        """When it was made."""
 
     # The two dispatchers, and what is picked ------------------------------------------------------
 
@@ -290,6 +293,7 @@ class TaskMachine(RuleBasedStateMachine):
             assert held.task.attempt == task.attempt + 1
             task.state, task.attempt, task.answer = "running", held.task.attempt, None
             task.holder, task.expires = held.task.lease_token, self.clock + LEASE_SECONDS
+            task.started = self.clock
         for claimed, refused in answers:
             assert set(refused) == set(ids) - {held.task_id for held in claimed}
             assert all(reason == self.tasks[task_id].state for task_id, reason in refused.items())
@@ -351,6 +355,8 @@ class TaskMachine(RuleBasedStateMachine):
             return "canceled"
         if task.answer is not None:
             return "stale"
+        if self.is_overtaken(task):
+            return "stale"
         if task.state not in OUT:  # it was given up, yet lives: it goes on if there is room
             out = [t for t in self.tasks.values() if t.job == task.job and t.state in OUT]
             if len(out) >= CONCURRENCY.get(task.job, 10**9) or task.scope in {t.scope for t in out}:
@@ -361,7 +367,7 @@ class TaskMachine(RuleBasedStateMachine):
     def report(self, second: bool, said: list[tuple[Held, str]]) -> None:
         reports = [(held, _completion(held, word)) for held, word in said]
         before = self.rows()
-        expected = [self.expected_report(self.tasks[held.task_id], held, word) for held, word in said]
+        expected = self.expected_reports(said)
         assert self.run(self.plane(second).report(*reports)) == [answer for answer, _ in expected]
         if not any(changes for _, changes in expected):
             assert self.rows() == before
@@ -373,8 +379,7 @@ class TaskMachine(RuleBasedStateMachine):
         if not self.leases:
             return
         (held,) = self.pick_leases([pick])
-        task = self.tasks[held.task_id]
-        expected, _ = self.expected_report(task, held, word)
+        [(expected, _)] = self.expected_reports([(held, word)])
         answer, _ = self.run(
             _together(
                 self.plane(second).report((held, _completion(held, word))),
@@ -383,6 +388,41 @@ class TaskMachine(RuleBasedStateMachine):
         )
         assert answer == [expected]
         self.adopt()
+
+    def expected_reports(self, said: list[tuple[Held, str]]) -> list[tuple[str, bool]]:
+        """Of one call, in which a task is reported once before any is reported again."""
+        rounds: list[dict[UUID, int]] = []
+        for number, (held, _) in enumerate(said):
+            turn = next((turn for turn in rounds if held.task_id not in turn), None)
+            if turn is None:
+                rounds.append(turn := {})
+            turn[held.task_id] = number
+        expected: dict[int, tuple[str, bool]] = {}
+        for turn in rounds:
+            completing = [
+                self.tasks[task_id] for task_id, number in turn.items() if self.would_complete(*said[number])
+            ]
+            overtaken = {task.task_id for task in completing if self.is_overtaken(task, completing)}
+            for task_id, number in turn.items():
+                held, word = said[number]
+                word = "returned" if task_id in overtaken else word
+                expected[number] = self.expected_report(self.tasks[task_id], held, word)
+        return [expected[number] for number in range(len(said))]
+
+    def would_complete(self, held: Held, word: str) -> bool:
+        task = self.tasks[held.task_id]
+        counts = task.holder == held.task.lease_token and task.answer is None and task.state != "canceled"
+        return counts and not task.stop and word == "completed"
+
+    def is_overtaken(self, task: Task, others: Collection[Task] = ()) -> bool:
+        """It was given up, and another task of its scope has committed since it began, or began later and is one of
+        these others, which commit with it."""
+        if task.state == "running":
+            return False
+        newer = self.live.get(place(task), task.task_id) != task.task_id
+        return (newer and self.written[place(task)] > task.started) or any(
+            place(other) == place(task) and other.started > task.started for other in others
+        )
 
     def expected_report(self, task: Task, held: Held, word: str) -> tuple[str, bool]:
         """The expected answer, and whether the call changes anything."""
@@ -402,10 +442,9 @@ class TaskMachine(RuleBasedStateMachine):
         elif word == "completed":
             task.state, task.answer = "completed", "committed"
             task.effects += 1
-            place = WRITES[task.job], task.scope
-            kind = "invalidation" if place in self.live else "data"
-            self.live[place] = task.task_id
-            self.events.add((task.task_id, *place, kind, ""))
+            kind = "invalidation" if place(task) in self.live else "data"
+            self.live[place(task)], self.written[place(task)] = task.task_id, self.clock
+            self.events.add((task.task_id, *place(task), kind, ""))
         elif word == "hopeless" or task.attempt >= task.limit:
             task.state, task.answer = "dead", "dead"
         else:
@@ -607,7 +646,7 @@ class TaskMachine(RuleBasedStateMachine):
                 " join datasets d on d.current_generation_id = c.generation_id where superseded_by is null"
             )
         )
-        assert sorted(map(tuple, rows)) == sorted((*place, task_id) for place, task_id in self.live.items())
+        assert sorted(map(tuple, rows)) == sorted((*where, task_id) for where, task_id in self.live.items())
 
     def the_tables_equal_the_model(self, rows: dict[UUID, dict[str, Any]]) -> None:
         assert rows.keys() == self.tasks.keys()
@@ -677,12 +716,17 @@ class TaskMachine(RuleBasedStateMachine):
         if not self.leases:
             return
         before, events = self.rows(), self.stored_events()
-        expected = [self.expected_report(self.tasks[held.task_id], held, "completed") for held in self.leases]
+        expected = self.expected_reports([(held, "completed") for held in self.leases])
         answers = self.run(self.plane(True).complete(*self.leases))
         late = [changes for _, changes in expected]
         assert answers == [answer for answer, _ in expected]
         if not any(late):
             assert (self.rows(), self.stored_events()) == (before, events)
+
+
+def place(task: Task) -> tuple[str, str]:
+    """What it writes: a dataset, and a scope of it."""
+    return WRITES[task.job], task.scope
 
 
 def _completion(held: Held, word: str) -> Completion:

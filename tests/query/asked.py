@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from tests.query.published import Shop
+from traceplane.adapters.object_cache import ObjectCache
 from traceplane.query.datasets import NOW, AsOf, QueryCaller
 from traceplane.query.engine_pool import EnginePool
 from traceplane.query.service import Queries
@@ -20,8 +22,15 @@ class Asked:
     """A query service on the shop, as the gateway has it."""
 
     def __init__(
-        self, shop: Shop, spill: Path, *, of_one_caller: int | None = None, wait_seconds: float = 120
+        self,
+        shop: Shop,
+        spill: Path,
+        *,
+        of_one_caller: int | None = None,
+        wait_seconds: float = 120,
+        open_cache: Callable[[], Awaitable[ObjectCache]] | None = None,
     ) -> None:
+        """`open_cache`: as if the store were in S3."""
         limits = QueryLimits(
             seconds=60, max_rows=10_000, max_bytes=1 << 22, memory_mb=256, spill_mb=64, threads=1
         )
@@ -29,7 +38,8 @@ class Asked:
             spill_root=spill, concurrency=2, of_one_caller=of_one_caller, wait_seconds=wait_seconds
         )
         self.database = shop.plane.admin.database
-        self.service = Queries(engines, object_root=shop.store, limits=limits)
+        root = shop.store if open_cache is None else None
+        self.service = Queries(engines, object_root=root, limits=limits, open_cache=open_cache)
 
     async def rows(self, sql: str, caller: QueryCaller = READER, as_of: AsOf = NOW) -> list[list[Any]]:
         found: list[list[Any]] = (await self.answer(sql, caller, as_of))["rows"]

@@ -15,6 +15,9 @@ import pytest
 
 from tests.query.asked import ADMIN, READER, Asked
 from tests.query.published import DAG, SECRET, Shop, items, orders, queries
+from traceplane.adapters import object_cache
+from traceplane.adapters.object_cache import ObjectCache
+from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound, TooManyRequests, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.partitions import By, Partitions
@@ -27,6 +30,34 @@ from traceplane.wire.deploys import DeleteRequest
 async def shop(database_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
     async with Shop.open(database_url, tmp_path / "objects") as opened:
         yield opened
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+async def test_a_store_in_s3_gives_the_same_answers_in_parts_or_from_its_cache(
+    shop: Shop, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: int
+) -> None:
+    monkeypatch.setattr(object_cache, "_SMALL_BYTES", small)
+    cache = await ObjectCache.open(FolderObjectStore(shop.store), tmp_path / "cache", limit_bytes=1 << 30)
+
+    async def opened() -> ObjectCache:
+        return cache
+
+    elsewhere = Asked(shop, tmp_path / "spill2", open_cache=opened)
+    try:
+        first = await elsewhere.rows("select count(*) from shop.orders")
+        assert first == [[60]]
+        assert bool(list(cache.files.rglob("*.parquet"))) == bool(small)
+        for sql in queries("legitimate_queries.txt"):
+            try:
+                expected = await asked.answer(sql)
+            except TraceplaneError as error:
+                with pytest.raises(type(error)):
+                    await elsewhere.answer(sql)
+                continue
+            found = await elsewhere.answer(sql)
+            assert found == expected or "sample" in sql, sql
+    finally:
+        await elsewhere.service.close()
 
 
 async def test_only_files_that_can_hold_the_answer_are_read_and_the_answer_is_the_same(

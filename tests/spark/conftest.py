@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.platform import Platform, until
+from tests.wheels import tiny_index
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 
@@ -93,6 +94,7 @@ async def spark(
         "TRACEPLANE_SPARK_MASTER": "local[2]",
         "TRACEPLANE_SPARK_MEMORY_MB": "640",
         "TRACEPLANE_WORKER_CONCURRENCY": "4",
+        **tiny_index(tmp_path_factory.mktemp("packages")),
     }
     async with Platform.start(url, folder, environment=settings) as platform:
         process = platform.add("spark-1", "worker", "--runtime", "spark")

@@ -524,14 +524,16 @@ folder, told = int(sys.argv[1]), sys.argv[2]
 outcome = ""
 while not outcome:
     time.sleep(0.0002)
-    for name in os.listdir(folder):
-        if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o777 == 0o444:
-            try:
+    try:
+        for name in os.listdir(folder):
+            if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o777 == 0o444:
                 os.rename(name, "." + name, src_dir_fd=folder, dst_dir_fd=folder)
                 os.symlink("/etc", name, dir_fd=folder)
                 outcome = "exchanged"
-            except OSError as error:
-                outcome = errno.errorcode[error.errno]
+    except FileNotFoundError:
+        pass  # Spark renames and removes files while it writes
+    except OSError as error:
+        outcome = errno.errorcode[error.errno]
 with open(told + ".part", "w") as file:
     file.write(outcome)
 os.rename(told + ".part", told)

@@ -159,7 +159,7 @@ async def test_secrets_are_not_in_the_log_of_the_spark_server(spark: SparkPlatfo
     web interface, and its temporary files are its own."""
     key, platform = "plaice-'7f3e1c'-\"55d0ab\"", spark.platform
     for name in ("spark_key", "spark_word"):
-        value = key if name == "spark_key" else "halibut-7f3e1c55d0ac"
+        value = key if name == "spark_key" else "halibut-'7f3e1c'\\55${d0}ac"
         await platform.api.call("PUT", f"/api/v1/secrets/user/{name}", SecretSet, SecretValue(value=value))
     text = dag(
         "leaky",

@@ -95,6 +95,15 @@ def test_a_retry_is_suggested_only_where_it_can_help() -> None:
     assert RETRY not in advice("lease.expired", task_id=ID, of_pipeline=True).next_step
 
 
+def test_a_failed_check_is_retried_only_if_nothing_computes_the_scope_again() -> None:
+    told = advice("check.failed", task_id=ID)
+    assert "`traceplane emit DATASET SCOPE --emission NAME`" in told.next_step
+    assert told.next_step.endswith(
+        f"If nothing announces the correction, or the checks themselves are corrected and deployed, {RETRY}."
+    )
+    assert f"Then {RETRY}" not in told.next_step
+
+
 def test_the_next_step_of_the_error_itself_comes_first() -> None:
     told = advice("commit.not_as_declared", task_id=ID, step="declare column x", code_deployed=True)
     assert told.next_step.startswith("Declare column x. ")

@@ -15,6 +15,8 @@ from traceplane.model.job_definition import InputView, JobDefinition, VirtualInp
 
 _POSTGRES = Path(str(resources.files("traceplane.postgres")))
 _JOBS_DEFINITION = re.compile(r"\b[jp]\.definition\s*((?:(?:->>?|\?)\s*'\w+'\s*)+)")
+_OF_DATASETS = {"pinned.sql"}
+"""There `p` is a dataset."""
 _FREE = {"config"}
 """Below it the keys are an operator's own."""
 
@@ -23,7 +25,7 @@ def _paths() -> dict[tuple[str, ...], str]:
     """Every path into `jobs.definition` that a statement or a migration names."""
     paths = {}
     for file in sorted((*_POSTGRES.glob("sql/*.sql"), *_POSTGRES.glob("migrations/*.sql"))):
-        text = file.read_text()
+        text = "" if file.name in _OF_DATASETS else file.read_text()
         for keys in _JOBS_DEFINITION.findall(text):
             paths[tuple(re.findall(r"'(\w+)'", keys))] = file.name
     return paths

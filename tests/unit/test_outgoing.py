@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from traceplane.errors import InvalidInput, PlatformError, TraceplaneError
+from traceplane.http_service import lookups
 from traceplane.http_service.outgoing import Outgoing, Resolve, is_public, parse_url
 from traceplane.linux.connect_supervisor import Address
 from traceplane.settings import load
@@ -92,9 +95,18 @@ async def refusal(outgoing: Outgoing, url: str) -> TraceplaneError:
         "192.0.0.192",
         "224.0.0.1",
         "255.255.255.255",
+        "192.88.99.1",
+        "198.19.0.1",
         "::1",
         "::",
         "fe80::1",
+        "fec0::1",
+        "feff:ffff::1",
+        "100:0:0:1::1",
+        "4000::1",
+        "2001:db8::1",
+        "3fff::1",
+        "::ffff:0:808:808",
         "fd00:ec2::254",
         "ff02::1",
         "::ffff:127.0.0.1",
@@ -163,7 +175,9 @@ async def test_a_url_that_programs_read_differently_is_refused(url: str) -> None
 
 async def test_plain_http_is_refused_even_at_public_addresses() -> None:
     resolve, asked = answering(["8.8.8.8"])
-    assert (await refusal(Outgoing(resolve=resolve), "http://idp.example.com/")).code == "outgoing.bad_url"
+    refused = await refusal(Outgoing(resolve=resolve), "http://idp.example.com/")
+    assert refused.code == "outgoing.bad_url"
+    assert "the setting outgoing_allow" in (refused.next_step or "")
     assert asked == []
     # Some network is allowed, so the address has to be known first.
     allowing = Outgoing(["10.0.0.0/8"], resolve=resolve)
@@ -182,6 +196,86 @@ async def test_the_host_is_resolved_once_and_the_checked_address_is_called() -> 
     async with serving(OK) as port:
         answer = await Outgoing([LOOPBACK], resolve=resolve).get(f"http://idp.example.com:{port}/x")
     assert (answer.status, answer.body, asked) == (200, b"{}", ["idp.example.com"])
+
+
+class NameServer:
+    """Answers with this machine, and for hosts below `slow.example` not until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.questions = threading.Semaphore(0)
+        self.answers = threading.Event()
+
+    def getaddrinfo(self, host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        self.asked.append(host)
+        self.questions.release()
+        if host.endswith("slow.example"):
+            self.answers.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
+    server = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
+    yield server
+    server.answers.set()
+
+
+async def test_hosts_that_are_never_resolved_hold_up_only_those_who_named_them(names: NameServer) -> None:
+    outgoing = Outgoing([LOOPBACK], seconds=3.0)
+    async with serving(OK) as port:
+        slow = [
+            asyncio.create_task(refusal(outgoing.of("attacker"), f"http://{n}.slow.example:{port}/"))
+            for n in range(40)
+        ]
+        await until_asked(names, lookups.MOST_OF_ONE)
+        answer = await outgoing.of("other").get(f"http://fast.example:{port}/")
+        assert answer.status == 200
+        errors = await asyncio.gather(*slow)
+    assert {error.code for error in errors} == {"outgoing.failed"}
+    assert sum("name servers do not answer" in error.message for error in errors) == 40 - lookups.MOST_OF_ONE
+    assert len([host for host in names.asked if host != "fast.example"]) == lookups.MOST_OF_ONE
+
+
+async def test_a_host_is_looked_up_once_for_all_who_wait_for_it(names: NameServer) -> None:
+    outgoing = Outgoing([LOOPBACK], seconds=5.0)
+    async with serving(OK) as port:
+        url = f"http://one.slow.example:{port}/"
+        calls = [asyncio.create_task(outgoing.of(f"org{n % 2}").get(url)) for n in range(40)]
+        given_up = asyncio.create_task(outgoing.of("org0").get(url))
+        await until_asked(names, 1)
+        given_up.cancel()
+        names.answers.set()
+        answers = await asyncio.gather(*calls)
+    assert {answer.status for answer in answers} == {200}
+    assert names.asked == ["one.slow.example"]
+
+
+async def test_a_share_of_lookups_is_free_again_once_they_end(names: NameServer) -> None:
+    outgoing = Outgoing([LOOPBACK], seconds=0.2).of("org")
+    async with serving(OK) as port:
+        await asyncio.gather(*(refusal(outgoing, f"http://{n}.slow.example:{port}/") for n in range(20)))
+        names.answers.set()
+        for n in range(20):
+            assert (await outgoing.get(f"http://{n}.example:{port}/")).status == 200
+
+
+async def test_there_are_only_so_many_lookups_in_all(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "MOST_LOOKUPS", 3)
+    outgoing = Outgoing([LOOPBACK], seconds=0.5)
+    errors = await asyncio.gather(
+        *(refusal(outgoing.of(f"org{n}"), f"http://{n}.slow.example/") for n in range(5))
+    )
+    assert sum("name servers do not answer" in error.message for error in errors) == 2
+    assert len(names.asked) == 3
+
+
+async def until_asked(names: NameServer, times: int) -> None:
+    for _ in range(times):
+        assert await asyncio.to_thread(names.questions.acquire, timeout=5)
 
 
 async def test_the_setting_names_hosts_with_or_without_their_port() -> None:

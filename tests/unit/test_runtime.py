@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -295,6 +296,20 @@ def test_a_signal_stops_a_process_gracefully(number: signal.Signals) -> None:
     assert code == 0
     assert [event["event"] for event in logged] == ["process.stopping", "main.finished", "process.stopped"]
     assert logged[1]["loop"] == "uvloop"
+
+
+def test_a_process_may_open_as_many_files_as_the_system_lets_it() -> None:
+    process = Process("""
+        import resource
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+        async def main(stop):
+            telemetry.emit("main.limits", most=most, now=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """)
+    limits = process.await_event("main.limits")
+    allowed = limits["most"] if limits["most"] != resource.RLIM_INFINITY else 1 << 16
+    assert limits["now"] == min(allowed, 1 << 16)
+    process.end()
 
 
 def test_a_second_signal_exits_at_once() -> None:

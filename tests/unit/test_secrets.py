@@ -143,6 +143,45 @@ def test_what_looks_like_a_reference_and_is_none_is_found(text: str) -> None:
     assert found_in(text) == set()
 
 
+ELSEWHERE = [
+    ("https://user:${secret:mainnet_rpc}@rpc.example/v1", "x@evil.example/"),
+    ("https://user:${secret:mainnet_rpc}@rpc.example/v1", "evil.example?"),
+    ("https://user:${secret:mainnet_rpc}@rpc.example/v1", "443\\"),
+    ("https://user:${secret:mainnet_rpc}@rpc.example/v1", "x\n"),
+    ("https://${secret:mainnet_rpc}@${secret:platform/mainnet_rpc}/v1", "evil.example#"),
+    ("https://${secret:mainnet_rpc}.rpc.example/v1", "evil.example/"),
+    ("https://${secret:mainnet_rpc}.rpc.example/v1", "me@evil"),
+    ("https://rpc.example${secret:mainnet_rpc}", ".evil.example/"),
+    ("https://rpc.example:${secret:mainnet_rpc}", "@evil.example"),
+    ("jdbc:postgresql://u:${secret:mainnet_rpc}@db.example/shop", "evil.example/"),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), ELSEWHERE)
+def test_a_value_that_leads_to_another_host_is_refused(text: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        replaced({"urls": [text]}, {USER: value, PLATFORM: "rpc.example"})
+    assert (refused.value.code, refused.value.value) == ("secret.other_host", "${secret:mainnet_rpc}")
+    assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("https://user:${secret:mainnet_rpc}@rpc.example/v1", "p:w@5%2F"),
+        ("https://${secret:mainnet_rpc}.rpc.example/v1", "me-1"),
+        ("https://${secret:mainnet_rpc}", "rpc.example/v1?key=1"),
+        ("https://user@${secret:mainnet_rpc}/v1", "rpc.example/v1"),
+        ("https://rpc.example/${secret:mainnet_rpc}", "v1/a?b=c#@evil.example"),
+        ("https://rpc.example?${secret:mainnet_rpc}", "a=b/@evil.example"),
+        ("${secret:mainnet_rpc}/v1", "https://rpc.example"),
+        ("Bearer ${secret:mainnet_rpc}", "a/b@c ://d"),
+    ],
+)
+def test_other_values_are_put_in_as_they_are(text: str, value: str) -> None:
+    assert replaced(text, {USER: value}) == text.replace("${secret:mainnet_rpc}", value)
+
+
 # Redaction -------------------------------------------------------------------------------------------
 
 SECRET = 'p+ss w/rd "ünï" & 5%'

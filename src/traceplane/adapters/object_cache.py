@@ -20,7 +20,6 @@ import errno
 import fcntl
 import functools
 import os
-import resource
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from uuid import uuid4
 from traceplane import telemetry
 from traceplane.adapters.object_store import ObjectStore, StoredFile, relative
 from traceplane.errors import PlatformError
+from traceplane.linux.confine import allow_many_open_files
 from traceplane.linux.plain_files import open_plain
 from traceplane.runtime.in_parallel import in_parallel
 from traceplane.runtime.locked_folder import LockedFolder, remove_tree
@@ -44,8 +44,10 @@ _LOOK_AGAIN_AFTER = 20
 """Workers count the bytes they add, and check the size of the whole cache after each twentieth of the limit."""
 _LEFT_OF_TEN = 9
 """Tenths of the limit that remain after room is made."""
-_OPEN_FILES = 1 << 16
 _TRIES = 5
+_SMALL_BYTES = 1 << 20
+_SMALL_PART_BYTES, _MOST_SMALL_PARTS = 64 << 10, 2048
+_MOST_COUNTED = 100_000
 _AWAY = ("object_store.unavailable", "object_store.refused")
 _LONGEST_PAUSE_SECONDS = 10.0
 
@@ -61,6 +63,10 @@ class ObjectCache:
         self._added_bytes = 0
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._making_room: asyncio.Task[None] | None = None
+        self._read_of: dict[str, int] = {}
+        """Bytes of files that were read in parts, by path."""
+        self._small_parts: dict[tuple[str, int, int], bytes] = {}
+        """Footers, mostly, which every query reads."""
         self.away = False
         """Whether the store failed recently: tasks claimed now would only use up their attempts."""
         self.files = folder / "files"
@@ -71,7 +77,7 @@ class ObjectCache:
         """Raises unless the store can be reached: a worker without it would only use up attempts."""
         try:
             await store.check()
-            _allow_many_open_files()  # each held file is open
+            allow_many_open_files()  # each held file is open
             cache = await asyncio.to_thread(
                 _explained, lambda: cls._make(store, folder.resolve(), limit_bytes)
             )
@@ -115,6 +121,42 @@ class ObjectCache:
             yield
         finally:
             locks.close()
+
+    @contextlib.asynccontextmanager
+    async def holding_some(self, files: Sequence[StoredFile]) -> AsyncIterator[list[StoredFile]]:
+        """As `holding`, for whoever can also `read` parts of files: yields those that are not held. A file is fetched
+        if it is small, or if as much of it has been read in parts as it has bytes."""
+        locks = _Locks()
+        try:
+            absent = await asyncio.to_thread(_explained, lambda: self._hold_present(files, locks))
+            fetched, room = list[StoredFile](), self._limit_bytes // 2
+            for file in absent:
+                is_worth_it = file.bytes <= _SMALL_BYTES or self._read_of.get(file.path, 0) >= file.bytes
+                if is_worth_it and file.bytes <= room:
+                    fetched.append(file)
+                    room -= file.bytes
+            if fetched:
+                with self._noticing_absence():
+                    await in_parallel(lambda file: self._fetch(file, locks), fetched, _TRANSFERS_AT_ONCE)
+            there = {file.path for file in fetched}
+            yield [file for file in absent if file.path not in there]
+        finally:
+            locks.close()
+
+    async def read(self, file: StoredFile, start: int, count: int) -> bytes:
+        """A part of a file that is not held."""
+        key = (file.path, start, count)
+        if (known := self._small_parts.pop(key, None)) is None:
+            with self._noticing_absence():
+                known = await self._store.read(file, start, count)
+            if len(self._read_of) >= _MOST_COUNTED:
+                self._read_of.clear()
+            self._read_of[file.path] = self._read_of.get(file.path, 0) + count
+        if count <= _SMALL_PART_BYTES:
+            self._small_parts[key] = known  # the last one used is the last in order
+            while len(self._small_parts) > _MOST_SMALL_PARTS:
+                del self._small_parts[next(iter(self._small_parts))]
+        return known
 
     def _hold_present(self, files: Sequence[StoredFile], locks: _Locks) -> list[StoredFile]:
         return [file for file in files if not self._hold(file, locks)]
@@ -335,13 +377,6 @@ def _make_passable(root: Path, below: str) -> None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             folder.chmod(0o755)
-
-
-def _allow_many_open_files() -> None:
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
-    if now != resource.RLIM_INFINITY and now < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 @contextlib.contextmanager

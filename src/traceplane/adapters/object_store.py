@@ -5,7 +5,10 @@ overwritten. Paths are relative to the store's root, with slashes:
 
     o/{organization}/{dataset}/{generation}/staging/{task}/{attempt}/…
 
-Those of generations that are older than the folders of organizations begin with the dataset.
+Those of generations that are older than the folders of organizations begin with the dataset. Files below `iceberg/` are
+derived from the catalog, and can be made again (`traceplane.iceberg`):
+
+    iceberg/{organization}/{dataset}/{generation}/{day}/…
 
 Files in a folder are read and written in place. Files in a bucket pass through the worker's cache
 (`adapters.object_cache`), so that operator code and Spark see local files and hold no credentials.
@@ -19,6 +22,7 @@ import posixpath
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
@@ -31,6 +35,11 @@ _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAGED = re.compile(
     rf"((?:{ORGANIZATIONS}/{_UUID}/)?{_UUID}/{_UUID}/staging/({_UUID})/([1-9][0-9]{{0,9}})/)"
 )
+
+
+DERIVED = "iceberg"
+"""The folder of what is derived from the catalog."""
+_DERIVED_ON = re.compile(rf"{DERIVED}/{_UUID}/{_UUID}/{_UUID}/([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})/[^/]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,18 @@ class StagingPrefix:
         return UUID(self.path.partition("/staging/")[0].rpartition("/")[2])
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAccess:
+    """Credentials of S3 that can read some folders, for a while."""
+
+    access_key: str
+    secret_key: str
+    session_token: str
+    expires_at: datetime
+    region: str
+    endpoint_url: str | None
+
+
 class ObjectStore(Protocol):
     async def check(self) -> None:
         """Raises unless the store exists and is readable."""
@@ -60,6 +81,10 @@ class ObjectStore(Protocol):
 
     async def get(self, file: StoredFile, target: Path) -> None:
         """Copies a file to a new local one, completely; fails if the size differs from the catalog's."""
+        ...
+
+    async def read(self, file: StoredFile, start: int, count: int) -> bytes:
+        """A part of a file, which must lie within it; fails if the file's size differs from the catalog's."""
         ...
 
     async def put(self, source: Path, path: str) -> None:
@@ -82,6 +107,18 @@ class ObjectStore(Protocol):
         """Removes the rest of a prefix without files: empty folders, aborted uploads."""
         ...
 
+    def below(self, prefix: str) -> AsyncIterator[list[StoredFile]]:
+        """All files below a prefix, in batches."""
+        ...
+
+    def location(self, path: str) -> str:
+        """Where readers elsewhere find a file, or a folder, as a URI."""
+        ...
+
+    async def read_access(self, folders: Sequence[str], reader: str) -> ReadAccess | None:
+        """For a reader elsewhere, by name: all files in these folders, and no others. None: the file system decides."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -89,6 +126,15 @@ def staging_prefix_of(path: str) -> StagingPrefix | None:
     """The attempt that a path belongs to; None if the path does not look like one."""
     match = _STAGED.match(path)
     return StagingPrefix(match[1], UUID(match[2]), int(match[3])) if match else None
+
+
+def derived_on(path: str) -> date | None:
+    """The day for which a file was derived from the catalog; None of other files."""
+    match = _DERIVED_ON.fullmatch(path)
+    try:
+        return date.fromisoformat(match[1]) if match else None
+    except ValueError:
+        return None
 
 
 def relative(path: str) -> str:

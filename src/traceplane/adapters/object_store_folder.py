@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from traceplane.adapters.object_store import (
     ORGANIZATIONS,
+    ReadAccess,
     StagingPrefix,
     StoredFile,
     missing,
@@ -59,6 +60,21 @@ class FolderObjectStore:
             raise size_mismatch(file, size)
         _copy(place, target)
 
+    async def read(self, file: StoredFile, start: int, count: int) -> bytes:
+        return await asyncio.to_thread(self._read, file, start, count)
+
+    def _read(self, file: StoredFile, start: int, count: int) -> bytes:
+        place = self._inside(file.path)
+        try:
+            with open_plain(place) as opened:
+                if (size := os.fstat(opened.fileno()).st_size) != file.bytes:
+                    raise size_mismatch(file, size)
+                return os.pread(opened.fileno(), count, start)
+        except (FileNotFoundError, NotADirectoryError):
+            raise missing(file.path) from None
+        except OSError as error:
+            raise _unavailable(place, error) from error
+
     async def put(self, source: Path, path: str) -> None:
         await asyncio.to_thread(self._put, source, self._inside(path))
 
@@ -93,6 +109,17 @@ class FolderObjectStore:
         for folder, _, names in os.walk(prefix):
             for file in (Path(folder) / name for name in sorted(names)):
                 yield StoredFile(file.relative_to(self._root).as_posix(), _size(file) or 0)
+
+    async def below(self, prefix: str) -> AsyncIterator[list[StoredFile]]:
+        files = self._files_below(self._inside(prefix))
+        while batch := await asyncio.to_thread(lambda: list(itertools.islice(files, _BATCH))):
+            yield batch
+
+    def location(self, path: str) -> str:
+        return f"file://{self._inside(path)}"
+
+    async def read_access(self, folders: Sequence[str], reader: str) -> ReadAccess | None:
+        return None
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:
         sizes = await asyncio.to_thread(lambda: [(path, _size(self._inside(path))) for path in paths])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import posixpath
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.parsers import ResponseParserError
 
 from traceplane.adapters.object_store import (
+    ReadAccess,
     StagingPrefix,
     StoredFile,
     changed,
@@ -31,7 +34,7 @@ from traceplane.adapters.object_store import (
     size_mismatch,
     staging_prefix_of,
 )
-from traceplane.errors import PlatformError
+from traceplane.errors import Conflict, PlatformError, TooLarge
 from traceplane.linux.plain_files import open_plain
 from traceplane.runtime.in_parallel import in_parallel
 from traceplane.runtime.retrying import pauses, retrying
@@ -46,6 +49,11 @@ _CHUNK_BYTES = 1 << 20
 _CALLS_AT_ONCE = 16
 """Per caller; all callers share the connections."""
 _CONNECTIONS = 64
+
+_READ_SECONDS = 3600
+"""For which credentials of readers are valid: the most that a role allows unless told otherwise."""
+_LONGEST_POLICY = 2048
+_NOT_IN_A_SESSION_NAME = re.compile(r"[^\w+=,.@-]", re.ASCII)
 
 _FAILURES = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
 _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -73,6 +81,7 @@ class S3ObjectStore:
         region: str,
         endpoint_url: str | None = None,
         session: AioSession | None = None,
+        read_role: str | None = None,
         tries: int = 5,
         keys_per_page: int = 1000,
     ) -> None:
@@ -81,6 +90,7 @@ class S3ObjectStore:
         self._region = region
         self._endpoint_url = endpoint_url
         self._session = session or get_session()
+        self._read_role = read_role
         self._tries = tries
         self._paging = {"PageSize": keys_per_page}
         self._opening = asyncio.Lock()
@@ -91,7 +101,13 @@ class S3ObjectStore:
     def from_settings(cls, settings: Settings) -> S3ObjectStore:
         assert settings.object_bucket is not None
         bucket, prefix = settings.object_bucket
-        return cls(bucket, prefix, region=settings.aws_region, endpoint_url=settings.s3_endpoint_url)
+        return cls(
+            bucket,
+            prefix,
+            region=settings.aws_region,
+            endpoint_url=settings.s3_endpoint_url,
+            read_role=settings.s3_read_role,
+        )
 
     async def close(self) -> None:
         self._client = None
@@ -111,6 +127,13 @@ class S3ObjectStore:
                 for path, entry in entries
                 if posixpath.normpath(path) == path and not path.startswith(("/", "../"))
             ]
+
+    async def below(self, prefix: str) -> AsyncIterator[list[StoredFile]]:
+        async for page in self.listing(prefix):
+            yield [StoredFile(entry.path, entry.bytes) for entry in page]
+
+    def location(self, path: str) -> str:
+        return f"s3://{self._bucket}/{self._key(path)}"
 
     async def get(self, file: StoredFile, target: Path, *, etag: str | None = None) -> None:
         # The client itself retries only calls without an answer, not an answer that breaks off.
@@ -133,6 +156,28 @@ class S3ObjectStore:
             if answer["ContentLength"] != file.bytes:
                 raise size_mismatch(file, answer["ContentLength"])
             return await _saved(body, target)
+
+    async def read(self, file: StoredFile, start: int, count: int) -> bytes:
+        tries = pauses(0.4, 5.0, attempts=self._tries)
+        try:
+            data = await retrying(lambda: self._range(file, start, count), on=_BROKEN_OFF, pauses=tries)
+        except _BROKEN_OFF as error:
+            raise _unavailable(file.path, error) from error
+        if len(data) != count:
+            raise size_mismatch(file, start + len(data))
+        return data
+
+    async def _range(self, file: StoredFile, start: int, count: int) -> bytes:
+        key, part = self._key(file.path), f"bytes={start}-{start + count - 1}"
+        answer = await self._call(
+            file.path, lambda s3: s3.get_object(Bucket=self._bucket, Key=key, Range=part), absent=missing
+        )
+        async with answer["Body"] as body:
+            size = int(answer["ContentRange"].rpartition("/")[2])
+            if size != file.bytes:
+                raise size_mismatch(file, size)
+            data: bytes = await body.read()
+            return data
 
     async def put(self, source: Path, path: str) -> None:
         key = self._key(path)
@@ -231,6 +276,61 @@ class S3ObjectStore:
             for entry in page.get("Uploads", ()):
                 await self._abort(entry["Key"], entry["UploadId"])
 
+    # Readers elsewhere -----------------------------------------------------------------------------
+
+    async def read_access(self, folders: Sequence[str], reader: str) -> ReadAccess | None:
+        if self._read_role is None:
+            raise Conflict(
+                "object_store.no_read_role",
+                "the files are in S3, and there is no role whose credentials readers could get",
+                next_step="set s3_read_role, or have the reader ask for no credentials and use its own",
+            )
+        policy = json.dumps(
+            {
+                "Version": "2012-10-17",
+                "Statement": [
+                    {
+                        "Effect": "Allow",
+                        "Action": "s3:GetObject",
+                        "Resource": [f"arn:aws:s3:::{self._bucket}/{self._key(f)}/*" for f in folders],
+                    }
+                ],
+            },
+            separators=(",", ":"),
+        )
+        if len(policy) > _LONGEST_POLICY:
+            raise TooLarge(
+                "object_store.too_many_folders",
+                f"the files are in {len(folders)} folders, more than credentials can be limited to",
+                value=len(folders),
+                next_step="rebuild the dataset, so that its files are in one folder, or read it by queries",
+            )
+        try:
+            async with self._session.create_client(
+                "sts", region_name=self._region, endpoint_url=self._endpoint_url, config=_config(self._tries)
+            ) as sts:
+                answer = await sts.assume_role(
+                    RoleArn=self._read_role,
+                    RoleSessionName=_NOT_IN_A_SESSION_NAME.sub("-", reader)[:64].ljust(2, "-"),
+                    DurationSeconds=_READ_SECONDS,
+                    Policy=policy,
+                )
+        except (ClientError, NoCredentialsError, PartialCredentialsError) as error:
+            raise PlatformError(
+                "object_store.role_refused",
+                f"the role for readers cannot be assumed: {error}",
+                value=self._read_role,
+                next_step="check s3_read_role, and whom the role trusts",
+            ) from error
+        except _FAILURES as error:
+            raise _unavailable("", error) from error
+        made = answer["Credentials"]
+        return ReadAccess(
+            *(made["AccessKeyId"], made["SecretAccessKey"], made["SessionToken"], made["Expiration"]),
+            region=self._region,
+            endpoint_url=self._endpoint_url,
+        )
+
     # Calls -----------------------------------------------------------------------------------------
 
     def _key(self, path: str) -> str:
@@ -285,16 +385,20 @@ class S3ObjectStore:
                         "s3",
                         region_name=self._region,
                         endpoint_url=self._endpoint_url,
-                        config=AioConfig(
-                            connect_timeout=5,
-                            read_timeout=60,
-                            max_pool_connections=_CONNECTIONS,
-                            retries={"mode": "standard", "total_max_attempts": self._tries},
-                            s3=style,
-                        ),
+                        config=_config(self._tries, s3=style),
                     )
                 )
             return self._client
+
+
+def _config(tries: int, **more: Any) -> AioConfig:
+    return AioConfig(
+        connect_timeout=5,
+        read_timeout=60,
+        max_pool_connections=_CONNECTIONS,
+        retries={"mode": "standard", "total_max_attempts": tries},
+        **more,
+    )
 
 
 class _Absent(Exception):

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from traceplane.errors import Conflict, PlatformError
-from traceplane.postgres.database import Transaction
+from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.secrets import SecretPlace
 
 LONGEST_VALUE = 64 << 10
@@ -17,8 +17,7 @@ NAMESPACES = ("platform", "user")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 Reading = Callable[[], Awaitable[Mapping[SecretPlace, str | PlatformError]]]
-"""Reads values after a transaction: no other service is waited for while rows are locked. What does not exist is left
-out; an error concerns one secret."""
+"""Reads values after a transaction. What does not exist is left out; an error concerns one secret."""
 
 
 Writing = Callable[[], Awaitable[int | str | None]]
@@ -36,6 +35,9 @@ class StoredSecret:
 
 
 class SecretStore(Protocol):
+    """What needs an answer of the store at once takes a database rather than a transaction, and what takes a
+    transaction leaves the rest for after it: no other service is waited for while rows are locked."""
+
     async def check(self) -> None:
         """Raises if it cannot be used; called when a process starts."""
 
@@ -46,9 +48,9 @@ class SecretStore(Protocol):
     async def remove(self, place: SecretPlace) -> bool:
         """Whether there was one here; what is in Postgres goes with its rights."""
 
-    async def listed(self, tx: Transaction, org: str) -> list[StoredSecret]: ...
+    async def listed(self, database: Database, org: str) -> list[StoredSecret]: ...
 
-    async def existing(self, tx: Transaction, places: Collection[SecretPlace]) -> set[SecretPlace]: ...
+    async def existing(self, database: Database, places: Collection[SecretPlace]) -> set[SecretPlace]: ...
 
     async def look_up(self, tx: Transaction, places: Collection[SecretPlace]) -> Reading: ...
 

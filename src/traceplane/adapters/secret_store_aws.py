@@ -28,7 +28,7 @@ from traceplane.adapters.secret_store import (
     unreadable,
 )
 from traceplane.errors import PlatformError
-from traceplane.postgres.database import Transaction
+from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.secrets import SecretPlace
 from traceplane.runtime.in_parallel import in_parallel
 from traceplane.settings import Settings
@@ -108,7 +108,7 @@ class AwsSecretStore:
             return False
         return True
 
-    async def listed(self, tx: Transaction, org: str) -> list[StoredSecret]:
+    async def listed(self, database: Database, org: str) -> list[StoredSecret]:
         prefix = self._path(SecretPlace(org, "", "")).rstrip("/") + "/"
         filters = [{"Key": "name", "Values": [prefix]}]
         aws = await self._connected()
@@ -124,7 +124,7 @@ class AwsSecretStore:
                     listed.append(StoredSecret(place, current, set_at=entry.get("LastChangedDate")))
         return sorted(listed, key=lambda secret: secret.place)
 
-    async def existing(self, tx: Transaction, places: Collection[SecretPlace]) -> set[SecretPlace]:
+    async def existing(self, database: Database, places: Collection[SecretPlace]) -> set[SecretPlace]:
         asked = list(places)
         answers = await in_parallel(self._exists, asked, _CALLS_AT_ONCE)
         return {place for place, exists in zip(asked, answers, strict=True) if exists}

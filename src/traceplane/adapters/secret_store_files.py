@@ -28,7 +28,7 @@ from traceplane.adapters.secret_store import (
 )
 from traceplane.errors import Conflict, InvalidInput, PlatformError
 from traceplane.linux.plain_files import open_plain
-from traceplane.postgres.database import Transaction
+from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.secrets import SecretPlace
 
 _PRESENT = "..data"
@@ -66,7 +66,7 @@ class FileSecretStore:
             f"change {self._file(place)} where the volume comes from, such as the Kubernetes Secret",
         )
 
-    async def listed(self, tx: Transaction, org: str) -> list[StoredSecret]:
+    async def listed(self, database: Database, org: str) -> list[StoredSecret]:
         return await asyncio.to_thread(self._listed, org)
 
     def _listed(self, org: str) -> list[StoredSecret]:
@@ -89,7 +89,7 @@ class FileSecretStore:
             return None
         return datetime.fromtimestamp(status.st_mtime, UTC) if stat.S_ISREG(status.st_mode) else None
 
-    async def existing(self, tx: Transaction, places: Collection[SecretPlace]) -> set[SecretPlace]:
+    async def existing(self, database: Database, places: Collection[SecretPlace]) -> set[SecretPlace]:
         return await asyncio.to_thread(
             lambda: {place for place in places if self._changed_at(place) is not None}
         )

@@ -42,6 +42,9 @@ class Caller:
     database: OrgDatabase
     act: Act
     """What the call does, for the audit log."""
+    member_id: UUID | None = None
+    """The member that calls; None: the token is nobody's. What is a member's own goes by this: names say less, since a
+    token may be called like a member."""
     cut_token_id: UUID | None = None
     """The token, if it has less than all rights of its member, or reaches only some datasets."""
 

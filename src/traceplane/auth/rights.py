@@ -64,13 +64,13 @@ class Access:
     """Datasets."""
     unwritable: frozenset[str] = frozenset()
     hidden: frozenset[Job] = frozenset()
-    """Jobs that write something which the caller may not read."""
+    """Jobs that write something which the caller may not read, or write nothing and read it."""
     hidden_ids: Sequence[UUID] = ()
     untold: frozenset[Job] = frozenset()
     """Jobs that read something which the caller may not read: their code may write about it. Personal data is
     included by `with_personal_data`."""
     fixed: frozenset[Job] = frozenset()
-    """Jobs that write something which the caller may not write."""
+    """Jobs that write something which the caller may not write, or write nothing and read it."""
     fixed_ids: Sequence[UUID] = ()
     fixed_dags: frozenset[str] = frozenset()
     within: Subject | None = field(default=None, repr=False)
@@ -138,8 +138,7 @@ async def access_of(tx: Transaction, org: str, caller: Subject) -> Access:
     unreadable = [
         d
         for d in found
-        if not may_read(caller, d.dataset_id, d.read_roles)
-        or (d.owner is not None and not may_read(caller, *d.owner))
+        if not all(may_read(caller, *one) for one in ((d.dataset_id, d.read_roles), *d.owners))
     ]
     unwritable = [d for d in found if not may_write(caller, d.dataset_id, d.write_roles) or d in unreadable]
     within = caller if caller.datasets is not None else None
@@ -153,7 +152,7 @@ async def access_of(tx: Transaction, org: str, caller: Subject) -> Access:
         untold=frozenset((job.dag, job.job) for d in unreadable for job in d.readers),
         fixed=_writers(unwritable),
         fixed_ids=[job.job_id for d in unwritable for job in d.writers],
-        fixed_dags=frozenset(d.dag for d in unwritable),
+        fixed_dags=frozenset(d.dag for d in unwritable).union(dag for dag, _ in _writers(unwritable)),
         within=within,
     )
 

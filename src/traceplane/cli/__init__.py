@@ -1,31 +1,35 @@
 """The command line: one file per group of commands. Commands talk to the gateway, except those that set up or run
 the platform itself.
 
-    admin        commands that set up a platform and rotate its secrets
-    audit        `traceplane audit`
-    backfill     `traceplane backfill`
-    coverage     what a dataset holds: its positions, its gaps and their reasons, as text
-    cron         when cron sources fire, as text
-    deploys      commands that deploy DAGs and choose which version of them serves
-    doctor       `traceplane trigger doctor`
-    events       `traceplane emit`, `traceplane files` and `traceplane webhooks`
-    failures     what went wrong, as text: failed and stuck work, and everything known about one task
-    jobs         commands for jobs and their batches
-    main         `traceplane`, alias `tp`: its commands and how it reports errors
-    operators    `traceplane operators`
-    output       where every command writes, so that nothing reaches a terminal unescaped
-    people       commands for members of an organization, their roles and their tokens
-    pipelines    commands for pipelines, scanner lists and executions
-    preflight    what `traceplane up` checks before it starts anything
-    profile      the local profile: embedded Postgres, migrations, and tokens in files under the home folder
-    queries      commands that read data
-    scopes       parses scopes and ranges from the command line
-    secrets      `traceplane secret`
-    services     commands that run the platform: `up`, and each process alone
-    sign_in      `traceplane login`, `traceplane logout` and `traceplane sign-in`
-    start        where `traceplane` begins: quiet if it is interrupted while it imports the rest
-    supervisor   runs the processes of `traceplane up`
-    tasks        commands for tasks and the status of the platform
-    trigger      commands of the trigger
-    whereabouts  calls to a platform: which one it is, and what to print if it is unreachable
+    admin         commands that set up a platform and rotate its secrets
+    alerts        `traceplane alerts`
+    audit         `traceplane audit`
+    backfill      `traceplane backfill`
+    channels      `traceplane channel`
+    coverage      what a dataset holds: its positions, its gaps and their reasons, as text
+    cron          when cron sources fire, as text
+    dead_letters  `traceplane dlq`
+    deliveries    `traceplane deliveries`
+    deploys       commands that deploy DAGs and choose which version of them serves
+    doctor        `traceplane trigger doctor`
+    events        `traceplane emit`, `traceplane files` and `traceplane webhooks`
+    failures      what went wrong, as text: failed and stuck work, and everything known about one task
+    jobs          commands for jobs and their batches
+    main          `traceplane`, alias `tp`: its commands and how it reports errors
+    operators     `traceplane operators`
+    output        where every command writes, so that nothing reaches a terminal unescaped
+    people        commands for members of an organization, their roles and their tokens
+    pipelines     commands for pipelines, scanner lists and executions
+    preflight     what `traceplane up` checks before it starts anything
+    profile       the local profile: embedded Postgres, migrations, and tokens in files under the home folder
+    queries       commands that read data
+    scopes        parses scopes and ranges from the command line
+    secrets       `traceplane secret`
+    services      commands that run the platform: `up`, and each process alone
+    sign_in       `traceplane login`, `traceplane logout` and `traceplane sign-in`
+    start         where `traceplane` begins: quiet if it is interrupted while it imports the rest
+    supervisor    runs the processes of `traceplane up`
+    tasks         commands for tasks and the status of the platform
+    trigger       commands of the trigger
+    whereabouts   calls to a platform: which one it is, and what to print if it is unreachable
 """

@@ -383,7 +383,9 @@ def gc(
         f"{verb} {counted(garbage.tasks, 'finished task')}, {counted(garbage.events, 'event')}, "
         f"{counted(garbage.executions, 'execution')}, {counted(garbage.code, 'code bundle')}, "
         f"{counted(garbage.audit, 'audit row')}, "
-        f"{counted(garbage.dead_letters, 'dead wake-up')} and "
+        f"{counted(garbage.dead_letters, 'dead wake-up')}, "
+        f"{counted(garbage.check_failures, 'failed check')}, {counted(garbage.deliveries, 'message')}, "
+        f"{counted(garbage.alerts, 'alert')} and "
         f"{counted(garbage.job_memory, 'row')} of jobs that cannot serve again"
     )
 

@@ -105,9 +105,7 @@ def webhooks(settings: Settings, as_json: bool) -> None:
         say_json(answer)
         return
     for hook in answer.webhooks:
-        say(
-            f"POST /hooks/{settings.own_org}/{hook.path}  {hook.dag}.{hook.job}, verified: {hook.verification}"
-        )
+        say(f"POST /hooks/{hook.org}/{hook.path}  {hook.dag}.{hook.job}, verified: {hook.verification}")
         for variable in hook.keys_missing:
             say(f"  ! the gateway lacks the key {variable}")
         for refusal in hook.refusals:

@@ -7,8 +7,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from traceplane.cli.jobs import pause_line
+from traceplane.model.counted import counted
 from traceplane.model.printable import one_line
-from traceplane.wire.control import AttemptLog, ExplainResponse, FailureView, StatusResponse, TaskLogs
+from traceplane.wire.control import (
+    AttemptLog,
+    ExplainResponse,
+    FailedCheckView,
+    FailureView,
+    StatusResponse,
+    TaskLogs,
+)
 
 _LONGEST_MESSAGE = 160
 _LINES_OF_OUTPUT = 20
@@ -32,11 +40,24 @@ def error_text(error: Mapping[str, object]) -> str:
 
 
 def problems(status: StatusResponse) -> Iterator[str]:
-    """Failed work, stuck work, and paused jobs; nothing if all is well."""
+    """Failed work, rows that could not be written or fail a check, messages that could not be delivered, stuck work,
+    and paused jobs; nothing if all is well."""
     if status.failed:
         yield "failed:"
         for failure in status.failed:
             yield from _failure(failure)
+    if with_letters := [d for d in status.datasets if d.dead_letters]:
+        yield "dead letters:"
+        for d in with_letters:
+            yield f"  {d.dataset}: {d.dead_letters}; traceplane dlq list --dataset {d.dataset}"
+    if status.dead_messages:
+        yield "dead messages:"
+        for channel, messages in status.dead_messages.items():
+            yield f"  {channel}: {messages}; traceplane deliveries list --channel {channel} --state dead"
+    if unmet := [(d.dataset, check) for d in status.datasets for check in d.failed_checks]:
+        yield "failed checks:"
+        for dataset, check in unmet:
+            yield from _failed_check(dataset, check)
     if status.stuck:
         yield "stuck:"
         for waiting in status.stuck:
@@ -47,6 +68,13 @@ def problems(status: StatusResponse) -> Iterator[str]:
             yield f"  {pause_line(pause)}"
     if status.outbox_lag_seconds > 30:
         yield f"  wake-ups have been unsent for {status.outbox_lag_seconds:.0f} s; check that a dispatcher is running"
+
+
+def _failed_check(dataset: str, check: FailedCheckView) -> Iterator[str]:
+    scopes = f" in {counted(check.scopes, 'scope')}" if check.scopes else ""
+    yield f"  {dataset}: {check.check}{scopes}: {shortened(check.problem)}"
+    if check.task_id is not None:
+        yield f"    newest: traceplane explain {check.task_id}"
 
 
 def forgivable(status: StatusResponse) -> str | None:

@@ -281,7 +281,12 @@ def _member_line(one: MemberView) -> str:
         for grant in one.roles
     )
     kind = "" if one.kind == "user" else ", a service account"
-    return f"{one.name}{kind}: {held or 'no roles'}{', disabled' if one.disabled_at is not None else ''}"
+    if one.kind == "service" and one.issuer is not None:
+        held = f"the roles of its JWTs{', ' if held else ''}{held}"
+    seen = "" if one.last_seen_at is None else f", last seen {_time(one.last_seen_at, '')}"
+    return (
+        f"{one.name}{kind}: {held or 'no roles'}{', disabled' if one.disabled_at is not None else ''}{seen}"
+    )
 
 
 def _time(moment: datetime | None, otherwise: str) -> str:

@@ -154,6 +154,18 @@ def sink(settings: Settings) -> None:
 
 @click.command()
 @click.pass_obj
+def delivery(settings: Settings) -> None:
+    """Run a delivery process, which sends messages over channels. Any number may run; dispatchers do the same by
+    default."""
+    from traceplane.dispatcher import main as process
+
+    configure(settings, "delivery")
+    chosen = with_database(settings)
+    run_process(lambda stop: process.run_delivery(chosen, stop))
+
+
+@click.command()
+@click.pass_obj
 def gateway(settings: Settings) -> None:
     """Run a gateway, which serves the public API."""
     from traceplane.gateway import main as process
@@ -181,4 +193,4 @@ def worker(settings: Settings, runtime: str, offers: str | None) -> None:
     )
 
 
-COMMANDS: tuple[Any, ...] = (up, dispatcher, gateway, sink, worker)
+COMMANDS: tuple[Any, ...] = (up, delivery, dispatcher, gateway, sink, worker)

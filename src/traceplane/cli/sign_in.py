@@ -174,7 +174,7 @@ def set_(
         say_json(answer)
         return
     say(f"{answer.name} is set; people sign in with `traceplane login`, or with a browser at")
-    say(f"{settings.gateway_address}/auth/login?org={quote(settings.own_org)}&provider={quote(answer.name)}")
+    say(f"{settings.gateway_address}/auth/login?org={quote(answer.org)}&provider={quote(answer.name)}")
 
 
 @provider.command("list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -134,7 +135,7 @@ def logs(settings: Settings, task_id: UUID, attempt: int | None, as_json: bool) 
         say_lines(item)
 
 
-def _selection(
+def selection(
     task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None, **more: Any
 ) -> TaskSelection:
     """The tasks that a command selects. Selecting none is refused: it would mean all tasks."""
@@ -148,40 +149,55 @@ def _selection(
     return TaskSelection(list(task_ids), dag, job, start, end, **more)
 
 
-_WHY_UNCHANGED = {
+WHY_UNCHANGED = {
     "unknown": "there is no such task",
     "retired": "its job's version is no longer deployed, so it cannot be retried",
     "pipeline": "its execution is over; run the pipeline again",
 }
 
 
-def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
+def change(settings: Settings, path: str, request: TaskSelection) -> TaskChanges:
     """One call for tasks selected by id; as many as it takes for those of a DAG."""
 
-    async def change(caller: Caller) -> TaskChanges:
-        answer = await caller.call("POST", f"/api/v1/tasks/{verb}", TaskChanges, request)
+    async def changed_by(caller: Caller) -> TaskChanges:
+        answer = await caller.call("POST", path, TaskChanges, request)
         changed, last = dict(answer.changed), answer
         while last.after is not None and last.changed:
             next_page = msgspec.structs.replace(request, after=last.after)
-            last = await caller.call("POST", f"/api/v1/tasks/{verb}", TaskChanges, next_page)
+            last = await caller.call("POST", path, TaskChanges, next_page)
             changed |= last.changed
         return TaskChanges(changed, answer.unchanged, why_unchanged=answer.why_unchanged)
 
-    answer = call(settings, change)
+    return call(settings, changed_by)
+
+
+def say_changes(
+    request: TaskSelection,
+    answer: TaskChanges,
+    *,
+    why_unchanged: Mapping[str, str] = WHY_UNCHANGED,
+    none: str = "no tasks match",
+) -> None:
+    """`none`: what to say if nothing of a DAG changed."""
     if request.dag is None:
         for task_id, state in answer.changed.items():
             say(f"{task_id}  {state}")
         for unchanged in answer.unchanged:
             why = answer.why_unchanged[str(unchanged)]
-            say(f"{unchanged}  unchanged: {_WHY_UNCHANGED.get(why, f'it is {why}')}")
+            say(f"{unchanged}  unchanged: {why_unchanged.get(why, f'it is {why}')}")
     else:
         counts = Counter(answer.changed.values())
-        say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or "no tasks match")
+        say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or none)
+
+
+def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
+    answer = change(settings, f"/api/v1/tasks/{verb}", request)
+    say_changes(request, answer)
     if not answer.changed:
         raise SystemExit(1)
 
 
-def _of_a_dag(command: Any) -> Any:
+def of_a_dag(command: Any) -> Any:
     """The options that select tasks without their ids."""
     for option in (
         in_range,
@@ -193,7 +209,7 @@ def _of_a_dag(command: Any) -> Any:
 
 
 @click.command()
-@_of_a_dag
+@of_a_dag
 @click.option("--canceled", is_flag=True, help="With --dag: canceled tasks instead of dead ones.")
 @click.pass_obj
 def retry(
@@ -206,21 +222,21 @@ def retry(
 ) -> None:
     """Retry dead or canceled tasks, with a fresh set of attempts."""
     state = "canceled" if canceled else "dead"
-    _change(settings, "retry", _selection(task_ids, dag, job, range_, state=state))
+    _change(settings, "retry", selection(task_ids, dag, job, range_, state=state))
 
 
 @click.command()
-@_of_a_dag
+@of_a_dag
 @click.pass_obj
 def cancel(
     settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
 ) -> None:
     """Cancel tasks: waiting ones immediately, running ones at their next heartbeat."""
-    _change(settings, "cancel", _selection(task_ids, dag, job, range_))
+    _change(settings, "cancel", selection(task_ids, dag, job, range_))
 
 
 @click.command()
-@_of_a_dag
+@of_a_dag
 @click.option("--all", "all_", is_flag=True, help="Include those that need no action.")
 @click.option("--ack", is_flag=True, help="Acknowledge them: status no longer lists them.")
 @click.option("--limit", default=50, show_default=True)
@@ -239,7 +255,7 @@ def dead(
 ) -> None:
     """List dead tasks that need action, newest first, or acknowledge them."""
     if ack:
-        _change(settings, "acknowledge", _selection(task_ids, dag, job, range_))
+        _change(settings, "acknowledge", selection(task_ids, dag, job, range_))
         return
     if task_ids:
         raise InvalidInput(

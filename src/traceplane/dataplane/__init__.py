@@ -1,5 +1,6 @@
 """Data jobs on Spark: the code inside the sandbox, and how it finds Java.
 
+    checks        the checks of an output, computed on the files that were written
     datasets      inputs as DataFrames of exactly their committed files; DataFrames as staged Parquet files
     failures      Spark's errors for users: without the JVM's stack, with the line of their code
     java          which Java runs Spark: one on the machine, or the one in a wheel
@@ -15,6 +16,7 @@ Spark over Connect; it holds neither the worker's token nor database credentials
     read     each input as a DataFrame of exactly the committed files of the task's scope
     compute  the job's operator: Spark SQL, or the user's PySpark function
     write    each output as Parquet into the attempt's own staging folder
+    check    the files of outputs whose datasets have checks
 
 A child that runs several tasks of one job keeps its Spark session, so a warm task costs no more than its Spark jobs.
 Small results come back as Arrow and are written here, which avoids Spark's commit protocol; Spark itself writes large

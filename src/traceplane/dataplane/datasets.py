@@ -59,7 +59,7 @@ def _within(frame: DataFrame, schema: StructType, position: str | None, ranges: 
     if not ranges:
         return frame
     assert position is not None, "ranges are those of a position column"
-    return frame.filter(_meets(position, schema[position].dataType, of_ranges(ranges)))
+    return frame.filter(meets(position, schema[position].dataType, of_ranges(ranges)))
 
 
 def read_view(spark: SparkSession, given: ResolvedInput) -> DataFrame:
@@ -79,14 +79,14 @@ def narrowed(
     for column, condition in where.items():
         type_ = known[column].dataType if known is not None and column in known.fieldNames() else None
         arrow = None if type_ is None else str(to_arrow_type(type_, timezone="UTC"))
-        frame = frame.filter(_meets(column, type_, alternatives(condition, arrow)))
+        frame = frame.filter(meets(column, type_, alternatives(condition, arrow)))
     return frame.select(*(functions.col(f"`{name}`") for name in columns)) if columns else frame
 
 
 _COMPARE = {"=": operator.eq, ">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
-def _meets(name: str, type_: DataType | None, asked: Alternatives) -> Column:
+def meets(name: str, type_: DataType | None, asked: Alternatives) -> Column:
     """Whether a value meets all comparisons of one alternative. A name without a type is a field of a struct."""
     column = functions.col(f"`{name}`" if type_ is not None else name)
     return reduce(operator.or_, [_meets_all(column, type_, comparisons) for comparisons in asked])

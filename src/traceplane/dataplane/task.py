@@ -1,4 +1,4 @@
-"""The entrypoint of every Spark task: read, compute, write."""
+"""The entrypoint of every Spark task: read, compute, write, check."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
-from traceplane.dataplane import datasets, signals
+from traceplane.dataplane import checks, datasets, signals
 from traceplane.dataplane.failures import explained
 from traceplane.dataplane.session import expect_few_rows, session, was_lost
 from traceplane.dataplane.shipped_code import ship
+from traceplane.errors import InvalidInput
 from traceplane.model.scope import Cursor, Scope
 from traceplane.operators.config import read
 from traceplane.operators.processing import CompactConfig, QueryConfig
 from traceplane.sdk import OperatorError, OperatorTask, load
+from traceplane.sql.spark_text import plain
 
 Frames = dict[str, DataFrame]
 
@@ -30,6 +32,9 @@ def run(task: OperatorTask) -> None:
         ship(task.spark.bundled)
     try:
         spark = session(task.spark.remote, on_progress=task.report_progress)
+        if task.spark.python is not None:
+            # Processes of another Python are others, so packages of two jobs never meet in one.
+            spark.conf.set("spark.sql.execution.pyspark.python", task.spark.python)
         if operator is pyspark:
             # Its module may define UDFs on import, which needs a session.
             function = load(task.spark.entrypoint)
@@ -42,12 +47,14 @@ def run(task: OperatorTask) -> None:
             inputs = _with_views(spark, task, inputs)
         if operator is compact:
             _write_compacted(task, inputs, expected)
+            checks.find_broken(spark, task)
             return
         for name, rows in datasets.as_frames(task, operator(spark, task, inputs)).items():
             if isinstance(rows, DataFrame):
                 datasets.write(task, name, rows, expected_bytes=expected)
             elif rows is not None:
                 task.write(name, rows)
+        checks.find_broken(spark, task)
     except PySparkException as error:
         if was_lost(error):
             raise OperatorError(
@@ -76,6 +83,7 @@ def sql(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
     """`config.query`: one query, or one per output; inputs are tables by their names, `:start` and `:end` the scope."""
     query = read(task.config, QueryConfig).query
     queries = query if isinstance(query, Mapping) else {next(iter(task.outputs), ""): query}
+    queries = {name: _plain(text) for name, text in queries.items()}
     for name, frame in inputs.items():
         # Input names may contain dots and hyphens, which a plain identifier cannot.
         frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
@@ -94,8 +102,16 @@ def _fields_with_queries(task: OperatorTask) -> dict[str, str]:
     """The texts by the fields of the job that hold them, as people find them in the DAG file."""
     query = read(task.config, QueryConfig).query
     if isinstance(query, str):
-        return {"config.query": query}
-    return {f"config.query.{output}": text for output, text in query.items()}
+        return {"config.query": _plain(query)}
+    return {f"config.query.{output}": _plain(text) for output, text in query.items()}
+
+
+def _plain(query: str) -> str:
+    """What runs is what was analyzed: that text, without comments."""
+    try:
+        return plain(query)
+    except InvalidInput as error:
+        raise OperatorError("operator.misconfigured", f"{error.message}; {error.next_step}") from None
 
 
 def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
@@ -163,6 +179,7 @@ def _scope_arguments(scope: Scope | None) -> dict[str, int | str]:
 
 
 OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {
+    "alert_evaluate": sql,
     "compact": compact,
     "pyspark": pyspark,
     "signal_generate": signal_generate,

@@ -206,7 +206,14 @@ class _Decoder:
     def _error(self, refusal: FileRefusal) -> Exception:
         match refusal.kind:
             case "invalid":
-                return InvalidContents(refusal.message, column=refusal.column, next_step=refusal.next_step)
+                return InvalidContents(
+                    refusal.message,
+                    column=refusal.column,
+                    next_step=refusal.next_step,
+                    row=refusal.row,
+                    value=refusal.value,
+                    expected=refusal.expected,
+                )
             case "too_large":
                 return FileTooLarge(refusal.message)
             case "out_of_memory":

@@ -73,7 +73,15 @@ def _made(work: Work, file: Any, sink: Any) -> int:
 def _refusal(error: BaseException) -> FileRefusal:
     match error:
         case InvalidContents():
-            return FileRefusal("invalid", str(error), column=error.column, next_step=error.next_step)
+            return FileRefusal(
+                "invalid",
+                str(error),
+                column=error.column,
+                next_step=error.next_step,
+                row=error.row,
+                value=error.value,
+                expected=error.expected,
+            )
         case TooManyBytes():
             return FileRefusal("too_large", "it contains more than may be read at once")
         case MemoryError():

@@ -66,6 +66,9 @@ class FileRefusal(msgspec.Struct, frozen=True, tag=True):
     message: str
     column: str | None = None
     next_step: str | None = None
+    row: int | None = None
+    value: str | None = None
+    expected: str | None = None
 
 
 DecoderAnswer = Decoded | FileRefusal
@@ -81,11 +84,21 @@ class SignalLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InvalidContents(Exception):
-    """The contents of a file are not as they should be."""
+    """The contents of a file are not as they should be. `row`: its number in the file, beginning with 1."""
 
-    def __init__(self, message: str, *, column: str | None = None, next_step: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        column: str | None = None,
+        next_step: str | None = None,
+        row: int | None = None,
+        value: str | None = None,
+        expected: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.column, self.next_step = column, next_step
+        self.row, self.value, self.expected = row, value, expected
 
 
 class FileTooLarge(Exception):

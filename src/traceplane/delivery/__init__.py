@@ -11,8 +11,8 @@ The other side decides the outcome. 2xx is delivered, from the moment its status
 time-out and a broken connection are tried again, not before `Retry-After`. Everything else is dead: to send it again
 would not help. For mail, 4xx is tried again and 5xx is dead.
 
+    connections    how many messages are sent at once, and whose turn it is
     breaker        how fast a channel is used, and when it is left alone for a while
-    message        what is sent, and how long its parts may be
     outcome        what became of a message
     posting        JSON by POST, and what the answer means
     secret_values  values of secrets for one call, and texts without them

@@ -48,6 +48,12 @@ class Breaker:
         """One message is out to see whether the channel works again."""
         self._asked_to_wait_until = 0.0
 
+    @property
+    def is_paused(self) -> bool:
+        """What was taken before should not be sent now."""
+        now = self._clock()
+        return (self._pauses > 0 and not self._is_trying) or self._asked_to_wait_until > now
+
     def take(self) -> float:
         """0: send one message now, and `record` what became of it. Otherwise, ask again after so many seconds."""
         now, pace = self._clock(), self._pace
@@ -64,6 +70,12 @@ class Breaker:
             self._is_trying = True
             self._paused_until = now + pace.pause_seconds
         return 0.0
+
+    def put_back(self) -> None:
+        """There was no message to send after all."""
+        self._tokens = min(self._pace.burst, self._tokens + 1)
+        if self._is_trying:
+            self._is_trying, self._paused_until = False, self._clock()
 
     def record(self, outcome: Outcome) -> None:
         now = self._clock()

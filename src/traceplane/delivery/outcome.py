@@ -19,6 +19,8 @@ class Retry:
     reason: str
     after_seconds: float | None = None
     """Not sooner: the other side asked for it."""
+    status: int | None = None
+    """Of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Dead:
 
     code: str
     reason: str
+    status: int | None = None
+    """Of the answer of the other side."""
 
     @property
     def is_refusal(self) -> bool:

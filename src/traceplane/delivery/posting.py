@@ -9,12 +9,11 @@ from email.utils import parsedate_to_datetime
 
 import msgspec
 
-from traceplane.delivery.message import Message
 from traceplane.delivery.outcome import REFUSED, Dead, Delivered, Outcome, Retry
 from traceplane.delivery.secret_values import SecretValues
-from traceplane.delivery.templates import Document
-from traceplane.errors import InvalidInput
+from traceplane.delivery.templates import Document, too_large
 from traceplane.http_service.outgoing import Answer, Outgoing
+from traceplane.model.message import Message
 from traceplane.secrets import references
 
 LONGEST_BODY = 512 * 1024
@@ -36,12 +35,7 @@ def check_url(url: str, outgoing: Outgoing) -> None:
 def encoded(document: Document) -> bytes:
     body = msgspec.json.encode(document)
     if len(body) > LONGEST_BODY:
-        raise InvalidInput(
-            "delivery.too_large",
-            f"the body of the message has more than {LONGEST_BODY} bytes",
-            value=len(body),
-            next_step="use fewer placeholders in the channel's body",
-        )
+        raise too_large(LONGEST_BODY)
     return body
 
 
@@ -69,10 +63,10 @@ def meaning_of(answer: Answer, values: SecretValues, now: float) -> Outcome:
     words = values.reason(answer.body.decode(errors="replace"))
     reason = f"the answer was {status}: {words}" if words else f"the answer was {status}"
     if 300 <= status < 400:
-        return Dead(REFUSED, f"the answer was {status}, a redirect, which is not followed")
+        return Dead(REFUSED, f"the answer was {status}, a redirect, which is not followed", status)
     if status in _TRY_AGAIN or status >= 500:
-        return Retry("delivery.unavailable", reason, seconds_until(answer.retry_after, now))
-    return Dead(REFUSED, reason)
+        return Retry("delivery.unavailable", reason, seconds_until(answer.retry_after, now), status)
+    return Dead(REFUSED, reason, status)
 
 
 def seconds_until(retry_after: str | None, now: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Values of secrets for one call, and texts without them."""
+"""Values of a channel's secrets, and texts without them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class SecretValues:
     def __init__(self, values: Mapping[SecretName, str]) -> None:
         self._values = {name: value for name, value in values.items() if name.namespace == "user"}
         self._hidden = HiddenValues(secrets=values.values())
+        self._filled: dict[str, str] = {}
 
     def __getitem__(self, name: SecretName) -> str:
         if name not in self._values:
@@ -32,8 +33,11 @@ class SecretValues:
 
     def put_into(self, text: str) -> str:
         """The text of a config with its references replaced."""
-        names = references.found_in(text)
-        return str(references.replaced(text, {name: self[name] for name in names}))
+        if (filled := self._filled.get(text)) is None:
+            names = references.found_in(text)
+            filled = str(references.replaced(text, {name: self[name] for name in names}))
+            self._filled[text] = filled
+        return filled
 
     def reason(self, text: str) -> str:
         """A text of the other side on one line, without secrets, and not longer than anybody reads."""

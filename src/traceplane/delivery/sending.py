@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import assert_never, get_args
 
 import msgspec
 
+from traceplane.delivery.breaker import Pace
 from traceplane.delivery.channels import mail, pagerduty, slack, webhook
 from traceplane.delivery.channels.mail import Mail
 from traceplane.delivery.channels.pagerduty import PagerDuty
 from traceplane.delivery.channels.slack import Slack
 from traceplane.delivery.channels.webhook import Webhook
-from traceplane.delivery.message import Message
 from traceplane.delivery.outcome import Dead, Outcome, Retry
 from traceplane.delivery.secret_values import SecretValues, check_references
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.http_service.outgoing import Outgoing
+from traceplane.model.message import Message
 from traceplane.secrets import references
 from traceplane.secrets.references import SecretName
 
 Channel = Webhook | Slack | Mail | PagerDuty
+KINDS = tuple(sorted(str(kind.__struct_config__.tag) for kind in get_args(Channel)))
+"""What `kind` of a config may be."""
+Sender = Callable[[Message], Awaitable[Outcome]]
 
 
 class Channels:
@@ -50,29 +54,46 @@ class Channels:
             case _:
                 assert_never(channel)
 
-    async def send(self, message: Message, channel: Channel, secrets: Mapping[SecretName, str]) -> Outcome:
-        """`secrets`: the values of `secrets_of(channel)`."""
-        values, message = SecretValues(secrets), message.bounded()
-        try:
-            return await self._send(message, channel, values)
-        except InvalidInput as error:
-            return Dead(error.code, values.reason(error.message))
-        except PlatformError as error:
-            return Retry(error.code, values.reason(error.message))
+    async def send(
+        self, message: Message, channel: Channel, secrets: Mapping[SecretName, str], *, org: str
+    ) -> Outcome:
+        """`secrets`: the values of `secrets_of(channel)`; `org`: whose channel it is."""
+        return await self.sender(channel, secrets, org=org)(message.bounded())
 
-    async def _send(self, message: Message, channel: Channel, values: SecretValues) -> Outcome:
+    def sender(self, channel: Channel, secrets: Mapping[SecretName, str], *, org: str) -> Sender:
+        """For many messages, which are bounded, as those that were queued."""
+        values, outgoing = SecretValues(secrets), self._outgoing.of(org)
+
+        async def send(message: Message) -> Outcome:
+            try:
+                return await self._send(message, channel, values, outgoing)
+            except InvalidInput as error:
+                return Dead(error.code, values.reason(error.message))
+            except PlatformError as error:
+                return Retry(error.code, values.reason(error.message))
+
+        return send
+
+    async def _send(
+        self, message: Message, channel: Channel, values: SecretValues, outgoing: Outgoing
+    ) -> Outcome:
         now = self._now()
         match channel:
             case Webhook():
-                return await webhook.send(message, channel, values, self._outgoing, now)
+                return await webhook.send(message, channel, values, outgoing, now)
             case Slack():
-                return await slack.send(message, channel, values, self._outgoing, now)
+                return await slack.send(message, channel, values, outgoing, now)
             case Mail():
-                return await mail.send(message, channel, values, self._outgoing, now)
+                return await mail.send(message, channel, values, outgoing, now)
             case PagerDuty():
-                return await pagerduty.send(message, channel, values, self._outgoing, now)
+                return await pagerduty.send(message, channel, values, outgoing, now)
             case _:
                 assert_never(channel)
+
+
+def pace_of(channel: Channel) -> Pace:
+    """How fast a channel is used."""
+    return webhook.pace_of(channel) if isinstance(channel, Webhook) else Pace()
 
 
 def secrets_of(channel: Channel) -> set[SecretName]:

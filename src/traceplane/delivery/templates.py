@@ -8,16 +8,27 @@ at again: a column that holds `{title}` or `${secret:NAME}` stays that text.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from traceplane.delivery.message import Message, Value, as_json, as_text, cleaned
 from traceplane.delivery.secret_values import SecretValues
 from traceplane.errors import InvalidInput
 from traceplane.model.json_object import JsonObject
-from traceplane.model.near_names import near
+from traceplane.model.message import (
+    LONGEST_TEXT,
+    LONGEST_TITLE,
+    MOST_VALUES,
+    Message,
+    Value,
+    as_json,
+    as_text,
+    cleaned,
+    short_values,
+)
+from traceplane.model.near_names import closest
 from traceplane.secrets.references import SecretName, parse_name
 
 Document = JsonObject | list[Any]
@@ -89,8 +100,30 @@ class TextTemplate:
                 )
         return cls(pieces)
 
-    def filled(self, fillers: Mapping[str, Filler]) -> str:
-        return "".join(_text(piece, fillers, None) for piece in self.pieces)
+    @property
+    def placeholders(self) -> int:
+        return sum(isinstance(piece, Placeholder) for piece in self.pieces)
+
+    def filled(self, fillers: Mapping[str, Filler], longest: int = LONGEST_TEXT) -> str:
+        text = _joined(self.pieces, fillers, None, longest)
+        return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def worded(
+    message: Message,
+    title: TextTemplate,
+    text: TextTemplate | None = None,
+    *,
+    longest_text: int = LONGEST_TEXT,
+) -> Message:
+    """The message with its title and text, all of it bounded. Values are cut before anything is filled."""
+    short = replace(message, subject=short_values(message.subject), fields=short_values(message.fields))
+    fillers = fillers_of(short)
+    return replace(
+        short,
+        title=title.filled(fillers, LONGEST_TITLE),
+        text="" if text is None else text.filled(fillers, longest_text),
+    ).bounded()
 
 
 def check_document(document: Document, names: Collection[str]) -> None:
@@ -103,8 +136,29 @@ def check_document(document: Document, names: Collection[str]) -> None:
         _parsed(text, names)
 
 
-def filled_document(document: Document, fillers: Mapping[str, Filler], secrets: SecretValues) -> Document:
-    return _mapped(document, lambda text: _value(_parsed(text, fillers), fillers, secrets))  # type: ignore[no-any-return]
+def filled_document(
+    document: Document, fillers: Mapping[str, Filler], secrets: SecretValues, longest: int
+) -> Document:
+    """Raises InvalidInput once its values have more characters than `longest`, rather than fill all of it."""
+    room = longest
+
+    def fill(text: str) -> Any:
+        nonlocal room
+        value = _value(_parsed(text, fillers), fillers, secrets, room)
+        room -= sum(len(str(v)) for v in value.values()) if isinstance(value, dict) else len(str(value))
+        if room < 0:
+            raise too_large(longest)
+        return value
+
+    return _mapped(document, fill)  # type: ignore[no-any-return]
+
+
+def too_large(longest: int) -> InvalidInput:
+    return InvalidInput(
+        "delivery.too_large",
+        f"the body of the message has more than {longest} bytes",
+        next_step="use fewer placeholders in the channel's body",
+    )
 
 
 def _parsed(text: str, names: Collection[str]) -> tuple[Piece, ...]:
@@ -140,14 +194,26 @@ def _piece(match: re.Match[str], names: Collection[str]) -> Piece:
     if match["name"] not in names:
         raise InvalidInput(
             "delivery.unknown_placeholder",
-            "there is nothing with this name that could be put here",
+            f"there is no placeholder {match[0][:100]}",
             value=match[0][:100],
-            next_step=near(match["name"], names),
+            next_step=_suggested(match["name"], names),
         )
     return Placeholder(match["name"])
 
 
-def _value(pieces: tuple[Piece, ...], fillers: Mapping[str, Filler], secrets: SecretValues) -> Any:
+def _suggested(name: str, names: Collection[str]) -> str:
+    """A column is often written without the `fields.` that it needs, or with one that it does not need."""
+    by_last_part = {known.rpartition(".")[2]: known for known in sorted(names, key=len, reverse=True)}
+    last_part = closest(name.rpartition(".")[2], by_last_part)
+    meant = by_last_part[last_part] if last_part is not None else closest(name, names)
+    if meant is not None:
+        return f"did you mean {{{meant}}}?"
+    return f"one of: {', '.join(f'{{{known}}}' for known in sorted(names)[:20])}; {{{{ stands for a brace"
+
+
+def _value(
+    pieces: tuple[Piece, ...], fillers: Mapping[str, Filler], secrets: SecretValues, longest: int
+) -> Any:
     match pieces:
         case (Placeholder(name),):
             filler = fillers[name]
@@ -155,7 +221,21 @@ def _value(pieces: tuple[Piece, ...], fillers: Mapping[str, Filler], secrets: Se
                 return {key: as_json(value) for key, value in filler.items()}
             return as_json(filler)
         case _:
-            return "".join(_text(piece, fillers, secrets) for piece in pieces)
+            return _joined(pieces, fillers, secrets, longest)
+
+
+def _joined(
+    pieces: tuple[Piece, ...], fillers: Mapping[str, Filler], secrets: SecretValues | None, longest: int
+) -> str:
+    """Up to the piece with which it is longer than `longest`: a few placeholders could make gigabytes otherwise."""
+    texts: list[str] = []
+    length = 0
+    for piece in pieces:
+        texts.append(_text(piece, fillers, secrets))
+        length += len(texts[-1])
+        if length > longest:
+            break
+    return "".join(texts)
 
 
 def _text(piece: Piece, fillers: Mapping[str, Filler], secrets: SecretValues | None) -> str:
@@ -168,7 +248,8 @@ def _text(piece: Piece, fillers: Mapping[str, Filler], secrets: SecretValues | N
         case Placeholder(name):
             filler = fillers[name]
             if isinstance(filler, dict):
-                return ", ".join(f"{key}: {as_text(value)}" for key, value in filler.items())
+                items = itertools.islice(filler.items(), MOST_VALUES)
+                return ", ".join(f"{key}: {as_text(value)}" for key, value in items)
             return as_text(filler)
 
 

@@ -44,6 +44,7 @@ from traceplane.http_service.routes import (
 from traceplane.model.resources import Resources
 from traceplane.postgres import code_bundles, tasks, workers
 from traceplane.postgres.database import Database
+from traceplane.postgres.workers import WorkerKey
 from traceplane.runtime.group_commit import GroupCommit
 from traceplane.wire.tasks import (
     BatchOutcome,
@@ -72,9 +73,6 @@ from traceplane.wire.tasks import (
     TakeRequest,
 )
 
-_WorkerKey = tuple[str, str, str]
-"""Organization and name of a token, and what the worker calls itself: it speaks for nobody else."""
-
 _NEW_QUEUE_SECONDS = 3.0
 _VISIBILITY_SECONDS = 30.0
 """For the time between receiving and claiming, in case the dispatcher dies in between."""
@@ -101,7 +99,7 @@ class InternalApi:
         self._local_queue = local_queue
         self._queues = queues
         self._requirements = Requirements(database)
-        self._waiting: defaultdict[_WorkerKey, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: defaultdict[WorkerKey, set[asyncio.Event]] = defaultdict(set)
         """One for each waiting `take`, by worker; set when the worker leaves."""
         self._claims: GroupCommit[Claim, ClaimResponse] = GroupCommit(
             "claim", leases.claims.claim, max_items=64
@@ -200,17 +198,18 @@ class InternalApi:
             hung_up.cancel()
 
     async def leave(self, call: Call[LeaveRequest]) -> LeaveResponse:
-        waiting = self._waiting.get(_worker_key(call), ())
+        worker = _worker_key(call)
+        waiting = tuple(self._waiting.get(worker, ()))  # each removes itself when it ends
         for left in waiting:
             left.set()
         async with self._database.transaction() as tx:
-            await workers.leave(tx, call.body.worker_id, _served(call))
+            await workers.leave(tx, worker)
         return LeaveResponse(len(waiting))
 
     async def hello(self, call: Call[HelloRequest]) -> HelloResponse:
         body, orgs = call.body, _served(call)
         async with self._database.transaction() as tx:
-            await workers.see(tx, body.worker_id, body.runtime, _offers(body), orgs)
+            await workers.see(tx, _worker_key(call), body.runtime, _offers(body))
         # An external queue is asked over the network, in turn with the others.
         queues = await self._requirements.served_by(body.runtime, _offers(body), orgs, in_use=True)
         return HelloResponse(list(queues))
@@ -311,9 +310,10 @@ def _served(call: Call[Any]) -> tuple[str, ...] | None:
     return token.serves
 
 
-def _worker_key(call: Call[TakeRequest] | Call[LeaveRequest]) -> _WorkerKey:
-    token: TokenRecord = call.principal
-    return token.org, token.name, call.body.worker_id
+def _worker_key(call: Call[TakeRequest] | Call[LeaveRequest] | Call[HelloRequest]) -> WorkerKey:
+    """By its token, whatever it says of itself."""
+    orgs = _served(call)
+    return WorkerKey(None if orgs is None else frozenset(orgs), call.body.worker_id)
 
 
 def _offers(request: ClaimRequest | TakeRequest | HelloRequest) -> Resources:

@@ -219,7 +219,8 @@ class Invocations:
         except PlatformError:
             raise  # nothing is known to be claimed; the tasks wait for the next pass
         except Exception:
-            # A task that cannot be claimed holds up no other; the reconciler resends them.
+            # Anything else is likely about one of these tasks, such as a stored job that this version cannot read.
+            # If they stayed, each pass would fail at it, and no other task would be called. The reconciler resends.
             _forget(batch)
             raise
         _forget(batch)

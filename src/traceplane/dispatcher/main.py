@@ -14,6 +14,7 @@ from traceplane.adapters.wake_queue_postgres import PostgresWakeQueue
 from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.decoding.decoder_pool import Decoders
+from traceplane.delivery.sending import Channels
 from traceplane.dispatcher.api import InternalApi
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.invocations import Invocations
@@ -25,11 +26,14 @@ from traceplane.dispatcher.loops.batch_closer import BatchCloser
 from traceplane.dispatcher.loops.builds import Builds
 from traceplane.dispatcher.loops.celery_relay import CeleryRelay
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
+from traceplane.dispatcher.loops.deliveries import Deliveries
 from traceplane.dispatcher.loops.execution_status import ExecutionStatus
 from traceplane.dispatcher.loops.file_listing import FileListing
+from traceplane.dispatcher.loops.freshness import Freshness
 from traceplane.dispatcher.loops.gauges import Gauges
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.periodic import PeriodicPipelines
+from traceplane.dispatcher.loops.platform_alerts import PlatformAlerts
 from traceplane.dispatcher.loops.reaper import Reaper
 from traceplane.dispatcher.loops.reconciler import Reconciler
 from traceplane.dispatcher.loops.retention import Retention
@@ -40,9 +44,10 @@ from traceplane.dispatcher.loops.table_statistics import Statistics
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
 from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.http_service.metrics import serve_metrics
+from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.http_service.tls import ServerCertificate
-from traceplane.postgres import buffers, events
+from traceplane.postgres import buffers, deliveries, events
 from traceplane.postgres.database import Database
 from traceplane.registry.garbage import Policy
 from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
@@ -51,6 +56,7 @@ from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
 
 _TOLD_SECONDS = 60.0
+_PLATFORM_ALERT_SECONDS = 10.0
 _ROW_STREAMS = 4
 """Pieces of hot inputs sent concurrently; on separate connections, so that nothing else waits for them."""
 
@@ -108,6 +114,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             wake_listener=queue.listen(stop),
             work_listener=database.listen(["traceplane_work"], lambda *_: scheduler.work_created(), stop),
             **(run_sinks(database, leases.reports, stop) if settings.dispatcher_runs_sinks else {}),
+            **(run_deliveries(settings, database, vault, stop) if settings.dispatcher_runs_delivery else {}),
             files=run_loop("files", file_listing.run_once, interval=1.0, stop=stop),
             **_loops(settings, database, scheduler, relay, retention, decoders, activity, stop),
         )
@@ -153,6 +160,38 @@ async def run_sink(settings: Settings, stop: asyncio.Event) -> None:
         )
 
 
+def run_deliveries(
+    settings: Settings, database: Database, vault: Vault, stop: asyncio.Event
+) -> dict[str, Any]:
+    """What sends messages over channels, until `stop`."""
+    outgoing = Outgoing(settings.outgoing_allow, keeps_connections=True)
+    loop, queued = Deliveries(database, Channels(outgoing), vault), asyncio.Event()
+
+    async def run() -> None:
+        try:
+            await run_loop("deliveries", loop.run_once, interval=1.0, kick=queued, stop=stop)
+        finally:
+            await loop.finish()
+            await outgoing.close()
+
+    return {
+        "deliveries": run(),
+        "delivery_listener": database.listen([deliveries.CHANNEL], lambda *_: queued.set(), stop),
+    }
+
+
+async def run_delivery(settings: Settings, stop: asyncio.Event) -> None:
+    """Sends messages over channels until `stop`, without a dispatcher."""
+    async with contextlib.AsyncExitStack() as opened:
+        database = await _connect(settings, settings.database_connections, opened)
+        master_keys = MasterKeyFile(settings.master_key_path).keys
+        settings = await with_secrets(settings, database, master_keys)
+        vault = Vault.of(settings, master_keys)
+        opened.push_async_callback(vault.close)
+        await vault.check()
+        await task_group(stop, **run_deliveries(settings, database, vault, stop))
+
+
 async def _connect(settings: Settings, connections: int, opened: contextlib.AsyncExitStack) -> Database:
     assert settings.state_url is not None
     database = await Database.connect(settings.state_url, connections=connections)
@@ -176,6 +215,11 @@ def _leases(
 def _staged(settings: Settings) -> Path | OpenStore:
     in_folder = settings.object_bucket is None
     return settings.object_store_root.resolve() if in_folder else lambda: object_store_for(settings)
+
+
+def _own_folders(settings: Settings) -> list[Path]:
+    """Where the platform writes on this machine."""
+    return [settings.home, *([settings.object_store_root] if settings.object_bucket is None else [])]
 
 
 def _local_queues(settings: Settings) -> dict[str, str]:
@@ -228,6 +272,7 @@ def _loops(
     signal_jobs = SignalJobs(
         database, lambda: signal_publisher(settings), lambda: object_store_for(settings), decoders
     )
+    platform_alerts = PlatformAlerts(database, _own_folders(settings))
     loop = functools.partial(run_loop, activity=activity, stop=stop)
     in_background = {} if retention is None else {"retention": retention.run_once}
     return {
@@ -248,6 +293,10 @@ def _loops(
         "signals": loop("signals", signal_jobs.run_once, interval=0.25),
         "periodic": loop("periodic", PeriodicPipelines(database).run_once, interval=1.0),
         "cron": loop("cron", CronTicks(database).run_once, interval=0.5),
+        "freshness": loop("freshness", Freshness(database).run_once, interval=5.0),
+        "platform_alerts": run_loop(
+            "platform_alerts", platform_alerts.run_once, interval=_PLATFORM_ALERT_SECONDS, stop=stop
+        ),
         "gauges": run_loop("gauges", Gauges(database).run_once, interval=5.0, stop=stop),
         "webhook_keys": loop(
             "webhook_keys", WebhookKeys(database, days=settings.webhook_key_days).run_once, interval=60.0

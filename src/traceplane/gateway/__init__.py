@@ -1,16 +1,22 @@
 """The gateway: the public HTTP API. It accepts events and deploys even while no dispatcher runs, since both
 are transactions on the same tables; a dispatcher picks the work up when it is back.
 
+    alert_tests         what an alert would raise over committed rows
+    alerts              alerts, as people look at them, acknowledge and silence them
     api                 routes of the public API
     audit               the audit log: refusals on their way to it, and what admins see of it
     backfill            tasks for the scopes of a range that need one and have none under way
+    channels            channels of an organization, as its admins set and test them
     coverage            why some positions of a dataset are missing, followed upstream
     cron_sources        cron sources: when each fires next, and when it last did
     datasets            the catalog as people see it
+    dead_letters        dead letters of buffered datasets, as people look at them, replay and drop them
+    deliveries          messages that were queued for channels, as admins look at them, replay and drop them
     deploys             deploys and versions of DAGs
     emits               events by hand, committed in groups
     file_sources        file sources: what the last listing found, and what was refused
     hidden_values       what operators wrote, as far as the caller may see what they were handed
+    iceberg             datasets as Iceberg tables, for engines that are not ours
     identity_providers  the identity providers of an organization, as its admins set them
     jobs                jobs, as people look after them: pauses, and batches that are closed by hand
     main                the gateway process, wired by hand

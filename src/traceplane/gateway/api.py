@@ -22,13 +22,19 @@ from traceplane.auth.rights import access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_roles, load_token_book
+from traceplane.delivery.sending import Channels
 from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
 from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
+from traceplane.gateway.alerts import AlertApi
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
+from traceplane.gateway.channels import ChannelApi
+from traceplane.gateway.dead_letters import DeadLetterApi
+from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
+from traceplane.gateway.iceberg import IcebergApi
 from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.people import PeopleApi
@@ -41,7 +47,16 @@ from traceplane.gateway.webhooks import Webhooks
 from traceplane.http_service.app import App
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import Call, ClientGone, Incoming, Push, Route, Stream
-from traceplane.postgres import commits, events, job_pauses, outbox, tokens
+from traceplane.postgres import (
+    buffers,
+    channels,
+    check_failures,
+    commits,
+    events,
+    job_pauses,
+    outbox,
+    tokens,
+)
 from traceplane.postgres.audit import Act
 from traceplane.postgres.coverage import of_datasets as positions_held
 from traceplane.postgres.database import Database, OrgDatabases
@@ -61,6 +76,7 @@ from traceplane.wire.control import (
     DatasetView,
     EmitRequest,
     EmitResponse,
+    FailedCheckView,
     ScopeExplanation,
     ScopeQuery,
     StatusResponse,
@@ -87,6 +103,7 @@ class PublicApi:
         self.deploys = DeployApi(settings, self.vault)
         self.jobs = JobApi()
         self.tasks = TaskApi()
+        self.dead_letters = DeadLetterApi()
         self._emits = Emits()
         self.webhooks = Webhooks(database, settings, self.vault)
         self.file_sources = FileSources()
@@ -98,6 +115,7 @@ class PublicApi:
             database, orgs, settings, self.vault, outgoing, issuers, self._rate_limits, self.audit
         )
         self.identity_providers = IdentityProviderApi(outgoing, issuers)
+        self.channels = ChannelApi(Channels(outgoing), self.vault)
         self._queries = Queries(
             EnginePool(
                 spill_root=settings.home / "spill",
@@ -106,7 +124,6 @@ class PublicApi:
             ),
             object_root=None if settings.object_bucket else settings.object_store_root.resolve(),
             open_cache=self._open_cache,
-            cache_bytes=settings.object_cache_mb << 20,
             limits=QueryLimits(
                 seconds=settings.query_timeout_seconds,
                 max_rows=settings.query_max_rows,
@@ -116,11 +133,16 @@ class PublicApi:
                 threads=settings.query_threads or os.cpu_count() or 1,
             ),
         )
+        self.iceberg = IcebergApi(
+            database, self._queries, settings, lambda: object_store_for(settings), _caller
+        )
+        self.alerts = AlertApi(self._queries, settings.runtimes)
 
     async def close(self) -> None:
         with contextlib.suppress(PlatformError):
             await self.audit.flush(at_end=True)
         await self._queries.close()
+        await self.iceberg.close()
         await self.vault.close()
 
     async def _open_cache(self) -> ObjectCache:
@@ -138,6 +160,7 @@ class PublicApi:
                   "Compute a range of history."),
             *self.jobs.routes(),
             *self.tasks.routes(),
+            *self.dead_letters.routes(),
             Route("POST", "/api/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
             Route("POST", "/api/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
                   "One SELECT, whose result becomes a dataset."),
@@ -148,10 +171,14 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
+            *self.iceberg.routes(),
             *PipelineApi().routes(),
             *self.webhooks.routes(),
             *self.file_sources.routes(),
             *self.secrets.routes(),
+            *self.alerts.routes(),
+            *self.channels.routes(),
+            *DeliveryApi().routes(),
             *PeopleApi().routes(),
             *self.identity_providers.routes(),
             *self.sign_in.routes(),
@@ -215,6 +242,7 @@ class PublicApi:
             datasets=record.datasets,
             database=audited(self._orgs, incoming, act),
             act=act,
+            member_id=record.member_id,
             cut_token_id=record.token_id if record.is_cut_down else None,
         )
 
@@ -321,6 +349,11 @@ class PublicApi:
             held = await positions_held(tx, call.principal.org)
             lag = await outbox.lag_seconds_of(tx, call.principal.org)
             cron = await cron_sources.views(tx, call.principal.org)
+            dead_letters = await buffers.letter_counts(tx, call.principal.org)
+            failed_checks = await check_failures.standing(tx, call.principal.org)
+            dead_messages = (
+                await channels.dead_messages(tx, call.principal.org_id) if call.principal.is_admin else {}
+            )
         views = []
         for d in filter(lambda d: access.reads(d.dataset_id), datasets):
             tally = tallies.get(d.generation_id)
@@ -335,6 +368,12 @@ class PublicApi:
                 at_most=d.at_most,
                 events=tally.events if tally else None,
                 cursor_name=cursor_name,
+                dead_letters=dead_letters.get(d.dataset_id, 0),
+                failed_checks=[
+                    FailedCheckView(f.name, f.scopes, f.problem, f.task_id)
+                    for f in failed_checks
+                    if f.dataset_id == d.dataset_id
+                ],
             )
             views.append(view)
         return StatusResponse(
@@ -347,6 +386,7 @@ class PublicApi:
             dead_retired=work.dead_elsewhere.get("retired", 0),
             cron=[c for c in cron if access.sees(c.dag, c.job)],
             paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
+            dead_messages=dead_messages,
         )
 
 

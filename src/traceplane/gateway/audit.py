@@ -29,13 +29,14 @@ objects and addresses."""
 _MOST_ROWS_OF_AN_ORGANIZATION = 2_000
 """The same for all refusals in an organization, so that none takes the room of another."""
 _NAMES = (
-    *("dag", "job", "dataset", "name", "namespace", "user_id", "to_version"),
+    *("dag", "job", "dataset", "alert", "name", "namespace", "channel", "platform_alerts"),
+    *("user_id", "to_version"),
     *("member", "roles", "datasets", "lasts", "includes", "sees_pii", "allowed_jobs", "any_job"),
 )
 """Fields of requests that name what a call is about, and which rights it gives."""
 _LONGEST_NAME = 200
 _LONGEST_LIST = 2000
-_READING = frozenset({"POST /api/v1/query", "POST /api/v1/plan"})
+_READING = frozenset({"POST /api/v1/query", "POST /api/v1/plan", "POST /api/v1/alerts/test"})
 """Calls that change nothing, although their method could."""
 
 _Key = tuple[UUID, str, str, str, tuple[tuple[str, str], ...], str | None, str]

@@ -12,7 +12,7 @@ import msgspec
 from traceplane import telemetry
 from traceplane.auth.callers import Caller
 from traceplane.auth.rights import Access, access_of
-from traceplane.errors import Conflict, Forbidden, UserError
+from traceplane.errors import Conflict, Forbidden, InvalidInput, UserError
 from traceplane.gateway.plan_steps import plan_steps
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
@@ -33,11 +33,17 @@ from traceplane.registry import (
     deletion,
     deploy_checks,
     job_checks,
+    job_requirements,
     preparation,
 )
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.spec import dag_file, webhooks
-from traceplane.registry.spec.job_faults import place_of_input, place_of_partitions
+from traceplane.registry.spec.job_faults import (
+    RefusedJob,
+    place_of_fault,
+    place_of_input,
+    place_of_partitions,
+)
 from traceplane.secrets.references import found_in
 from traceplane.secrets.vault import Vault
 from traceplane.settings import Settings
@@ -87,7 +93,7 @@ class DeployApi:
         ]  # fmt: skip
 
     async def plan(self, call: Call[DeployRequest]) -> PlanResponse:
-        dag, code = await self._parse(call)
+        dag, code, _ = await self._parse(call)
         await self._check_rights(call.principal, dag, call.body)
         async with call.principal.database.transaction() as tx:
             prepared = await preparation.prepare(
@@ -117,7 +123,7 @@ class DeployApi:
         )
 
     async def deploy(self, call: Call[DeployRequest]) -> DeployResponse:
-        dag, code = await self._parse(call)
+        dag, code, locks = await self._parse(call)
         call.principal.act.object["dag"] = dag.name
         await self._check_rights(call.principal, dag, call.body)
         try:
@@ -133,6 +139,7 @@ class DeployApi:
                 manual_cutover=call.body.manual_cutover,
                 drop_missing=call.body.drop_missing,
                 code=code,
+                locks=locks,
                 no_rematerialize=call.body.no_rematerialize,
             )
         except UserError as error:
@@ -217,8 +224,9 @@ class DeployApi:
     async def _secret_refusal(self, call: Call[DeployRequest], dag: Dag) -> UserError | None:
         if not deploy_checks.refers_to_secrets(dag):
             return None
-        async with call.principal.database.transaction() as tx:
-            return await deploy_checks.secret_refusal(tx, self._vault, call.principal.org, dag)
+        return await deploy_checks.secret_refusal(
+            call.principal.database, self._vault, call.principal.org, dag
+        )
 
     async def _check_rights(self, caller: Caller, dag: Dag, body: DeployRequest) -> None:
         """Whoever deploys needs the right to read what the DAG reads elsewhere, and to write what it writes."""
@@ -240,7 +248,8 @@ class DeployApi:
         async with caller.database.transaction() as tx:
             (await access_of(tx, caller.org, caller)).require_dag(dag)
 
-    async def _parse(self, call: Call[DeployRequest]) -> tuple[Dag, DeployedCode | None]:
+    async def _parse(self, call: Call[DeployRequest]) -> tuple[Dag, DeployedCode | None, dict[str, str]]:
+        """The DAG, the code that came with it, and the locks of what its jobs need, by job."""
         # A hostile file may take seconds to refuse; the API goes on meanwhile.
         dag = await asyncio.to_thread(_parsed, call.body, self._settings.runtimes)
         if dag.external_datasets:
@@ -253,7 +262,7 @@ class DeployApi:
                 if row.sql is None
             }
             dag = await asyncio.to_thread(_parsed, call.body, self._settings.runtimes, elsewhere)
-        return dag, await asyncio.to_thread(_checked_code, dag, call.body, self._settings)
+        return await asyncio.to_thread(_checked_code, dag, call.body, self._settings)
 
     async def dags(self, call: Call[None]) -> DagsResponse:
         async with call.principal.database.transaction() as tx:
@@ -280,9 +289,12 @@ def _parsed(
     return dag_file.parse(body.text, body.file, known_runtimes=frozenset(runtimes), elsewhere=elsewhere)
 
 
-def _checked_code(dag: Dag, body: DeployRequest, settings: Settings) -> DeployedCode | None:
+def _checked_code(
+    dag: Dag, body: DeployRequest, settings: Settings
+) -> tuple[Dag, DeployedCode | None, dict[str, str]]:
     runtimes = settings.runtimes
     project = code_project.project_sent(body.code or {})
+    dag = job_requirements.with_requirements(dag, runtimes, body.requirement_files, project)
     job_checks.refuse(
         dag,
         runtimes,
@@ -292,7 +304,8 @@ def _checked_code(dag: Dag, body: DeployRequest, settings: Settings) -> Deployed
         is_elsewhere=lambda _: True,
         file_places=settings.file_source_allow,
     )
-    return code_identity.identify(dag, runtimes, body.code)
+    locks = job_requirements.locks_of_jobs(dag, body.locks)
+    return dag, code_identity.identify(dag, runtimes, body.code), locks
 
 
 def _missing_keys(dag: Dag, org: str, settings: Settings) -> str:
@@ -316,19 +329,23 @@ def _missing_keys(dag: Dag, org: str, settings: Settings) -> str:
 _PLACES = {
     "deploy.unknown_dataset": place_of_input,
     "deploy.read_right": place_of_input,
+    "deploy.virtual_input_unsupported": place_of_input,
+    "deploy.virtual_loops_back": place_of_input,
     "deploy.partitions_in_use": place_of_partitions,
 }
 
 
 async def _placed(refusal: UserError, body: DeployRequest) -> UserError:
-    """With the place in the file that it is about, if it is about an input or the partitions of a dataset."""
-    if (place_of := _PLACES.get(refusal.code)) is not None:
+    """With the place in the file that it is about, if it is about a job, an input or the partitions of a dataset."""
+    place = None
+    if isinstance(refusal, RefusedJob):
+        place = await asyncio.to_thread(place_of_fault, refusal.at, body.text, body.file)
+    elif (place_of := _PLACES.get(refusal.code)) is not None:
         place = await asyncio.to_thread(place_of, str(refusal.value), body.text, body.file)
-        if place is not None:
-            return type(refusal)(
-                refusal.code, f"{place}: {refusal.message}", value=refusal.value, next_step=refusal.next_step
-            )
-    return refusal
+    if place is None:
+        return refusal
+    kind = InvalidInput if isinstance(refusal, RefusedJob) else type(refusal)
+    return kind(refusal.code, f"{place}: {refusal.message}", value=refusal.value, next_step=refusal.next_step)
 
 
 async def _version_view(tx: Transaction, version: ListedVersion, access: Access) -> VersionView:

@@ -11,7 +11,7 @@ from uuid import UUID
 from traceplane import telemetry
 from traceplane.auth import store
 from traceplane.auth.access import KNOWN, cut_down
-from traceplane.auth.callers import Caller, CallerKind
+from traceplane.auth.callers import Caller
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import RESERVED, Role, RoleMeaning, rights
 from traceplane.errors import Conflict, InvalidInput, NotFound
@@ -308,12 +308,13 @@ async def _changed(call: Call[Any], change: Callable[[Transaction, UUID], Awaita
 _KINDS = {"user": "person", "service": "service account"}
 
 
-def _only_own(caller: Caller) -> str | None:
+_NOBODY = UUID(int=0)
+
+
+def _only_own(caller: Caller) -> UUID | None:
     """The member whose tokens the caller may look after; None: everyone's. A token that is nobody's, and no admin's,
-    has none: the empty name is no member's."""
-    if caller.is_admin:
-        return None
-    return "" if caller.kind is CallerKind.TOKEN else caller.name
+    has none."""
+    return None if caller.is_admin else caller.member_id or _NOBODY
 
 
 def _refuse_reserved(name: str, why: str) -> None:

@@ -12,10 +12,10 @@ from traceplane.auth.callers import Caller
 from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.near_names import near, nearest
-from traceplane.postgres import people, registry, sign_in
+from traceplane.postgres import channels, people, registry, sign_in
 from traceplane.postgres.database import Transaction, retry_on_conflict
-from traceplane.secrets.references import SecretName, parse_name
-from traceplane.secrets.vault import PROVIDERS, Setting, Vault
+from traceplane.secrets.references import SecretName, parse_name, reference
+from traceplane.secrets.vault import CHANNELS, PROVIDERS, Setting, Vault
 from traceplane.wire.secrets import (
     SecretRemoved,
     SecretRightsRequest,
@@ -48,8 +48,7 @@ class SecretApi:
         ]  # fmt: skip
 
     async def listed(self, call: Call[None]) -> SecretsResponse:
-        async with call.principal.database.transaction() as tx:
-            found = await self._vault.listed(tx, call.principal.org)
+        found = await self._vault.listed(call.principal.database, call.principal.org)
         return SecretsResponse(
             [
                 SecretView(
@@ -70,10 +69,11 @@ class SecretApi:
         name, asked, by = _name(call), call.body, call.principal.name
         jobs = _jobs(asked)
         _check_roles(asked)
+        exists = call.principal.is_admin or await self._exists(call.principal, name)
 
         async def once() -> tuple[Setting, list[str]]:
             async with call.principal.database.transaction() as tx:
-                await self._check_may_set(tx, call, name)
+                await self._check_may_set(tx, call, name, exists=exists)
                 setting = await self._vault.set(
                     tx, call.principal.org, name, asked.value, by=by, jobs=jobs, roles=asked.roles
                 )
@@ -81,17 +81,24 @@ class SecretApi:
 
         setting, warnings = await retry_on_conflict(once)
         version = await setting.complete(call.principal.database)
+        async with call.principal.database.transaction() as tx:
+            await channels.retry_with(tx, call.principal.org_id, reference(name))
         telemetry.emit("secret.set", name=str(name), version=version, principal=by)
         return SecretSet(str(name), version, warnings)
 
-    async def _check_may_set(self, tx: Transaction, call: Call[SecretValue], name: SecretName) -> None:
+    async def _exists(self, caller: Caller, name: SecretName) -> bool:
+        return bool(await self._vault.existing(caller.database, caller.org, [name]))
+
+    async def _check_may_set(
+        self, tx: Transaction, call: Call[SecretValue], name: SecretName, *, exists: bool
+    ) -> None:
         """Whoever has one of a secret's roles gives it a value, and changes nothing about who may use it."""
         if call.principal.is_admin:
             return
         if call.principal.datasets is not None:
             raise cut_down(call.principal.name)
-        rights = (await self._vault.rights(tx, call.principal.org, [name])).get(name)
-        if rights is None or not _may_set(call.principal, rights.roles):
+        rights = (await self._vault.rights(tx, call.principal.org, [name]))[name]
+        if not exists or not _may_set(call.principal, rights.roles):
             raise Forbidden(
                 "secret.not_yours",
                 "only admins, and those who have one of its roles, set a secret",
@@ -110,10 +117,10 @@ class SecretApi:
         name, asked, org = _name(call), call.body, call.principal.org
         jobs = _jobs(asked)
         _check_roles(asked)
+        if not await self._exists(call.principal, name):
+            raise await self._unknown(call.principal, name)
         async with call.principal.database.transaction() as tx:
             rights = await self._vault.allow(tx, org, name, jobs=jobs, roles=asked.roles)
-            if rights is None:
-                raise await self._unknown(tx, org, name)
             warnings = await _warnings(tx, call.principal, asked)
         telemetry.emit("secret.allowed", name=str(name), principal=call.principal.name)
         allowed = None if rights.allowed_jobs is None else list(rights.allowed_jobs)
@@ -122,13 +129,12 @@ class SecretApi:
     async def remove(self, call: Call[None]) -> SecretRemoved:
         name, org = _name(call), call.principal.org
         if not await self._vault.remove(call.principal.database, org, name):
-            async with call.principal.database.transaction() as tx:
-                raise await self._unknown(tx, org, name)
+            raise await self._unknown(call.principal, name)
         telemetry.emit("secret.removed", name=str(name), principal=call.principal.name)
         return SecretRemoved(str(name))
 
-    async def _unknown(self, tx: Transaction, org: str, name: SecretName) -> NotFound:
-        names = [str(s.name) for s in await self._vault.listed(tx, org)]
+    async def _unknown(self, caller: Caller, name: SecretName) -> NotFound:
+        names = [str(s.name) for s in await self._vault.listed(caller.database, caller.org)]
         return NotFound(
             "secret.unknown",
             "there is no secret of this name",
@@ -165,11 +171,21 @@ async def _warnings(tx: Transaction, caller: Caller, asked: SecretRightsRequest)
     if asked.allowed_jobs:
         dags = await registry.job_names(tx, caller.org)
         dags[PROVIDERS] = {provider.name for provider in await sign_in.providers_of_org(tx, caller.org_id)}
+        dags[CHANNELS] = set(await channels.names(tx, caller.org_id))
         jobs = [f"{dag}/{job}" for dag, names in dags.items() for job in ("*", *sorted(names))]
         for job in asked.allowed_jobs:
             if job not in jobs:
-                what = f"DAG {job.removesuffix('/*')}" if job.endswith("/*") else f"job {job}"
-                warnings.append(f"there is no {what} yet{_meant(job, jobs)}")
+                group, _, name = job.partition("/")
+                what = "channel" if group == CHANNELS else "DAG" if name == "*" else "job"
+                # One of the same kind: a group of them would be more than was asked for.
+                alike = [
+                    other
+                    for other in jobs
+                    if (other.partition("/")[0] == CHANNELS) == (group == CHANNELS)
+                    and other.endswith("/*") == (name == "*")
+                ]
+                named = {"channel": name, "DAG": group, "job": job}[what]
+                warnings.append(f"there is no {what} {named} yet{_meant(job, alike)}")
     return warnings
 
 

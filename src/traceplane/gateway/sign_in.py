@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from traceplane import telemetry
 from traceplane.auth.access import KNOWN, bearer, check_org, required_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal, hash_token
-from traceplane.auth.roles import Rights, rights
+from traceplane.auth.roles import Rights, Role, rights
 from traceplane.auth.store import RolesOfOrgs, issue_token
 from traceplane.errors import (
     Conflict,
@@ -40,7 +40,7 @@ from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
 from traceplane.postgres import audit, sign_in
 from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, OrgDatabases, Transaction, retry_on_conflict
-from traceplane.postgres.sign_in import SignedIn
+from traceplane.postgres.sign_in import Machine, SignedIn, StoredSession
 from traceplane.runtime.process import Outcome
 from traceplane.secrets.references import SecretName
 from traceplane.secrets.vault import PROVIDERS, Denied, JobNeeds, Vault
@@ -64,12 +64,16 @@ from traceplane.wire.sign_in import (
 SIGNED_IN_SECONDS = 12 * 3600
 """Of a session, and of a token of the command line. After it, the provider is asked again who somebody is."""
 _CONVERSATIONS_OF_ORG = 8
+_NOTED_SECONDS = 60.0
+_MOST_NOTED = 10_000
 _BY = "sign-in"
 _UNKNOWN_PERSON = "unknown person"
 """In the audit log, until the provider has said who signs in. No member is called so: names have no blanks."""
 _FORGET_PAGES = (b"clear-site-data", b'"cache"')
 """Browsers keep whole pages to go back to, also those that say `no-store`."""
 
+_Subject = tuple[UUID, str, str]
+"""An organization, and an issuer's subject."""
 Given = TypeVar("Given")
 
 
@@ -81,6 +85,7 @@ class _Known:
     org_ids: dict[str, UUID] = field(default_factory=dict)
     roles: RolesOfOrgs = field(default_factory=dict)
     disabled: frozenset[tuple[UUID, str, str]] = frozenset()
+    roles_of_machines: Mapping[tuple[UUID, str, str], frozenset[str]] = field(default_factory=dict)
     clock: float = 0.0
     read_at: float = 0.0
 
@@ -107,6 +112,9 @@ class SignIn:
         self._gateway_address = settings.gateway_address
         self._known = _Known()
         self._conversations: dict[str, asyncio.Semaphore] = {}
+        self._noted: dict[_Subject, tuple[float, SignedIn]] = {}
+        """When a call of each machine was last noted, by this process's monotonic clock."""
+        self._looked_up: dict[_Subject, tuple[float, Machine]] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -132,6 +140,7 @@ class SignIn:
             org_ids={one.org: one.org_id for one in stored},
             roles=roles,
             disabled=await sign_in.disabled_subjects(tx),
+            roles_of_machines=await sign_in.roles_of_machines(tx),
             clock=clock,
             read_at=time.monotonic(),
         )
@@ -157,24 +166,63 @@ class SignIn:
         org = incoming.header("traceplane-org")
         meant = providers.meant(candidates, verified, org)
         with self._audited_refusal(
-            None if meant is None else self._act_of_machine(incoming, meant, verified)
+            None if meant is None else await self._act_of_machine(incoming, meant, verified)
         ):
             provider = providers.chosen(candidates, verified, org)
         org_id = self._known.org_ids[provider.org]
-        name = providers.machine_name(provider, verified)
-        with self._audited_refusal(self._act_of_machine(incoming, provider, verified)):
-            if (org_id, verified.issuer, verified.subject) in self._known.disabled:
-                raise _disabled(verified.subject)
-            named = providers.roles_of(provider, verified)
-        return self._caller(
-            provider.org,
-            org_id,
-            name,
-            f"subject {verified.issuer} {verified.subject}",
-            CallerKind.SERVICE,
-            rights(self._known.roles.get(org_id, {}), None, sorted(named)),
-            incoming,
-        )
+        subject = (org_id, verified.issuer, verified.subject)
+        act = await self._act_of_machine(incoming, provider, verified)
+        with self._audited_refusal(act):
+            if subject in self._known.disabled:
+                raise _disabled(act.principal)
+            claimed = providers.roles_of(provider, verified)
+        named = claimed | self._known.roles_of_machines.get(subject, frozenset())
+        granted = rights(self._known.roles.get(org_id, {}), None, sorted(named))
+        counted_as = f"subject {verified.issuer} {verified.subject}"
+        role = self._admitted(provider.org, counted_as, granted, incoming, act)
+        member = await self._noted_machine(act, provider, verified)
+        return self._caller(provider.org, member, counted_as, granted, role, incoming, act)
+
+    async def _noted_machine(self, act: Act, provider: Provider, verified: Verified) -> SignedIn:
+        """The machine as a member; its call is noted at most once a minute. The first one makes it a member, so that
+        admins see it and can disable it; somebody who has signed in as a person stays one."""
+        subject, now = (act.org_id, verified.issuer, verified.subject), time.monotonic()
+        if (noted := _recent(self._noted, subject, now)) is not None:
+            return noted
+
+        async def once() -> SignedIn:
+            async with self._database.transaction() as tx:
+                if (known := await sign_in.note_member(tx, *subject)) is not None:
+                    return known
+                name = providers.machine_name(provider, verified)
+                member = await sign_in.sign_in_member(
+                    tx,
+                    act.org_id,
+                    issuer=verified.issuer,
+                    subject=verified.subject,
+                    name=name,
+                    name_if_taken=name,
+                    email=None,
+                    kind=CallerKind.SERVICE,
+                )
+                added = replace(act, principal=member.name, object={**act.object, "member": member.name})
+                await audit.record_changes(tx, [added])
+                return member
+
+        member = await retry_on_conflict(once)
+        _remember(self._noted, subject, now, member)
+        return member
+
+    async def _machine(self, provider: Provider, verified: Verified) -> Machine:
+        """As whom a JWT calls, also if the call will be refused. Looked up at most once a minute, so that nobody keeps
+        the database busy with JWTs that are not accepted."""
+        org_id, now = self._known.org_ids[provider.org], time.monotonic()
+        subject = (org_id, verified.issuer, verified.subject)
+        if (machine := _recent(self._looked_up, subject, now)) is None:
+            async with self._database.transaction() as tx:
+                machine = await sign_in.machine(tx, *subject, providers.machine_name(provider, verified))
+            _remember(self._looked_up, subject, now, machine)
+        return machine
 
     def has_session(self, incoming: Incoming) -> bool:
         """Whether the call comes with a cookie of a session, and nothing else that says who calls."""
@@ -199,41 +247,47 @@ class SignIn:
         defined = self._known.roles.get(found.org_id, {})
         granted = rights(defined, found.roles, None)
         counted_as = f"member {found.member_id}"
-        return self._caller(
-            found.org, found.org_id, found.name, counted_as, CallerKind(found.kind), granted, incoming
-        )
+        act = act_of(incoming, found.org_id, found.name, found.kind)
+        role = self._admitted(found.org, counted_as, granted, incoming, act)
+        return self._caller(found.org, found, counted_as, granted, role, incoming, act)
+
+    def _admitted(
+        self, org: str, counted_as: str, granted: Rights, incoming: Incoming, act: Act
+    ) -> Role | None:
+        """The role that the call is made with; raises if it may not be made."""
+        with self._audited_refusal(act):
+            self._rate_limits.count(org, counted_as, act.principal)
+            return required_role(granted.role, incoming.auth, act.principal)
 
     def _caller(
         self,
         org: str,
-        org_id: UUID,
-        name: str,
+        member: SignedIn | StoredSession,
         counted_as: str,
-        kind: CallerKind,
         granted: Rights,
+        role: Role | None,
         incoming: Incoming,
+        act: Act,
     ) -> Caller:
-        act = act_of(incoming, org_id, name, kind)
-        with self._audited_refusal(act):
-            self._rate_limits.count(org, counted_as, name)
-            role = required_role(granted.role, incoming.auth, name)
+        act = replace(act, principal=member.name, kind=member.kind)
         return Caller(
             org=org,
-            org_id=org_id,
-            name=name,
+            org_id=act.org_id,
+            name=member.name,
             counted_as=counted_as,
-            kind=kind,
+            kind=CallerKind(member.kind),
             roles=granted.roles,
             role=role,
             sees_pii=granted.sees_pii,
             datasets=None,
             database=audited(self._orgs, incoming, act),
             act=act,
+            member_id=member.member_id,
         )
 
-    def _act_of_machine(self, incoming: Incoming, provider: Provider, verified: Verified) -> Act:
-        name = providers.machine_name(provider, verified)
-        return act_of(incoming, self._known.org_ids[provider.org], name, CallerKind.SERVICE)
+    async def _act_of_machine(self, incoming: Incoming, provider: Provider, verified: Verified) -> Act:
+        machine = await self._machine(provider, verified)
+        return act_of(incoming, self._known.org_ids[provider.org], machine.name, machine.kind)
 
     @contextlib.contextmanager
     def _audited_refusal(self, act: Act | None) -> Iterator[None]:
@@ -416,7 +470,7 @@ class SignIn:
         async with conversations:
             published = await self._issuers.published(provider.issuer)
             secret = await self._client_secret(provider)
-            yield Conversation(self._outgoing, published, provider, secret)
+            yield Conversation(self._outgoing.of(provider.org), published, provider, secret)
 
     async def _client_secret(self, provider: Provider) -> str | None:
         if provider.client_secret is None:
@@ -449,7 +503,7 @@ class SignIn:
     async def _identity(self, act: Act, provider: Provider, id_token: str, *, nonce: str | None) -> Verified:
         verified = await self._verified(provider.issuer, id_token, {provider.client_id})
         jwts.check_id_token(verified, client_id=provider.client_id, nonce=nonce)
-        act.principal = providers.machine_name(provider, verified)
+        act.principal = (await self._machine(provider, verified)).name
         if not providers.accepts(provider, verified):
             raise Unauthenticated(
                 "jwt.not_accepted",
@@ -513,6 +567,17 @@ class SignIn:
             raise _disabled(address)
         await sign_in.set_claimed_roles(tx, org_id, member.member_id, roles, by=f"{_BY} {provider.name}")
         return member
+
+
+def _recent(kept: Mapping[_Subject, tuple[float, Given]], subject: _Subject, now: float) -> Given | None:
+    since, value = kept.get(subject, (-_NOTED_SECONDS, None))
+    return value if now - since < _NOTED_SECONDS else None
+
+
+def _remember(kept: dict[_Subject, tuple[float, Given]], subject: _Subject, now: float, value: Given) -> None:
+    if len(kept) >= _MOST_NOTED:
+        kept.clear()
+    kept[subject] = now, value
 
 
 def _provider(stored: dict[str, Any]) -> Provider:

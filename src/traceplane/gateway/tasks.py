@@ -6,7 +6,7 @@ many: a call changes some of them and says whether there are more.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -20,14 +20,16 @@ from traceplane.gateway.hidden_values import hidden_from
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.advice import Advice, advice
-from traceplane.model.explain import ExplainFacts, explain
+from traceplane.model.explain import ExplainFacts, Reason, explain, failed_check
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
-from traceplane.postgres import aggregator, events, task_logs, task_views, tasks, workers
+from traceplane.postgres import aggregator, check_failures, events, task_logs, task_views, tasks, workers
 from traceplane.postgres.aggregator import BatchManifest
-from traceplane.postgres.database import Transaction
+from traceplane.postgres.buffers import DeadLetter
+from traceplane.postgres.check_failures import CheckFailure
+from traceplane.postgres.database import Transaction, retry_on_conflict
 from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask, SeenDataset
 from traceplane.postgres.tasks import TaskFilter
 from traceplane.wire.control import (
@@ -48,12 +50,16 @@ from traceplane.wire.control import (
 )
 
 READER, WRITER = "reader", "writer"
-_CHANGED_AT_ONCE = 2_000
+CHANGED_AT_ONCE = 2_000
 _LOGGED_ATTEMPTS = 100
 _LOOKED_AT_PER_JOB = 1_000
 _RANGES_TOLD = 20
 
+Choose = Callable[[Transaction, TaskFilter], Awaitable[list[UUID]]]
+"""The tasks of a DAG that a change is for."""
 Change = Callable[[Transaction, Sequence[UUID]], Awaitable[dict[UUID, str]]]
+"""Returns the new states of those that changed."""
+WhyUnchanged = Callable[[Transaction, str, Sequence[UUID]], Awaitable[Mapping[UUID, str | None]]]
 
 
 class TaskApi:
@@ -95,12 +101,12 @@ class TaskApi:
                 without=access.hidden_ids,
             )
             if not rows:
-                await _refuse_unknown(tx, call.principal.org, query.dag, query.job, access)
+                await refuse_unknown(tx, call.principal.org, query.dag, query.job, access)
             rows = await as_seen_by(tx, call.principal, rows, access)
         return TasksResponse([_task_view(row) for row in rows])
 
     async def task(self, call: Call[None]) -> TaskDetail:
-        task_id = _task_id(call)
+        task_id = task_id_of(call)
         async with call.principal.database.transaction() as tx:
             access = await access_of(tx, call.principal.org, call.principal)
             rows = await task_views.listing(
@@ -118,7 +124,7 @@ class TaskApi:
                     row.event_id,
                     row.dataset_id,
                     row.kind,
-                    _scope_text(row) or "",
+                    scope_text(row) or "",
                     row.producer_id,
                 )
             )
@@ -132,7 +138,7 @@ class TaskApi:
         return TaskDetail(_task_view(rows[0]), views["input"], views["output"], reads)
 
     async def explain(self, call: Call[None]) -> ExplainResponse:
-        task_id, org = _task_id(call), call.principal.org
+        task_id, org = task_id_of(call), call.principal.org
         async with call.principal.database.transaction() as tx:
             access = await access_of(tx, org, call.principal)
             facts = await task_views.explain_facts(tx, org, task_id)
@@ -144,6 +150,7 @@ class TaskApi:
             written = await self._logs(tx, call.principal, task_id, attempts=1) if is_told else []
             seen = await task_views.whole_reads(tx, org, task_id)
             batch = await aggregator.batch_of_task(tx, org, task_id)
+            failures = await check_failures.of_task(tx, org, task_id) if is_told else []
             shown = batch is not None and access.reads(batch.dataset_id)
             collected = [await _of_batch(tx, org, batch)] if batch is not None and shown else []
         advised = _advice(facts)
@@ -151,11 +158,11 @@ class TaskApi:
             task_id,
             facts.state,
             facts.job,
-            [ReasonView(r.code, r.sentence) for r in explain(facts)]
+            [ReasonView(r.code, r.sentence) for r in (*explain(facts), *map(_of_check, failures))]
             + [_of_read(r) for r in seen if access.reads(r.dataset_id)]
             + collected,
             dag=facts.dag,
-            scope=_scope_text(facts),
+            scope=scope_text(facts),
             error=facts.error,
             log=written[0] if written else None,
             next_step=advised.next_step if advised else None,
@@ -163,7 +170,7 @@ class TaskApi:
         )
 
     async def logs(self, call: Call[None]) -> TaskLogs:
-        task_id, org = _task_id(call), call.principal.org
+        task_id, org = task_id_of(call), call.principal.org
         async with call.principal.database.transaction() as tx:
             access = await access_of(tx, org, call.principal)
             rows = await task_views.listing(tx, org, task_id=task_id, limit=1, without=access.hidden_ids)
@@ -197,70 +204,76 @@ class TaskApi:
 
         async def choose(tx: Transaction, task_filter: TaskFilter) -> list[UUID]:
             if asked.state == "canceled":
-                return await tasks.choose_canceled(tx, org, task_filter, _CHANGED_AT_ONCE, after=asked.after)
-            return await tasks.choose_dead(tx, org, task_filter, _CHANGED_AT_ONCE, to_retry=True)
+                return await tasks.choose_canceled(tx, org, task_filter, CHANGED_AT_ONCE, after=asked.after)
+            return await tasks.choose_dead(tx, org, task_filter, CHANGED_AT_ONCE, to_retry=True)
 
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             return dict.fromkeys(await tasks.retry(tx, org, task_ids), "queued")
 
-        return await self._change(call.principal, asked, choose, change)
+        return await change_tasks(call.principal, asked, choose, change)
 
     async def cancel(self, call: Call[TaskSelection]) -> TaskChanges:
         org = call.principal.org
 
         async def choose(tx: Transaction, task_filter: TaskFilter) -> list[UUID]:
-            return await tasks.choose_unfinished(tx, org, task_filter, _CHANGED_AT_ONCE)
+            return await tasks.choose_unfinished(tx, org, task_filter, CHANGED_AT_ONCE)
 
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             changed = await tasks.cancel(tx, org, task_ids)
             return {t: "canceling" if s == "running" else s for t, s in changed.items()}
 
-        return await self._change(call.principal, call.body, choose, change)
+        return await change_tasks(call.principal, call.body, choose, change)
 
     async def acknowledge(self, call: Call[TaskSelection]) -> TaskChanges:
         org, by = call.principal.org, call.principal.name
 
         async def choose(tx: Transaction, task_filter: TaskFilter) -> list[UUID]:
-            return await tasks.choose_dead(tx, org, task_filter, _CHANGED_AT_ONCE, to_retry=False)
+            return await tasks.choose_dead(tx, org, task_filter, CHANGED_AT_ONCE, to_retry=False)
 
         async def change(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, str]:
             return dict.fromkeys(await tasks.acknowledge(tx, org, task_ids, by), "acknowledged")
 
-        return await self._change(call.principal, call.body, choose, change)
+        return await change_tasks(call.principal, call.body, choose, change)
 
-    async def _change(
-        self,
-        caller: Caller,
-        asked: TaskSelection,
-        choose: Callable[[Transaction, TaskFilter], Awaitable[list[UUID]]],
-        change: Change,
-    ) -> TaskChanges:
-        org = caller.org
+
+async def change_tasks(
+    caller: Caller,
+    asked: TaskSelection,
+    choose: Choose,
+    change: Change,
+    why_unchanged: WhyUnchanged = tasks.why_unchanged,
+) -> TaskChanges:
+    """Changes the tasks that are meant, as far as they are the caller's to change."""
+    org, by_id = caller.org, asked.dag is None
+
+    async def once() -> TaskChanges:
         async with caller.database.transaction() as tx:
             access = await access_of(tx, org, caller)
-            by_id = asked.dag is None
             meant = asked.task_ids
             if asked.dag is not None:
                 if asked.job is not None and not access.sees(asked.dag, asked.job):
-                    await _refuse_unknown(tx, org, asked.dag, asked.job, access)
+                    await refuse_unknown(tx, org, asked.dag, asked.job, access)
                 access.require_job(asked.dag, asked.job)
                 start, end = await names.ends(tx, org, asked.dag, asked.job, asked.start, asked.end, access)
                 meant = await choose(tx, TaskFilter(asked.dag, asked.job, start, end))
             elif access.fixed_ids:
                 meant = await _writable(tx, org, meant, access)
             if not meant:
-                await _refuse_unknown(tx, org, asked.dag, asked.job, access)
+                await refuse_unknown(tx, org, asked.dag, asked.job, access)
             changed = await change(tx, meant) if meant else {}
             unchanged = [t for t in asked.task_ids if t not in changed] if by_id else []
             known = [t for t in unchanged if t in meant]
-            why = await tasks.why_unchanged(tx, org, known) if known else {}
+            why = await why_unchanged(tx, org, known) if known else {}
             await events.notify_dispatchers(tx)
         return TaskChanges(
             {str(t): s for t, s in changed.items()},
             unchanged,
-            after=meant[-1] if not by_id and len(meant) == _CHANGED_AT_ONCE else None,
-            why_unchanged={str(t): why.get(t, "unknown") for t in unchanged},
+            after=meant[-1] if not by_id and len(meant) == CHANGED_AT_ONCE else None,
+            why_unchanged={str(t): why.get(t) or "unknown" for t in unchanged},
         )
+
+    # An event may have dispatched another task of a scope at the same time.
+    return await retry_on_conflict(once)
 
 
 async def _writable(tx: Transaction, org: str, task_ids: Sequence[UUID], access: Access) -> list[UUID]:
@@ -322,7 +335,7 @@ def _failure(row: ListedTask | DeadTasks, state: Any, count: int, *, capped: boo
         # An exception's message says little without its class, and may be empty.
         message=": ".join(str(error[part]) for part in ("type", "message") if error.get(part)),
         newest=row.task_id,
-        scope=_scope_text(row),
+        scope=scope_text(row),
         and_more=capped,
     )
 
@@ -348,7 +361,7 @@ def _advice(facts: ExplainFacts) -> Advice | None:
     )
 
 
-def _task_id(call: Call[None]) -> UUID:
+def task_id_of(call: Call[None]) -> UUID:
     text = call.path_params["task_id"]
     try:
         return UUID(text)
@@ -356,9 +369,7 @@ def _task_id(call: Call[None]) -> UUID:
         raise InvalidInput("task.bad_id", "a task id is a UUID", value=text) from None
 
 
-async def _refuse_unknown(
-    tx: Transaction, org: str, dag: str | None, job: str | None, access: Access
-) -> None:
+async def refuse_unknown(tx: Transaction, org: str, dag: str | None, job: str | None, access: Access) -> None:
     if (dag or job) and (refusal := await unknown_dag_or_job(tx, org, dag, job, access)):
         raise refusal
 
@@ -381,7 +392,7 @@ def output_not_told(job: str) -> Forbidden:
     )
 
 
-Written = TypeVar("Written", ListedTask, DeadTasks, ExplainFacts)
+Written = TypeVar("Written", ListedTask, DeadTasks, ExplainFacts, DeadLetter)
 
 
 async def as_seen_by(
@@ -397,7 +408,7 @@ async def as_seen_by(
     return [_without(row, hidden[row.task_id]) if row.task_id in hidden else row for row in rows]
 
 
-def _has_output(row: ListedTask | DeadTasks | ExplainFacts) -> bool:
+def _has_output(row: ListedTask | DeadTasks | ExplainFacts | DeadLetter) -> bool:
     return bool(row.error or (isinstance(row, ListedTask) and row.progress))
 
 
@@ -418,7 +429,7 @@ def _without(row: Written, hidden: HiddenValues) -> Written:
     return replace(row, error=hidden.without(row.error))
 
 
-def _scope_text(row: ListedTask | DeadTasks | ExplainFacts | LineageEvent) -> str | None:
+def scope_text(row: ListedTask | DeadTasks | ExplainFacts | LineageEvent | DeadLetter) -> str | None:
     if row.range_start is None:
         return None
     return str(row.partition_key if row.partition_key is not None else row.range_start)
@@ -426,6 +437,11 @@ def _scope_text(row: ListedTask | DeadTasks | ExplainFacts | LineageEvent) -> st
 
 def _time(value: datetime | None) -> str | None:
     return value.isoformat() if value is not None else None
+
+
+def _of_check(failure: CheckFailure) -> Reason:
+    problem = f"{failure.problem} of {failure.dataset_id}"
+    return failed_check(failure.name, problem, failure.sample)
 
 
 def _of_read(seen: SeenDataset) -> ReasonView:
@@ -467,7 +483,7 @@ def _task_view(row: ListedTask) -> TaskView:
         attempt=row.attempt,
         max_attempts=row.max_attempts,
         created_at=row.created_at.isoformat(),
-        scope=_scope_text(row),
+        scope=scope_text(row),
         priority="backfill" if row.priority else "normal",
         worker_id=row.worker_id,
         started_at=_time(row.started_at),

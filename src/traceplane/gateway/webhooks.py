@@ -234,6 +234,7 @@ class Webhooks:
         return WebhooksResponse(
             [
                 WebhookView(
+                    org=e.source.org,
                     path=e.source.config.path,
                     dag=e.source.dag,
                     job=e.source.job,

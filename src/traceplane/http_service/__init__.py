@@ -20,6 +20,7 @@ go first whose caller has shown no token and keeps the server waiting, with a bo
     allowed_values  the values that a field of a request may have, where they are few
     app             routes become a plain ASGI application
     client          typed JSON calls to a service
+    lookups         the addresses of hosts that users name
     metrics         the metrics of a process, on a port of their own
     openapi         the OpenAPI document of a list of routes
     outgoing        calls to addresses that users name

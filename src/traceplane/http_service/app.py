@@ -33,12 +33,14 @@ from traceplane.http_service.routes import (
     FROM_BODY,
     JSON,
     KNOWN_CALLER,
+    OUR_ERRORS,
     PUBLIC,
     REQUEST_ID,
     Authenticate,
     Call,
     ClientGone,
     Decoded,
+    ErrorShape,
     Health,
     Incoming,
     MethodNotAllowed,
@@ -86,18 +88,18 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        label = "unmatched"
+        label, errors = "unmatched", OUR_ERRORS
         request_id = scope[REQUEST_ID] = _request_id(scope["headers"])
         telemetry.set_request_id(request_id)
         try:
             route, path_params = self._find(scope["method"], scope["raw_path"])
-            label = route.label
+            label, errors = route.label, route.errors
             reply = await self._answer(route, path_params, scope, receive)
         except ClientGone:
             telemetry.count("http_requests_total", route=label, status=499)
             return
         except Exception as error:
-            reply = _failure(error, label, request_id)
+            reply = _failure(error, label, request_id, errors)
         headers = answer_headers(request_id, reply.headers, over_tls=scope.get("scheme") == "https")
         status = (
             await _send_stream(reply, label, headers, scope, receive, send)
@@ -322,7 +324,7 @@ class _PreparedRoute:
         self.status = 204 if route.response is None else 200
         self.reads_body = route.request is not None and not route.reads_own_body
         self.decoder = None if route.request in (None, bytes) else msgspec.json.Decoder(route.request)
-        self.query = route.query
+        self.query, self.errors = route.query, route.errors
         self.query_lists = _list_fields(route.query)
 
     def check_content_type(self, given: bytes | None) -> None:
@@ -466,7 +468,7 @@ def _list_fields(query: type[msgspec.Struct] | None) -> frozenset[str]:
 # --- failures ---------------------------------------------------------------------------------------
 
 
-def _failure(error: Exception, route: str, request_id: str) -> Reply:
+def _failure(error: Exception, route: str, request_id: str, shape: ErrorShape = OUR_ERRORS) -> Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     match error:
         case PlatformError():
@@ -488,7 +490,7 @@ def _failure(error: Exception, route: str, request_id: str) -> Reply:
                 value=request_id,
                 next_step="try again; if it stays, report the reference above",
             )
-    return Reply(_encoder.encode({"error": error.as_dict()}), status=error.status, headers=headers)
+    return Reply(_encoder.encode(shape.make(error)), status=error.status, headers=headers)
 
 
 # --- what every service answers ---------------------------------------------------------------------

@@ -37,7 +37,7 @@ def principal_of(route: Route) -> str:
 
 def openapi(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 description of `routes`, made from their msgspec types."""
-    types: list[Any] = [ErrorBody]
+    types: list[Any] = list(dict.fromkeys([ErrorBody, *(route.errors.type for route in routes)]))
     for route in routes:
         types += [
             t for t in (route.request, route.response, route.query) if t not in (None, bytes, Reply, Stream)
@@ -103,9 +103,15 @@ def _operation(route: Route, schemas: Mapping[Any, Any], components: Mapping[str
         )
     status = 204 if route.response is None else 200
     elsewhere = {"303": {"description": "Go on there."}} if 303 in route.statuses else {}
-    failures = {str(code): {"$ref": f"#/components/responses/Error{code}"} for code in sorted(codes)}
+    failures = {str(code): _failure(route, code, schemas) for code in sorted(codes)}
     operation["responses"] = {str(status): answer, **elsewhere, **failures}
     return operation
+
+
+def _failure(route: Route, code: int, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    if route.errors.type is ErrorBody:
+        return {"$ref": f"#/components/responses/Error{code}"}
+    return {"description": _ERRORS[code], "content": {JSON: {"schema": schemas[route.errors.type]}}}
 
 
 def _as_int64(schema: Any) -> Any:

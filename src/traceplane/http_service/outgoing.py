@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import ipaddress
+import itertools
 import re
+import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -24,6 +28,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from traceplane.errors import InvalidInput, PlatformError
+from traceplane.http_service.lookups import Lookups, TooManyLookups
 from traceplane.linux.connect_supervisor import Address, Endpoints
 
 if TYPE_CHECKING:
@@ -38,24 +43,30 @@ LONGEST_ANSWER = 1 << 20
 MAIL_PORTS = (25, 465, 587, 2525)
 _BEGINNING_BYTES, _BEGINNING_SECONDS = 2048, 1.0
 """Of the answer to a message: enough for the reason of a refusal."""
+_KEPT_SECONDS, _OLDEST_LINE_SECONDS = 1.0, 30.0
+"""Few servers close an idle connection sooner."""
+_MOST_CONNECTIONS, _SHARE_OF_FILES = 4096, 8
+_MOST_HEADS = 16
+"""Of one answer: the last one, and those that only say that it will come."""
 _LONGEST_URL, _LONGEST_HOST = 2000, 253
 _HOST_NAME = re.compile(r"(?!-)[a-zA-Z0-9_-]{1,63}(?:\.[a-zA-Z0-9_-]{1,63})*\.?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 _PLAIN_URL = re.compile(r"[!-~]+")
 _TEREDO = ipaddress.IPv6Network("2001::/32")
 _ENDS_WITH_IPV4 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""Only here has IANA given addresses away; Python takes others, such as those of sites (fec0::/10), for public."""
 _NEVER_PUBLIC = [
     ipaddress.ip_network(text)
-    for text in ("168.63.129.16", "192.0.0.0/24", "198.18.0.0/15", "64:ff9b:1::/48", "3fff::/20", "5f00::/16")
+    for text in ("168.63.129.16", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "3fff::/20")
 ]
-"""What Python's own table has only in later versions; and the service of a cloud for its machines, whose address is
-otherwise a public one."""
+"""What Python's own table has only in later versions; relays into IPv6, which are of the network that one is in; and
+the service of a cloud for its machines, whose address is otherwise a public one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
-    content_type: str
     body: bytes
     retry_after: str | None = None
 
@@ -84,7 +95,9 @@ class Outgoing:
         longest_answer: int = LONGEST_ANSWER,
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
+        keeps_connections: bool = False,
     ) -> None:
+        """`keeps_connections`: between messages that follow each other; then it must be closed."""
         self._networks: list[Endpoints] = []
         self._hosts: set[tuple[str, int | None]] = set()
         for text in allow:
@@ -95,24 +108,44 @@ class Outgoing:
             self._hosts.add((host, int(port) if port else None))
         self._seconds = seconds
         self._longest_answer = longest_answer
-        self._resolve = resolve or _resolve
+        self._resolve = resolve
+        self._lookups = Lookups()
+        self._caller = ""
         self._tls = tls
+        self._kept = _KeptLines() if keeps_connections else None
+        self._checked = functools.lru_cache(256)(self._check)
+
+    async def close(self) -> None:
+        if self._kept is not None:
+            await self._kept.close()
 
     @property
     def seconds(self) -> float:
         """How long one call may take."""
         return self._seconds
 
-    @functools.cached_property
+    def of(self, caller: str) -> Outgoing:
+        """The same, for the calls of one organization, or of whoever else must not hold up others."""
+        one = copy.copy(self)
+        one._caller = caller
+        return one
+
+    @property
     def tls(self) -> ssl.SSLContext:
         """Whose certificates are trusted."""
-        return self._tls or ssl.create_default_context()
+        return self._tls or _usual_tls()
 
     def check(self, url: str) -> Destination:
         """What can be said of a URL without looking its host up; raises InvalidInput."""
+        return self._checked(url)
+
+    def _check(self, url: str) -> Destination:
         destination = parse_url(url)
         if not destination.has_tls and not self._may_be_allowed(destination):
-            raise _refused(url, "the address must begin with https://", "use https")
+            step = (
+                "use https, or, if the host may be called without TLS, add it to the setting outgoing_allow"
+            )
+            raise _refused(url, "the address must begin with https://", step)
         self._check_literal(url, destination)
         return destination
 
@@ -123,12 +156,11 @@ class Outgoing:
             raise _bad_host(place, "the mail server is not a host and a port", "write a name and a port")
         if not self._may_be_allowed(destination):
             if not tls:
-                raise _bad_host(
-                    place, "a mail server must be called with TLS", "use starttls or implicit TLS"
-                )
+                step = "use starttls or implicit TLS, or add the server to the setting outgoing_allow"
+                raise _bad_host(place, "a mail server must be called with TLS", step)
             if port not in MAIL_PORTS:
-                ports = ", ".join(map(str, MAIL_PORTS))
-                raise _bad_host(place, "this is not a port of mail servers", f"use one of {ports}")
+                step = f"use one of {', '.join(map(str, MAIL_PORTS))}, or add the server to the setting outgoing_allow"
+                raise _bad_host(place, "this is not a port of mail servers", step)
         self._check_literal(place, destination)
         return destination
 
@@ -150,8 +182,11 @@ class Outgoing:
         destination = self.check(url)
         with _failures(url):
             async with asyncio.timeout(self._seconds):
-                addresses = await self._checked_addresses(url, destination)
-                async with self._answer(method, url, addresses, headers or {}, body) as answer:
+                line = await self._line(url, destination)
+                async with (
+                    contextlib.aclosing(line),
+                    await line.begin(method, url, headers or {}, body) as answer,
+                ):
                     return await self._whole(url, answer)
 
     async def post(self, url: str, *, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -159,16 +194,32 @@ class Outgoing:
         said that it has the message, nothing that it sends after that may make the message be sent again."""
         destination = self.check(url)
         with _failures(url):
-            async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(self._seconds):
-                    addresses = await self._checked_addresses(url, destination)
-                    answer = await stack.enter_async_context(
-                        self._answer("POST", url, addresses, headers, body)
-                    )
+            line = None if self._kept is None else self._kept.take(destination)
+            if line is not None:
+                with _ignored_if_closed():
+                    return await self._post_over(line, destination, url, headers, body)
+            async with asyncio.timeout(self._seconds):
+                line = await self._line(url, destination)
+            return await self._post_over(line, destination, url, headers, body)
+
+    async def _post_over(
+        self, line: _Line, destination: Destination, url: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
+        """The line is closed after it, or kept."""
+        is_kept = False
+        try:
+            async with await line.begin("POST", url, headers, body) as answer:
                 beginning = await _beginning(answer)
-                return Answer(
-                    answer.status, answer.content_type, beginning, answer.headers.get("retry-after")
-                )
+                is_whole = answer.content.at_eof()
+            is_kept = self._kept is not None and is_whole and self._kept.keep(destination, line)
+        finally:
+            if not is_kept:
+                await line.aclose()
+        return Answer(answer.status, beginning, answer.headers.get("retry-after"))
+
+    async def _line(self, url: str, destination: Destination) -> _Line:
+        addresses = await self._checked_addresses(url, destination)
+        return _Line(addresses, self._seconds, self._tls, stays_open=self._kept is not None)
 
     async def connect(self, destination: Destination) -> socket.socket:
         """A connection to a mail server that `check_mail_server` accepted."""
@@ -187,7 +238,7 @@ class Outgoing:
         literal = _literal(destination.host)
         if literal is not None:
             return (literal,)  # `check` has looked at it
-        addresses = await self._resolve(destination.host, destination.port)
+        addresses = await self._addresses(url, destination)
         if not addresses:
             raise _failed(url, "the host has no address")
         for address in addresses:
@@ -196,61 +247,15 @@ class Outgoing:
                 raise _not_public(url)
         return addresses
 
-    @contextlib.asynccontextmanager
-    async def _answer(
-        self,
-        method: str,
-        url: str,
-        addresses: Sequence[Address],
-        headers: Mapping[str, str],
-        body: bytes | None,
-    ) -> AsyncIterator[ClientResponse]:
-        import aiohttp
-        from aiohttp.abc import AbstractResolver
-        from yarl import URL
-
-        connections = contextlib.AsyncExitStack()
-
-        class Pinned(AbstractResolver):
-            async def resolve(
-                self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-            ) -> list[ResolveResult]:
-                return [_result(host, port, address) for address in addresses]
-
-            async def close(self) -> None:
-                pass
-
-        def opened(place: AddrInfoType) -> socket.socket:
-            connections.callback(_shut_down, connection := socket.socket(*place[:3]))
-            return connection
-
-        connector = aiohttp.TCPConnector(
-            socket_factory=opened,
-            resolver=Pinned(),
-            use_dns_cache=False,
-            force_close=True,
-            limit=1,
-            family=socket.AF_UNSPEC,
-            ssl=self._tls or True,
-        )
-        async with (
-            connections,
-            aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-                auto_decompress=False,  # or a short answer could become a long one
-                timeout=aiohttp.ClientTimeout(total=self._seconds),
-            ) as session,
-            session.request(
-                method,
-                URL(url, encoded=True),
-                data=body,
-                headers={"accept": "application/json", "accept-encoding": "identity", **headers},
-                allow_redirects=False,
-            ) as answer,
-        ):
-            yield answer
+    async def _addresses(self, url: str, destination: Destination) -> Sequence[Address]:
+        if self._resolve is not None:
+            return await self._resolve(destination.host, destination.port)
+        try:
+            return await self._lookups.addresses(destination.host, asker=self._caller)
+        except TooManyLookups:
+            raise _failed(
+                url, "too many hosts are being looked up whose name servers do not answer"
+            ) from None
 
     async def _whole(self, url: str, answer: ClientResponse) -> Answer:
         if 300 <= answer.status < 400:
@@ -262,7 +267,7 @@ class Outgoing:
             received += piece
             if len(received) > self._longest_answer:
                 raise _failed(url, f"the answer is longer than {self._longest_answer} bytes")
-        return Answer(answer.status, answer.content_type, bytes(received))
+        return Answer(answer.status, bytes(received))
 
     def _may_be_allowed(self, destination: Destination) -> bool:
         """Whether the setting names the host, or may name its addresses once they are known."""
@@ -280,6 +285,174 @@ class Outgoing:
         return destination.has_tls and usual_port and is_public(address)
 
 
+class _Line:
+    """At most one connection at a time, to one of the addresses that were checked."""
+
+    def __init__(
+        self, addresses: Sequence[Address], seconds: float, tls: ssl.SSLContext | None, *, stays_open: bool
+    ) -> None:
+        import aiohttp
+        from aiohttp.abc import AbstractResolver
+
+        self.made_at = time.monotonic()
+        self.last_used_at = 0.0
+        self._connections: list[socket.socket] = []
+
+        class Pinned(AbstractResolver):
+            async def resolve(
+                self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+            ) -> list[ResolveResult]:
+                return [_result(host, port, address) for address in addresses]
+
+            async def close(self) -> None:
+                pass
+
+        def opened(place: AddrInfoType) -> socket.socket:
+            self._connections.append(connection := socket.socket(*place[:3]))
+            return connection
+
+        connector = aiohttp.TCPConnector(
+            socket_factory=opened,
+            resolver=Pinned(),
+            use_dns_cache=False,
+            force_close=not stays_open,
+            limit=1,
+            family=socket.AF_UNSPEC,
+            ssl=tls or True,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,  # or a short answer could become a long one
+            response_class=_response_class(),
+            timeout=aiohttp.ClientTimeout(total=seconds),
+        )
+
+    async def begin(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> ClientResponse:
+        """The head of the answer, within the time that one call may take; to be released."""
+        from yarl import URL
+
+        return await self._session.request(
+            method,
+            URL(url, encoded=True),
+            data=body,
+            headers={"accept": "application/json", "accept-encoding": "identity", **headers},
+            allow_redirects=False,
+        )
+
+    async def aclose(self) -> None:
+        await self._session.close()
+        for connection in self._connections:
+            _shut_down(connection)
+
+
+class _KeptLines:
+    """Lines that the next message may use. A host is looked up again once its line is some seconds old."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Destination, list[_Line]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._most = most_connections()
+        self._count = 0
+
+    def take(self, destination: Destination) -> _Line | None:
+        """The one that was used last: it is the least likely to be closed on the other side."""
+        lines = self._lines.get(destination, [])
+        while lines:
+            line = lines.pop()
+            self._count -= 1
+            if self._is_good(line):
+                return line
+            self._close(line)
+        return None
+
+    def keep(self, destination: Destination, line: _Line) -> bool:
+        if not self._is_young(line) or self._count >= self._most:
+            return False
+        self._count += 1
+        line.last_used_at = time.monotonic()
+        self._lines.setdefault(destination, []).append(line)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._close_old)
+        return True
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for line in itertools.chain.from_iterable(self._lines.values()):
+            self._close(line)
+        self._lines.clear()
+        self._count = 0
+        await asyncio.gather(*self._closing)
+
+    def _is_young(self, line: _Line) -> bool:
+        return time.monotonic() - line.made_at < _OLDEST_LINE_SECONDS
+
+    def _is_good(self, line: _Line) -> bool:
+        return time.monotonic() - line.last_used_at < _KEPT_SECONDS and self._is_young(line)
+
+    def _close_old(self) -> None:
+        self._sweep = None
+        for destination, lines in list(self._lines.items()):
+            good = [line for line in lines if self._is_good(line)]
+            for line in lines:
+                if line not in good:
+                    self._count -= 1
+                    self._close(line)
+            if good:
+                self._lines[destination] = good
+            else:
+                del self._lines[destination]
+        if self._lines:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._close_old)
+
+    def _close(self, line: _Line) -> None:
+        task = asyncio.create_task(line.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+@functools.cache
+def _response_class() -> type[ClientResponse]:
+    import aiohttp
+    from aiohttp.connector import Connection
+
+    class Response(aiohttp.ClientResponse):
+        """Of few heads: a server could otherwise announce its answer without end, and keep this process busy."""
+
+        async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+            protocol = connection.protocol
+            assert protocol is not None
+            read, left = protocol.read, iter(range(_MOST_HEADS))
+
+            async def counted() -> object:
+                if next(left, None) is None:
+                    raise aiohttp.ClientPayloadError("the answer is announced too often")
+                return await read()
+
+            protocol.read = counted  # type: ignore[method-assign,assignment]
+            try:
+                return await super().start(connection)
+            finally:
+                del protocol.read
+
+    return Response
+
+
+@contextlib.contextmanager
+def _ignored_if_closed() -> Iterator[None]:
+    """The other side closed a connection that was kept, perhaps just when the message was sent."""
+    import aiohttp
+
+    with contextlib.suppress(aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+        yield
+
+
+@functools.lru_cache(256)
 def parse_url(url: str) -> Destination:
     """Only what every program understands the same way: no user, no fragment, no unusual spelling of a host."""
     if len(url) > _LONGEST_URL or not _PLAIN_URL.fullmatch(url) or "\\" in url:
@@ -315,6 +488,8 @@ def is_public(address: Address) -> bool:
     address = _plain(address)
     if address.is_multicast or address.is_reserved or address.is_unspecified:
         return False
+    if address.version == 6 and address not in _GLOBAL_UNICAST:
+        return False
     return address.is_global and not any(
         address in network for network in _NEVER_PUBLIC if network.version == address.version
     )
@@ -331,6 +506,7 @@ def _plain(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
+@functools.lru_cache(256)
 def _literal(host: str) -> Address | None:
     try:
         return ipaddress.ip_address(host) if "%" not in host else None
@@ -338,10 +514,9 @@ def _literal(host: str) -> Address | None:
         return None
 
 
-async def _resolve(host: str, port: int) -> Sequence[Address]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(ipaddress.ip_address(str(end[0]).partition("%")[0]) for *_, end in found))
+@functools.cache
+def _usual_tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
 async def _connected(addresses: Sequence[Address], port: int, seconds: float) -> socket.socket:
@@ -364,6 +539,13 @@ async def _connected(addresses: Sequence[Address], port: int, seconds: float) ->
     raise failure
 
 
+def most_connections() -> int:
+    """That calls may have at once in this process: a small part of the files that it may open."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    share = _MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else allowed // _SHARE_OF_FILES
+    return max(1, min(_MOST_CONNECTIONS, share))
+
+
 def _shut_down(connection: socket.socket) -> None:
     """Now: a connection is otherwise kept until the other side has read everything, which may be never."""
     with contextlib.suppress(OSError):  # it is closed
@@ -374,7 +556,7 @@ async def _beginning(answer: ClientResponse) -> bytes:
     import aiohttp
 
     received = bytearray()
-    if _is_compressed(answer):
+    if answer.content.at_eof() or _is_compressed(answer):
         return b""
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
         async with asyncio.timeout(_BEGINNING_SECONDS):

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from traceplane.errors import UserError
+from traceplane.errors import TraceplaneError, UserError
 
 PUBLIC = "public"
 WORKER = "worker"
@@ -138,6 +138,28 @@ class Reply(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    code: str
+    message: str
+    value: str | int | float | bool | None = None
+    next_step: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """What the body of an error looks like: its type, and how it is made from the error."""
+
+    type: type[msgspec.Struct]
+    make: Callable[[TraceplaneError], object]
+
+
+OUR_ERRORS = ErrorShape(ErrorBody, lambda error: {"error": error.as_dict()})
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One endpoint.
@@ -159,21 +181,12 @@ class Route:
     """Whether the handler reads the raw body itself (`Call.pieces`), after it has looked at the headers."""
     statuses: tuple[int, ...] = ()
     """That it answers with besides the usual ones: 303, or 401 and 403 of a public route."""
+    errors: ErrorShape = OUR_ERRORS
+    """Another shape than ours: of a protocol that is not ours."""
 
 
 class Health(msgspec.Struct, frozen=True):
     status: str = "ok"
-
-
-class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    code: str
-    message: str
-    value: str | int | float | bool | None = None
-    next_step: str | None = None
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    error: ErrorDetail
 
 
 class ClientGone(Exception):

@@ -109,8 +109,8 @@ def protect_this_process() -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
-def be_able_to_send_descriptors() -> None:
-    """Raises this process's soft limit on open files.
+def allow_many_open_files() -> None:
+    """Raises this process's soft limit on open files as far as it may. Confined processes lower it again.
 
     The kernel lets a process send a descriptor only while its user has fewer on their way than the process may open,
     and operators can leave some on their way, up to their own limit.

@@ -1,7 +1,8 @@
 """Messages between a forked process and its owner: bytes on their socket, whatever they mean.
 
     request  length, body; may carry a descriptor
-    frame    kind, length, body: pieces of the result (DATA), then how it ended (END)
+    frame    kind, length, body: pieces of the result (DATA), then how it ended (END); or what the process asks for in
+             between (ASK), if its owner answers questions
 
 The process may be hostile by then, so its owner reads no frame longer than agreed.
 """
@@ -11,12 +12,12 @@ from __future__ import annotations
 import io
 import socket
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 FRAME_BYTES = 256 << 10
 """The longest body of a frame."""
 FRAME_HEAD = struct.Struct(">cI")
-DATA, END = b"D", b"E"
+DATA, END, ASK = b"D", b"E", b"A"
 
 _REQUEST_HEAD = struct.Struct(">I")
 
@@ -60,14 +61,18 @@ def receive_request(source: socket.socket) -> tuple[bytes, list[int]] | None:
     return bytes(body), descriptors
 
 
-def send_frame(target: socket.socket, kind: bytes, body: bytes) -> None:
+class Target(Protocol):
+    def sendall(self, data: bytes, /) -> None: ...
+
+
+def send_frame(target: Target, kind: bytes, body: bytes) -> None:
     target.sendall(FRAME_HEAD.pack(kind, len(body)) + body)
 
 
-def frame_of(head: bytes) -> tuple[bytes, int]:
+def frame_of(head: bytes, kinds: tuple[bytes, ...] = (DATA, END)) -> tuple[bytes, int]:
     """Kind and length of the frame that follows."""
     kind, size = FRAME_HEAD.unpack(head)
-    if kind not in (DATA, END) or size > FRAME_BYTES:
+    if kind not in kinds or size > FRAME_BYTES:
         raise NotAsAgreed
     return kind, size
 
@@ -75,7 +80,7 @@ def frame_of(head: bytes) -> tuple[bytes, int]:
 class Pieces(io.RawIOBase):
     """A file-like sink whose contents go to the owner as frames, up to a limit."""
 
-    def __init__(self, target: socket.socket, most_bytes: int) -> None:
+    def __init__(self, target: Target, most_bytes: int) -> None:
         self._target, self._most_bytes = target, most_bytes
         self._waiting = bytearray()
         self.written = 0

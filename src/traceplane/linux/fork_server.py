@@ -28,7 +28,7 @@ from typing import NoReturn
 import msgspec
 
 from traceplane.linux import kernel
-from traceplane.linux.confine import be_able_to_send_descriptors, close_descriptors, protect_this_process
+from traceplane.linux.confine import allow_many_open_files, close_descriptors, protect_this_process
 
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
@@ -63,7 +63,7 @@ class ForkServer:
         on_complaint: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        be_able_to_send_descriptors()
+        allow_many_open_files()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(

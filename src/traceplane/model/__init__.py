@@ -3,6 +3,7 @@
 advice          what to do about a task's error, and whether a retry can help
 backfill        how a range of history is divided into scopes
 backpressure    which producers are held, at what level, and because of which job
+checks          what a dataset promises of its rows, and what an output was found to break
 code_bundle     the Python modules that the jobs of one deploy run
 column_types    types of declared columns, in Spark SQL and in Arrow
 committed_file  a file of a commit, as the database stores it
@@ -22,16 +23,20 @@ invalid_values  what is wrong with a value, in words: the field and what it must
 job_definition  the definition of a deployed job, as stored
 json_object     JSON whose keys users choose
 json_text       values of a JSON text, exactly as written
+message         what is sent over a channel, and how long its parts may be
 near_names      the name that somebody probably meant
 partitions      how a dataset is partitioned, and the names of its partitions
 pipeline_rules  further conditions before a matching signal launches a pipeline
 positions       which positions of a commit a reader gets
 printable       text that is safe to print to a terminal
 pruning         which files can contain rows with a value, judged by column statistics
+requirements    the Python packages that a job needs, as people write them and as a lock
 resources       what a worker has for its tasks, and what a job needs of it
 row_positions   which rows have given positions: the values of the column that tells rows apart
 runtimes        how a task reaches code: the runtime registry, as data
 scope           the scope of a change: one position of an ordered stream, or a named range of positions
+secret_texts    how a text refers to a secret, and how a value is written into a string of a query
+silences        which alerts are silenced
 stuck           what keeps tasks from making progress
 task            the states of a task, and the rules that move it between them
 task_payload    what the sandbox receives for a task

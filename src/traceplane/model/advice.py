@@ -51,6 +51,9 @@ _PASSING = {
     "object_store.unavailable": "check its endpoint or disk; tasks are retried",
 }
 _SURROUNDINGS = {
+    "check.failed": "correct the data that the rows are computed from: a new commit of an input computes the scope"
+    " again, and so does `traceplane emit DATASET SCOPE --emission NAME` for a source, with a NAME that it has not had;"
+    " or deploy a corrected job, which computes its scopes again",
     "commit.file_unreadable": "check that dispatcher and workers use the same object store",
     "files.missing": "if the file is gone for good, acknowledge the task with `traceplane dead --ack`; otherwise put"
     " it back",
@@ -66,12 +69,18 @@ _SURROUNDINGS = {
     "code.damaged": "restore the row of `code_bundles` from a backup",
     "code.not_unpacked": "check that it may write there",
     "code.unknown_bundle": "restore `code_bundles`",
+    "environment.not_built": "check uv's settings on the worker, its network and its disk; the task is retried",
+    "environment.python_too_old": "deploy with the Python of the workers, or give them a newer one",
+    "environment.too_large": "raise `environments_mb` on the workers, or need fewer packages",
     "object_store.missing": "retry if `gc` ran with a short grace period; otherwise restore the file",
     "object_store.outside": "check the folder for links, and report it",
     "object_store.refused": "check the bucket, the credentials and their permissions",
     "object_store.size_mismatch": "find out who else wrote there, and restore the file",
     "service.bad_answer": "check the address and the versions",
     "secret.denied": "set it, or allow the job: `traceplane secret allow NAME --job DAG/JOB`",
+    "secret.other_host": "set the secret again, with `/`, `?`, `#`, `@` and spaces encoded (`%2F`), or write the URL so"
+    " that the reference comes after the `/` behind its host",
+    "sink.failed": "read the log of the sink, and remove the cause",
     "spark.not_started": "read the log that the error names; the worker is restarted",
     "worker.cache_failed": "check the folder `object_cache` and `object_cache_mb`; the task is retried",
 }
@@ -146,6 +155,10 @@ REMEDIES: dict[str, Remedy] = {
     )
     for code, step in steps.items()
 }
+_BEFORE_RETRY = {
+    "check.failed": "If nothing announces the correction, or the checks themselves are corrected and deployed,"
+}
+"""When a retry follows, if it is not always."""
 _ALSO_WITHOUT_A_DEPLOY = frozenset({"operator.no_entrypoint"})
 """Can also be fixed in a worker's own code folder, if the deploy included no code."""
 
@@ -192,12 +205,44 @@ def advice(
     if cause is Cause.PASSING:
         return Advice(_sentences(first, f"{retry} tries it again"), True)
     if cause is Cause.SURROUNDINGS:
-        return Advice(_sentences(first, f"Then {retry}"), True)
+        return Advice(_sentences(first, f"{_BEFORE_RETRY.get(code, 'Then')} {retry}"), True)
     if deploys_only and " and deploy" in first:
         return Advice(_sentences(first), False)
     if deploys_only:
         return Advice(_sentences(first, "Deploy the correction: a retry runs what is deployed"), False)
     return Advice(_sentences(first, f"Then {retry}, which runs what is in the worker's code folder"), True)
+
+
+def letter_step(code: str, *, task_id: object, step: str | None, why_not: str | None) -> str:
+    """What to do about a dead letter. `step`: the next step that the error itself names. `why_not`: why it cannot be
+    replayed now."""
+    replay, retry, drop = (f"`traceplane {verb} {task_id}`" for verb in ("dlq replay", "retry", "dlq drop"))
+    match why_not:
+        case "busy":
+            return _sentences("another task is working on its scope: wait for it, and look again")
+        case "not_newest":
+            return _sentences(
+                f"a newer task of its scope is dead too: see to that one, and {drop} gives this one up"
+            )
+        case "superseded":
+            return _sentences(
+                f"something newer has been committed in its scope, which it must not overwrite: {drop} removes it"
+            )
+        case "retired" | "pipeline":
+            return _sentences(f"nothing waits for its rows any more: {drop} removes it")
+        case "acknowledged":
+            return _sentences(
+                f"{drop} removes it", f"if its rows are needed after all, {retry} computes them again"
+            )
+    cause, documented = REMEDIES.get(code) or Remedy(Cause.CODE, "")
+    first = (step or documented).replace(" and retry the task", "")
+    if cause in (Cause.PASSING, Cause.SURROUNDINGS):
+        return _sentences(first, f"Then {replay} writes the rows as they are")
+    return _sentences(
+        first,
+        f"The same rows would be refused again: once this is corrected, {retry} computes them anew",
+        f"{drop} gives them up",
+    )
 
 
 def _of_a_query(step: str, query: str) -> str:

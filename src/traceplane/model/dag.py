@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+from traceplane.model.checks import Check
 from traceplane.model.edges import Read
 from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
@@ -132,8 +133,13 @@ class Dataset:
     """Of a virtual dataset: its SQL, in the dialect of queries. No job produces it, and it is not stored."""
     read_roles: tuple[str, ...] | None = None
     """The roles that may read it, besides admins; None: all."""
+    readers_of: str | None = None
+    """Of rows that an alert found: the dataset that it is about. Only those who may read that one, as its roles are at
+    the time, may read these."""
     write_roles: tuple[str, ...] | None = None
     """The roles that may change what it holds, and run the job that writes it, besides admins; None: all writers."""
+    checks: tuple[Check, ...] = ()
+    """What its rows are checked for when they are written, and how old they may become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,10 @@ class Job:
     lineage: dict[str, list[str]] | None = None
     """What its code computes columns from, as `input.column`, by column or `output.column`; a column that is not there
     may be computed from all."""
+    requirements: tuple[str, ...] = ()
+    """The Python packages that its code needs, as they are written."""
+    requirements_file: str | None = None
+    """The file that has them, if they are not in the DAG file itself."""
     generated_for: str | None = None
     """The job that this one was added for, to batch its inputs, to find its scopes or to relay its events; shown in the
     plan and in the graph."""
@@ -253,6 +263,9 @@ class Dag:
     external_datasets: tuple[str, ...] = ()
     """Datasets read but not produced here; deploy checks that another DAG owns them."""
     description: str = ""
+    requirements: tuple[str, ...] = ()
+    """Of jobs that do not name their own; `registry.job_requirements` gives them to the jobs."""
+    requirements_file: str | None = None
 
     @cached_property
     def rows_of(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from traceplane.model.checks import SampleRow, sampled
 from traceplane.model.json_object import JsonObject
 from traceplane.model.resources import Resources
 from traceplane.model.stuck import SeenWorker, missing_worker
@@ -69,7 +70,9 @@ class ExplainFacts:
     buffer_ahead: int | None = None
     """If its rows wait for a sink: how many completed attempts go before it."""
     buffer_error: str | None = None
-    """Why a sink could not write them the last time."""
+    """Why a sink could not write them the last time: a code, since messages may quote rows."""
+    dead_letter: bool = False
+    """Whether the rows that a sink could not write are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ def _no_able_worker(facts: ExplainFacts) -> list[Reason]:
 
 def _buffered(facts: ExplainFacts) -> Reason:
     ahead = f", behind {facts.buffer_ahead} others" if facts.buffer_ahead else ""
-    failed = f" The last try failed: {facts.buffer_error}." if facts.buffer_error else ""
+    failed = f" The last try failed with {facts.buffer_error}." if facts.buffer_error else ""
     return Reason("buffered", f"Attempt {facts.attempt} is done; its rows wait for a sink{ahead}.{failed}")
 
 
@@ -257,9 +260,22 @@ def _dead(facts: ExplainFacts) -> list[Reason]:
             f"{error.get('code', 'unknown')}: {error.get('message', '')}",
         )
     ]
+    if facts.dead_letter:
+        show = f"`traceplane dlq show {facts.task_id}`"
+        reasons.append(Reason("dead_letter", f"The rows that it computed are kept as a dead letter: {show}."))
+    reasons += [
+        failed_check(check["check"], check["problem"], check["sample"])
+        for check in error.get("failed_checks") or ()
+    ]
     if (standing := facts.standing) in _STANDINGS:
         reasons.append(Reason(standing, _STANDINGS[standing]))
     return reasons
+
+
+def failed_check(name: str, problem: str, sample: Sequence[SampleRow]) -> Reason:
+    """A check that the rows of a task do not meet, and some of these rows."""
+    rows = f", for example {sampled(sample)}" if sample else ""
+    return Reason("check", f"The check {name} failed: {problem}{rows}.")
 
 
 def _number(value: float | None) -> str:

@@ -1,8 +1,9 @@
 """Removes values that an operator was passed from the text that it wrote: an error often repeats the URL that failed.
 
 Text is recognized verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A secret is
-recognized in the forms that it takes on its way to a server, too: encoded for a URL, and in base64, also as a part of
-what was encoded; and where the limit of a text cut it. Any other form, such as a part of a value, is not recognized.
+recognized in the forms that it takes on its way to a server, too: encoded for a URL, in base64, also as a part of what
+was encoded, and in a string of a query; and where the limit of a text cut it. Any other form, such as a part of a
+value, is not recognized.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
+
+from traceplane.model.secret_texts import in_string
 
 SHORTEST = 6
 """Shorter values occur in too much unrelated text."""
@@ -95,6 +98,14 @@ def _forms(secret: str) -> Iterator[str]:
         yield quote(text)
         yield quote_plus(text)
         yield from _in_base64(text.encode())
+        yield from _in_query(text)
+
+
+def _in_query(text: str) -> Iterator[str]:
+    """As it was put into the query, and as Spark writes a string; also in JSON, as Spark logs errors."""
+    for written in (in_string(text), text.replace("\\", "\\\\").replace("'", "\\'")):
+        yield written
+        yield json.dumps(written)[1:-1]
 
 
 def _in_base64(raw: bytes) -> Iterator[str]:

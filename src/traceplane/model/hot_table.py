@@ -88,6 +88,11 @@ class HotTable:
         """Whether a commit replaces the rows of its scope; otherwise rows are added by `unique_key`."""
         return not self.unique_key
 
+    @property
+    def upserts(self) -> bool:
+        """Whether every row that is added is there afterwards, in the place of one with the same key."""
+        return bool(self.unique_key and self.key) and any(c.name not in self.key for c in self.columns)
+
 
 @dataclass(frozen=True, slots=True)
 class HeldCommit:
@@ -140,11 +145,11 @@ def moved_rows(
             overlap = (max(commit.start, start), min(commit.end, end))
             if kept := _without(overlap, covered if replaces else []):
                 moved.append((commit, kept))
-        covered = _united(covered, (commit.start, commit.end))
+        covered = united(covered, (commit.start, commit.end))
     return moved[::-1]
 
 
-def _united(intervals: Sequence[Interval], new: Interval) -> list[Interval]:
+def united(intervals: Sequence[Interval], new: Interval) -> list[Interval]:
     """The disjoint, ordered intervals with one more added; adjacent ones are merged."""
     low, high = new
     apart = []

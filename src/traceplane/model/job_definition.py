@@ -1,15 +1,16 @@
 """The definition of a deployed job, as `jobs.definition` stores it: everything that determines the data of its tasks.
 
 `registry.job_rows` writes it, and `postgres.registry` is the only reader. The config, the execution strategy, the
-lineage and the facts of the operator change in place: each version has its own, which its jobs get when it begins to
-serve. Upgrades of the platform do not rewrite definitions, so a new field needs a default. A test checks the JSON keys
-that SQL names against these fields.
+lineage, the checks and the facts of the operator change in place: each version has its own, which its jobs get when it
+begins to serve. Upgrades of the platform do not rewrite definitions, so a new field needs a default. A test checks the
+JSON keys that SQL names against these fields.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from traceplane.model.checks import Check
 from traceplane.model.dag import ExecutionStrategy, Input, UpdateStrategy
 from traceplane.model.json_object import JsonObject
 
@@ -65,8 +66,12 @@ class JobDefinition(OperatorFacts):
     """The job that a `Bulk` expansion created this one for."""
     code_bundle: str | None = None
     """The code that it was deployed with; None: the code in the worker's own folders."""
+    environment: str | None = None
+    """The lock of the Python packages that its code needs, by its hash; None: it needs no others than the platform."""
     virtual: VirtualInputs | None = None
     lineage: dict[str, list[str]] | None = None
     """As `Job.lineage`; changes in place, like the config."""
+    checks: dict[str, tuple[Check, ...]] = field(default_factory=dict)
+    """Of the rows that it writes, by dataset; changes in place, like the config."""
     views: tuple[InputView, ...] = ()
     """Of a query that runs as a job: its steps, the last of which is the result."""

@@ -19,5 +19,10 @@ def near(word: str, names: Iterable[str]) -> str | None:
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """A suggestion, only if one of the names is similar."""
-    match = difflib.get_close_matches(word[:100], list(names)[:MOST_NAMES], n=1)
-    return f"did you mean {match[0]!r}?" if match else None
+    name = closest(word, names)
+    return f"did you mean {name!r}?" if name is not None else None
+
+
+def closest(word: str, names: Iterable[str]) -> str | None:
+    """The most similar of the names, if one is similar."""
+    return next(iter(difflib.get_close_matches(word[:100], list(names)[:MOST_NAMES], n=1)), None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from traceplane.model.checks import Check
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.job_definition import InputView
 from traceplane.model.json_object import JsonObject
@@ -53,6 +54,8 @@ class DeclaredOutput:
     """Of an `append` job: the files that the task's scope already has."""
     columns: tuple[SchemaColumn, ...] = ()
     """The columns that the dataset declares, with Arrow types; empty: it declares none."""
+    checks: tuple[Check, ...] = ()
+    """Of the rows that are written; their expressions are in Spark's dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class SparkAccess:
     """The function that a DataFrame job runs; empty: its operator is built in."""
     bundled: tuple[str, ...] = ()
     """The modules of the job's own bundle, which Spark's Python processes need too."""
+    python: str | None = None
+    """What starts Spark's Python processes with the packages that the job needs; None: it needs no others."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ GROUP = "traceplane.operators"
 
 BUILT_IN: Mapping[str, str] = {
     "aggregator": "traceplane.operators.dispatching:AGGREGATOR",
+    "alert_evaluate": "traceplane.operators.alerting:ALERT_EVALUATE",
+    "alert_route": "traceplane.operators.alerting:ALERT_ROUTE",
     "block_follower": "traceplane.chain.operators.specs:BLOCK_FOLLOWER",
     "compact": "traceplane.operators.processing:COMPACT",
     "file_rows": "traceplane.file_sources.specs:ROWS_SPEC",

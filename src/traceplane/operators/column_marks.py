@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TYPE_CHECKING
 
 from traceplane.model.job_definition import InputView, JobDefinition
 from traceplane.operators import catalog
 from traceplane.operators.spec import ColumnsFrom
-from traceplane.sql.column_lineage import QueryLineage, Sources, lineage_of
+
+if TYPE_CHECKING:  # it takes a parser of SQL, which a dispatcher starts without
+    from traceplane.sql.column_lineage import QueryLineage, Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,21 @@ def marks_of_output(
     if definition.views:
         views = _views(definition.views, inputs, {})
         return views[definition.views[-1].name].marks
+    return _of_code(operator, definition, output, outputs, _read(definition, inputs, virtual_marks))
+
+
+def marks_of_inputs(
+    definition: JobDefinition, inputs: Mapping[str, Table], virtual_marks: Mapping[str, Marks]
+) -> Marks:
+    """Of all that a job reads, by the names that the columns have there."""
+    tables = _read(definition, inputs, virtual_marks)
+    return reduce(Marks.__or__, (table.marks for table in tables.values()), NO_MARKS)
+
+
+def _read(
+    definition: JobDefinition, inputs: Mapping[str, Table], virtual_marks: Mapping[str, Marks]
+) -> dict[str, Table]:
+    """What a job reads, by the names of its inputs: stored datasets, and virtual ones."""
     tables = dict(inputs)
     if (virtual := definition.virtual) is not None:
         own = {
@@ -105,7 +123,7 @@ def marks_of_output(
             for used in virtual.inputs
             if used.name in virtual.given
         }
-    return _of_code(operator, definition, output, outputs, tables)
+    return tables
 
 
 def _of_code(
@@ -163,6 +181,8 @@ def _views(
 
 def _of_query(sql: str, tables: Mapping[str, Table], dialect: str) -> Table:
     relations = tuple((name, table.columns) for name, table in tables.items())
+    from traceplane.sql.column_lineage import lineage_of
+
     found = lineage_of(sql, relations, dialect)
     is_marked = any(table.is_marked for table in tables.values())
     if found is None:

@@ -1,15 +1,20 @@
 """All SQL of the platform: one module for each file in `sql/`, with functions that run its statements on sets of rows.
 
 aggregator          the batches of aggregators: open, closed and due
+alert_views         alerts, as people look at them, acknowledge and silence them
+alerts              alerts: what was found, whether it was sent, and what nobody wants to hear of for a while
 audit               who changed what, and who was refused what
 backpressure        the figures that the valve decides by, and its decisions
 buffers             completed attempts whose rows wait for a sink, and dead letters
+channels            channels of organizations: how messages reach people and other services
+check_failures      checks of datasets that failed without stopping anything
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
 coverage            which positions generations have
 cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements
 dataset_retention   partitions that are older than their dataset keeps them
+deliveries          messages that wait for their channels, and what became of them
 doctor              facts about pipelines that are not launched
 embedded            the bundled Postgres: one server in a folder, reached over a Unix socket
 events              events in, tasks out: the one statement that starts everything
@@ -24,6 +29,7 @@ partition_names     the names of partitions, each with its position
 people              members of an organization, their roles and their tokens
 personal_data       which columns are personal data, followed upstream
 pinned              what a query reads, in one snapshot
+platform_alerts     what the platform itself alerts on
 pipelines           pipelines and lists of tickers
 registry            what is deployed, as rows
 rights              which datasets have roles, and which jobs they concern

@@ -13,7 +13,7 @@ from traceplane.model.committed_file import CommittedFile
 from traceplane.model.dataset_schema import Schema
 from traceplane.model.positions import Range
 from traceplane.postgres.database import Transaction, statements
-from traceplane.wire.tasks import StagedFile
+from traceplane.wire.tasks import FailedCheck, StagedFile
 
 _SQL = statements("commits")
 
@@ -33,6 +33,17 @@ class OutputCommit:
     schema: Schema | None = None
     replaces: bool = True
     """Whether it replaces what was committed within its scope, or is added to it."""
+    failed_checks: Sequence[FailedCheck] = ()
+    """Those that only warn."""
+
+    def overlaps(self, other: OutputCommit) -> bool:
+        """Whether it has positions of another task's commit."""
+        return (
+            self.task_id != other.task_id
+            and self.generation_id == other.generation_id
+            and self.start <= other.end
+            and other.start <= self.end
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,19 @@ async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[
         [o.end for o in outputs],
     )
     return [outputs[r["ord"] - 1] for r in rows]
+
+
+async def overtaken(tx: Transaction, outputs: Sequence[OutputCommit]) -> set[UUID]:
+    """The tasks of outputs for whose positions others have committed since their attempts began."""
+    await tx.rows(_SQL["wait_for_others"], sorted({o.generation_id for o in outputs}))
+    rows = await tx.rows(
+        _SQL["overtaken"],
+        [o.task_id for o in outputs],
+        [o.generation_id for o in outputs],
+        [o.start for o in outputs],
+        [o.end for o in outputs],
+    )
+    return {row["task_id"] for row in rows}
 
 
 async def output_files(

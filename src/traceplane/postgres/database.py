@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import IO, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -50,6 +50,11 @@ _CHANGED_ANYTHING = "select pg_current_xact_id_if_assigned() is not null"
 _COPY_SECONDS = 300
 """For bulk reads; the receiver may be slow."""
 
+_READER = (
+    f"set local statement_timeout = '{_COPY_SECONDS}s'; set local application_name = 'traceplane reader'"
+)
+"""The name says that the transaction writes nothing (`pinned.settled_moment`)."""
+
 RETRYABLE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -76,6 +81,12 @@ def statements(table: str) -> dict[str, str]:
     text = resources.files("traceplane.postgres").joinpath(f"sql/{table}.sql").read_text()
     parts = _NAME.split(text)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+class Readable(Protocol):
+    """Bytes that are read piece by piece, until a piece is empty."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Transaction:
@@ -108,7 +119,7 @@ class Transaction:
         await self._connection.execute(statement, *args)
 
     async def copy_in(
-        self, table: str, columns: Sequence[str], rows: IO[bytes], *, schema: str | None = None
+        self, table: str, columns: Sequence[str], rows: Readable, *, schema: str | None = None
     ) -> int:
         """Adds CSV rows to a table; returns their number."""
         status = await self._connection.copy_to_table(
@@ -237,7 +248,7 @@ class Database:
                 self._connection() as connection,
                 connection.transaction(isolation="repeatable_read", readonly=True),
             ):
-                await connection.execute(f"set local statement_timeout = '{_COPY_SECONDS}s'")
+                await connection.execute(_READER)
                 yield Transaction(connection)
         except RETRYABLE as error:
             raise _unavailable(error) from error

@@ -1,5 +1,5 @@
 """History that has ended, page by page: finished tasks, events, lineage, executions, code, refused queries, the audit
-log."""
+log, failed checks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class Kind(StrEnum):
     CODE = "code"
     AUDIT = "audit"
     DEAD_LETTERS = "dead_letters"
+    CHECK_FAILURES = "check_failures"
+    DELIVERIES = "deliveries"
+    ALERTS = "alerts"
     JOB_MEMORY = "job_memory"
 
 
@@ -37,6 +40,9 @@ _BEFORE_ALL: dict[Kind, Key] = {
     Kind.CODE: "",
     Kind.AUDIT: 0,
     Kind.DEAD_LETTERS: 0,
+    Kind.CHECK_FAILURES: 0,
+    Kind.DELIVERIES: _FIRST_UUID,
+    Kind.ALERTS: _FIRST_UUID,
     Kind.JOB_MEMORY: _FIRST_UUID,
 }
 
@@ -78,6 +84,12 @@ async def end(
             statement = _SQL["end_audit"]
         case Kind.DEAD_LETTERS:
             statement = _SQL["end_dead_letters"]
+        case Kind.CHECK_FAILURES:
+            statement = _SQL["end_check_failures"]
+        case Kind.DELIVERIES:
+            statement = _SQL["end_deliveries"]
+        case Kind.ALERTS:
+            statement = _SQL["end_alerts"]
         case Kind.JOB_MEMORY:
             statement = _SQL["end_job_memory"]
     row = await tx.row(statement, first, age, limit, dry_run)

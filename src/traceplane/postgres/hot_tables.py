@@ -8,7 +8,8 @@ without Python touching a row.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -16,19 +17,36 @@ import msgspec
 
 from traceplane.model.comparisons import Alternatives, DoesNotFit, alternatives, of_ranges
 from traceplane.model.hot_table import HeldCommit, HotColumn, HotTable
-from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.database import Readable, Transaction, statements
 from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("hot_tables")
 
 SCHEMA = "traceplane_hot"
+_LONGEST_SHOWN = 100
+"""Characters of a value in a message."""
 
 Range = tuple[UUID, int, int]
 """A generation, and positions from the first to the last."""
+_SHORTEN = "a row has about 2,700 bytes in a unique_key or an index: shorten the value, or leave a column out"
 
 
 class RowsRefused(Exception):
     """Postgres rejected the rows; the transaction is rolled back, and the same rows would be rejected again."""
+
+
+class KeyRepeated(RowsRefused):
+    """Several of the rows have a key that may occur once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedKey:
+    values: dict[str, str]
+    """By column, cut to a length that fits into a message."""
+    rows: int
+    """That have it."""
+    others: int
+    """Further keys that are repeated."""
 
 
 class FilterRefused(Exception):
@@ -110,12 +128,14 @@ async def clear(tx: Transaction, table: HotTable, start: int, end: int) -> None:
     await tx.run(f"delete from {_name(table)} where {condition}", *arguments)
 
 
-async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -> int:
+async def write(
+    tx: Transaction, table: HotTable, rows: Readable, count: int, *, keys_are_new: bool = False
+) -> int:
     """Adds CSV rows. An `append` job adds only rows whose unique key does not exist yet; if the dataset itself has a
     key, its rows take the place of those with the same key. Returns the number of rows it added."""
     names = [c.name for c in table.columns]
     try:
-        if not table.unique_key:
+        if table.replaces or keys_are_new:
             added = copied = await tx.copy_in(table_name(table.generation_id), names, rows, schema=SCHEMA)
         else:
             draft = f"draft_{table.generation_id.hex}"
@@ -127,16 +147,41 @@ async def write(tx: Transaction, table: HotTable, rows: IO[bytes], count: int) -
                 f" {_on_conflict(table)} returning 1) select count(*) from added"
             )
             await tx.run(f"drop table {draft}")
-    except (
-        asyncpg.DataError,
-        asyncpg.IntegrityConstraintViolationError,
-        asyncpg.CardinalityViolationError,
-    ) as error:
+    except asyncpg.ProgramLimitExceededError as error:  # of the row itself, or of one in an index
+        raise RowsRefused(f"{error}; {_SHORTEN}" if "index" in str(error) else str(error)) from error
+    except (asyncpg.UniqueViolationError, asyncpg.CardinalityViolationError) as error:
+        raise KeyRepeated(str(error)) from error
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
         detail = f": {error.detail}" if error.detail else ""
         raise RowsRefused(f"{error}{detail}") from error
     if copied != count:
         raise RowsRefused(f"only {copied} of {count} rows arrived")
     return added
+
+
+async def repeated_key(tx: Transaction, table: HotTable, rows: Readable) -> RepeatedKey | None:
+    """The key that most of the rows have in common, if several have. Nothing is kept of them. Raises RowsRefused, if
+    something else is wrong with them too."""
+    key, names = table.key or table.unique_key, [c.name for c in table.columns]
+    draft = f"repeated_{table.generation_id.hex}"
+    await tx.run(f"create temporary table {draft} (like {_name(table)}) on commit drop")
+    try:
+        await tx.copy_in(draft, names, rows)
+    except (
+        asyncpg.DataError,
+        asyncpg.IntegrityConstraintViolationError,
+        asyncpg.ProgramLimitExceededError,
+    ) as error:
+        raise RowsRefused(str(error)) from error
+    texts = ", ".join(f"left({_quoted(name)}::text, {_LONGEST_SHOWN})" for name in key)
+    known = " and ".join(f"{_quoted(name)} is not null" for name in key)
+    found = await tx.row(
+        f"select array[{texts}] as values, count(*) as rows, count(*) over () - 1 as others from {draft}"
+        f" where {known} group by {_list(key)} having count(*) > 1 order by count(*) desc, {_list(key)} limit 1"
+    )
+    if found is None:
+        return None
+    return RepeatedKey(dict(zip(key, found["values"], strict=True)), found["rows"], found["others"])
 
 
 async def add_deliveries(
@@ -199,10 +244,39 @@ async def read(
     await tx.copy_out(query, *arguments, push=push)
 
 
+async def rows_at(
+    tx: Transaction,
+    generation_id: UUID,
+    names: Sequence[str],
+    position: str,
+    texts: Sequence[str],
+    ranges: Sequence[tuple[int, int]],
+    most: int,
+    most_bytes: int,
+) -> list[asyncpg.Record]:
+    """Rows of a table whose positions are numbers, up to so many, in the order of their positions. `fits`: whether the
+    texts up to the end of the row's position have no more bytes than this; the values of other rows are not read. The
+    ranges have no position in common."""
+    size = " + ".join(f"coalesce(octet_length({_quoted(name)}), 0)" for name in texts)
+    values = ", ".join(f"case when fits then {_quoted(name)} end as {_quoted(name)}" for name in names)
+    return await tx.rows(
+        f"with chosen as (select {_list([position, *names])} from unnest($1::int8[], $2::int8[]) as r (first, last)"
+        f" join {SCHEMA}.{table_name(generation_id)} on {_quoted(position)} between r.first and r.last"
+        f" order by {_quoted(position)} limit $3)"
+        f" select {_quoted(position)}, fits, {values} from"
+        f" (select *, sum({size}) over (order by {_quoted(position)}) <= $4 as fits from chosen) measured"
+        f" order by {_quoted(position)}",
+        [first for first, _ in ranges],
+        [last for _, last in ranges],
+        most,
+        most_bytes,
+    )
+
+
 def _on_conflict(table: HotTable) -> str:
-    others = [c.name for c in table.columns if c.name not in table.key]
-    if not table.key or not others:
+    if not table.upserts:
         return "on conflict do nothing"
+    others = [c.name for c in table.columns if c.name not in table.key]
     changes = ", ".join(f"{name} = excluded.{name}" for name in map(_quoted, others))
     return f"on conflict ({_list(table.key)}) do update set {changes}"
 

@@ -127,10 +127,10 @@ async def withdraw(tx: Transaction, member_id: UUID, role: str) -> bool:
     return await tx.value(_SQL["withdraw"], member_id, role) is not None
 
 
-async def tokens(tx: Transaction, *, of_member: str | None = None) -> list[ListedToken]:
+async def tokens(tx: Transaction, *, of_member: UUID | None = None) -> list[ListedToken]:
     return await tx.rows_as(ListedToken, _SQL["tokens"], of_member)
 
 
-async def revoke_token(tx: Transaction, token_id: UUID, *, of_member: str | None = None) -> str | None:
+async def revoke_token(tx: Transaction, token_id: UUID, *, of_member: UUID | None = None) -> str | None:
     name: str | None = await tx.value(_SQL["revoke_token"], token_id, of_member)
     return name

@@ -6,14 +6,14 @@ moment at which it serves, and no copy of it can be outdated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import msgspec
 
 from traceplane.model.job_definition import JobDefinition, VirtualInputs
-from traceplane.operators.column_marks import NO_MARKS, Marks, Table, marks_of_output
+from traceplane.operators.column_marks import NO_MARKS, Marks, Table, marks_of_inputs, marks_of_output
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("personal_data")
@@ -79,8 +79,39 @@ class Origin:
 
 async def origins(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID, Origin]:
     """Of generations that have rows."""
+    nodes = await _settled(tx, generation_ids, {})
+    return {
+        generation_id: Origin(asked.derived, asked.table.marks, asked.definitions)
+        for generation_id in generation_ids
+        if (asked := nodes.get(generation_id)) is not None
+    }
+
+
+async def marks_of_rows(
+    tx: Transaction, generation_id: UUID, query: str | None, declared: Mapping[str, Declared]
+) -> Marks:
+    """Of the columns that the jobs which write a generation would compute by another query; None: of those that they
+    read. `declared`: the columns of datasets whose definitions are about to change."""
+
+    def marks(
+        producer: _Producer, definition: JobDefinition, tables: _Tables, virtual: _VirtualMarks
+    ) -> Marks:
+        if query is None:
+            return marks_of_inputs(definition, tables, virtual)
+        asked = replace(definition, config={**definition.config, "query": query})
+        return _computed(producer, asked, tables, virtual)
+
+    nodes = await _settled(tx, [generation_id], declared)
+    return _derived(replace(nodes[generation_id], derived=NO_MARKS), nodes, marks)
+
+
+async def _settled(
+    tx: Transaction, generation_ids: Sequence[UUID], declared: Mapping[str, Declared]
+) -> dict[UUID, _Node]:
+    """These generations and all upstream of them, with their marks."""
     nodes = {
-        row["generation_id"]: _node(row) for row in await tx.rows(_SQL["upstream"], list(generation_ids))
+        row["generation_id"]: _node(row, declared.get(row["dataset_id"]))
+        for row in await tx.rows(_SQL["upstream"], list(generation_ids))
     }
     # Those upstream come last, so one round is nearly always enough; a second one finds that nothing changes.
     changed = any(node.table.marks or _virtual_marks(node) for node in nodes.values())
@@ -91,11 +122,7 @@ async def origins(tx: Transaction, generation_ids: Sequence[UUID]) -> dict[UUID,
             if derived != node.derived:
                 node.derived, changed = derived, True
                 node.settle()
-    return {
-        generation_id: Origin(asked.derived, asked.table.marks, asked.definitions)
-        for generation_id in generation_ids
-        if (asked := nodes.get(generation_id)) is not None
-    }
+    return nodes
 
 
 async def touched_by(
@@ -121,12 +148,17 @@ async def touched_by(
     )
 
 
-def _node(row: Mapping[str, object]) -> _Node:
-    definitions = [
-        msgspec.convert(columns, list[DeclaredColumn])
-        for columns in (row["declared"], row["served"])
-        if columns is not None
-    ]
+def _node(row: Mapping[str, object], declared: Declared | None) -> _Node:
+    """`declared`: instead of what its dataset declares now."""
+    definitions = (
+        [declared]
+        if declared is not None
+        else [
+            msgspec.convert(columns, list[DeclaredColumn])
+            for columns in (row["declared"], row["served"])
+            if columns is not None
+        ]
+    )
     names = dict.fromkeys(c.name.lower() for columns in definitions for c in columns)
     of_files: list[dict[str, str]] = row["columns"] or []  # type: ignore[assignment]
     names |= dict.fromkeys(c["name"].lower() for c in of_files)
@@ -138,7 +170,24 @@ def _virtual_marks(node: _Node) -> bool:
     return any(c.pii for p in node.producers for columns in p.virtual_columns.values() for c in columns)
 
 
-def _derived(node: _Node, nodes: Mapping[UUID, _Node]) -> Marks:
+_Tables = Mapping[str, Table]
+_VirtualMarks = Mapping[str, Marks]
+
+
+def _computed(
+    producer: _Producer, definition: JobDefinition, tables: _Tables, virtual_marks: _VirtualMarks
+) -> Marks:
+    """What a job computes."""
+    return marks_of_output(
+        producer.operator, definition, producer.output, producer.outputs, tables, virtual_marks
+    )
+
+
+def _derived(
+    node: _Node,
+    nodes: Mapping[UUID, _Node],
+    marks_of: Callable[[_Producer, JobDefinition, _Tables, _VirtualMarks], Marks] = _computed,
+) -> Marks:
     marks = node.derived
     for producer in node.producers:
         virtual_marks = {i: effective(NO_MARKS, [columns]) for i, columns in producer.virtual_columns.items()}
@@ -147,9 +196,7 @@ def _derived(node: _Node, nodes: Mapping[UUID, _Node]) -> Marks:
             for read in reads:
                 table = nodes[read.generation_id].table.only(read.columns)
                 tables[read.name] = tables[read.name] | table if read.name in tables else table
-            marks |= marks_of_output(
-                producer.operator, definition, producer.output, producer.outputs, tables, virtual_marks
-            )
+            marks |= marks_of(producer, definition, tables, virtual_marks)
     return marks
 
 

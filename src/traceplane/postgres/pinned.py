@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from traceplane.model.column_types import arrow_type
-from traceplane.model.committed_file import StoredBounds
+from traceplane.model.committed_file import CommittedFile, StoredBounds
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
 from traceplane.model.positions import Range
 from traceplane.model.row_positions import PositionColumn
 from traceplane.postgres import personal_data
-from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.database import Database, Transaction, statements
 from traceplane.postgres.personal_data import DeclaredColumn, Origin, effective
 from traceplane.postgres.registry import partitions_of
-from traceplane.postgres.rights import roles_of
+from traceplane.postgres.rights import Owner, owners_of, roles_of
 from traceplane.postgres.versions import Version
 
 _SQL = statements("pinned")
+_LOOKS, _BETWEEN_LOOKS_SECONDS = 50, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedDataset:
+    dataset_uuid: UUID
     dataset_id: str
     dag: str
     version: int | None
@@ -61,8 +64,8 @@ class PinnedDataset:
     read_roles: tuple[str, ...] | None = None
     write_roles: tuple[str, ...] | None = None
     """Those that hold now, whatever version is read."""
-    owner: tuple[str, tuple[str, ...] | None] | None = None
-    """The dataset that has the rows, and its roles; None: it is this one."""
+    owners: tuple[Owner, ...] = ()
+    """Other datasets that have the rows, or from which they were found."""
 
     @property
     def declassified(self) -> dict[str, str]:
@@ -83,6 +86,14 @@ class CommitFiles(msgspec.Struct, frozen=True, gc=False):
     first: int
     last: int
     paths: list[str]
+
+
+class StoredCommit(msgspec.Struct, frozen=True, gc=False):
+    """A commit with everything that is known of its files that have rows."""
+
+    commit_id: int
+    committed_at: datetime
+    files: list[CommittedFile]
 
 
 class FileStatistics(msgspec.Struct, frozen=True):
@@ -165,6 +176,7 @@ def _dataset(row: Any) -> PinnedDataset:
     # A hot table has all declared columns from the beginning.
     lacking = [] if of_files and shown["storage"] == "postgres" else _declared(row, shown, of_files)
     return PinnedDataset(
+        dataset_uuid=row["dataset_uuid"],
         dataset_id=row["dataset_id"],
         dag=row["dag"],
         version=row["version"],
@@ -184,16 +196,17 @@ def _dataset(row: Any) -> PinnedDataset:
         partitions=partitions_of(row["row_partitions"]),
         read_roles=roles_of(row["definition"].get("read_roles")),
         write_roles=roles_of(row["definition"].get("write_roles")),
-        owner=_owner(row),
+        owners=_owners(row),
         definitions=tuple(msgspec.convert(columns, tuple[DeclaredColumn, ...]) for columns in own),
     )
 
 
-def _owner(row: Any) -> tuple[str, tuple[str, ...] | None] | None:
+def _owners(row: Any) -> tuple[Owner, ...]:
+    found_in = owners_of(row["found_in"])
     definition = row["owner_definition"]
     if definition is None or definition["dataset_id"] == row["dataset_id"]:
-        return None
-    return definition["dataset_id"], roles_of(definition.get("read_roles"))
+        return found_in
+    return ((definition["dataset_id"], roles_of(definition.get("read_roles"))), *found_in)
 
 
 async def with_marks(tx: Transaction, datasets: Iterable[PinnedDataset]) -> list[PinnedDataset]:
@@ -282,6 +295,40 @@ async def paths(tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] 
     else:
         rows = await tx.rows(_SQL["paths"], list(commit_ids))
     return [CommitFiles(*row) for row in rows]
+
+
+async def stored(tx: Transaction, commit_ids: Sequence[int]) -> dict[int, StoredCommit]:
+    """Those of the commits that still exist."""
+    rows = await tx.rows(_SQL["files"], list(commit_ids))
+    return {row["commit_id"]: StoredCommit(*row) for row in rows}
+
+
+async def today(tx: Transaction, before: timedelta = timedelta()) -> date:
+    """The day of UTC, now or some time before."""
+    day: date = await tx.value(_SQL["today"], before)
+    return day
+
+
+async def settled_moment(database: Database) -> datetime:
+    """The present, or a moment just before it, of which everything is known: a commit bears the time at which its
+    transaction began, and is seen once it has ended. So whatever began by then must have ended; short transactions are
+    waited for. The state as of this moment never changes any more."""
+    async with database.autocommit() as tx:
+        clock = await tx.row(_SQL["clock"])
+    assert clock is not None
+    moment: datetime = clock["now"]
+    ahead: timedelta = clock["ahead"]
+    oldest: datetime | None = None
+    for _ in range(_LOOKS):
+        await asyncio.sleep(
+            _BETWEEN_LOOKS_SECONDS
+        )  # a session shows its transaction a little after it has begun
+        async with database.autocommit() as tx:
+            oldest = await tx.value(_SQL["writing_since"])
+        if oldest is None or oldest > moment:
+            return moment + ahead
+    assert oldest is not None
+    return oldest - timedelta(microseconds=1) + ahead
 
 
 async def file_sizes(tx: Transaction, task_ids: Sequence[UUID]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from traceplane.model.checks import Check
 from traceplane.model.dag import ExecutionSettings, Input, InputRole, Job, Priority, ScalingMode, SourceKind
 from traceplane.model.edges import Edge, Read
 from traceplane.model.job_definition import JobDefinition, OperatorFacts, VirtualInputs
@@ -296,7 +297,13 @@ async def redefine_inputs(tx: Transaction, job_id: UUID, definition: JobDefiniti
 
 
 async def map_job(
-    tx: Transaction, version_id: UUID, job_id: UUID, job: Job, window: int, facts: OperatorFacts
+    tx: Transaction,
+    version_id: UUID,
+    job_id: UUID,
+    job: Job,
+    window: int,
+    facts: OperatorFacts,
+    checks: Mapping[str, Sequence[Check]] = {},
 ) -> None:
     """A job as this version meters and configures it, and fires it if it is a cron source: what changes in place takes
     effect when the version begins to serve, and ends with it."""
@@ -306,6 +313,7 @@ async def map_job(
         "config": job.config,
         "execution_strategy": str(job.execution_strategy),
         "lineage": job.lineage,
+        "checks": msgspec.to_builtins(checks),
         **asdict(facts),
     }
     limits = _execution_fields(job.execution, window)

@@ -18,15 +18,20 @@ class JobOfDataset(msgspec.Struct, frozen=True):
     job: str
 
 
+Owner = tuple[str, tuple[str, ...] | None]
+"""A dataset that has the rows which another one shows, or from which they were found; and its read_roles."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetRoles:
     dataset_id: str
     dag: str
     read_roles: tuple[str, ...] | None
     write_roles: tuple[str, ...] | None
-    owner: tuple[str, tuple[str, ...] | None] | None
-    """The dataset whose rows it shows, and its read_roles; None: its own."""
+    owners: tuple[Owner, ...]
+    """Other datasets that a reader must also have the right to read."""
     writers: tuple[JobOfDataset, ...]
+    """Also jobs that read it and write nothing."""
     readers: tuple[JobOfDataset, ...]
 
 
@@ -39,12 +44,16 @@ async def dataset_roles(tx: Transaction, org: str, *, all_datasets: bool) -> lis
             row["dag"],
             roles_of(row["read_roles"]),
             roles_of(row["write_roles"]),
-            None if row["owner"] is None else (row["owner"], roles_of(row["owner_roles"])),
+            owners_of(row["owners"]),
             msgspec.convert(row["writers"], tuple[JobOfDataset, ...]),
             msgspec.convert(row["readers"], tuple[JobOfDataset, ...]),
         )
         for row in rows
     ]
+
+
+def owners_of(stored: list[tuple[str, list[str] | None]]) -> tuple[Owner, ...]:
+    return tuple((dataset_id, roles_of(roles)) for dataset_id, roles in stored)
 
 
 def roles_of(stored: list[str] | None) -> tuple[str, ...] | None:

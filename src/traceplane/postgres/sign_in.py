@@ -35,7 +35,19 @@ class StoredProvider:
 class SignedIn:
     member_id: UUID
     name: str
+    kind: str
     disabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Whoever calls with a JWT."""
+
+    member_id: UUID | None
+    """None: no call of it was accepted yet."""
+    name: str
+    """As a member, or as it would be called then. Members of an earlier issuer may have the name of its subject."""
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,24 @@ async def disabled_subjects(tx: Transaction) -> frozenset[tuple[UUID, str, str]]
     return frozenset((r["org_id"], r["issuer"], r["subject"]) for r in rows)
 
 
+async def roles_of_machines(tx: Transaction) -> dict[tuple[UUID, str, str], frozenset[str]]:
+    """Those that admins gave, by organization, issuer and subject."""
+    rows = await tx.rows(_SQL["roles_of_machines"])
+    return {(r["org_id"], r["issuer"], r["subject"]): frozenset(r["roles"]) for r in rows}
+
+
+async def machine(tx: Transaction, org_id: UUID, issuer: str, subject: str, name: str) -> Machine:
+    """`name`: what it is called if nobody else is."""
+    found = await tx.row_as(Machine, _SQL["machine"], org_id, issuer, subject, name)
+    assert found is not None
+    return found
+
+
+async def note_member(tx: Transaction, org_id: UUID, issuer: str, subject: str) -> SignedIn | None:
+    """Notes a call; None if there is no such member."""
+    return await tx.row_as(SignedIn, _SQL["note_member"], org_id, issuer, subject)
+
+
 async def sign_in_member(
     tx: Transaction,
     org_id: UUID,
@@ -99,9 +129,10 @@ async def sign_in_member(
     name: str,
     name_if_taken: str,
     email: str | None,
+    kind: str = "user",
 ) -> SignedIn:
     member = await tx.row_as(
-        SignedIn, _SQL["sign_in_member"], org_id, name, name_if_taken, issuer, subject, email
+        SignedIn, _SQL["sign_in_member"], org_id, name, name_if_taken, issuer, subject, email, kind
     )
     assert member is not None
     return member

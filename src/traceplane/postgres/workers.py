@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -36,15 +35,27 @@ class OrgQueue:
     in_use: bool
 
 
-async def see(
-    tx: Transaction, worker_id: str, runtime: str, offers: Resources, serves: Sequence[str] | None
-) -> None:
-    """Also forgets workers that have not been seen for long. `serves`: organizations; None: all."""
-    await tx.rows(_SQL["see"], worker_id, runtime, asdict(offers), _FORGOTTEN, serves, _THERE)
+@dataclass(frozen=True, slots=True)
+class WorkerKey:
+    """What a worker is known by. Workers choose their ids, so only those that serve the same could be mixed up."""
+
+    serves: frozenset[str] | None
+    """Organizations; None: all."""
+    worker_id: str
+
+    @property
+    def stored_serves(self) -> list[str] | None:
+        """In one order, since arrays with another order differ."""
+        return None if self.serves is None else sorted(self.serves)
 
 
-async def leave(tx: Transaction, worker_id: str, serves: Sequence[str] | None) -> None:
-    await tx.rows(_SQL["leave"], worker_id, serves)
+async def see(tx: Transaction, worker: WorkerKey, runtime: str, offers: Resources) -> None:
+    """Also forgets workers that have not been seen for long."""
+    await tx.rows(_SQL["see"], worker.worker_id, runtime, asdict(offers), _FORGOTTEN, worker.stored_serves)
+
+
+async def leave(tx: Transaction, worker: WorkerKey) -> None:
+    await tx.rows(_SQL["leave"], worker.worker_id, worker.stored_serves)
 
 
 async def there(tx: Transaction) -> list[SeenWorker]:

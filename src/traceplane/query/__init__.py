@@ -14,6 +14,7 @@ On the gateway's side:
 
 Between the two:
 
+    store_files     files in S3 that the process reads in parts, through its gateway
     wire            the messages between them
 
 In a separate process for each query:

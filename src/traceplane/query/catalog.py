@@ -213,12 +213,16 @@ def _grouped(listed: FileList, dataset: PinnedDataset, remaining: Sequence[int])
         return [FileGroup(whole)] if whole else []
     groups: dict[tuple[Range, ...], list[str]] = {}
     for index in remaining:
-        commit = listed.commit_of_file[index]
-        hidden = listed.hidden.get(commit.commit_id)
-        ranges = kept(commit.positions, _EVERYTHING, hidden) if hidden else None
+        ranges = kept_of(listed, listed.commit_of_file[index])
         if ranges is None or ranges:
             groups.setdefault(tuple(ranges or ()), []).append(listed.paths[index])
     return [FileGroup(paths, column.all_values(ranges)) for ranges, paths in groups.items()]
+
+
+def kept_of(listed: FileList, commit: Commit) -> list[Range] | None:
+    """The positions to read of a commit, if newer ones have replaced some of them; None for all."""
+    hidden = listed.hidden.get(commit.commit_id)
+    return kept(commit.positions, _EVERYTHING, hidden) if hidden else None
 
 
 def _by_lower_case(names: Mapping[str, str]) -> dict[str, str]:

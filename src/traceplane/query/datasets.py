@@ -202,10 +202,9 @@ class QueryDatasets:
 
 
 def may_read_pinned(caller: Subject, dataset: PinnedDataset) -> bool:
-    """Ranges of an aggregator show the rows of another dataset, which the caller must also have the right to read."""
-    return may_read(caller, dataset.dataset_id, dataset.read_roles) and (
-        dataset.owner is None or may_read(caller, *dataset.owner)
-    )
+    """Ranges of an aggregator show the rows of another dataset, and alerts were found in one: the caller must also have
+    the right to read it."""
+    return all(may_read(caller, *one) for one in ((dataset.dataset_id, dataset.read_roles), *dataset.owners))
 
 
 def _without_absent(dataset: PinnedDataset) -> PinnedDataset:

@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,11 @@ from traceplane.errors import (
 from traceplane.linux import conversation
 from traceplane.linux.confine import Strength
 from traceplane.linux.fork_server import ForkServer
+from traceplane.query.store_files import ANSWER, MOST_BYTES, MOST_OPEN, QUESTION
 from traceplane.query.wire import Answer, EngineQuery, EngineRequest, QueryFailed
+
+ReadPart = Callable[[int, int, int], Awaitable[bytes]]
+"""Of the file with this number, from this byte, so many."""
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 _KINDS: dict[str, type[TraceplaneError]] = {
@@ -97,8 +101,11 @@ class EnginePool:
             ended, self._server = self._server, None
             await asyncio.to_thread(ended.close)
 
-    async def run(self, query: EngineQuery, caller: str = "") -> AsyncGenerator[bytes]:
-        """The pieces of the result; afterwards nothing of the query remains, however it ended."""
+    async def run(
+        self, query: EngineQuery, caller: str = "", read: ReadPart | None = None
+    ) -> AsyncGenerator[bytes]:
+        """The pieces of the result; afterwards nothing of the query remains, however it ended. `read`: reads the
+        files that the query reads in parts."""
         async with self._slot(caller):
             await self._running_server()  # its start does not count as the query's time
             deadline = time.monotonic() + query.limits.seconds
@@ -107,13 +114,13 @@ class EnginePool:
             try:
                 request = EngineRequest(query, spill)
                 try:
-                    async with contextlib.aclosing(self._converse(request, deadline)) as pieces:
+                    async with contextlib.aclosing(self._converse(request, deadline, read)) as pieces:
                         async for piece in pieces:
                             yield piece
                 except _NothingCame:
                     if not await self._server_died():
                         raise _error("query.engine_failed", "the engine crashed on this query") from None
-                    async with contextlib.aclosing(self._converse(request, deadline)) as pieces:
+                    async with contextlib.aclosing(self._converse(request, deadline, read)) as pieces:
                         async for piece in pieces:
                             yield piece
             finally:
@@ -162,10 +169,12 @@ class EnginePool:
                 next_step="retry later, or raise query_concurrency",
             ) from None
 
-    async def _converse(self, request: EngineRequest, deadline: float) -> AsyncGenerator[bytes]:
+    async def _converse(
+        self, request: EngineRequest, deadline: float, read: ReadPart | None
+    ) -> AsyncGenerator[bytes]:
         name = str(next(self._numbers))
         ours, theirs = socket.socketpair()
-        writer, begun = None, False
+        writer, begun, answers = None, False, None
         try:
             async with asyncio.timeout_at(
                 asyncio.get_running_loop().time() + deadline - time.monotonic()
@@ -176,14 +185,18 @@ class EnginePool:
                 with contextlib.suppress(ConnectionError):  # it ended early, and its last frame says why
                     writer.write(conversation.as_request(msgspec.json.encode(request)))
                     await writer.drain()
+            answers = _Answers(writer, list(request.query.in_parts.values()), read)
             while True:
                 async with asyncio.timeout_at(timer.when()):
                     kind, body = await _next_frame(reader)
                 begun = True
                 if kind == conversation.END:
-                    _raise_if_failed(body)
+                    _raise_if_failed(body, answers.failure)
                     return
-                yield body
+                if kind == conversation.ASK:
+                    answers.take(body)
+                else:
+                    yield body
         except TimeoutError:
             seconds = request.query.limits.seconds
             raise _error("query.timeout", f"the query took longer than {seconds:g} seconds") from None
@@ -195,6 +208,8 @@ class EnginePool:
             raise _error("query.engine_failed", "the engine sent an invalid answer") from None
         finally:
             theirs.close()
+            if answers is not None:
+                answers.cancel()
             if writer is None:
                 ours.close()
             else:
@@ -266,13 +281,57 @@ class _NothingCame(Exception):
 
 
 async def _next_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    kind, size = conversation.frame_of(await reader.readexactly(conversation.FRAME_HEAD.size))
+    kinds = (conversation.DATA, conversation.END, conversation.ASK)
+    kind, size = conversation.frame_of(await reader.readexactly(conversation.FRAME_HEAD.size), kinds)
     return kind, await reader.readexactly(size)
 
 
-def _raise_if_failed(body: bytes) -> None:
+class _Answers:
+    """To questions of a query's process for parts of its files. It may be hostile by then: it gets no bytes but of
+    these files, and no more of them at once than agreed."""
+
+    def __init__(self, writer: asyncio.StreamWriter, sizes: list[int], read: ReadPart | None) -> None:
+        self._writer, self._sizes, self._read = writer, sizes, read
+        self._open: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Lock()
+        self.failure: TraceplaneError | None = None
+        """Why a file could not be read; the process is not told."""
+
+    def take(self, question: bytes) -> None:
+        # An answer can be there a moment before its task has ended, so more may be open here than there.
+        if len(question) != QUESTION.size or self._read is None or len(self._open) >= 2 * MOST_OPEN:
+            raise conversation.NotAsAgreed
+        number, file, start, count = QUESTION.unpack(question)
+        if file >= len(self._sizes) or not 0 < count <= MOST_BYTES or start + count > self._sizes[file]:
+            raise conversation.NotAsAgreed
+        task = asyncio.create_task(self._answer(self._read, number, file, start, count))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    def cancel(self) -> None:
+        for task in self._open:
+            task.cancel()
+
+    async def _answer(self, read: ReadPart, number: int, file: int, start: int, count: int) -> None:
+        try:
+            data = await read(file, start, count)
+        except TraceplaneError as error:
+            self.failure, data = self.failure or error, b""
+        except Exception as error:
+            telemetry.emit("query.read_failed", "error", type=type(error).__name__, message=str(error))
+            unknown = PlatformError("query.file_unreadable", "a file of a dataset cannot be read")
+            self.failure, data = self.failure or unknown, b""
+        async with self._sending:
+            with contextlib.suppress(ConnectionError):  # the process has ended
+                self._writer.write(ANSWER.pack(number, len(data)) + data)
+                await self._writer.drain()
+
+
+def _raise_if_failed(body: bytes, because: TraceplaneError | None) -> None:
     answer = _answers.decode(body)
     if isinstance(answer, QueryFailed):
+        if because is not None:
+            raise because
         raise _error(answer.code, answer.message)
 
 

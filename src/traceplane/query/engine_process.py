@@ -31,6 +31,7 @@ from traceplane.linux.fork_server import Readiness
 from traceplane.query.encoders import ENCODERS
 from traceplane.query.failures import QueryRefused, explain
 from traceplane.query.locked_duckdb import check_tree, open_empty, open_locked
+from traceplane.query.store_files import Questions, SharedSocket, file_system
 from traceplane.query.wire import Answer, EngineRequest, QueryFinished
 
 _BATCH_ROWS = 20_000
@@ -44,10 +45,12 @@ def answer_query(
     request: EngineRequest, owner: socket.socket, empty: duckdb.DuckDBPyConnection | None = None
 ) -> QueryFinished:
     query = request.query
-    connection = open_locked(request, empty)
+    target = SharedSocket(owner)
+    files = file_system(query.in_parts, Questions(owner, target)) if query.in_parts else None
+    connection = open_locked(request, empty, files)
     check_tree(connection, query.sql, {relation.name for relation in query.relations})
     reader = connection.execute(query.sql).to_arrow_reader(_BATCH_ROWS)
-    sink, rows = Pieces(owner, query.limits.max_bytes), 0
+    sink, rows = Pieces(target, query.limits.max_bytes), 0
     encoder = ENCODERS[query.format](sink, reader.schema)
     for batch in _batches(reader):
         rows += batch.num_rows
@@ -112,6 +115,8 @@ def _warm_up() -> None:
     """Loads what every query would otherwise load from files that it may not read."""
     os.environ.clear()
     os.environ["TZ"] = "UTC"
+    with contextlib.suppress(ImportError):  # a store in a folder needs it not
+        import fsspec  # noqa: F401
     ctypes.CDLL(None)
     buffer = pa.BufferOutputStream()
     then = datetime(2000, 1, 1, tzinfo=UTC)

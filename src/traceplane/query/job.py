@@ -78,7 +78,7 @@ async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mappi
 def _common_roles(datasets: Iterable[PinnedDataset]) -> tuple[str, ...] | None:
     restricted: dict[str, frozenset[str]] = {}
     for dataset in datasets:
-        for dataset_id, roles in ((dataset.dataset_id, dataset.read_roles), dataset.owner or ("", None)):
+        for dataset_id, roles in ((dataset.dataset_id, dataset.read_roles), *dataset.owners):
             if roles is not None and Role.READER not in roles:
                 restricted[dataset_id] = frozenset(roles)
     if not restricted:

@@ -10,6 +10,8 @@ from sqlglot.errors import SqlglotError
 from sqlglot.lineage import Node, lineage
 from sqlglot.optimizer.qualify import qualify
 
+from traceplane.errors import InvalidInput
+from traceplane.sql.spark_agreement import agreed
 from traceplane.sql.virtual import Expanded
 
 
@@ -22,7 +24,8 @@ def column_lineage(
     """
     schema: dict[str, object] = {name: dict.fromkeys(names, "text") for name, names in columns.items()}
     try:
-        tree = qualify(parse_one(sql, read=dialect), schema=schema, dialect=dialect, quote_identifiers=False)
+        text = agreed(sql) if dialect == "spark" else sql
+        tree = qualify(parse_one(text, read=dialect), schema=schema, dialect=dialect, quote_identifiers=False)
         if not isinstance(tree, exp.Query):
             return {}
         return {
@@ -30,7 +33,7 @@ def column_lineage(
             for name in tree.named_selects
             if name and name != "*"
         }
-    except (SqlglotError, ValueError, RecursionError, KeyError):
+    except (InvalidInput, SqlglotError, ValueError, RecursionError, KeyError):
         return {}
 
 

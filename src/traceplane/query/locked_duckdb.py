@@ -35,10 +35,13 @@ def open_empty() -> duckdb.DuckDBPyConnection:
 
 
 def open_locked(
-    request: EngineRequest, connection: duckdb.DuckDBPyConnection | None = None
+    request: EngineRequest, connection: duckdb.DuckDBPyConnection | None = None, files: Any = None
 ) -> duckdb.DuckDBPyConnection:
-    """A DuckDB with the relations, which can read their files and nothing else, and can no longer be changed."""
+    """A DuckDB with the relations, which can read their files and nothing else, and can no longer be changed.
+    `files`: the file system of those that are read in parts."""
     connection = connection or open_empty()
+    if files is not None:
+        connection.register_filesystem(files)
     query = request.query
     connection.execute(f"set memory_limit = '{query.limits.memory_mb}MB'")
     connection.execute(f"set temp_directory = {_text(request.spill)}")
@@ -62,12 +65,22 @@ def open_locked(
 def _rows_of(relation: EngineRelation) -> str:
     if not relation.groups:
         return f"select {', '.join(map(_null, relation.columns))} where false"
+    if relation.left_out:
+        return " union all ".join(_left_out(relation, group) for group in relation.groups)
     names = ", ".join(_null(c) if c.absent else _quoted(c.name) for c in relation.columns)
     return " union all ".join(
         f"select {names} from read_parquet({_list(group.paths)}, hive_partitioning = false, {_schema(relation)})"
         f"{_kept(relation, group)}"
         for group in relation.groups
     )
+
+
+def _left_out(relation: EngineRelation, group: FileGroup) -> str:
+    """Of the files, DuckDB is told the position column alone: no other can take the place of the row's number."""
+    assert relation.position is not None
+    files = f"read_parquet({_list(group.paths)}, hive_partitioning = false, {_schema(relation)})"
+    kept = f"coalesce({_within(relation.position, group)}, false)"
+    return f"select filename, file_row_number from {files} where not {kept}"
 
 
 def _null(column: EngineColumn) -> str:
@@ -91,7 +104,11 @@ def _schema(relation: EngineRelation) -> str:
 def _kept(relation: EngineRelation, group: FileGroup) -> str:
     if not group.kept or relation.position is None:
         return ""
-    return " where " + " or ".join(_between(relation.position, *values) for values in group.kept)
+    return f" where {_within(relation.position, group)}"
+
+
+def _within(position: EngineColumn, group: FileGroup) -> str:
+    return " or ".join(_between(position, *values) for values in group.kept)
 
 
 def _between(column: EngineColumn, first: int | str | None, end: int | str | None) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile, staging_prefix_of
-from traceplane.errors import Conflict, TooLarge
+from traceplane.errors import Conflict
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database, Transaction
@@ -26,11 +26,16 @@ from traceplane.query import catalog
 from traceplane.query.catalog import Catalog, ChosenFiles, FileList
 from traceplane.query.datasets import AsOf, Pin, QueryCaller, QueryDatasets, pin_of, some_columns
 from traceplane.query.duckdb_types import type_of
+from traceplane.query.engine_pool import ReadPart
 from traceplane.query.hot_rows import export
+from traceplane.query.store_files import name_of
 from traceplane.query.wire import EngineColumn, EngineQuery, EngineRelation, FileGroup, Format, QueryLimits
 from traceplane.sql import gate, virtual
 from traceplane.sql.gate import Gated, Relation
 from traceplane.sql.virtual import Expanded
+
+_MOST_LEFT_OUT_BYTES = 128 << 20
+"""Of the numbers of rows, which have eight each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class PreparedQuery:
     chosen: tuple[ChosenFiles, ...]
     held: contextlib.AsyncExitStack
     """Releases files of this query: the rows of hot tables, and its files of S3 in the cache."""
+    read: ReadPart | None = None
+    """Reads the files of S3 that are not in the cache."""
 
     async def release(self) -> None:
         await self.held.aclose()
@@ -67,14 +74,13 @@ class Preparation:
         object_root: Path | None,
         limits: QueryLimits,
         open_cache: Callable[[], Awaitable[ObjectCache]] | None,
-        cache_bytes: int,
     ) -> None:
         self._object_root = object_root
         self._limits = limits
-        self._open_cache, self._cache_bytes = open_cache, cache_bytes
+        self._open_cache = open_cache
         self._cache: ObjectCache | None = None
         self._opening = asyncio.Lock()
-        self._catalog = Catalog()
+        self.catalog = Catalog()
 
     async def close(self) -> None:
         if self._cache is not None:
@@ -94,21 +100,52 @@ class Preparation:
         async with contextlib.AsyncExitStack() as held:
             snapshot = await self._read(database, held, caller, gated, as_of)
             chosen = await asyncio.to_thread(_choose, snapshot)
-            if self._cache is not None:
-                await held.enter_async_context(self._cache.holding(await self._stored(database, chosen)))
+            in_parts = await self._hold(database, held, chosen)
             query = EngineQuery(
                 sql=gated.sql,
-                relations=await asyncio.to_thread(_relations, root, snapshot, chosen, caller),
+                relations=await asyncio.to_thread(
+                    _relations, _Places(root, in_parts), snapshot, chosen, caller
+                ),
                 format=format_,
                 roots=[
-                    *(f"{root}/{folder}" for folder in _generation_folders(chosen)),
+                    *_folders(root, chosen),
                     *{str(path.parent) for path in snapshot.hot.values()},
                 ],
                 limits=replace(
                     self._limits, max_rows=min(self._limits.max_rows, max_rows or self._limits.max_rows)
                 ),
+                in_parts={name_of(file.path): file.bytes for file in in_parts},
             )
-            return PreparedQuery(query, snapshot.datasets.by_pin, chosen, held.pop_all())
+            return PreparedQuery(
+                query, snapshot.datasets.by_pin, chosen, held.pop_all(), self._reader_of(in_parts)
+            )
+
+    async def left_out(
+        self, database: Database, dataset: PinnedDataset, groups: Sequence[FileGroup]
+    ) -> PreparedQuery:
+        """The numbers of the rows that queries do not read of these files, by file."""
+        root = await self._root()
+        chosen = ChosenFiles(list(groups), sum(len(g.paths) for g in groups), len(groups))
+        column = next(c for c in dataset.columns if c.name == dataset.position)
+        async with contextlib.AsyncExitStack() as held:
+            in_parts = await self._hold(database, held, [chosen])
+            places = _Places(root, in_parts)
+            relation = EngineRelation(
+                "tp_d0",
+                [],
+                [FileGroup([places.of(path) for path in g.paths], g.kept) for g in groups],
+                _engine_column(column),
+                left_out=True,
+            )
+            query = EngineQuery(
+                sql="select filename, list(file_row_number) as numbers from tp_d0 group by filename",
+                relations=[relation],
+                format="arrow",
+                roots=_folders(root, [chosen]),
+                limits=replace(self._limits, max_rows=chosen.files, max_bytes=_MOST_LEFT_OUT_BYTES),
+                in_parts={name_of(file.path): file.bytes for file in in_parts},
+            )
+            return PreparedQuery(query, {}, (chosen,), held.pop_all(), self._reader_of(in_parts))
 
     async def _root(self) -> str:
         """Where the files of the object store are read: in the store itself, or in the cache of S3."""
@@ -138,7 +175,7 @@ class Preparation:
             for relation in expanded.stored:
                 relations.setdefault(pin_of(relation), []).append(relation)
             files = {
-                pin: await self._catalog.files(
+                pin: await self.catalog.files(
                     tx, datasets.by_pin[pin], [c for r in same for c in r.conditions], datasets.at(pin)
                 )
                 for pin, same in relations.items()
@@ -169,6 +206,21 @@ class Preparation:
             files[pin] = await export(tx, generation, Path(scratch), schema)
         return files
 
+    async def _hold(
+        self, database: Database, held: contextlib.AsyncExitStack, chosen: Iterable[ChosenFiles]
+    ) -> list[StoredFile]:
+        """The files that are to be read in parts; all others are there."""
+        if self._cache is None:
+            return []
+        stored = await self._stored(database, chosen)
+        return await held.enter_async_context(self._cache.holding_some(stored))
+
+    def _reader_of(self, files: Sequence[StoredFile]) -> ReadPart | None:
+        cache = self._cache
+        if cache is None or not files:
+            return None
+        return lambda number, start, count: cache.read(files[number], start, count)
+
     async def _stored(self, database: Database, chosen: Iterable[ChosenFiles]) -> list[StoredFile]:
         """The files of a query with their sizes, which the cache checks."""
         paths = {path for files in chosen for group in files.groups for path in group.paths}
@@ -177,13 +229,6 @@ class Preparation:
             sizes = await pinned.file_sizes(tx, sorted(task_ids))
         if missing := paths - sizes.keys():
             raise Conflict("query.file_unreadable", "a file of a dataset is missing", value=min(missing))
-        if (total := sum(sizes[path] for path in paths)) > self._cache_bytes:
-            raise TooLarge(
-                "query.store_too_large",
-                f"the query reads {total:,} bytes of S3, more than the {self._cache_bytes:,} that fit into the cache",
-                value=total,
-                next_step="ask for fewer positions, raise object_cache_mb, or run it on Spark with --to-dataset",
-            )
         return [StoredFile(path, sizes[path]) for path in sorted(paths)]
 
 
@@ -195,11 +240,21 @@ def _choose(snapshot: _Snapshot) -> tuple[ChosenFiles, ...]:
     )
 
 
+class _Places:
+    """Where the engine finds files of the store."""
+
+    def __init__(self, root: str, in_parts: Iterable[StoredFile]) -> None:
+        self._root, self._in_parts = root, {file.path for file in in_parts}
+
+    def of(self, path: str) -> str:
+        return name_of(path) if path in self._in_parts else f"{self._root}/{path}"
+
+
 def _relations(
-    root: str, snapshot: _Snapshot, chosen: tuple[ChosenFiles, ...], caller: QueryCaller
+    places: _Places, snapshot: _Snapshot, chosen: tuple[ChosenFiles, ...], caller: QueryCaller
 ) -> list[EngineRelation]:
     stored = [
-        _stored_relation(root, r.name, snapshot.datasets.of(r), files, caller, snapshot.hot.get(pin_of(r)))
+        _stored_relation(places, r.name, snapshot.datasets.of(r), files, caller, snapshot.hot.get(pin_of(r)))
         for r, files in zip(snapshot.expanded.stored, chosen, strict=True)
     ]
     views = snapshot.datasets.views(snapshot.expanded, caller)
@@ -207,9 +262,14 @@ def _relations(
 
 
 def _stored_relation(
-    root: str, name: str, dataset: PinnedDataset, files: ChosenFiles, caller: QueryCaller, hot: Path | None
+    places: _Places,
+    name: str,
+    dataset: PinnedDataset,
+    files: ChosenFiles,
+    caller: QueryCaller,
+    hot: Path | None,
 ) -> EngineRelation:
-    groups = [FileGroup([f"{root}/{path}" for path in group.paths], group.kept) for group in files.groups]
+    groups = [FileGroup([places.of(path) for path in group.paths], group.kept) for group in files.groups]
     if hot is not None:
         groups.append(FileGroup([str(hot)]))
     stored = (c for c in dataset.columns if c.name not in dataset.absent)
@@ -226,7 +286,12 @@ def _engine_column(column: SchemaColumn, *, absent: bool = False) -> EngineColum
     return EngineColumn(column.name, type_of(column.type), absent)
 
 
-def _generation_folders(chosen: Iterable[ChosenFiles]) -> list[str]:
+def _folders(root: str, chosen: Iterable[ChosenFiles]) -> list[str]:
+    """Those that exist: of a store in S3, the cache has no folder for files that are read in parts."""
+    return [path for folder in generation_folders(chosen) if os.path.isdir(path := f"{root}/{folder}")]
+
+
+def generation_folders(chosen: Iterable[ChosenFiles]) -> list[str]:
     """The folders of the generations of all files: what is before `/staging/`."""
     folders, last = set[str](), "/"  # no path starts with it
     for files in chosen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,12 @@ from traceplane.adapters.object_cache import ObjectCache
 from traceplane.errors import TraceplaneError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres.database import Database
+from traceplane.postgres.pinned import PinnedDataset
+from traceplane.query.catalog import Catalog
 from traceplane.query.datasets import NOW, AsOf, QueryCaller, may_read_pinned, pin_text
 from traceplane.query.engine_pool import EnginePool
 from traceplane.query.preparation import Preparation, PreparedQuery
-from traceplane.query.wire import Format, QueryLimits
+from traceplane.query.wire import FileGroup, Format, QueryLimits
 from traceplane.sql import gate
 
 HELD_BACK_BYTES = 1 << 20
@@ -48,12 +50,9 @@ class Queries:
         object_root: Path | None,
         limits: QueryLimits,
         open_cache: Callable[[], Awaitable[ObjectCache]] | None = None,
-        cache_bytes: int = 0,
     ) -> None:
         self._engines = engines
-        self._preparation = Preparation(
-            object_root=object_root, limits=limits, open_cache=open_cache, cache_bytes=cache_bytes
-        )
+        self._preparation = Preparation(object_root=object_root, limits=limits, open_cache=open_cache)
 
     async def close(self) -> None:
         await self._engines.close()
@@ -77,7 +76,7 @@ class Queries:
             )
             planned = time.perf_counter()
             try:
-                first, rest = await _hold_back(self._engines.run(prepared.query, caller.share))
+                first, rest = await _hold_back(self._engines.run(prepared.query, caller.share, prepared.read))
             except BaseException:
                 await prepared.release()
                 raise
@@ -125,11 +124,38 @@ class Queries:
         quoted = dataset_id.replace('"', '""')
         prepared = await self.prepare(database, caller, f'select * from "{quoted}" limit 0', format_="arrow")
         try:
-            pieces = self._engines.run(prepared.query, caller.share)
+            pieces = self._engines.run(prepared.query, caller.share, prepared.read)
             schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
         finally:
             await prepared.release()
         return [SchemaColumn(field.name, str(field.type), field.nullable) for field in schema]
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._preparation.catalog
+
+    async def left_out(
+        self, database: Database, caller: QueryCaller, dataset: PinnedDataset, groups: Sequence[FileGroup]
+    ) -> dict[str, list[int]]:
+        """Which rows of files queries do not read, because newer commits have replaced them: their numbers, by path."""
+        import pyarrow.ipc as ipc  # slow to import, so a gateway starts without it
+
+        prepared = await self._preparation.left_out(database, dataset, groups)
+        try:
+            pieces = self._engines.run(prepared.query, caller.share, prepared.read)
+            table = ipc.open_stream(b"".join([piece async for piece in pieces])).read_all()
+        finally:
+            await prepared.release()
+        places = prepared.query.relations[0].groups
+        paths = {
+            place: path
+            for there, group in zip(places, groups, strict=True)
+            for place, path in zip(there.paths, group.paths, strict=True)
+        }
+        return {
+            paths[name]: numbers
+            for name, numbers in zip(*(column.to_pylist() for column in table.columns), strict=True)
+        }
 
     def note_failure(self, caller: QueryCaller, sql: str, error: TraceplaneError) -> None:
         """Counts and logs the error."""

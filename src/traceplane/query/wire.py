@@ -50,6 +50,8 @@ class EngineRelation(msgspec.Struct, frozen=True):
     position: EngineColumn | None = None
     sql: str | None = None
     """Of a virtual dataset: its SQL, over relations that come before it."""
+    left_out: bool = False
+    """Rather than the rows that are read: the `filename` and the `file_row_number` of those that are not."""
 
 
 class EngineQuery(msgspec.Struct, frozen=True):
@@ -59,6 +61,9 @@ class EngineQuery(msgspec.Struct, frozen=True):
     roots: list[str]
     """The folders that hold the files."""
     limits: QueryLimits
+    in_parts: dict[str, int] = {}
+    """Files of the store that are read in parts, by their names (`store_files`): their sizes, in the order of their
+    numbers."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True):

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from uuid import UUID
 
 from traceplane.errors import Conflict
+from traceplane.model import requirements
+from traceplane.model.checks import Check
 from traceplane.model.dag import Dag, Dataset, InputRole, Job, Priority, Storage, UpdateStrategy
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.hot_table import HotColumn, HotTable
@@ -32,7 +34,15 @@ from traceplane.postgres import (
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Weight
-from traceplane.registry import batching, cutover, fingerprint, job_rows, operator_facts, virtual_inputs
+from traceplane.registry import (
+    batching,
+    cutover,
+    deploy_checks,
+    fingerprint,
+    job_rows,
+    operator_facts,
+    virtual_inputs,
+)
 from traceplane.registry.code_identity import DeployedCode
 from traceplane.registry.consequences import amount
 from traceplane.registry.job_rows import Generation
@@ -67,9 +77,11 @@ async def deploy(
     manual_cutover: bool = False,
     drop_missing: bool = False,
     code: DeployedCode | None = None,
+    locks: Mapping[str, str] = {},
     no_rematerialize: bool = False,
 ) -> DeployOutcome:
-    """`drop_missing`: the new version may hold less data than the one it replaces, or drop a dataset."""
+    """`drop_missing`: the new version may hold less data than the one it replaces, or drop a dataset. `locks`: of the
+    packages that jobs need, by job."""
 
     async def once() -> DeployOutcome:
         async with database.transaction("deploy") as tx:
@@ -90,9 +102,11 @@ async def deploy(
                 text = f"{prepared.text}Version {given_up}, which was being built, was aborted.\n"
                 return replace(unchanged, text=text, given_up=given_up)
             new = _NewVersion(
-                tx, org, org_id, dag_id, prepared, window, manual_cutover, drop_missing, code, runtimes
+                tx, org, org_id, dag_id, prepared, window, manual_cutover, drop_missing, code, locks, runtimes
             )
             version_id, number = await new.write()
+            if refused := await deploy_checks.personal_data_refusal(tx, prepared.dag, new.written):
+                raise refused
             building = await versions.replaces(tx, version_id)
             if building:
                 await coverage.add_catch_ups(tx, version_id)
@@ -167,12 +181,13 @@ class _NewVersion:
         manual_cutover: bool,
         drop_missing: bool,
         code: DeployedCode | None,
+        locks: Mapping[str, str],
         runtimes: Mapping[str, Runtime],
     ) -> None:
         self.tx, self.org, self.org_id, self.dag_id, self.dag = tx, org, org_id, dag_id, prepared.dag
         self.prepared, self.window = prepared, window
         self.manual_cutover, self.drop_missing = manual_cutover, drop_missing
-        self.code, self.runtimes = code, runtimes
+        self.code, self.locks, self.runtimes = code, locks, runtimes
         plan = prepared.plan
         self.kept_jobs = {job.name for job in plan.unchanged} | {c.job.name for c in plan.execution_changed}
         self.generations: dict[str, Generation] = {}
@@ -205,6 +220,11 @@ class _NewVersion:
         await self._datasets(version_id)
         await self._jobs(version_id)
         return version_id, number
+
+    @property
+    def written(self) -> dict[str, UUID]:
+        """The generations of all datasets, by their names."""
+        return {dataset_id: generation.generation_id for dataset_id, generation in self.generations.items()}
 
     async def _datasets(self, version_id: UUID) -> None:
         declared = {dataset.dataset_id: dataset for dataset in self.dag.datasets}
@@ -270,7 +290,9 @@ class _NewVersion:
         for job in self.dag.jobs:
             job_id = self.serving[job.name] if job.name in self.kept_jobs else await self._add_job(job)
             facts = operator_facts.of_job(job, self.runtimes)
-            await registry.map_job(self.tx, version_id, job_id, job, self.window, facts)
+            await registry.map_job(
+                self.tx, version_id, job_id, job, self.window, facts, checks_of_rows(self.dag, job)
+            )
         if self.prepared.active_version_id is not None:
             await aggregator.keep_in_front(self.tx, self.prepared.active_version_id)
 
@@ -288,6 +310,10 @@ class _NewVersion:
         if self.code is not None and job.name in self.code.hashes:
             await code_bundles.add(self.tx, self.code.bundle_hash, self.code.content)
             code_bundle = self.code.bundle_hash
+        environment = None
+        if (lock := self.locks.get(job.name)) is not None:
+            environment = requirements.hash_of(lock)
+            await code_bundles.add(self.tx, environment, lock)
         inputs, virtual = virtual_inputs.resolve(job.inputs, self.prepared.texts, self.dag.virtual)
         reads = [(used, self.generations[used.dataset_id]) for used in inputs]
         job_id = await job_rows.add_job(
@@ -300,7 +326,9 @@ class _NewVersion:
             writes=[self.generations[output.dataset_id] for output in job.outputs],
             facts=operator_facts.of_job(job, self.runtimes),
             code_bundle=code_bundle,
+            environment=environment,
             virtual=virtual,
+            checks=checks_of_rows(self.dag, job),
         )
         if batching.batches(job) and job.generated_for in self.kept_jobs:
             self.in_front.append((job_id, job.generated_for))
@@ -311,3 +339,12 @@ class _NewVersion:
             if generation.generation_id not in self.new and used.role is not InputRole.READS
         ]
         return job_id
+
+
+def checks_of_rows(dag: Dag, job: Job) -> dict[str, tuple[Check, ...]]:
+    """What is computed of the rows that a job writes, by dataset."""
+    checks = {
+        output.dataset_id: tuple(c for c in dag.datasets_by_id[output.dataset_id].checks if c.is_of_rows)
+        for output in job.outputs
+    }
+    return {dataset_id: found for dataset_id, found in checks.items() if found}

@@ -70,8 +70,8 @@ def faults(
             message = f"module {module!r} belongs to Python, which has no operators"
             step = near(module, project.names()) or "name the module that has the function"
             yield JobFault("code.module_missing", at, message, step)
-        elif is_elsewhere(module.partition(".")[0]):
-            continue
+        elif job.requirements or is_elsewhere(module.partition(".")[0]):
+            continue  # a package that the job needs may have it
         elif no_folder is not None:
             message = f"module {module!r} would be in the code folder {no_folder!r}, which does not exist"
             step = "create the folder, or pass the one that has the module with --code"
@@ -116,7 +116,7 @@ def collect(
             files |= {
                 path: source.text for path, source in project.modules(module, f"job {job.name}").items()
             }
-        elif all_are_there and not is_installed(module.partition(".")[0]):
+        elif all_are_there and not job.requirements and not is_installed(module.partition(".")[0]):
             raise missing_module(module, f"the entrypoint of job {job.name}", module)
     check_size(files)
     return files
@@ -137,6 +137,19 @@ def identify(
     }
     content = code_bundle.encode(files)
     return DeployedCode(code_bundle.hash_of(content), content, hashes)
+
+
+def runs_users_code(job: Job, runtimes: Mapping[str, Runtime]) -> bool:
+    """Whether a worker imports a module that the job names."""
+    return _code_field(job, runtimes) is not None
+
+
+def module_of(job: Job) -> str | None:
+    """The module of a job's entrypoint; None if it names none."""
+    spec = catalog.find(job.operator)
+    field = spec.code_field if spec is not None else None
+    match = _ENTRYPOINT.fullmatch(str(job.config.get(field, ""))) if field is not None else None
+    return match[1] if match is not None else None
 
 
 def _code_field(job: Job, runtimes: Mapping[str, Runtime]) -> str | None:

@@ -126,6 +126,13 @@ class Project:
             return None
         return self._load(place.root, place.path).names
 
+    def text_of(self, module: str) -> str | None:
+        """The source of a module; None if there is no such module."""
+        place = self._find(module)
+        if place is None or place.root is None or place.path is None:
+            return None
+        return self._load(place.root, place.path).text
+
     def code_hash(self, name: str, wanted_by: str) -> str:
         digest = hashlib.sha256()
         for path, module in sorted(self.modules(name, wanted_by).items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from uuid import UUID
 
 from traceplane.errors import Conflict, Forbidden, InvalidInput, NotFound, UserError
 from traceplane.model import column_types, extents
@@ -12,15 +13,19 @@ from traceplane.model.near_names import nearest
 from traceplane.model.partitions import Partitions
 from traceplane.model.runtimes import SPARK, Driver, Network, Runtime
 from traceplane.operators import catalog
+from traceplane.operators.alerting import EVALUATE, ROUTE
 from traceplane.operators.grouping import rows_of
-from traceplane.postgres import registry, versions, webhooks
-from traceplane.postgres.database import Transaction
+from traceplane.postgres import channels, personal_data, registry, versions, webhooks
+from traceplane.postgres.database import Database, Transaction
+from traceplane.postgres.personal_data import DeclaredColumn
 from traceplane.postgres.registry import StoredDataset
 from traceplane.postgres.versions import Version
 from traceplane.registry import job_checks, operator_facts
 from traceplane.registry.plan import Plan, changed_fields
+from traceplane.registry.spec import alerts as spec_alerts
+from traceplane.registry.spec import evaluation_query
 from traceplane.registry.spec import webhooks as spec_webhooks
-from traceplane.registry.spec.job_faults import JobFault
+from traceplane.registry.spec.job_faults import JobFault, RefusedJob
 from traceplane.secrets.references import secrets_of
 from traceplane.secrets.vault import Vault, is_allowed
 
@@ -32,6 +37,7 @@ async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
         or await _path_refusal(tx, org, dag)
+        or await _channel_refusal(tx, org, dag)
     )
 
 
@@ -178,17 +184,67 @@ async def _path_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None
     return None
 
 
+async def _channel_refusal(tx: Transaction, org: str, dag: Dag) -> UserError | None:
+    """An alert whose channel is misspelled would reach nobody."""
+    wanted = [
+        (j.config["alert"], name) for j in dag.jobs if j.operator == ROUTE for name in j.config["channels"]
+    ]
+    existing = await channels.hold(tx, org, sorted({name for _, name in wanted})) if wanted else set()
+    for alert, name in wanted:
+        if name not in existing:
+            meant = nearest(name, await channels.names_in(tx, org))
+            set_it = f"set it with `traceplane channel set {name} FILE`"
+            return InvalidInput(
+                "deploy.unknown_channel",
+                f"alert {alert}: there is no such channel",
+                value=name,
+                next_step=f"{meant} Otherwise {set_it}" if meant else set_it,
+            )
+    return None
+
+
+async def personal_data_refusal(
+    tx: Transaction, dag: Dag, generations: Mapping[str, UUID]
+) -> UserError | None:
+    """Personal data does not leave the platform unless somebody has said why it may. Looked up once the jobs are
+    written; `generations` are those that they write."""
+    declared = {
+        d.dataset_id: [DeclaredColumn(c.name, c.pii, c.declassified) for c in d.columns] for d in dag.datasets
+    }
+    routes = {job.inputs[0].dataset_id: job.config for job in dag.jobs if job.operator == ROUTE}
+    for job in dag.jobs:
+        if job.operator != EVALUATE:
+            continue
+        found = job.outputs[0].dataset_id
+        config = routes[found]
+        columns = evaluation_query.sent_columns(job.config["query"], (*config["subject"], *config["fields"]))
+        query = evaluation_query.columns_query(job.config["query"], columns)
+        marks = await personal_data.marks_of_rows(tx, generations[found], query, declared)
+        for column in columns:
+            if marks.has(column.lower()) and column not in config["declassified"]:
+                return InvalidInput(
+                    "deploy.alert_personal_data",
+                    f"alert {config['alert']}: the column is personal data, or computed from some, and would be sent",
+                    value=column,
+                    next_step=f"leave it out, or say why it may be sent: declassified: {{ {column}: … }} in the alert",
+                )
+    return None
+
+
 def refers_to_secrets(dag: Dag) -> bool:
     return any(secrets_of(job.config, job.execution.secrets) for job in dag.jobs)
 
 
-async def secret_refusal(tx: Transaction, vault: Vault, org: str, dag: Dag) -> UserError | None:
+async def secret_refusal(database: Database, vault: Vault, org: str, dag: Dag) -> UserError | None:
     """Found now rather than by the first task: a secret that is missing, or that the job may not use. Apart from the
     other checks: those are in the transaction that deploys, which must not wait for another service."""
     wanted = [
         (job, name) for job in dag.jobs for name in sorted(secrets_of(job.config, job.execution.secrets))
     ]
-    rights = await vault.rights(tx, org, {name for _, name in wanted})
+    names = {name for _, name in wanted}
+    existing = await vault.existing(database, org, names)
+    async with database.transaction() as tx:
+        rights = await vault.rights(tx, org, names)
     for job, name in wanted:
         own = job.generated_for or job.name
         if name.namespace == "platform" and not _runs_platform_code(job):
@@ -198,8 +254,8 @@ async def secret_refusal(tx: Transaction, vault: Vault, org: str, dag: Dag) -> U
                 value=str(name),
                 next_step=f"set a secret for users, such as {name.name}, and refer to that",
             )
-        if name not in rights:
-            similar = nearest(str(name), [str(secret.name) for secret in await vault.listed(tx, org)])
+        if name not in existing:
+            similar = nearest(str(name), [str(secret.name) for secret in await vault.listed(database, org)])
             set_it = f"set it with `traceplane secret set {name}`"
             return InvalidInput(
                 "deploy.secret_unknown",
@@ -287,11 +343,12 @@ def _column_refusal(job: Job, used: Input, stored: StoredDataset, dag: Dag) -> U
     name, time_column = job.generated_for or job.name, used.read.time_column
     unknown = sorted({*used.columns, *([time_column] if time_column else [])} - set(stored.columns))
     if stored.columns and unknown:
-        return InvalidInput(
+        return RefusedJob(
             "deploy.config_invalid",
             f"job {name}: the dataset {used.dataset_id} has no such column",
             value=unknown[0],
             next_step="correct the columns of the input",
+            at=(name, "inputs"),
         )
     if time_column is None:
         return None
@@ -304,11 +361,12 @@ def _column_refusal(job: Job, used: Input, stored: StoredDataset, dag: Dag) -> U
         type_ is not None
         and (fault := extents.misfit(column_types.arrow_type(type_) or type_, own)) is not None
     ):
-        return InvalidInput(
+        return RefusedJob(
             "deploy.config_invalid",
             f"job {name}: the column {time_column} of {used.dataset_id} is {type_}: {fault}",
             value=time_column,
             next_step="name a column of type timestamp, or bigint with the seconds since 1970",
+            at=(name, "inputs"),
         )
     return None
 
@@ -359,14 +417,37 @@ def _query_refusal(
     for job in dag.jobs:
         for fault in job_checks.query_faults(job, dag, runtimes, elsewhere):
             return _refusal(job, fault)
+        if job.operator == EVALUATE and (about := job.inputs[0].dataset_id) in elsewhere:
+            refusal = _event_time_refusal(job, rows[about])
+            if refusal is not None:
+                return refusal
     return None
+
+
+def _event_time_refusal(job: Job, dataset: StoredDataset) -> UserError | None:
+    """What `when` finds are rows of the dataset, so the type of a column is the one that its DAG declares."""
+    query = job.config["query"]
+    column = evaluation_query.event_time_column(query)
+    if column is None or evaluation_query.written_as(query) != "when":
+        return None
+    types = {c["name"]: c["type"] for c in dataset.definition.get("columns") or ()}
+    if column not in types or spec_alerts.is_event_time(types[column]):
+        return None
+    return RefusedJob(
+        "deploy.config_invalid",
+        f"alert {job.name}: event_time is a column of type {types[column]}, which holds no times",
+        value=column,
+        next_step=spec_alerts.EVENT_TIMES,
+        at=(job.name, "event_time"),
+    )
 
 
 def _refusal(job: Job, fault: JobFault) -> InvalidInput:
     """For a job whose file is not available."""
-    return InvalidInput(
+    return RefusedJob(
         fault.code,
         f"job {job.name}: {fault.message}",
         value=".".join(fault.at[1:]),
         next_step=fault.suggestion,
+        at=fault.at,
     )

@@ -2,9 +2,9 @@
 
 A job's fingerprint covers its own definition and the fingerprints of the jobs of the same DAG that it reads from, so a
 change propagates downstream. Scheduling and limits (`Execution`), descriptions, declared lineage, a dataset's write
-mode, its roles and its marks of personal data do not change data and are left out. Config fields that the operator's
-spec declares as not changing data are included: plans compare jobs as if those fields had their deployed values, so a
-deployed job keeps its fingerprint when a spec starts to declare such a field.
+mode, its roles, its checks and its marks of personal data do not change data and are left out. Config fields that the
+operator's spec declares as not changing data are included: plans compare jobs as if those fields had their deployed
+values, so a deployed job keeps its fingerprint when a spec starts to declare such a field.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def _definition(job: Job, datasets: dict[str, Dataset]) -> dict[str, Any]:
         "execution_strategy": job.execution_strategy,
         "update_strategy": job.update_strategy,
         "unique_key": list(job.unique_key),
+        **({"requirements": sorted(job.requirements)} if job.requirements else {}),
     }
 
 

@@ -20,13 +20,14 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import assert_never
 
-from traceplane.adapters.object_store import ObjectStore, StoredFile
+from traceplane.adapters.object_store import DERIVED, ObjectStore, StoredFile, derived_on
 from traceplane.postgres import (
     commits,
     coverage,
     dataset_retention,
     history,
     hot_tables,
+    pinned,
     source_files,
     tasks,
     versions,
@@ -58,6 +59,9 @@ class Collected(Outcome):
     code: int = 0
     audit: int = 0
     dead_letters: int = 0
+    check_failures: int = 0
+    deliveries: int = 0
+    alerts: int = 0
     job_memory: int = 0
     partitions: int = 0
 
@@ -81,7 +85,7 @@ class Round(StrEnum):
     FILES = "files"
     """Of old versions and superseded commits, which the catalog knows."""
     LEFTOVERS = "leftovers"
-    """Of attempts; found by listing the store."""
+    """Of attempts, and what was derived from the catalog; found by listing the store."""
     DATASETS = "datasets"
     """Partitions that are older than the retention of their dataset."""
     HISTORY = "history"
@@ -117,7 +121,7 @@ def batches(
         case Round.FILES:
             return _files(database, store, policy, dry_run, found)
         case Round.LEFTOVERS:
-            return _leftovers(database, store, policy.grace, dry_run, found)
+            return _unnamed(database, store, policy.grace, dry_run, found)
         case Round.DATASETS:
             return _datasets(database, dry_run)
         case Round.HISTORY:
@@ -174,6 +178,12 @@ def _ended(kind: Kind, rows: int) -> Collected:
             return Collected(audit=rows)
         case Kind.DEAD_LETTERS:
             return Collected(dead_letters=rows)
+        case Kind.CHECK_FAILURES:
+            return Collected(check_failures=rows)
+        case Kind.DELIVERIES:
+            return Collected(deliveries=rows)
+        case Kind.ALERTS:
+            return Collected(alerts=rows)
         case Kind.JOB_MEMORY:
             return Collected(job_memory=rows)
     assert_never(kind)
@@ -245,6 +255,15 @@ async def _superseded(
         after = batch[-1]
 
 
+async def _unnamed(
+    database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Found
+) -> AsyncIterator[Collected]:
+    async for batch in _leftovers(database, store, grace, dry_run, found):
+        yield batch
+    async for batch in _derived(database, store, grace, dry_run, found):
+        yield batch
+
+
 async def _leftovers(
     database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Found
 ) -> AsyncIterator[Collected]:
@@ -268,6 +287,20 @@ async def _leftovers(
                     await store.delete_empty(prefix.path)
             count, files, size = count + 1, files + len(unused_files), size + _told(unused_files, found)
         yield Collected(attempts=count, files=files, bytes=size)
+
+
+async def _derived(
+    database: Database, store: ObjectStore, grace: timedelta, dry_run: bool, found: Found
+) -> AsyncIterator[Collected]:
+    """Metadata of Iceberg tables: whoever loads one gets files of that day, and reads them within the grace period."""
+    async with database.autocommit() as tx:
+        kept_since = await pinned.today(tx, grace)
+    async for batch in store.below(DERIVED):
+        days = ((file, derived_on(file.path)) for file in batch)
+        over = [file for file, day in days if day is not None and day < kept_since]
+        if not dry_run:
+            await store.delete([file.path for file in over])
+        yield Collected(files=len(over), bytes=_told(over, found))
 
 
 def _told(files: Iterable[StoredFile], found: Found) -> int:

@@ -14,10 +14,12 @@ from traceplane.model.file_places import is_allowed
 from traceplane.model.near_names import near
 from traceplane.model.runtimes import Runtime
 from traceplane.operators import catalog, config
+from traceplane.operators.alerting import EVALUATE
 from traceplane.operators.grouping import rows_of
 from traceplane.operators.spec import JobMisfit, OperatorSpec, Ports
-from traceplane.registry import code_identity
+from traceplane.registry import code_identity, job_requirements
 from traceplane.registry.code_project import Project
+from traceplane.registry.spec import evaluation_query
 from traceplane.registry.spec.job_faults import JobFault, placed
 from traceplane.sql import job_query
 
@@ -47,6 +49,7 @@ def refuse(
             if knows_packages or job.operator in catalog.BUILT_IN
             for fault in operator_faults(job, dag, runtimes)
         ),
+        *job_requirements.faults(dag, runtimes),
         *code_identity.faults(dag, runtimes, project, is_elsewhere=is_elsewhere, no_folder=no_folder),
         *(fault for job in dag.jobs for fault in query_faults(job, dag, runtimes)),
         *(() if file_places is None else _place_faults(dag, file_places)),
@@ -158,13 +161,22 @@ def query_faults(
     }
     queries = query if isinstance(query, Mapping) else {"": query}
     for output, text in queries.items():
-        place = (*at, str(output)) if output else at
+        place: tuple[str, ...] = (*at, str(output)) if output else at
         if not isinstance(text, str) or not text.strip():
             yield JobFault("sql.no_query", place, "expected SQL text", f"write {field}: select ...")
             continue
-        for fault in job_query.faults(text, inputs):
+        faults = job_query.faults(text, inputs)
+        if faults and job.operator == EVALUATE:
+            # Of what the user wrote, if that is where they are: the query around it is the platform's.
+            own = job_query.faults(evaluation_query.rows_query(text), inputs)
+            place = (job.name, evaluation_query.written_as(text)) if own else (job.name,)
+            faults = own or faults
+        for fault in faults:
             yield JobFault(
-                fault.code, place, fault.message, near(fault.word, fault.known) or _NEXT[fault.code]
+                fault.code,
+                place,
+                fault.message,
+                near(fault.word, fault.known) or fault.next_step or _NEXT[fault.code],
             )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 from uuid import UUID
 
+from traceplane.model.checks import Check
 from traceplane.model.dag import Input, Job
 from traceplane.model.job_definition import InputView, JobDefinition, OperatorFacts, VirtualInputs
 from traceplane.postgres import registry
@@ -29,8 +30,10 @@ async def add_job(
     writes: Sequence[Generation],
     facts: OperatorFacts = OperatorFacts(),  # noqa: B008 -- frozen
     code_bundle: str | None = None,
+    environment: str | None = None,
     virtual: VirtualInputs | None = None,
     views: tuple[InputView, ...] = (),
+    checks: Mapping[str, tuple[Check, ...]] = {},
 ) -> UUID:
     """`reads` are stored datasets, even if the job declares virtual ones; `writes` follow the order of its outputs."""
     definition = JobDefinition(
@@ -40,9 +43,11 @@ async def add_job(
         unique_key=job.unique_key,
         generated_for=job.generated_for,
         code_bundle=code_bundle,
+        environment=environment,
         virtual=virtual,
         lineage=job.lineage,
         views=views,
+        checks=dict(checks),
         **asdict(facts),
     )
     job_id = await registry.add_job(tx, dag_id, job, fingerprint, definition, window)

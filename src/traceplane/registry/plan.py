@@ -16,6 +16,7 @@ from traceplane.model import durations
 from traceplane.model.dag import Dag, Dataset, Job
 from traceplane.model.partitions import Partitions
 from traceplane.operators import catalog
+from traceplane.operators.alerting import EVALUATE, ROUTE
 from traceplane.registry import batching, fingerprint
 from traceplane.sql import virtual
 
@@ -110,7 +111,7 @@ def plan(
     """The difference between `deployed` and `desired`; the fingerprints are those of `desired`."""
     if deployed is None:
         datasets = tuple(dataset.dataset_id for dataset in desired.datasets)
-        declassified = tuple(_declassified({}, _by_id(desired)))
+        declassified = tuple(_declassified(None, desired))
         return Plan(
             desired.name, None, added=desired.jobs, datasets_added=datasets, declassified=declassified
         )
@@ -165,17 +166,32 @@ def plan(
         dag_changes=tuple(
             _changes({"description": deployed.dag.description}, {"description": desired.description})
         ),
-        declassified=tuple(_declassified(old_datasets, new_datasets)),
+        declassified=tuple(_declassified(deployed.dag, desired)),
     )
 
 
-def _declassified(old: dict[str, Dataset], new: dict[str, Dataset]) -> Iterator[Declassified]:
-    for dataset_id, dataset in sorted(new.items()):
-        before = old[dataset_id].columns if dataset_id in old else ()
-        reasons = {column.name: column.declassified for column in before}
-        for column in dataset.columns:
-            if column.declassified and reasons.get(column.name) != column.declassified:
-                yield Declassified(dataset_id, column.name, column.declassified)
+def _declassified(old: Dag | None, new: Dag) -> Iterator[Declassified]:
+    before = _reasons(old) if old is not None else {}
+    for (dataset_id, column), reason in sorted(_reasons(new).items()):
+        if before.get((dataset_id, column)) != reason:
+            yield Declassified(dataset_id, column, reason)
+
+
+def _reasons(dag: Dag) -> dict[tuple[str, str], str]:
+    """Why columns are no personal data: of datasets, and of what alerts send."""
+    routes = {job.inputs[0].dataset_id: job for job in dag.jobs if job.operator == ROUTE}
+    reasons = {
+        (dataset.dataset_id, column.name): column.declassified
+        for dataset in dag.datasets
+        for column in dataset.columns
+        if column.declassified and dataset.dataset_id not in routes
+    }
+    of_alerts = {
+        (dataset_id, column): reason
+        for dataset_id, job in routes.items()
+        for column, reason in (job.config.get("declassified") or {}).items()
+    }
+    return reasons | of_alerts
 
 
 def _changes_in_place(old: Job, new: Job, *, keeps_data: bool) -> Iterator[FieldChange]:
@@ -280,6 +296,7 @@ def _columns_by_name(dataset: Dataset) -> dict[str, Any]:
     return {
         **asdict(dataset),
         "columns": {column.name: asdict(column) for column in dataset.columns},
+        "checks": {check.name: check.as_written() for check in dataset.checks},
         "partitions": {**asdict(dataset.partitions), "start": _start(dataset.partitions)},
         "retention": retention,
     }
@@ -353,7 +370,10 @@ def render(plan: Plan) -> str:
         lines += [f"~ job {_label(changed.job)}: in place", *_field_lines(changed.changes)]
     for rebuilt in plan.rebuilt:
         lines += [f"-/+ job {_label(rebuilt.job)}: rebuilt, {_reason(rebuilt)}"]
-        lines += _field_lines(rebuilt.changes + rebuilt.execution_changes)
+        changes = rebuilt.changes + rebuilt.execution_changes
+        if rebuilt.job.operator == EVALUATE:
+            changes = tuple(map(_changed_part, changes))
+        lines += _field_lines(changes)
     lines += [f"- job {_label(job)}" for job in plan.removed]
     lines += [f"+ dataset {dataset_id}" for dataset_id in plan.datasets_added]
     for dataset in plan.datasets_changed:
@@ -375,7 +395,20 @@ def render(plan: Plan) -> str:
     )
 
 
+def _changed_part(change: FieldChange) -> FieldChange:
+    """Of the query of an alert, the lines that differ: the platform wrote most of it."""
+    if change.field != "config.query" or change.old is None or change.new is None:
+        return change
+    old, new = json.loads(change.old).splitlines(), json.loads(change.new).splitlines()
+    gone = " ".join(line.strip() for line in old if line not in new)
+    added = " ".join(line.strip() for line in new if line not in old)
+    shown = [json.dumps(part, ensure_ascii=False) for part in (gone, added)]
+    return replace(change, old=shown[0], new=shown[1])
+
+
 def _label(job: Job) -> str:
+    if job.operator in (EVALUATE, ROUTE):
+        return f"{job.name} ({job.operator} of the alert {job.generated_for})"
     if job.generated_for is not None:
         operator = catalog.find(job.operator)
         why = ": Bulk" if operator is not None and operator.groups else ""

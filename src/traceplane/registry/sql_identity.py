@@ -13,8 +13,10 @@ from typing import Any
 import sqlglot
 from sqlglot.errors import SqlglotError
 
+from traceplane.errors import InvalidInput
 from traceplane.model.dag import Dag, Dataset, Job
 from traceplane.operators import catalog
+from traceplane.sql.spark_agreement import agreed
 
 
 def with_deployed_queries(desired: Dag, deployed: Dag) -> Dag:
@@ -53,11 +55,13 @@ def say_the_same(one: str, other: str, dialect: str = "spark") -> bool:
     if one == other:
         return True
     try:
+        if dialect == "spark":
+            one, other = agreed(one), agreed(other)
         first, second = (sqlglot.parse(text, dialect=dialect) for text in (one, other))
         # Both: comparing trees ignores the case of some names, and generated text may leave out syntax that the
         # dialect's generator does not know.
         return first == second and _text(first, dialect) == _text(second, dialect)
-    except (SqlglotError, RecursionError):
+    except (InvalidInput, SqlglotError, RecursionError):
         return False  # queries that cannot be parsed are compared by their text
 
 

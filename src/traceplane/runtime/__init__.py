@@ -5,4 +5,5 @@ in_parallel    many calls of one kind, a few at a time
 locked_folder  the working folder of one process, and cleanup of folders whose process was killed
 process        process lifecycle: background loops, tasks that live and die together, graceful shutdown
 retrying       retries with exponential backoff and jitter
+uv_command     how uv, the installer of Python packages, is called
 """

@@ -28,6 +28,7 @@ import uvloop
 
 from traceplane import telemetry
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError, UserError
+from traceplane.linux.confine import allow_many_open_files
 from traceplane.runtime.retrying import Result, backoff, happens
 
 LONGEST_BACKOFF = 30.0
@@ -238,6 +239,7 @@ def run_to_end(
     # What is loaded stays, and requests leave hardly any cycles: the defaults would look for them all the time.
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+    allow_many_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_supervise(main, grace, hurry))
     telemetry.shutdown()

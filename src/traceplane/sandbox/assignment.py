@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from traceplane.model.task_payload import TaskPayload
-from traceplane.sandbox.frames import ColumnBounds, EmittedEvent, Failure, ReportedColumn, RunLimits
+from traceplane.sandbox.frames import (
+    ColumnBounds,
+    EmittedEvent,
+    Failure,
+    ReportedCheck,
+    ReportedColumn,
+    RunLimits,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +98,7 @@ class OutputResult:
     files: tuple[OutputFile, ...]
     schema_hash: str
     columns: tuple[ReportedColumn, ...] = ()
+    broken_checks: tuple[ReportedCheck, ...] = ()
 
     @property
     def row_count(self) -> int:

@@ -34,7 +34,7 @@ from traceplane.linux import kernel, landlock, network_namespace, seccomp
 from traceplane.linux.confine import (
     Allowed,
     Barriers,
-    be_able_to_send_descriptors,
+    allow_many_open_files,
     confine,
     lower_limit,
     protect_this_process,
@@ -399,7 +399,7 @@ class Cell:
             self._rules,
         )
         if self._supervisor is not None and listener is not None:
-            be_able_to_send_descriptors()
+            allow_many_open_files()
             _hand_over_connections(listener, self._supervisor, paths.spark_port)
         lower_limit(resource.RLIMIT_NOFILE, open_files)  # last: with it, no descriptor might be sent
         os.chdir(temp)

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from traceplane.model import checks
 from traceplane.model.task_payload import TaskPayload
 
 _LENGTH = struct.Struct(">I")
@@ -202,6 +203,7 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00]+$")]
 Emission = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00]*$")]
 Bound = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00]*$")]
+SampledValue = Annotated[str, msgspec.Meta(max_length=checks.LONGEST_VALUE, pattern=r"^[^\x00]*$")]
 _Several = msgspec.Meta(max_length=10_000)
 """The maximum in a report to the dispatcher."""
 _SMALLEST_FILE = 128
@@ -288,11 +290,24 @@ class ReportedColumn(msgspec.Struct, frozen=True):
     nullable: bool = True
 
 
+class ReportedCheck(msgspec.Struct, frozen=True):
+    """A check that the output does not meet."""
+
+    name: Name
+    rows: Count
+    sample: Annotated[
+        list[Annotated[dict[Name, SampledValue | None], msgspec.Meta(max_length=checks.MOST_COLUMNS)]],
+        msgspec.Meta(max_length=checks.MOST_SAMPLED),
+    ] = []
+    error: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.]{0,100}$")] = ""
+
+
 class ReportedOutput(msgspec.Struct, frozen=True):
     name: str
     files: list[ReportedFile]
     schema_hash: Digest | None
     columns: Annotated[list[ReportedColumn], _Several] = []
+    broken_checks: Annotated[list[ReportedCheck], _Several] = []
 
     def __post_init__(self) -> None:
         if len({file.name for file in self.files}) < len(self.files):

@@ -89,6 +89,7 @@ def _written(task: OperatorTask) -> list[frames.ReportedOutput]:
             ],
             written.schema_hash,
             [frames.ReportedColumn(c.name, c.type, c.nullable) for c in written.columns],
+            [frames.ReportedCheck(c.name, c.rows, list(c.sample), c.error) for c in written.broken_checks],
         )
         for name, written in task.written.items()
     ]

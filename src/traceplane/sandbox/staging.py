@@ -226,10 +226,7 @@ class TaskFolders:
                 os.rename(self._areas[name], folder)
             files = self._seal_folder(folder, output.files if output else [], child_lives)
             if output is not None:
-                columns = tuple(output.columns)
-                results.append(
-                    OutputResult(names.index(name), name, files, output.schema_hash or "", columns)
-                )
+                results.append(_result(names.index(name), output, files))
         return tuple(results)
 
     def _seal_folder(
@@ -300,10 +297,7 @@ class TaskFolders:
                 OutputFile(f"{folder}/{file.name}", file.rows, file.bytes, file.statistics)
                 for file in output.files
             )
-            columns = tuple(output.columns)
-            results.append(
-                OutputResult(names.index(output.name), output.name, files, output.schema_hash or "", columns)
-            )
+            results.append(_result(names.index(output.name), output, files))
             if files:
                 unwritten.append((folder, output.files))
         self._unwritten = unwritten
@@ -420,3 +414,8 @@ def bytes_below(folder: str) -> int:
             if error.errno == errno.ENAMETOOLONG:
                 return _TOO_DEEP_TO_COUNT  # such deep nesting is an attempt to hide files
     return total
+
+
+def _result(index: int, output: ReportedOutput, files: tuple[OutputFile, ...]) -> OutputResult:
+    columns, broken = tuple(output.columns), tuple(output.broken_checks)
+    return OutputResult(index, output.name, files, output.schema_hash or "", columns, broken)

@@ -34,8 +34,7 @@ async def with_secrets(
     vault = Vault.of(settings, master_keys)
     wanted = found_in(texts)
     try:
-        async with database.transaction() as tx:
-            values = await vault.own_values(tx, settings.own_org, wanted)
+        values = await vault.own_values(database, settings.own_org, wanted)
     finally:
         await vault.close()
     for name in sorted(wanted):

@@ -8,7 +8,7 @@ from uuid import UUID
 from traceplane.adapters.secret_store import Reading, StoredSecret, Writing
 from traceplane.errors import PlatformError
 from traceplane.postgres import secrets
-from traceplane.postgres.database import Transaction
+from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.secrets import SealedVersion, SecretPlace
 from traceplane.secrets.sealing import MasterKeys, Sealed
 
@@ -45,14 +45,17 @@ class SealedStore:
     async def remove(self, place: SecretPlace) -> bool:
         return False
 
-    async def listed(self, tx: Transaction, org: str) -> list[StoredSecret]:
+    async def listed(self, database: Database, org: str) -> list[StoredSecret]:
+        async with database.transaction() as tx:
+            versions = await secrets.listed(tx, org)
         return [
             StoredSecret(SecretPlace(org, v.namespace, v.name), v.version, v.set_by, v.set_at)
-            for v in await secrets.listed(tx, org)
+            for v in versions
         ]
 
-    async def existing(self, tx: Transaction, places: Collection[SecretPlace]) -> set[SecretPlace]:
-        return set(await secrets.newest(tx, places))
+    async def existing(self, database: Database, places: Collection[SecretPlace]) -> set[SecretPlace]:
+        async with database.transaction() as tx:
+            return set(await secrets.newest(tx, places))
 
     async def look_up(self, tx: Transaction, places: Collection[SecretPlace]) -> Reading:
         versions, keys = await secrets.newest(tx, places), self._keys

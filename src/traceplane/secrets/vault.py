@@ -21,6 +21,8 @@ from traceplane.settings import Settings
 
 PROVIDERS = "sign-in"
 """Identity providers use client secrets like jobs of a DAG of this name."""
+CHANNELS = "channel"
+"""Channels use secrets like jobs of a DAG of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +165,34 @@ class Vault:
         *,
         jobs: Jobs | None = None,
         roles: Sequence[str] | None = None,
-    ) -> SecretRights | None:
-        """The rights as they are then; None: there is no such secret."""
+    ) -> SecretRights:
+        """The rights as they are then, of a secret that exists."""
         place = place_of(org, name)
-        if not await self._store.existing(tx, [place]):
-            return None
         await secrets.grant(tx, place, jobs=jobs, roles=roles)
         return (await secrets.rights(tx, [place]))[place]
+
+    async def existing(
+        self, database: Database, org: str, names: Collection[SecretName]
+    ) -> frozenset[SecretName]:
+        places = {place_of(org, name): name for name in names}
+        existing = await self._store.existing(database, places) if places else ()
+        return frozenset(places[place] for place in existing)
 
     async def rights(
         self, tx: Transaction, org: str, names: Collection[SecretName]
     ) -> dict[SecretName, SecretRights]:
-        """Of those that exist."""
+        """Of all these, whether they exist or not."""
         places = {place_of(org, name): name for name in names}
-        existing = await self._store.existing(tx, places) if places else set()
-        rights = await secrets.rights(tx, existing) if existing else {}
-        return {places[place]: rights.get(place, NO_RIGHTS_SET) for place in existing}
+        rights = await secrets.rights(tx, places)
+        return {name: rights.get(place, NO_RIGHTS_SET) for place, name in places.items()}
 
-    async def listed(self, tx: Transaction, org: str) -> list[ListedSecret]:
-        rights = await secrets.rights_of_org(tx, org)
+    async def listed(self, database: Database, org: str) -> list[ListedSecret]:
+        """The rights are read last: one that is set meanwhile must not look as if every job could use it."""
+        existing = await self._store.listed(database, org)
+        async with database.transaction() as tx:
+            rights = await secrets.rights_of_org(tx, org)
         listed = []
-        for stored in await self._store.listed(tx, org):
+        for stored in existing:
             used = rights.get(stored.place, UsedSecret(NO_RIGHTS_SET, None))
             listed.append(
                 ListedSecret(
@@ -228,12 +237,13 @@ class Vault:
         await secrets.note_use(tx, places)
 
     async def own_values(
-        self, tx: Transaction, org: str, names: Collection[SecretName]
+        self, database: Database, org: str, names: Collection[SecretName]
     ) -> dict[SecretName, str | PlatformError]:
         """For a process of the platform itself, which is no job; what does not exist is left out."""
         places = {place_of(org, name): name for name in names}
-        read = await self._store.look_up(tx, places)
-        await self.note_use(tx, places)
+        async with database.transaction() as tx:
+            read = await self._store.look_up(tx, places)
+            await self.note_use(tx, places)
         return {places[place]: value for place, value in (await read()).items()}
 
 

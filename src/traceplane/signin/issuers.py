@@ -101,7 +101,8 @@ class Issuers:
 
     async def _fetched(self, issuer: str) -> tuple[Published, list[ProviderKey]]:
         url = issuer.rstrip("/") + "/.well-known/openid-configuration"
-        answer = await self._outgoing.get(url)
+        outgoing = self._outgoing.of(issuer)  # organizations have it in common
+        answer = await outgoing.get(url)
         if answer.status != 200:
             raise _not_published(url, f"status {answer.status}")
         published = json_of(answer, url, Published)
@@ -113,8 +114,8 @@ class Issuers:
             published.device_authorization_endpoint,
         ):
             if address is not None:
-                self._outgoing.check(address)
-        answer = await self._outgoing.get(published.jwks_uri)
+                outgoing.check(address)
+        answer = await outgoing.get(published.jwks_uri)
         if answer.status != 200:
             raise _not_published(published.jwks_uri, f"status {answer.status}")
         try:

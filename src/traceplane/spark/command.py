@@ -28,6 +28,8 @@ class SparkSettings:
     """Where tasks write, and read unless their inputs are elsewhere."""
     inputs: Path | None = None
     code_paths: tuple[Path, ...] = ()
+    environments: Path | None = None
+    """Where the packages that jobs need are; the server sees those of running tasks."""
     master: str = "local[*]"
     memory_mb: int = 1024
     quick: bool = False

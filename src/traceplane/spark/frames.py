@@ -25,6 +25,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     readable: list[str]
     stores: list[str]
     """Where granted folders are; readable and writable as a whole if the server has no mounts of its own."""
+    environments: list[str] = []
+    """The same for folders that are only read."""
     uid: int | None
     disabled: list[str]
     allow_weak: bool

@@ -126,7 +126,9 @@ class Launcher:
         self._root = root
         self._grants = None
         if root is not None:
-            self._grants = root.open_from_outside(f"{launch.folder}/alias", launch.stores)
+            self._grants = root.open_from_outside(
+                f"{launch.folder}/alias", (*launch.stores, *launch.environments)
+            )
         self._server = 0
         self._listening = False
         self._port = ServedPort()
@@ -170,7 +172,7 @@ class Launcher:
             )
             readable = list(launch.readable)
             if self._root is None:
-                readable += [*_WITHOUT_MOUNTS, *launch.stores]
+                readable += [*_WITHOUT_MOUNTS, *launch.stores, *launch.environments]
             paths = confinement.Paths(
                 readable=tuple(path for path in readable if os.path.exists(path)),
                 writable=tuple(launch.stores) if self._root is None else (),
@@ -193,7 +195,8 @@ class Launcher:
     def _temp_point(self) -> str:
         """Its /tmp, unless that would hide folders below /tmp that are shown later."""
         usual = private_root.TEMP
-        hides = any(private_root.is_within(store, usual) for store in self._launch.stores)
+        shown = (*self._launch.stores, *self._launch.environments)
+        hides = any(private_root.is_within(folder, usual) for folder in shown)
         return _OTHER_TEMP if hides else usual
 
     def _on_request(self) -> None:

@@ -420,6 +420,7 @@ class SparkServer:
             temp=str(self._temp),
             readable=[str(path.resolve()) for path in readable if path.exists()],
             stores=sorted(str(path.resolve()) for path in stores),
+            environments=[] if settings.environments is None else [str(settings.environments.resolve())],
             uid=self._uid,
             disabled=sorted(settings.disabled_layers),
             allow_weak=settings.allow_weak,

@@ -20,6 +20,9 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.qualify import qualify
 from sqlglot.optimizer.scope import Scope, build_scope
 
+from traceplane.errors import InvalidInput
+from traceplane.sql.spark_agreement import agreed
+
 Source = tuple[str, str]
 """A relation of the query and a column of it, both in lower case."""
 Sources = frozenset[Source]
@@ -29,7 +32,26 @@ RelationColumns = tuple[tuple[str, tuple[str, ...] | None], ...]
 
 _UNNAMED = "tp_unnamed_"
 _NOTHING: Sources = frozenset()
-_NOT_ANALYZED = (exp.Pivot, exp.MatchRecognize, exp.Columns, exp.Command, exp.Into)
+_NOT_ANALYZED = (
+    exp.Pivot,
+    exp.MatchRecognize,
+    exp.Columns,
+    exp.Command,
+    exp.Into,
+    exp.QueryTransform,
+    exp.TableColumn,  # a whole row, by the name of its relation
+    exp.PositionalColumn,
+)
+_READ_WHAT_A_TEXT_NAMES = frozenset(
+    ("identifier", "query", "query_table", "getvariable", "reflect", "try_reflect", "java_method")
+)
+_COMPUTE_ROWS_FROM_ARGUMENTS = frozenset(
+    (
+        *("range", "generate_series", "unnest", "stack", "inline", "inline_outer", "json_tuple"),
+        *("explode", "explode_outer", "posexplode", "posexplode_outer"),
+    )
+)
+"""Functions that return a table; others read files, or tables that a text names."""
 
 
 class _NotAnalyzable(Exception):
@@ -51,16 +73,19 @@ class QueryLineage:
 def lineage_of(sql: str, relations: RelationColumns, dialect: str) -> QueryLineage | None:
     """None if the query cannot be analyzed."""
     try:
-        tree = sqlglot.parse_one(sql, read=dialect)
-        if not isinstance(tree, exp.Query):
+        text = agreed(sql) if dialect == "spark" else sql
+        tree, *more = sqlglot.parse(text, read=dialect)
+        if more or not isinstance(tree, exp.Query):
             return None
         return _analyzed(tree, relations, dialect)
-    except (SqlglotError, _NotAnalyzable, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (InvalidInput, SqlglotError, _NotAnalyzable):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _analyzed(tree: exp.Query, relations: RelationColumns, dialect: str) -> QueryLineage:
-    if any(True for _ in tree.find_all(*_NOT_ANALYZED)):
+    if any(map(_hides_columns, tree.walk())):
         raise _NotAnalyzable
     if any(part.args.get("recursive") for part in tree.find_all(exp.With)):
         raise _NotAnalyzable
@@ -76,6 +101,8 @@ def _analyzed(tree: exp.Query, relations: RelationColumns, dialect: str) -> Quer
         if columns is not None
     }
     qualified = qualify(tree, schema=schema, dialect=dialect, validate_qualify_columns=True)
+    if any(_hides_columns(node) or _is_all_columns(node) for node in qualified.walk()):
+        raise _NotAnalyzable
     root = build_scope(qualified)
     if root is None:
         raise _NotAnalyzable
@@ -83,6 +110,31 @@ def _analyzed(tree: exp.Query, relations: RelationColumns, dialect: str) -> Quer
     named = {name: sources for name, sources in answer.columns.items() if not name.startswith(_UNNAMED)}
     unnamed = [sources for name, sources in answer.columns.items() if name.startswith(_UNNAMED)]
     return QueryLineage(named, _NOTHING.union(*unnamed), bool(unnamed), answer.rows)
+
+
+def _hides_columns(node: exp.Expr) -> bool:
+    """Whether it may depend on columns that the query does not name, or names otherwise than their relation does."""
+    match node:
+        case exp.Table(this=exp.Identifier()):
+            return bool(node.alias_column_names)
+        case exp.Table(this=exp.Func()):
+            return _function_name(node.this) not in _COMPUTE_ROWS_FROM_ARGUMENTS
+        case exp.Table():
+            return True
+        case exp.Func():
+            return isinstance(node, _NOT_ANALYZED) or _function_name(node) in _READ_WHAT_A_TEXT_NAMES
+    return isinstance(node, _NOT_ANALYZED)
+
+
+def _function_name(function: exp.Func) -> str:
+    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
+
+
+def _is_all_columns(node: exp.Expr) -> bool:
+    """A star that stands for values, as in `to_json(struct(*))`; that of `count(*)` stands for none."""
+    if not isinstance(node, exp.Star):
+        return False
+    return not isinstance(node.parent, exp.Count) or any(node.args.values())
 
 
 def _rename_relations(tree: exp.Query, relations: Sequence[str]) -> dict[str, str]:

@@ -15,6 +15,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
+from traceplane.errors import InvalidInput
+from traceplane.sql.spark_agreement import agreed
 from traceplane.sql.spark_functions import COLUMNS_OF_THE_SESSION, UNITS
 
 _ESCAPES = re.compile(r"\x1b\[\d*m")
@@ -40,7 +42,6 @@ _UNKNOWN_TO_THE_PARSER = (
     (re.compile(r"\bx\s+'", re.IGNORECASE), "x'"),
 )
 """Everything in the examples of Spark's functions that it does not understand, and similar text."""
-_LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,15 @@ class QueryFault:
     word: str
     known: tuple[str, ...] = ()
     """Suggestions."""
+    next_step: str | None = None
 
 
 def faults(query: str, inputs: Mapping[str, Collection[str] | None]) -> list[QueryFault]:
     """`inputs` are the relations of the query and their columns; None if unknown."""
     try:
-        statements = _parsed(query[:_LONGEST])
+        statements = _parsed(query)
+    except InvalidInput as error:
+        return [QueryFault(error.code, error.message, str(error.value), next_step=error.next_step)]
     except ParseError as error:
         return [_unparsed(error)]
     except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
@@ -96,6 +100,7 @@ def unknown_columns(select: str, relations: Mapping[str, Collection[str] | None]
 
 
 def _parsed(query: str) -> list[exp.Expr]:
+    query = agreed(query)
     try:
         found = sqlglot.parse(query, read="spark")
     except ParseError:
@@ -168,7 +173,7 @@ def _unknown_columns(tree: exp.Expr, inputs: Mapping[str, Collection[str] | None
             known, told, word = relations.columns, ".".join(parts), parts[0]
         if told.lower() not in seen:
             seen.add(told.lower())
-            message = f"the query names the column {told!r}, which is not there"
+            message = f"the query names the column {told!r}, which none of its inputs has"
             yield QueryFault("sql.unknown_column", message, word, tuple(sorted(known)))
 
 

@@ -63,6 +63,7 @@ class PipelineCache:
             if changed:
                 self.index = await asyncio.to_thread(self._builder.index)
         except Exception:
+            # Whatever failed, the index is no longer fresh, and these figures are what alerts watch.
             self._failures += 1
             telemetry.count("cache_refresh_failures_total")
             telemetry.gauge("cache_refresh_failures_in_a_row", self._failures)

@@ -208,7 +208,9 @@ class TaskChanges(Wire, frozen=True):
     """Set if the DAG may have more such tasks: repeat the call with this value."""
     why_unchanged: dict[str, str] = msgspec.field(default_factory=dict)
     """For each unchanged task: its state; `unknown`; `retired` if its job belongs to a version that no longer
-    serves; or `pipeline` if it belongs to a finished execution."""
+    serves; or `pipeline` if it belongs to a finished execution. For dead letters also `no_letter`; `superseded` if
+    something newer is committed in its scope; `acknowledged`; `busy` if another task is working on its scope; or
+    `not_newest` if a newer task of its scope is dead too."""
 
 
 class CoverageView(Wire, frozen=True):
@@ -250,6 +252,18 @@ class ScopeExplanation(Wire, frozen=True):
     missing_scopes: tuple[str, ...] = ()
 
 
+class FailedCheckView(Wire, frozen=True):
+    """A check that the rows of a dataset do not meet now, or its freshness."""
+
+    check: str
+    scopes: int
+    """In how many scopes; 0 for freshness."""
+    problem: str
+    """The newest one."""
+    task_id: UUID | None = None
+    """Whose rows these are."""
+
+
 class DatasetView(Wire, frozen=True):
     dataset: str
     commits: int
@@ -264,6 +278,10 @@ class DatasetView(Wire, frozen=True):
     """For a dataset without rows: its number of events, counted up to 10,000. `cursor` is the position of the last."""
     cursor_name: str | None = None
     """The name of the partition at `cursor`, if it is a period; partitions by name have no last one."""
+    dead_letters: int = 0
+    """For a buffered dataset: completed attempts whose rows could not be written."""
+    failed_checks: list[FailedCheckView] = []
+    """Those that only warn."""
 
 
 class FailureView(Wire, frozen=True):
@@ -319,3 +337,5 @@ class StatusResponse(Wire, frozen=True):
     cron: list[CronView] = msgspec.field(default_factory=list)
     paused: list[PauseView] = msgspec.field(default_factory=list)
     """Paused jobs."""
+    dead_messages: dict[str, int] = {}
+    """By channel, messages that could not be delivered; only for admins, as channels are."""

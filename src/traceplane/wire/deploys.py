@@ -7,9 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from traceplane.model.code_bundle import MODULE_PATH
+from traceplane.model.requirements import MAX_LOCK_CHARS
 from traceplane.wire.scalars import Text, Wire
 
 ModulePath = Annotated[str, msgspec.Meta(max_length=512, pattern=MODULE_PATH)]
+
+RequirementsPath = Annotated[str, msgspec.Meta(max_length=300)]
+RequirementsText = Annotated[str, msgspec.Meta(max_length=MAX_LOCK_CHARS)]
+RequirementsKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class DeployRequest(Wire, frozen=True):
@@ -28,6 +33,10 @@ class DeployRequest(Wire, frozen=True):
     code: dict[ModulePath, str] | None = None
     """The source of each Python module that the jobs run, by its path below a code path. If unset, jobs run what
     the workers' own folders contain."""
+    requirement_files: dict[RequirementsPath, RequirementsText] = {}
+    """The files with requirements that the DAG file names, by the paths that it names them by."""
+    locks: dict[RequirementsKey, RequirementsText] = {}
+    """The lock of each set of requirements, by the hash of these."""
 
 
 class FieldChangeView(Wire, frozen=True):

@@ -11,6 +11,8 @@ MAX_BATCH = 1000
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Written = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+"""Rows or bytes of an output: more than a task can write, yet Postgres can add up thousands of them."""
 AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Traceparent = Annotated[str, msgspec.Meta(pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 Scalar = Annotated[str, msgspec.Meta(max_length=1024)] | Position | float | bool | None

@@ -32,6 +32,7 @@ class ProviderSettings(Wire, frozen=True):
 
 
 class ProviderView(ProviderSettings, frozen=True, kw_only=True):
+    org: str
     name: str
     set_by: str
     set_at: datetime | None = None

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.checks import LONGEST_VALUE, MOST_COLUMNS, MOST_SAMPLED, Check
 from traceplane.model.json_object import JsonObject
 from traceplane.model.row_positions import ValueRange
 from traceplane.wire.scalars import (
@@ -26,10 +27,12 @@ from traceplane.wire.scalars import (
     Text,
     Traceparent,
     Wire,
+    Written,
 )
 
 LONGEST_LOG = 20_000
 """How many characters of an attempt's log are kept."""
+SampledValue = Annotated[str, msgspec.Meta(max_length=LONGEST_VALUE)]
 _Batch = msgspec.Meta(min_length=1, max_length=MAX_BATCH)
 
 
@@ -130,6 +133,8 @@ class OutputRef(Wire, frozen=True):
     storage: str
     columns: list[ColumnSchema] = []
     """The columns that the dataset declares, with Arrow types; empty if it declares none."""
+    checks: list[Check] = []
+    """What the rows are checked for; expressions are in Spark's dialect."""
 
 
 class ViewRef(Wire, frozen=True):
@@ -169,6 +174,8 @@ class JobPayload(Wire, frozen=True):
     outputs: list[OutputRef]
     code_bundle: str | None = None
     """The code that the job was deployed with; unset if it runs what the worker's own folders contain."""
+    environment: str | None = None
+    """The lock of the Python packages that its code needs; fetched like the code."""
     package: str | None = None
     """The installed package that provides the operator, and its version; unset for a built-in operator."""
     source_kind: str | None = None
@@ -354,9 +361,24 @@ class ColumnStatistics(Wire, frozen=True):
 
 class StagedFile(Wire, frozen=True):
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
-    rows: Count
-    bytes: Count
+    rows: Written
+    bytes: Written
     statistics: dict[ColumnName, ColumnStatistics] | None = None
+
+
+class FailedCheck(Wire, frozen=True):
+    """A check of a dataset that the rows of a task do not meet."""
+
+    output_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    check: Text
+    problem: Annotated[str, msgspec.Meta(max_length=2_000)]
+    rows: Count
+    """How many rows do not meet it."""
+    sample: Annotated[
+        list[Annotated[dict[ColumnName, SampledValue | None], msgspec.Meta(max_length=MOST_COLUMNS)]],
+        msgspec.Meta(max_length=MOST_SAMPLED),
+    ] = []
+    """Some of them, with their values as short texts."""
 
 
 class OutputManifest(Wire, frozen=True):
@@ -365,11 +387,26 @@ class OutputManifest(Wire, frozen=True):
     dataset_version: UUID
     scope: Scope
     files: list[StagedFile] = []
-    row_count: Count = 0
-    bytes: Count = 0
+    row_count: Written = 0
+    bytes: Written = 0
     schema_hash: Annotated[str, msgspec.Meta(max_length=128)] = ""
     schema: Annotated[list[ColumnSchema], msgspec.Meta(max_length=10_000)] | None = None
     """The columns of the files; if missing, they are not checked against earlier commits."""
+    failed_checks: Annotated[list[FailedCheck], msgspec.Meta(max_length=10_000)] = []
+    """Those that only warn."""
+
+
+class RefusedRow(Wire, frozen=True):
+    """The first row of an output that its dataset cannot hold."""
+
+    file: Annotated[str, msgspec.Meta(max_length=2048)] | None = None
+    row: Count | None = None
+    """Its number in the file, beginning with 1; unset if all rows are meant, such as those without a column."""
+    column: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    value: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    """As text, at most 200 characters; unset for null."""
+    expected: Annotated[str, msgspec.Meta(max_length=2048)] | None = None
+    """A type or a rule."""
 
 
 class TaskError(Wire, frozen=True):
@@ -384,7 +421,10 @@ class TaskError(Wire, frozen=True):
     file: str | None = None
     line: int | None = None
     logs: list[str] = []
+    failed_checks: list[FailedCheck] = []
+    """With `check.failed`."""
     retryable: bool = True
+    row: RefusedRow | None = None
 
 
 class HotRead(Wire, frozen=True):
@@ -478,7 +518,7 @@ class CodeQuery(Wire, frozen=True):
 
 class CodeResponse(Wire, frozen=True):
     content: str
-    """In the encoding of `model.code_bundle`; the bundle's name is its SHA-256."""
+    """In the encoding of `model.code_bundle` or, if it is a lock, of `model.requirements`; its name is its SHA-256."""
 
 
 class Jwks(Wire, frozen=True):

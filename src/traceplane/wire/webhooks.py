@@ -24,6 +24,7 @@ class RefusalView(Wire, frozen=True):
 
 
 class WebhookView(Wire, frozen=True):
+    org: str
     path: str
     """As in `POST /hooks/{org}/{path}`."""
     dag: str

@@ -3,6 +3,7 @@
     attempt              one attempt of a task: fetches inputs, runs the operator, stores outputs
     code_cache           the code that jobs were deployed with, in folders of this worker
     dispatcher_client    the internal API, as a worker calls it
+    environment_cache    the Python packages that jobs need, in folders of this worker
     heartbeats           extends every lease after a third of its duration
     held_task            a task whose lease this worker holds
     hot_inputs           hot inputs as files, fetched from the dispatcher in pieces

@@ -120,7 +120,8 @@ class Attempts:
         """Stores the task's outputs in the object store, and returns their manifests."""
         outputs = report.manifests(held, result)
         if self._store.cache is not None and result.outputs:
-            files = [StoredFile(f.path, f.bytes) for output in outputs for f in output.files]
+            kept = [] if report.blocked_by(held, result) else outputs
+            files = [StoredFile(f.path, f.bytes) for output in kept for f in output.files]
             try:
                 await self._store.cache.upload(files)
             finally:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceplane import telemetry
@@ -29,6 +29,11 @@ class JobCode:
     """Where to import from, in this order."""
     bundled: tuple[str, ...] = ()
     """The modules that come from the job's own bundle."""
+
+    def with_packages(self, packages: Path) -> JobCode:
+        """After the job's own bundle, and before what other jobs of the worker may use."""
+        own = 1 if self.bundled else 0
+        return replace(self, paths=(*self.paths[:own], packages, *self.paths[own:]))
 
 
 class CodeCache:

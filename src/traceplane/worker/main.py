@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,6 +32,7 @@ from traceplane.wire.tasks import Resources
 from traceplane.worker.attempt import Attempts
 from traceplane.worker.code_cache import CodeCache
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
+from traceplane.worker.environment_cache import EnvironmentCache
 from traceplane.worker.intake import Identity, Intake, LocalIntake, QueueIntake
 from traceplane.worker.sandboxed_operators import SandboxedOperators
 from traceplane.worker.store_on_disk import StoreOnDisk
@@ -79,6 +81,8 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     client = DispatcherClient(settings.dispatcher_address, _token(settings), tls_ca=settings.tls_ca)
     opened.push_async_callback(client.close)
     code = _code_cache(settings, client)
+    environments = _environment_cache(settings, client)
+    opened.push_async_callback(environments.close)
     intake = _intake(settings, runtime, name, client)
     store = await _store(settings, opened)
     spark = await _spark(settings, runtime, store, opened) if SPARK in runtime.capabilities else None
@@ -88,7 +92,13 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     watched_files = WatchedFiles(settings)
     opened.push_async_callback(watched_files.close)
     operators = SandboxedOperators(
-        client=client, sandboxes=sandboxes, runtime=runtime, store=store, code=code, spark=spark
+        client=client,
+        sandboxes=sandboxes,
+        runtime=runtime,
+        store=store,
+        code=code,
+        environments=environments,
+        spark=spark,
     )
     attempts = Attempts(
         client=client, operators=operators, store=store, decoders=decoders, watched_files=watched_files
@@ -140,6 +150,18 @@ def _code_cache(settings: Settings, client: DispatcherClient) -> CodeCache:
         code_paths,
         lambda bundle: patiently(lambda: client.code(bundle)),
     )
+
+
+def _environment_cache(settings: Settings, client: DispatcherClient) -> EnvironmentCache:
+    return EnvironmentCache(
+        closed_folder(_environments(settings)),
+        lambda lock: patiently(lambda: client.code(lock)),
+        limit_bytes=settings.environments_mb << 20,
+    )
+
+
+def _environments(settings: Settings) -> Path:
+    return settings.home.resolve() / "environments"
 
 
 def _wrapper(
@@ -211,6 +233,7 @@ async def _spark(
             object_store=store.outputs,
             inputs=store.inputs,
             code_paths=checked_code_paths(settings),
+            environments=_environments(settings),
             master=settings.spark_master,
             memory_mb=settings.spark_memory_mb,
             disk_bytes=settings.spark_disk_mb << 20,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
+from traceplane.errors import InvalidInput
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.job_definition import InputView
 from traceplane.model.runtimes import Runtime
 from traceplane.model.scope import Partition
+from traceplane.model.secret_texts import in_string
 from traceplane.model.task_payload import (
     DeclaredOutput,
     Execution,
@@ -21,14 +24,22 @@ from traceplane.operators.spec import OperatorSpec
 from traceplane.sandbox.frames import RunLimits
 from traceplane.secrets import references
 from traceplane.secrets.references import SecretName
+from traceplane.sql.spark_text import with_secrets
 from traceplane.wire.tasks import ClaimedTask, ColumnSchema, JobPayload
 from traceplane.worker.hot_inputs import LocalInputs
 from traceplane.worker.store_on_disk import StoreOnDisk
 
 
 def task_payload(
-    task: ClaimedTask, job: JobPayload, store: StoreOnDisk, local: LocalInputs, spark: SparkAccess | None
+    task: ClaimedTask,
+    job: JobPayload,
+    store: StoreOnDisk,
+    local: LocalInputs,
+    spark: SparkAccess | None,
+    *,
+    query_field: str | None = None,
 ) -> TaskPayload:
+    """`query_field`: the field of the config that holds SQL. Raises InvalidInput for secrets that cannot be put in."""
     scope = task.scope
     values = _secret_values(job)
     partition = None
@@ -40,7 +51,10 @@ def task_payload(
         kind=task.kind,
         emission=task.emission,
         operator=job.operator,
-        config=references.replaced(job.config, values),
+        config={
+            field: _query(value, values) if field == query_field else references.replaced(value, values)
+            for field, value in job.config.items()
+        },
         secrets={own: values[name] for own, name in _named(job)},
         unique_key=tuple(job.unique_key) if job.update_strategy == "append" else (),
         resume=tuple(task.resume),
@@ -51,6 +65,20 @@ def task_payload(
         given=tuple(ResolvedInput(i.name, i.view, i.where, tuple(i.columns)) for i in job.given),
         outputs=_outputs(task, job, store),
     )
+
+
+def _query(query: Any, values: Mapping[SecretName, str]) -> Any:
+    """The SQL was analyzed with its references, so values only become a part of its strings."""
+    match query:
+        case str() if references.found_in(query):
+            try:
+                return with_secrets(query, lambda string: references.replaced(string, values, in_string))
+            except InvalidInput as error:
+                raise InvalidInput("operator.misconfigured", f"{error.message}; {error.next_step}") from None
+        case dict():
+            return {output: _query(text, values) for output, text in query.items()}
+        case _:
+            return query
 
 
 def _secret_values(job: JobPayload) -> dict[SecretName, str]:
@@ -101,7 +129,11 @@ def _outputs(task: ClaimedTask, job: JobPayload, store: StoreOnDisk) -> tuple[De
     existing = task.output_files or [[] for _ in job.outputs]
     return tuple(
         DeclaredOutput(
-            declared.name, str(store.outputs / prefix), store.input_paths(files), _columns(declared.columns)
+            declared.name,
+            str(store.outputs / prefix),
+            store.input_paths(files),
+            _columns(declared.columns),
+            tuple(declared.checks),
         )
         for declared, prefix, files in zip(job.outputs, task.write_prefixes, existing, strict=True)
     )

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from msgspec import structs
 
 from traceplane.errors import TraceplaneError, UserError
+from traceplane.model.checks import Severity
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.operators.spec import OperatorSpec
-from traceplane.sandbox.assignment import RunResult
+from traceplane.sandbox.assignment import OutputResult, RunResult
 from traceplane.sandbox.frames import EmittedEvent, Failure
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import (
@@ -20,6 +21,7 @@ from traceplane.wire.tasks import (
     ColumnStatistics,
     Completion,
     EventOut,
+    FailedCheck,
     OutputManifest,
     StagedFile,
     TaskError,
@@ -78,6 +80,8 @@ def completion_of_result(
         return completion(held, "failed", traceparent, error=error, log=log)
     if lost := _lost_rows(held, result):
         return completion(held, "failed", traceparent, error=lost)
+    if blocked := blocked_by(held, result):
+        return completion(held, "failed", traceparent, error=_check_failed(held, blocked), log=log)
     return completion(
         held,
         "completed",
@@ -87,6 +91,32 @@ def completion_of_result(
         hot_reads=held.local.reads if _moves_rows(held) else [],
         log=log,
     )
+
+
+def blocked_by(held: HeldTask, result: RunResult) -> list[FailedCheck]:
+    """The failed checks because of which nothing is committed."""
+    return _failed_checks(held, result.outputs, Severity.BLOCK)
+
+
+def _failed_checks(held: HeldTask, outputs: Sequence[OutputResult], severity: Severity) -> list[FailedCheck]:
+    failed = []
+    for output in outputs:
+        broken = {check.name: check for check in output.broken_checks}
+        for check in held.job.outputs[output.output_index].checks:
+            if check.severity is severity and (found := broken.get(check.name)) is not None:
+                problem = check.problem(found.rows, found.error)[:_LONGEST_MESSAGE]
+                failed.append(FailedCheck(output.output_index, check.name, problem, found.rows, found.sample))
+    return failed
+
+
+def _check_failed(held: HeldTask, failed: Sequence[FailedCheck]) -> TaskError:
+    by_dataset: dict[str, list[str]] = {}
+    for check in failed:
+        dataset_id = held.job.outputs[check.output_index].dataset_id
+        by_dataset.setdefault(dataset_id, []).append(f"{check.check}: {check.problem}")
+    message = ". ".join(f"Dataset {name}: {'; '.join(said)}" for name, said in by_dataset.items())
+    message = f"{message[0].lower()}{message[1:]}"[:_LONGEST_MESSAGE]
+    return TaskError("check.failed", message, failed_checks=list(failed), retryable=False)
 
 
 def completion_of_error(held: HeldTask, error: TraceplaneError, traceparent: str | None) -> Completion:
@@ -109,8 +139,16 @@ def without(hidden: HiddenValues, reported: Completion) -> Completion:
     error = reported.error
     if error is not None:
         texts = {name: hidden.without(getattr(error, name)) for name in _TEXTS_OF_ERROR}
-        error = structs.replace(error, **texts)
-    return structs.replace(reported, error=error, log=hidden.without(reported.log))
+        error = structs.replace(error, **texts, failed_checks=_without(hidden, error.failed_checks))
+    outputs = [
+        structs.replace(output, failed_checks=_without(hidden, output.failed_checks))
+        for output in reported.outputs
+    ]
+    return structs.replace(reported, error=error, outputs=outputs, log=hidden.without(reported.log))
+
+
+def _without(hidden: HiddenValues, failed: Sequence[FailedCheck]) -> list[FailedCheck]:
+    return [structs.replace(check, sample=hidden.without(check.sample)) for check in failed]
 
 
 def completion_of_refusal(held: HeldTask, refused: Completion, refusal: TraceplaneError) -> Completion:
@@ -199,4 +237,5 @@ def _manifest(held: HeldTask, index: int, result: RunResult) -> OutputManifest:
         bytes=output.bytes,
         schema_hash=output.schema_hash,
         schema=[ColumnSchema(c.name, c.type, c.nullable) for c in output.columns] or None,
+        failed_checks=_failed_checks(held, [output], Severity.WARN),
     )

@@ -21,6 +21,7 @@ from traceplane.wire.tasks import Emission, EventOut
 from traceplane.worker import report
 from traceplane.worker.code_cache import CodeCache, JobCode
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
+from traceplane.worker.environment_cache import Environment, EnvironmentCache
 from traceplane.worker.held_task import HeldTask
 from traceplane.worker.payload import entrypoint_of, run_limits, task_payload
 from traceplane.worker.store_on_disk import StoreOnDisk
@@ -37,6 +38,7 @@ class SandboxedOperators:
         runtime: Runtime,
         store: StoreOnDisk,
         code: CodeCache,
+        environments: EnvironmentCache,
         spark: SparkServers | OneRemoteSpark | None,
     ) -> None:
         self._client = client
@@ -44,6 +46,7 @@ class SandboxedOperators:
         self._runtime = runtime
         self._store = store
         self._code = code
+        self._environments = environments
         self._spark = spark
 
     async def run(
@@ -57,9 +60,12 @@ class SandboxedOperators:
                 held.spark = spark
             operator = _usable_operator(held)
             code = await self._code.code_of(job.code_bundle)
+            environment = await during.enter_async_context(self._environments.using(job.environment))
+            if environment is not None:
+                code = code.with_packages(environment.packages)
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
             # No await from here to the run: the payload names the server that gets access to its folders.
-            assignment = self._assignment(held, operator, code, spark)
+            assignment = self._assignment(held, operator, code, spark, environment)
 
             async def on_events(events: list[EmittedEvent]) -> None:
                 await self._emit(held, report.events_of(events), traceparent)
@@ -73,32 +79,46 @@ class SandboxedOperators:
                 on_events=on_events if job.endless else None,
                 on_progress=on_progress,
                 timeout=None if job.endless else job.timeout_seconds,
-                grant=self._grant(held, spark, assignment.payload) if spark is not None else None,
+                grant=self._grant(held, spark, assignment.payload, environment)
+                if spark is not None
+                else None,
             )
 
     def _assignment(
-        self, held: HeldTask, operator: OperatorSpec, code: JobCode, spark: Spark | None
+        self,
+        held: HeldTask,
+        operator: OperatorSpec,
+        code: JobCode,
+        spark: Spark | None,
+        environment: Environment | None,
     ) -> Assignment:
         task, job = held.task, held.job
         entrypoint = entrypoint_of(job, operator)
-        access = SparkAccess(spark.remote, entrypoint, code.bundled) if spark is not None else None
+        python = str(environment.python) if environment is not None else None
+        access = SparkAccess(spark.remote, entrypoint, code.bundled, python) if spark is not None else None
         return Assignment(
             task_id=str(task.task_id),
             attempt=task.attempt,
             entrypoint=entrypoint if spark is None else _SPARK_TASK,
             error_codes=tuple(error.code for error in operator.errors),
-            payload=task_payload(task, job, self._store, held.local, access),
+            payload=task_payload(
+                task, job, self._store, held.local, access, query_field=operator.query_field
+            ),
             code_paths=code.paths,
             limits=run_limits(self._runtime, job),
             spark=spark.used if spark is not None else None,
             reuse=None if job.endless else held.reuse,
         )
 
-    def _grant(self, held: HeldTask, spark: Spark, payload: TaskPayload) -> SparkGrant:
-        """The generations that the task reads and writes; writable are only this attempt's folders."""
+    def _grant(
+        self, held: HeldTask, spark: Spark, payload: TaskPayload, environment: Environment | None
+    ) -> SparkGrant:
+        """The generations that the task reads and writes, and the packages that its code needs; writable are only this
+        attempt's folders."""
         local = [Path(file).parent for files in held.local.files.values() for file in files]
         writable = [Path(output.folder) for output in payload.outputs if output.folder is not None]
-        readable = [*self._store.readable_generations(held.task), *local]
+        packages = [environment.folder] if environment is not None else []
+        readable = [*self._store.readable_generations(held.task), *local, *packages]
         return spark.granting(readable, writable, held.job.secrets.values())
 
     async def _emit(self, held: HeldTask, events: list[EventOut], traceparent: str | None) -> None:

@@ -14,19 +14,19 @@ import hashlib
 import re
 import socket
 from datetime import UTC, datetime
-from email.headerregistry import Address, HeaderRegistry, MessageIDHeader
+from email.header import Header
 from email.message import EmailMessage
 from email.policy import SMTP as SMTP_POLICY
-from email.utils import format_datetime
+from email.utils import format_datetime, quote
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from traceplane.delivery.message import Message, cleaned, shortened
 from traceplane.delivery.outcome import REFUSED, Dead, Delivered, Outcome, Retry
 from traceplane.delivery.secret_values import SecretValues, refer_to_secrets, secret_expected
 from traceplane.errors import InvalidInput
 from traceplane.http_service.outgoing import Outgoing
+from traceplane.model.message import Message, cleaned, shortened
 
 if TYPE_CHECKING:
     from aiosmtplib import SMTP
@@ -35,6 +35,8 @@ _MOST_RECIPIENTS, _LONGEST_SUBJECT, _LONGEST_NAME = 50, 200, 100
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _ADDRESS = re.compile(rf"(?=.{{3,254}}\Z)(?=[^@]{{1,64}}@){_ATOM}(?:\.{_ATOM})*@(?P<domain>[A-Za-z0-9.-]+)")
 _DOMAIN = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?:\.(?!-)[A-Za-z0-9-]{1,63})*")
+_ENCODED_WORD = "=?"
+"""How a text begins that receivers show decoded, wherever in a header it is."""
 _PORTS = {"implicit": 465, "starttls": 587, "none": 25}
 
 
@@ -59,7 +61,7 @@ def check(config: Mail, outgoing: Outgoing) -> None:
     outgoing.check_mail_server(config.host, _port(config), tls=config.tls != "none")
     for address in (config.sender, *config.to):
         match = _ADDRESS.fullmatch(address)
-        if match is None or not _DOMAIN.fullmatch(match["domain"]):
+        if match is None or not _DOMAIN.fullmatch(match["domain"]) or _ENCODED_WORD in address:
             raise InvalidInput(
                 "delivery.bad_address",
                 "this is not an email address, or not one in ASCII",
@@ -136,24 +138,37 @@ async def _say_goodbye(client: SMTP) -> None:
 
 
 def written(message: Message, config: Mail, now: float) -> bytes:
-    """The mail as it is sent. Headers are built from parts, which cannot end them."""
-    registry = HeaderRegistry()
-    # Or a long one would be encoded like a text. (It is mixed into a header, whatever its type says.)
-    registry.map_to_type("references", MessageIDHeader)  # type: ignore[arg-type]
-    mail = EmailMessage(policy=SMTP_POLICY.clone(header_factory=registry))
+    """The mail as it is sent. Its headers are not left to the library, which decodes encoded words in what it is given,
+    and so writes the line breaks that are hidden in them."""
     domain = config.sender.rpartition("@")[2]
-    mail["From"] = Address(config.sender_name, addr_spec=config.sender)
-    mail["To"] = [Address(addr_spec=address) for address in config.to]
     subject = " ".join(cleaned(f"[{message.severity}] {message.headline}").split())
-    mail["Subject"] = shortened(subject, _LONGEST_SUBJECT)
-    mail["Date"] = format_datetime(datetime.fromtimestamp(now, UTC))
-    mail["Message-ID"] = _identifier(message.key, domain)
-    mail["References"] = _identifier(f"incident:{message.incident}", domain)
-    mail["Auto-Submitted"] = "auto-generated"
+    headers = {
+        "From": f"{_name(config.sender_name)} <{config.sender}>",
+        "To": ",\r\n ".join(config.to),
+        "Subject": _words("Subject", shortened(subject, _LONGEST_SUBJECT)),
+        "Date": format_datetime(datetime.fromtimestamp(now, UTC)),
+        "Message-ID": _identifier(message.key, domain),
+        "References": _identifier(f"incident:{message.incident}", domain),
+        "Auto-Submitted": "auto-generated",
+    }
     facts = "\n".join(f"{name}: {value}" for name, value in message.facts())
     parts = (message.text.strip(), facts, message.link or "")
-    mail.set_content("\n\n".join(part for part in parts if part) + "\n", cte="quoted-printable")
-    return mail.as_bytes()
+    content = EmailMessage(policy=SMTP_POLICY)
+    content.set_content("\n\n".join(part for part in parts if part) + "\n", cte="quoted-printable")
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return head.encode("ascii") + content.as_bytes()
+
+
+def _words(header: str, text: str) -> str:
+    """One line of text as receivers show it: encoded if it is not ASCII, or if they would decode a part of it."""
+    charset = "us-ascii" if text.isascii() and _ENCODED_WORD not in text else "utf-8"
+    return Header(text, charset, header_name=header).encode(linesep="\r\n")
+
+
+def _name(text: str) -> str:
+    if text.isascii() and _ENCODED_WORD not in text:
+        return f'"{quote(text)}"'
+    return _words("From", text)
 
 
 def _identifier(key: str, domain: str) -> str:
@@ -163,7 +178,9 @@ def _identifier(key: str, domain: str) -> str:
 def _refusal(code: int, words: str, values: SecretValues) -> Outcome:
     """The library reports what it could not understand as a code below 0."""
     reason = values.reason(f"the mail server answered {code}: {words}")
-    return Dead(REFUSED, reason) if 500 <= code < 600 else Retry("delivery.unavailable", reason)
+    if 500 <= code < 600:
+        return Dead(REFUSED, reason, code)
+    return Retry("delivery.unavailable", reason, status=code)
 
 
 def _refused_ones(codes: dict[str, int]) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import msgspec
 
 from traceplane.delivery import posting
-from traceplane.delivery.message import Kind, Message, as_json, shortened
 from traceplane.delivery.outcome import Outcome
 from traceplane.delivery.secret_values import SecretValues, refer_to_secrets, secret_expected
 from traceplane.errors import InvalidInput
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.model.json_object import JsonObject
+from traceplane.model.message import Kind, Message, as_json, shortened
 
 _LONGEST_SUMMARY, _LONGEST_SOURCE = 1_024, 200
 _ACTIONS = {Kind.ALERT: "trigger", Kind.ACKNOWLEDGEMENT: "acknowledge", Kind.RETRACTION: "resolve"}

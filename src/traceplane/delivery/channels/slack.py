@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from traceplane.delivery import posting
-from traceplane.delivery.message import Message
 from traceplane.delivery.outcome import Outcome
 from traceplane.delivery.secret_values import SecretValues, refer_to_secrets, secret_expected
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.model.json_object import JsonObject
+from traceplane.model.message import Message
 
 _LONGEST_TEXT = 4_000
 """Slack advises it; it cuts a text at 40,000."""

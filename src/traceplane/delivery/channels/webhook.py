@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from traceplane.delivery import posting, signatures
-from traceplane.delivery.message import Message, Value, as_json
+from traceplane.delivery.breaker import Pace
 from traceplane.delivery.outcome import Outcome
 from traceplane.delivery.secret_values import SecretValues, refer_to_secrets, secret_expected
 from traceplane.delivery.templates import (
@@ -22,9 +22,12 @@ from traceplane.delivery.templates import (
 from traceplane.errors import InvalidInput
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.model.json_object import JsonObject
+from traceplane.model.message import Message, Value, as_json
 from traceplane.secrets import references
 
 _MOST_HEADERS, _LONGEST_HEADER = 20, 4_000
+_FASTEST = 10_000
+"""Messages, in a second or at once."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
 _OWN_HEADERS = frozenset(
@@ -62,6 +65,10 @@ class Webhook(
     """A JSON document with placeholders; unset: the whole message."""
     signing_keys: list[str] = []
     """References to secrets; more than one while a key is changed."""
+    per_second: float | None = None
+    """How many messages the receiver takes in the long run; unset: one."""
+    burst: int | None = None
+    """How many it takes at once; unset: five."""
 
 
 def check(config: Webhook, outgoing: Outgoing, columns: Collection[str], fields: Collection[str]) -> None:
@@ -76,9 +83,25 @@ def check(config: Webhook, outgoing: Outgoing, columns: Collection[str], fields:
             value=len(config.signing_keys),
             next_step="remove the old ones",
         )
+    pace = (1 if number is None else number for number in (config.per_second, config.burst))
+    if not all(0 < number <= _FASTEST for number in pace):
+        raise InvalidInput(
+            "delivery.bad_channel",
+            f"per_second and burst must be above 0, and at most {_FASTEST}",
+            value=f"per_second {config.per_second}, burst {config.burst}",
+            next_step="correct them",
+        )
     _check_headers(config.headers)
     if config.body is not None:
         check_document(config.body, known_names(columns, fields))
+
+
+def pace_of(config: Webhook) -> Pace:
+    usual = Pace()
+    return Pace(
+        per_second=usual.per_second if config.per_second is None else config.per_second,
+        burst=usual.burst if config.burst is None else config.burst,
+    )
 
 
 async def send(
@@ -86,7 +109,7 @@ async def send(
 ) -> Outcome:
     document = _whole(message)
     if config.body is not None:
-        document = filled_document(config.body, fillers_of(message), values)
+        document = filled_document(config.body, fillers_of(message), values, posting.LONGEST_BODY)
     body = posting.encoded(document)
     headers = {name.lower(): values.put_into(value) for name, value in config.headers.items()}
     for name, value in headers.items():
@@ -106,6 +129,7 @@ def _whole(message: Message) -> Document:
         "key": message.key,
         "incident": message.incident,
         "kind": str(message.kind),
+        "dag": message.dag,
         "alert": message.alert,
         "severity": str(message.severity),
         "title": message.title,
@@ -113,6 +137,7 @@ def _whole(message: Message) -> Document:
         "event_time": as_json(message.event_time),
         "subject": _object(message.subject),
         "fields": _object(message.fields),
+        "position": message.position,
         "link": message.link,
         "count": message.count,
     }

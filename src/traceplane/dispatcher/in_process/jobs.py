@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from traceplane import telemetry
-from traceplane.dispatcher.in_process import aggregator, scopes, splitter
+from traceplane.dispatcher.in_process import aggregator, alert_route, scopes, splitter
 from traceplane.dispatcher.in_process.operator import InProcessInput, InProcessJob, Misconfigured, Work
 from traceplane.errors import PlatformError
 from traceplane.model.task import state_after_failure
@@ -186,6 +186,7 @@ async def _pass_on(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTas
 
 _OPERATORS = {
     "aggregator": aggregator.run,
+    "alert_route": alert_route.run,
     "pass": _pass_on,
     "scopes": scopes.run,
     "splitter": splitter.run,

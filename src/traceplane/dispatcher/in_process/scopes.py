@@ -302,6 +302,14 @@ async def _ready(
         verdicts[scope.scope_key].append(there)
     enough = all if job.config.get("when", "all") == "all" else any
     unreadable = {scope.scope_key for scope in candidates if _reads_any(job, scope, dropped, periods)}
+    if by_time and all(used in by_time for used in job.inputs if used.edge.read.what is What.SCOPE):
+        # All rows of the period have moved to others before it was computed.
+        unreadable |= {
+            scope.scope_key
+            for scope in candidates
+            if not scope.emitted
+            and all(periods[used.input_index, scope.range_start].positions is None for used in by_time)
+        }
     return {key for key, there in verdicts.items() if (not there or enough(there)) and key not in unreadable}
 
 

@@ -16,8 +16,9 @@ import msgspec
 
 from traceplane import telemetry
 from traceplane.dispatcher.leases.calls import BatchCall, CompletionCall
-from traceplane.dispatcher.leases.complete import Reports
+from traceplane.dispatcher.leases.complete import Reports, generations_of
 from traceplane.dispatcher.leases.judged import Judged
+from traceplane.errors import InvalidInput
 from traceplane.model.hot_table import HotTable
 from traceplane.model.json_object import JsonObject
 from traceplane.model.task import Report
@@ -28,6 +29,9 @@ from traceplane.postgres.database import Database, Transaction, retry_on_conflic
 from traceplane.postgres.events import NewEvent
 from traceplane.wire.tasks import BatchOutcome, CompletionOutcome, HotRead, OutputManifest
 
+_MOST = 2**63 - 1
+"""That Postgres holds as a number: counts are the worker's word."""
+
 
 class Handovers:
     def __init__(self, database: Database, reports: Reports) -> None:
@@ -35,11 +39,25 @@ class Handovers:
         self._reports = reports
 
     async def publish(self, calls: Sequence[BatchCall]) -> list[BatchOutcome]:
-        """Batches of a stale or canceled task are not kept."""
+        """Batches of a stale, canceled or completed attempt are not kept. Raises InvalidInput for an output without a
+        buffer: nobody would look for its rows there."""
+        generations = {c.output.dataset_version for c in calls}
+        tables = await self._reports.hot_tables(generations)
+        for generation in sorted(generations):
+            if generation not in tables or not tables[generation].buffered:
+                raise InvalidInput(
+                    "task.output_not_buffered",
+                    "the output is not buffered, so its rows cannot be published while the task runs",
+                    value=str(generation),
+                    next_step="report them when the task completes",
+                )
 
         async def once() -> list[BatchOutcome]:
             async with self._database.transaction() as tx:
                 held = await tasks.hold_fences(tx, [c.fence for c in calls])
+                # Its task is held, so it cannot be handed over before these batches are kept.
+                completed = await buffers.handed_over(tx, held)
+                held = {fence: how for fence, how in held.items() if fence.task_id not in completed}
                 kept = [c for c in calls if (fence := held.get(c.fence)) and not fence.cancel_requested]
                 await buffers.publish(tx, [(c.fence, c.batch, c.output) for c in kept])
                 return [
@@ -52,6 +70,15 @@ class Handovers:
                 ]
 
         return await retry_on_conflict(once)
+
+    async def have_published(self, calls: Sequence[CompletionCall]) -> list[bool]:
+        """For each completion, whether batches of its outputs were published before."""
+        async with self._database.autocommit() as tx:
+            published = await buffers.published(tx, [c.fence for c in calls])
+        indexes = {
+            task_id: {batch.output_index for batch in batches} for task_id, batches in published.items()
+        }
+        return [any(o.output_index in indexes.get(c.fence.task_id, ()) for o in c.outputs) for c in calls]
 
     async def hand_over(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
         """Completions with buffered outputs. What does not complete its attempt is reported as usual."""
@@ -76,12 +103,14 @@ class Handovers:
         if not calls:
             return
         published = await buffers.published(tx, [c.fence for c in calls])
-        tables = await self._reports.hot_tables(calls, tx)
+        tables = await self._reports.hot_tables(generations_of(calls), tx)
         reports = []
         for call in calls:
             whole = _with_batches(call, published.get(call.fence.task_id, ()))
-            buffered = (o.generation_id for o in call.outputs if is_buffered(o, tables))
-            reports.append(BufferedReport(call.fence, next(buffered), _stored(whole)))
+            # If a deploy has just made all of them direct, a sink still writes this one.
+            hot = [o for o in call.outputs if o.generation_id in tables]
+            first = next((o for o in hot if is_buffered(o, tables)), hot[0])
+            reports.append(BufferedReport(call.fence, first.generation_id, _stored(whole)))
         await buffers.hand_over(tx, reports)
 
 
@@ -100,8 +129,8 @@ def _with_batches(call: CompletionCall, batches: Sequence[OutputManifest]) -> Co
         return replace(
             output,
             files=[*chain.from_iterable(part.files for part in parts), *output.files],
-            row_count=output.row_count + sum(part.row_count for part in parts),
-            bytes=output.bytes + sum(part.bytes for part in parts),
+            row_count=min(_MOST, output.row_count + sum(part.row_count for part in parts)),
+            bytes=min(_MOST, output.bytes + sum(part.bytes for part in parts)),
         )
 
     return replace(call, outputs=tuple(map(whole, call.outputs)))

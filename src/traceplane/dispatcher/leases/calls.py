@@ -181,6 +181,7 @@ def _output(completion: Completion | Batch, o: OutputManifest, grants: JobGrants
         schema=None
         if o.schema is None
         else tuple(SchemaColumn(c.name, c.type, c.nullable) for c in o.schema),
+        failed_checks=o.failed_checks,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -18,33 +18,39 @@ from msgspec import structs
 
 from traceplane import telemetry
 from traceplane.crash_points import crash_point
-from traceplane.dispatcher.leases import hot_writes
+from traceplane.dispatcher.leases import failed_checks, hot_writes
 from traceplane.dispatcher.leases.calls import CompletionCall
 from traceplane.dispatcher.leases.compaction import Compaction, Move, changed_inputs
 from traceplane.dispatcher.leases.emit import after_acceptance
-from traceplane.dispatcher.leases.hot_writes import HotRows, HotWrites, Unfit, as_hot
+from traceplane.dispatcher.leases.hot_writes import HotRows, HotWrites, Unfit, Write, as_hot
 from traceplane.dispatcher.leases.job_entry import KnownJobs
 from traceplane.dispatcher.leases.judged import Judged
 from traceplane.dispatcher.leases.schema_check import refuse_misfits
+from traceplane.model.checks import Severity
+from traceplane.model.counted import counted
 from traceplane.model.hot_table import HotTable
 from traceplane.model.task import ReportVerdict, TaskState
-from traceplane.postgres import commits, coverage, events, hot_tables, task_logs, tasks
+from traceplane.postgres import check_failures, commits, coverage, events, hot_tables, task_logs, tasks
 from traceplane.postgres.commits import OutputCommit
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import AcceptedEvents, NewEvent
 from traceplane.postgres.tasks import FailedAttempt
 from traceplane.wire.tasks import CompletionOutcome, TaskError
 
+_LONGEST_KEY = 500
 _FAILED = {ReportVerdict.RETRY: TaskState.QUEUED, ReportVerdict.DIE: TaskState.DEAD}
 _ENDS_ATTEMPT = (ReportVerdict.COMPLETE, ReportVerdict.RETRY, ReportVerdict.DIE, ReportVerdict.CANCEL)
 
 
 class _RowsRefused(Exception):
-    """Postgres rejected the rows of one task; the whole group was rolled back."""
+    """Postgres rejected rows; the whole group was rolled back."""
 
-    def __init__(self, task_id: UUID, reason: str) -> None:
+    def __init__(self, write: Write, reason: str) -> None:
         super().__init__(reason)
-        self.task_id = task_id
+        tasks_ = {one.task_id for one in write.outputs}
+        self.task_id = tasks_.pop() if len(tasks_) == 1 else None
+        """None if the rows of several were written together."""
+        self.write = write
         self.error = TaskError("commit.rows_unfit", f"Postgres refused rows: {reason}", retryable=False)
 
 
@@ -80,10 +86,10 @@ class Reports:
         self._slot_freed = slot_freed
 
     async def hot_tables(
-        self, calls: Sequence[CompletionCall], tx: Transaction | None = None
+        self, generation_ids: Iterable[UUID], tx: Transaction | None = None
     ) -> dict[UUID, HotTable]:
-        """The tables of their outputs that are hot."""
-        return await self._hot.tables({o.generation_id for c in calls for o in c.outputs}, tx)
+        """The tables of those that are hot."""
+        return await self._hot.tables(generation_ids, tx)
 
     async def complete(self, calls: Sequence[CompletionCall]) -> list[CompletionOutcome]:
         return await self.commit(await self.with_rows(calls))
@@ -96,17 +102,41 @@ class Reports:
             for call in calls:
                 for rows in call.rows:
                     opened.callback(rows.close)
+            one_by_one = False
             while True:
                 try:
-                    return await self._commit(calls, also)
+                    return await self._commit(calls, also, one_by_one=one_by_one)
                 except _RowsRefused as refused:
-                    calls = [
-                        c.failed(refused.error) if c.fence.task_id == refused.task_id else c for c in calls
-                    ]
+                    one_by_one |= refused.task_id is None
+                    error = refused.error
+                    if refused.task_id is not None and isinstance(refused.__cause__, hot_tables.KeyRepeated):
+                        error = await self._repeated_key(refused.write) or error
+                    calls = [c.failed(error) if c.fence.task_id == refused.task_id else c for c in calls]
+
+    async def _repeated_key(self, write: Write) -> TaskError | None:
+        """Postgres says that a key is repeated, but not how often, and not always which. Its transaction is over."""
+        try:
+            async with self._database.transaction() as tx:
+                found = await hot_tables.repeated_key(tx, write.table, hot_writes.joined(write.outputs))
+        except hot_tables.RowsRefused:
+            return None
+        if found is None:
+            return None
+        key = ", ".join(f"{name} = {value}" for name, value in found.values.items())[:_LONGEST_KEY]
+        verb = "is" if found.others == 1 else "are"
+        others = f", and {counted(found.others, 'other key')} {verb} repeated too" if found.others else ""
+        return TaskError(
+            "commit.rows_unfit",
+            f"{found.rows} rows have the same unique_key ({key}){others}",
+            value=key,
+            next_step="write one row for each key, for example the newest one, or add the column that tells the rows"
+            " apart to unique_key of the dataset",
+            retryable=False,
+        )
 
     async def with_rows(self, calls: Sequence[CompletionCall]) -> list[CompletionCall]:
         """The calls, with the rows of hot outputs read and checked; a call whose rows do not fit becomes a failure."""
-        tables = await self.hot_tables(calls)
+        tables = await self.hot_tables(generations_of(calls))
         if not tables:
             return list(calls)
 
@@ -128,14 +158,17 @@ class Reports:
         return list(await asyncio.gather(*map(prepare, calls)))
 
     async def _commit(
-        self, calls: Sequence[CompletionCall], also: AlsoCommitted | None
+        self, calls: Sequence[CompletionCall], also: AlsoCommitted | None, *, one_by_one: bool
     ) -> list[CompletionOutcome]:
         # A call may occur twice in a group; the repetition is judged after the first.
         rounds = _rounds([c.fence.task_id for c in calls])
 
         async def once() -> list[_Committed]:
             async with self._database.transaction("complete" if also is None else "sink") as tx:
-                return [await self._round(tx, [calls[i] for i in positions], also) for positions in rounds]
+                return [
+                    await self._round(tx, [calls[i] for i in positions], also, one_by_one=one_by_one)
+                    for positions in rounds
+                ]
 
         outcomes: dict[int, CompletionOutcome] = {}
         for positions, committed in zip(rounds, await retry_on_conflict(once), strict=True):
@@ -148,7 +181,12 @@ class Reports:
         return [outcomes[i] for i in range(len(calls))]
 
     async def _round(
-        self, tx: Transaction, calls: Sequence[CompletionCall], also: AlsoCommitted | None
+        self,
+        tx: Transaction,
+        calls: Sequence[CompletionCall],
+        also: AlsoCommitted | None,
+        *,
+        one_by_one: bool,
     ) -> _Committed:
         locked = await tasks.lock(tx, [c.fence.task_id for c in calls])
         judged = [Judged.of(c, locked.get(c.fence.task_id)) for c in calls]
@@ -157,6 +195,8 @@ class Reports:
         await _lock_hot_tables(tx, judged, moves)
         judged = _fail(judged, await changed_inputs(tx, moves))
         judged = await _return_repetitions(tx, judged)
+        judged = await _return_overtaken(tx, judged)
+        judged = await failed_checks.masked(tx, judged)
         await _end_attempts(tx, judged)
         if also is not None:
             await also(tx, judged)
@@ -166,9 +206,10 @@ class Reports:
         # Moves come first: they were judged by the state before this call.
         moving = {report.task_id for report in completed}
         await self._compaction.apply(tx, [move for move in moves if move.task_id in moving])
-        rewrote = await _record(tx, completed, outputs)
+        rewrote = await _record(tx, completed, outputs, one_by_one=one_by_one)
         if completed:
             await coverage.add(tx, [report.task_id for report in completed], outputs)
+            await check_failures.add(tx, [output for output in outputs if output.failed_checks])
         crash_point("complete.after_outputs")
         return _Committed(judged, await events.accept(tx, _events(completed, rewrote)))
 
@@ -178,6 +219,9 @@ class Reports:
         for report in judged:
             job = self._jobs.name(report.task.job_id) if report.task is not None else "?"
             counts[report.verdict, job] += 1
+            if failed := failed_checks.of(report):
+                severity = Severity.WARN if report.completes else Severity.BLOCK
+                telemetry.count("checks_failed_total", len(failed), job=job, severity=severity)
             if report.completes and report.task is not None:
                 telemetry.observe("task_seconds", report.task.seconds or 0.0, job=job)
             elif report.verdict in _FAILED:
@@ -198,6 +242,10 @@ class Reports:
                     telemetry.count("tasks_canceled_total", count)
                 case ReportVerdict.STALE:
                     telemetry.count("stale_calls_total", count, call="complete")
+
+
+def generations_of(calls: Sequence[CompletionCall]) -> set[UUID]:
+    return {output.generation_id for call in calls for output in call.outputs}
 
 
 def _completed(judged: Sequence[Judged]) -> list[Judged]:
@@ -252,6 +300,25 @@ def _with_overlaps(additions: Sequence[OutputCommit], unseen: set[UUID]) -> set[
     return again
 
 
+async def _return_overtaken(tx: Transaction, judged: list[Judged]) -> list[Judged]:
+    """A task whose lease has expired is not in flight, so another one of its scope, which began later, may commit what
+    a later event brought, now or before. What the late one read is older: it runs again."""
+    completed = _completed(judged)
+    late = {report.task_id for report in completed if not report.is_held}
+    if not late:
+        return judged
+    outputs = [output for report in completed for output in report.outputs if output.replaces]
+    age = {report.task_id: report.seconds for report in completed}
+    overtaken = late & await commits.overtaken(tx, outputs)
+    overtaken |= {
+        one.task_id
+        for one in outputs
+        if one.task_id in late
+        and any(one.overlaps(other) and age[other.task_id] < age[one.task_id] for other in outputs)
+    }
+    return [report.returned() if report.task_id in overtaken else report for report in judged]
+
+
 async def _end_attempts(tx: Transaction, judged: Sequence[Judged]) -> None:
     if completed := [report.task_id for report in _completed(judged)]:
         await tasks.mark_completed(tx, completed)
@@ -274,22 +341,23 @@ async def _end_attempts(tx: Transaction, judged: Sequence[Judged]) -> None:
 
 
 async def _record(
-    tx: Transaction, completed: Sequence[Judged], outputs: Sequence[OutputCommit]
+    tx: Transaction, completed: Sequence[Judged], outputs: Sequence[OutputCommit], *, one_by_one: bool
 ) -> list[bool]:
     """Commits the outputs; returns for each whether it rewrote something."""
-    hot = {rows.table.generation_id for report in completed for rows in report.call.rows}
-    ranges = [(o.generation_id, o.start, o.end) for o in outputs if o.generation_id in hot and o.replaces]
-    # A hot commit within a wider one replaces no commit, but still rewrites its positions.
+    rows = [one for report in completed for one in report.call.rows]
+    ranges = [one.range for one in rows]
     states = await hot_tables.states(tx, ranges) if ranges else []
-    rewritten = {range_ for range_, state in zip(ranges, states, strict=True) if state}
+    empty = {range_ for range_, state in zip(ranges, states, strict=True) if not state}
+    # A hot commit within a wider one replaces no commit, but still rewrites its positions.
+    rewritten = set(ranges) - empty
     added: dict[tuple[UUID, UUID, int, int], int] = {}
-    for report in completed:
+    for write in hot_writes.planned(rows, empty, one_by_one=one_by_one):
         try:
-            counts = await hot_writes.apply(tx, report.call.rows)
+            counts = await hot_writes.apply(tx, write)
         except hot_tables.RowsRefused as refused:
-            raise _RowsRefused(report.task_id, str(refused)) from refused
-        for rows, count in zip(report.call.rows, counts, strict=True):
-            added[report.task_id, rows.table.generation_id, rows.start, rows.end] = count
+            raise _RowsRefused(write, str(refused)) from refused
+        for one, count in zip(write.outputs, counts, strict=True):
+            added[one.task_id, *one.range] = count
     if added:
         keys = [(o.task_id, o.generation_id, o.start, o.end) for o in outputs]
         outputs = [
@@ -297,7 +365,7 @@ async def _record(
         ]
     replaced = await commits.record(tx, outputs)
     return [
-        took or (o.generation_id, o.start, o.end) in rewritten
+        took or (o.replaces and (o.generation_id, o.start, o.end) in rewritten)
         for took, o in zip(replaced, outputs, strict=True)
     ]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from traceplane.auth.capability import JobGrants, ReadGrant, WriteGrant
+from traceplane.model.checks import Check
 from traceplane.model.dag import InputRole
 from traceplane.model.dataset_schema import Schema, SchemaColumn, as_arrow
 from traceplane.model.edges import EVERYTHING, Edge, What
@@ -115,9 +116,18 @@ def _payload(row: JobRow) -> JobPayload:
         secret_names=row.secrets or {},
         inputs=[msgspec.convert(i, InputRef) for i in row.inputs],
         outputs=[
-            msgspec.convert({**o, "columns": _declared(o["columns"]) or []}, OutputRef) for o in row.outputs
+            msgspec.convert(
+                {
+                    **o,
+                    "columns": _declared(o["columns"]) or [],
+                    "checks": _for_spark(definition.checks.get(o["dataset_id"], ())),
+                },
+                OutputRef,
+            )
+            for o in row.outputs
         ],
         code_bundle=definition.code_bundle,
+        environment=definition.environment,
         package=definition.package,
         source_kind=row.source_kind,
         views=[
@@ -149,6 +159,17 @@ def _grants(payload: JobPayload) -> JobGrants:
 def _declared(columns: Sequence[Mapping[str, Any]] | None) -> list[ColumnSchema] | None:
     schema = as_arrow([SchemaColumn(c["name"], c["type"], c["nullable"]) for c in columns or ()])
     return as_columns(schema) if schema else None
+
+
+def _for_spark(checks: Sequence[Check]) -> list[Check]:
+    if not any(check.expression for check in checks):
+        return list(checks)
+    from traceplane.sql import row_condition  # a dispatcher starts, and recovers, without the parser of SQL
+
+    return [
+        replace(check, expression=row_condition.for_spark(check.expression)) if check.expression else check
+        for check in checks
+    ]
 
 
 def as_columns(schema: Schema) -> list[ColumnSchema]:

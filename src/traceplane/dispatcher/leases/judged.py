@@ -54,6 +54,17 @@ class Judged:
         return self.verdict is ReportVerdict.COMPLETE
 
     @property
+    def is_held(self) -> bool:
+        """Whether the task is in flight; otherwise its lease has expired."""
+        return self.task is not None and self.task.facts.state is TaskState.RUNNING
+
+    @property
+    def seconds(self) -> float:
+        """Since the attempt began."""
+        assert self.task is not None
+        return self.task.seconds or 0.0
+
+    @property
     def outputs(self) -> list[OutputCommit]:
         """As the task's job commits them."""
         assert self.task is not None

@@ -7,10 +7,13 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     builds            creates tasks of rebuilds, cancels tasks of retired jobs, cuts over to complete versions
     celery_relay      sends executions to Celery as messages
     cron_ticks        fires the ticks of cron sources, each one once
+    deliveries        sends the messages that wait for channels
     execution_status  executions follow the tasks or Celery workers that run them
     file_listing      lists the files of file sources, and announces partitions that have changed
+    freshness         notices datasets that got no rows for too long
     gauges            queue depths, ages and holds as gauges
     outbox_relay      sends outbox rows to wake queues and invokers, at least once
+    platform_alerts   the platform's own alerts: dead tasks, queues, sources, messages, disks
     periodic          launches periodic pipelines when they are due, by the database's clock
     reaper            ends attempts whose lease expired: the task is retried, or dead
     reconciler        resends wake-ups that nobody claimed

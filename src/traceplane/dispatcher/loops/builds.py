@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from traceplane import telemetry
 from traceplane.errors import ConcurrentChange
-from traceplane.postgres import coverage, tasks, versions
+from traceplane.postgres import alerts, coverage, tasks, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Building
@@ -20,6 +20,7 @@ from traceplane.runtime.process import Outcome
 _STARTS_OF_A_PAGE = 2_000
 _SCOPES_OF_A_PASS = 2_000
 _CANCELED_AT_ONCE = 5_000
+_HANDOVERS_OF_A_PASS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Builds:
         created = await self._replay()
         built = await self._built()
         created += await self._catch_up()
+        created += await self._settle_handovers()
         async with self._database.transaction() as tx:
             canceled = await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
         moved = 0
@@ -94,3 +96,14 @@ class Builds:
                         await notify_dispatchers(tx)
                     created += scopes
         return created
+
+    async def _settle_handovers(self) -> int:
+        """Creates tasks for alerts that another version had not come to, when all of it has arrived."""
+        async with self._database.autocommit() as tx:
+            if not await alerts.handed_over(tx):
+                return 0
+        async with self._database.transaction() as tx:
+            created = await alerts.settle_handovers(tx, _HANDOVERS_OF_A_PASS)
+            if created:
+                await notify_dispatchers(tx)
+            return created

@@ -1,11 +1,11 @@
-"""Queue depths, ages and holds as gauges."""
+"""Depths and ages of queues as gauges: of tasks, of wake-ups, and of messages for channels."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from traceplane import telemetry
-from traceplane.postgres import outbox, task_views
+from traceplane.postgres import channels, outbox, task_views
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
 
@@ -18,6 +18,7 @@ class Gauges:
         async with self._database.transaction() as tx:
             rows = await task_views.depths(tx)
             lag = await outbox.lag_seconds(tx)
+            messages = await channels.depths(tx)
         depth: defaultdict[str, float] = defaultdict(float)
         age: defaultdict[str, float] = defaultdict(float)
         running: defaultdict[str, float] = defaultdict(float)
@@ -32,4 +33,6 @@ class Gauges:
         telemetry.replace_gauge("queue_age_seconds", age)
         telemetry.replace_gauge("tasks_running", running)
         telemetry.gauge("outbox_lag_seconds", lag)
+        telemetry.replace_gauge("deliveries_waiting", {m.channel: m.waiting for m in messages})
+        telemetry.replace_gauge("deliveries_dead", {m.channel: m.dead for m in messages})
         return Outcome()

@@ -116,6 +116,8 @@ class Retention:
         try:
             return await anext(running.batches, None)
         except Exception:
+            # Whatever failed, the round is broken off: its generator has ended, which the next pass would take for a
+            # round that is complete.
             self._running = None
             with contextlib.suppress(TraceplaneError):
                 await self._due_after(running.round, _RETRY_AFTER)

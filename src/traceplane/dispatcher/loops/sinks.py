@@ -33,8 +33,9 @@ from traceplane.wire.tasks import TaskError
 
 _LEASE = timedelta(seconds=5)
 _MOST_REPORTS = 200
-_MOST_BYTES = 64 << 20
-"""Of staged files in one transaction, beyond the first report."""
+_MOST_BYTES = 8 << 20
+"""Of staged files in one transaction, beyond the first report. Not more, because the rows of the next transaction are
+read while this one is written."""
 _MOST_TRIES = 10
 
 
@@ -43,6 +44,22 @@ class Written(Outcome):
     reports: int = 0
     dead: int = 0
     postponed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one transaction writes."""
+
+    reports: Sequence[BufferedReport]
+    calls: asyncio.Task[list[CompletionCall]]
+    """Their completions, with their rows as soon as these are read."""
+
+    async def drop(self) -> None:
+        await asyncio.wait([self.calls])
+        if self.calls.exception() is None:
+            for call in self.calls.result():
+                for rows in call.rows:
+                    rows.close()
 
 
 class Sinks:
@@ -79,33 +96,47 @@ class Sinks:
                 await buffers.release(tx, self._holder)
 
     async def _serve(self, generation: UUID) -> None:
-        """Until nothing waits. If that fails, the next pass starts again."""
+        """Until nothing waits: while Postgres writes the rows of one batch, those of the next are read. If that fails,
+        the next pass starts again."""
+        batch: _Batch | None = None
+        following: _Batch | None = None
         try:
-            while await self._next(generation):
-                pass
+            while batch := following or await self._next(generation):
+                following = None
+                await asyncio.wait([batch.calls])
+                following = await self._next(generation, batch.reports)
+                await self._write(batch)
         except Exception as error:
             telemetry.emit("sink.failed", "error", generation=str(generation), **describe(error))
+            for unwritten in (batch, following):
+                if unwritten is not None:
+                    await unwritten.drop()
 
-    async def _next(self, generation: UUID) -> bool:
-        """Whether there was anything to write."""
+    async def _next(self, generation: UUID, in_hand: Sequence[BufferedReport] = ()) -> _Batch | None:
+        """The next that wait, whose rows are being read; None if nothing waits."""
+        tasks = [report.fence.task_id for report in in_hand]
         async with self._database.autocommit() as tx:
-            batch = _first(await buffers.waiting(tx, generation, self._holder, _MOST_REPORTS))
-        if not batch:
-            return False
+            reports = _first(await buffers.waiting(tx, generation, self._holder, _MOST_REPORTS, tasks))
+        return self._read(reports) if reports else None
+
+    def _read(self, reports: Sequence[BufferedReport]) -> _Batch:
+        reading = self._reports.with_rows([completion_of(report) for report in reports])
+        return _Batch(reports, asyncio.create_task(reading))
+
+    async def _write(self, batch: _Batch) -> None:
         try:
-            await self._write(batch)
+            await self._write_all(batch)
         except DatabaseUnavailable:
             raise
         except Exception as error:  # of one report, but it is unknown of which
-            telemetry.emit("sink.one_by_one", "warning", reports=len(batch), **describe(error))
-            for report in batch:
+            telemetry.emit("sink.one_by_one", "warning", reports=len(batch.reports), **describe(error))
+            for report in batch.reports:
                 try:
-                    await self._write([report])
+                    await self._write_all(self._read([report]))
                 except DatabaseUnavailable:
                     raise
                 except Exception as own:
                     await self._postpone_or_end(report, own)
-        return True
 
     async def _postpone_or_end(self, report: BufferedReport, error: Exception) -> None:
         failure = TaskError("sink.failed", f"the sink could not write the rows: {error}"[:2000])
@@ -114,9 +145,9 @@ class Sinks:
         else:
             await self._commit([completion_of(report).failed(failure)])
 
-    async def _write(self, batch: Sequence[BufferedReport]) -> None:
-        calls = await self._reports.with_rows([completion_of(report) for report in batch])
-        tries = {report.fence.task_id: report.tries for report in batch}
+    async def _write_all(self, batch: _Batch) -> None:
+        calls = await batch.calls
+        tries = {report.fence.task_id: report.tries for report in batch.reports}
         later = {
             call.fence.task_id: call.error
             for call in calls
@@ -132,10 +163,12 @@ class Sinks:
 
         async def settle(tx: Transaction, judged: Sequence[Judged]) -> None:
             nonlocal dead
-            died = {j.task_id: j.call.error for j in judged if j.verdict is ReportVerdict.DIE}
+            died = {j.call.fence: j.call.error for j in judged if j.verdict is ReportVerdict.DIE}
             dead = len(died)
-            over = [j.task_id for j in judged if j.task_id not in died]
-            await buffers.settle(tx, over, {task: error for task, error in died.items() if error is not None})
+            over = [j.call.fence for j in judged if j.call.fence not in died]
+            await buffers.settle(
+                tx, over, {fence: error for fence, error in died.items() if error is not None}
+            )
 
         await self._reports.commit([_final(call) for call in calls], settle)
         self._count(reports=len(calls) - dead, dead=dead)

@@ -132,6 +132,7 @@ def configuration(binaries: Binaries, settings: Mapping[str, str], own: Mapping[
         "timezone": "UTC",
         "log_timezone": "UTC",
         "log_line_prefix": "%m [%p] %q%u@%d ",
+        "log_error_verbosity": "terse",  # details quote rows; whoever caused an error gets them all the same
     }
     lines = [f"{name} = {_quoted(value)}" for name, value in {**tuned, **settings, **own}.items()]
     return "\n".join(["# Written at each start; give your own as settings.", *lines, ""])

@@ -19,13 +19,14 @@ with produced as materialized (
   on conflict (task_id, output_index, scope_key) do nothing
   returning commit_id
 ), moved as (
-  insert into generation_cursors (generation_id, position, widest, updated_at)
+  insert into generation_cursors (generation_id, position, widest, updated_at, filled_at)
   select generation_id, max(range_end), least(max(range_end::numeric - range_start), 9223372036854775807)::bigint,
-         tp_now()
+         tp_now(), case when bool_or(row_count > 0) then tp_now() end
   from produced group by generation_id order by generation_id
   on conflict (generation_id) do update
   set position = greatest(generation_cursors.position, excluded.position),
-      widest = greatest(generation_cursors.widest, excluded.widest), updated_at = excluded.updated_at
+      widest = greatest(generation_cursors.widest, excluded.widest), updated_at = excluded.updated_at,
+      filled_at = coalesce(excluded.filled_at, generation_cursors.filled_at)
 )
 select array_agg(p.commit_id order by p.ord) as drawn, (select array_agg(commit_id) from kept) as kept from produced p
 
@@ -75,6 +76,23 @@ where exists (
     and c.range_start <= n.range_end and c.range_end >= n.range_start
     and not (c.range_start >= n.range_start and c.range_end <= n.range_end)
 )
+
+-- name: wait_for_others
+-- Commits of these generations that others have begun are visible to the next statement.
+select 1 from generation_cursors where generation_id = any($1::uuid[]) order by generation_id for no key update
+
+-- name: overtaken
+-- Tasks of planned commits for whose positions others have committed since their attempts began.
+select distinct n.task_id
+from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) as n (task_id, generation_id, range_start, range_end)
+join tasks t using (task_id) join generation_cursors k using (generation_id)
+where exists (
+  select 1 from dataset_commits c
+  where c.generation_id = n.generation_id and c.superseded_by is null and c.task_id <> n.task_id
+    and c.committed_at > t.started_at
+    and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= n.range_end and c.range_end >= n.range_start
+  offset 0)
 
 -- name: for_tasks
 -- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position.

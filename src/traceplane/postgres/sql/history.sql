@@ -130,13 +130,14 @@ select (select count(*) from ended) as ended, count(*) as looked_at,
 from page
 
 -- name: end_code
--- Bundles of code that no job names which is in reach or has unfinished tasks. A deploy of a stored bundle renews it, so
+-- Bundles of code, and locks, that no job names which is in reach or has unfinished tasks. A deploy of a stored bundle renews it, so
 -- one that has just been chosen is not deleted.
 with page as materialized (
   select bundle_hash, created_at from code_bundles where bundle_hash > $1 order by bundle_hash limit $3
 ), used as materialized (
-  select distinct j.definition->>'code_bundle' as bundle_hash from jobs j
-  where j.definition->>'code_bundle' is not null
+  select distinct named.bundle_hash from jobs j
+  cross join lateral (values (j.definition->>'code_bundle'), (j.definition->>'environment')) named (bundle_hash)
+  where named.bundle_hash is not null
     and (job_in_reach(j.job_id) or has_unfinished_tasks(j.job_id))
 ), ended as materialized (
   select p.bundle_hash from page p
@@ -170,6 +171,63 @@ with page as materialized (
   delete from wake_dead_letters d using ended e where d.message_id = e.message_id and not $4::boolean
 )
 select (select count(*) from ended) as ended, count(*) as looked_at, max(message_id) as last, false as young from page
+
+-- name: end_check_failures
+-- Failed checks. The last word on the freshness of a dataset stays: without it, the failure would be found again.
+with page as materialized (
+  select failure_id, dataset_uuid, name, task_id, at from check_failures where failure_id > $1 order by failure_id limit $3
+), ended as materialized (
+  select p.failure_id from page p
+  where p.at < tp_now() - $2::interval and (p.task_id is not null or exists (
+    select 1 from check_failures n where n.dataset_uuid = p.dataset_uuid and n.name = p.name and n.task_id is null
+      and n.failure_id > p.failure_id))
+), gone as (
+  delete from check_failures f using ended e where f.failure_id = e.failure_id and not $4::boolean
+)
+select (select count(*) from ended) as ended, count(*) as looked_at, max(failure_id) as last,
+       coalesce(min(at) >= tp_now() - $2::interval, true) as young
+from page
+
+-- name: end_deliveries
+-- Messages that were delivered, given up or withdrawn.
+with page as materialized (
+  select delivery_id, ended_at, created_at from alert_deliveries where delivery_id > $1 order by delivery_id limit $3
+), ended as materialized (
+  select delivery_id from page where ended_at < tp_now() - $2::interval
+), gone as (
+  delete from alert_deliveries d using ended e where d.delivery_id = e.delivery_id and d.ended_at is not null and not $4::boolean
+)
+select (select count(*) from ended) as ended, count(*) as looked_at,
+       (array_agg(delivery_id order by delivery_id desc))[1] as last,
+       coalesce(min(created_at) >= tp_now() - $2::interval, true) as young
+from page
+
+-- name: end_alerts
+-- Alerts that were retracted, and those whose rows nobody can read any more, after their messages: one with a key that
+-- a message has would not be sent. Others stay, however old: without them, they would be found and sent again.
+with page as materialized (
+  select alert_event_id, org_id, dag, key, generations, found_at, retracted_at from alert_events
+  where alert_event_id > $1 order by alert_event_id limit $3
+), ended as materialized (
+  select p.alert_event_id from page p
+  where case when p.retracted_at is not null then p.retracted_at < tp_now() - $2::interval
+        else p.dag <> '' and p.found_at < tp_now() - $2::interval
+          and not exists (select 1 from unnest(p.generations) g where generation_in_reach(g)) end
+    and not exists (select 1 from alert_deliveries d where d.org_id = p.org_id and d.incident = p.key offset 0)
+), silences as (
+  delete from alert_silences where ends_at < tp_now() - $2::interval and not $4::boolean
+), locked as materialized (
+  select e.alert_event_id from alert_events e join ended using (alert_event_id)
+  where not $4::boolean order by e.alert_event_id for update of e skip locked
+), gone as (
+  delete from alert_events e using locked k, page p
+  where e.alert_event_id = k.alert_event_id and p.alert_event_id = e.alert_event_id
+    and e.retracted_at is not distinct from p.retracted_at
+)
+select (select count(*) from ended) as ended, count(*) as looked_at,
+       (array_agg(alert_event_id order by alert_event_id desc))[1] as last,
+       coalesce(min(found_at) >= tp_now() - $2::interval, true) as young
+from page
 
 -- name: end_job_memory
 -- What jobs that can never serve again remember: positions that were received or passed on, known scopes and open

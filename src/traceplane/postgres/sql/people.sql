@@ -88,12 +88,12 @@ select t.token_id, t.name, m.name as member, t.roles, t.datasets, t.sees_pii, t.
        t.last_used_at
 from access_tokens t left join org_members m using (member_id)
 where t.org = (select slug from orgs where org_id = current_org()) and t.principal = 'user' and t.revoked_at is null
-  and (t.expires_at is null or t.expires_at > tp_now()) and ($1::text is null or m.name = $1)
+  and (t.expires_at is null or t.expires_at > tp_now()) and ($1::uuid is null or t.member_id = $1)
 order by t.token_id desc
 
 -- name: revoke_token
 -- Refused from now on; of one member, if asked.
 update access_tokens t set revoked_at = tp_now()
 where t.token_id = $1 and t.principal = 'user' and t.revoked_at is null and t.org = (select slug from orgs where org_id = current_org())
-  and ($2::text is null or exists (select 1 from org_members m where m.member_id = t.member_id and m.name = $2))
+  and ($2::uuid is null or t.member_id = $2)
 returning t.name

@@ -2,10 +2,11 @@
 
 -- name: datasets
 -- Datasets by name, each with the requested generation: of a version of its DAG ($3, $4), of a time ($5), or the current
--- one; where its rows are, and their declared columns, including those of the dataset that owns the rows.
+-- one; where its rows are, and their declared columns, including those of the dataset that owns the rows. `found_in`: the
+-- datasets whose readers it has, now and then, and their roles; if one is gone, only admins are left.
 -- Without names: all datasets that are served or being built, without deleted ones.
 with wanted as materialized (
-  select d.dataset_uuid, d.dataset_id, d.dag_id, d.definition, d.current_generation_id, g.name as dag,
+  select d.org_id, d.dataset_uuid, d.dataset_id, d.dag_id, d.definition, d.current_generation_id, g.name as dag,
          case when n.number is not null
                 then (select v.dag_version_id from dag_versions v where v.dag_id = d.dag_id and v.number = n.number)
               when $5::timestamptz is not null
@@ -28,8 +29,20 @@ with wanted as materialized (
   left join dag_versions v on v.dag_version_id = w.dag_version_id
   left join dag_version_datasets m on m.dag_version_id = w.dag_version_id and m.dataset_uuid = w.dataset_uuid
 )
-select p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versioned_definition,
+select p.dataset_uuid, p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versioned_definition,
        r.generation_id as row_generation_id, r.position_column, owner.definition as owner_definition,
+       coalesce((
+         select jsonb_agg(jsonb_build_array(f.dataset_id, f.read_roles)) from (
+           select n.name, case when s.dataset_uuid is null then '[]' else s.definition->'read_roles' end
+           from (values (p.definition->>'readers_of'), (p.versioned_definition->>'readers_of')) n (name)
+           left join datasets s on s.org_id = p.org_id and s.dataset_id = n.name where n.name is not null
+           union
+           select w.dataset_id, w.definition->'read_roles'
+           from datasets s join generations c on c.generation_id = s.current_generation_id
+           join generations e on e.generation_id = c.data_generation_id join datasets w on w.dataset_uuid = e.dataset_uuid
+           where s.org_id = p.org_id
+             and s.dataset_id in (p.definition->>'readers_of', p.versioned_definition->>'readers_of')
+         ) f (dataset_id, read_roles)), '[]') as found_in,
        (select v.definition -> 'partitions' from dag_version_datasets v where v.generation_id = r.generation_id limit 1)
        as row_partitions,
        -- Of a dataset that was rebuilt after it had dropped everything, the columns are those that it had.
@@ -114,6 +127,26 @@ select commit_id, range_start, range_end, case when jsonb_array_length(files) = 
   else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n)
              where f.file->'rows' <> '0' order by f.n) end as paths
 from dataset_commits where commit_id = any($1::bigint[])
+
+-- name: files
+-- The files of single commits with rows, as they are stored: with sizes and statistics.
+select commit_id, committed_at, jsonb_path_query_array(files, '$[*] ? (@.rows != 0)') as files
+from dataset_commits where commit_id = any($1::bigint[])
+
+-- name: writing_since
+-- When the oldest transaction began that may still write. Of sessions of other roles Postgres does not say: they began
+-- within the longest time that a statement of ours may take.
+select min(coalesce(xact_start, now() - interval '60 seconds')) from pg_stat_activity
+where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+  and (xact_start is not null or state is null) and application_name is distinct from 'traceplane reader'
+
+-- name: today
+-- The day of UTC, some time ago.
+select ((tp_now() - $1::interval) at time zone 'UTC')::date
+
+-- name: clock
+-- The time, and how far the platform's own clock is ahead of it.
+select now() as now, tp_now() - now() as ahead
 
 -- name: file_sizes
 -- The files that tasks committed, with their sizes.

@@ -47,11 +47,33 @@ select name from org_roles where org_id = $1
 -- Members of an issuer that may not come in any more.
 select org_id, issuer, subject from org_members where disabled_at is not null and issuer is not null
 
+-- name: roles_of_machines
+-- The roles that admins gave to machines, which have others by their claims.
+select m.org_id, m.issuer, m.subject, array_agg(g.role) as roles
+from org_members m join org_role_memberships g using (member_id)
+where m.kind = 'service' and m.issuer is not null and (g.expires_at is null or g.expires_at > tp_now())
+group by m.org_id, m.issuer, m.subject
+
+-- name: machine
+-- Whoever calls with a JWT, by the name that it has as a member, or would get as one.
+select m.member_id, coalesce(m.name, c.name) as name, coalesce(m.kind, 'service') as kind
+from (select n.name
+      from (select 1 as n, $4::text as name union all select n, $4::text || '#' || n from generate_series(2, 1000) n) n
+      where not exists (select 1 from org_members x where x.org_id = $1 and x.name = n.name)
+      order by n.n limit 1) c
+left join org_members m on m.org_id = $1 and m.issuer = $2 and m.subject = $3
+
+-- name: note_member
+-- Notes that a member of an issuer has called.
+update org_members set last_seen_at = tp_now() where org_id = $1 and issuer = $2 and subject = $3
+returning member_id, name, kind, disabled_at is not null as disabled
+
 -- name: sign_in_member
--- Whoever signed in, as a member. The name may be another member's; then the second one is taken, with a number if
--- that is another's too, as after a change of the provider's issuer.
+-- Whoever signed in, or called with a JWT for the first time, as a member. The name may be another member's; then the
+-- second one is taken, with a number if that is another's too, as after a change of the provider's issuer. Whoever
+-- signs in is a person, also after calls with JWTs.
 insert into org_members (org_id, kind, name, issuer, subject, email, created_at, created_by, last_seen_at)
-select $1, 'user', (
+select $1, $7, (
          select c.name
          from (select 0 as n, $2::text as name
                union all select n, $3::text || case when n = 1 then '' else '#' || n end from generate_series(1, 1000) n) c
@@ -59,8 +81,11 @@ select $1, 'user', (
                            where m.org_id = $1 and m.name = c.name and (m.issuer, m.subject) is distinct from ($4, $5))
          order by c.n limit 1
        ), $4, $5, $6, tp_now(), 'sign-in', tp_now()
-on conflict (org_id, issuer, subject) do update set email = excluded.email, last_seen_at = excluded.last_seen_at
-returning member_id, name, disabled_at is not null as disabled
+on conflict (org_id, issuer, subject) do update
+  set kind = case when excluded.kind = 'user' then 'user' else org_members.kind end,
+      email = case when excluded.kind = 'user' then excluded.email else org_members.email end,
+      last_seen_at = excluded.last_seen_at
+returning member_id, name, kind, disabled_at is not null as disabled
 
 -- name: disabled_of_email
 -- Whether a member is disabled that has this address as its name, or to whom an admin gave it.

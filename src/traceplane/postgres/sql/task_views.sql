@@ -90,8 +90,10 @@ select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max
        (select (select count(*) from buffered_reports a where a.generation_id = b.generation_id and a.failed_at is null
                   and a.report_id < b.report_id)
         from buffered_reports b where b.task_id = t.task_id and b.failed_at is null) as buffer_ahead,
-       (select b.failure->>'message' from buffered_reports b where b.task_id = t.task_id and b.failed_at is null)
-         as buffer_error
+       (select b.failure->>'code' from buffered_reports b where b.task_id = t.task_id and b.failed_at is null)
+         as buffer_error,
+       exists (select 1 from buffered_reports b where b.task_id = t.task_id and b.attempt = t.attempt
+                 and b.failed_at is not null) as dead_letter
 from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 left join job_pressure p on p.job_id = h.caused_by

@@ -60,13 +60,20 @@ order by j.job_id
 for no key update
 
 -- name: revivable
--- Which of these reaped but living tasks may continue: no other task of their scope is in flight, and their job
--- has room for them. A task that was dispatched again already has its slot.
+-- Which of these reaped but living tasks may continue: no other task of their scope is in flight, nor has committed what
+-- they would replace by something older, and their job has room for them. A task that was dispatched again already has
+-- its slot.
 with asked as materialized (
   select t.task_id, t.job_id, t.stage, t.scope_key, j.max_concurrency,
          exists (select 1 from tasks r where r.job_id = t.job_id and r.scope_key = t.scope_key and r.stage = 1
                    and r.task_id <> t.task_id offset 0) as busy
-  from tasks t join jobs j using (job_id) where t.task_id = any($1::uuid[])
+  from tasks t join jobs j using (job_id)
+  where t.task_id = any($1::uuid[]) and not (
+    j.definition->>'update_strategy' is distinct from 'append' and exists (
+      select 1 from job_outputs o join generation_cursors k using (generation_id) join dataset_commits c using (generation_id)
+      where o.job_id = t.job_id and c.superseded_by is null and c.task_id <> t.task_id and c.committed_at > t.started_at
+        and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
+        and c.range_start <= t.range_end and c.range_end >= t.range_start offset 0))
 ), apart as (
   select task_id, job_id, max_concurrency,
          row_number() over (partition by job_id, coalesce(scope_key, task_id::text) order by task_id) as nth
@@ -170,7 +177,8 @@ select distinct j.runtime = 'dispatcher' as in_process from waiting join jobs j 
 
 -- name: waiting_jobs
 -- Jobs with queued tasks, found by skipping through the index rather than reading every waiting task; the
--- rows are locked so that only one dispatcher meters a job at a time.
+-- rows are locked so that only one dispatcher meters a job at a time. Tasks of retired jobs wait to be canceled: one that
+-- routes alerts would speak for the version that serves.
 with recursive waiting as (
   (select job_id from tasks where stage = 0 order by job_id limit 1)
   union all
@@ -179,7 +187,7 @@ with recursive waiting as (
 )
 select j.job_id, j.runtime, j.operator
 from waiting w join jobs j using (job_id) left join job_holds h using (job_id)
-where coalesce(h.level, 0) < 2 and (j.runtime = 'dispatcher') = $1
+where j.routed and coalesce(h.level, 0) < 2 and (j.runtime = 'dispatcher') = $1
   and not (j.building and reads_unfinished(j.job_id))
   and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 order by j.job_id
@@ -404,16 +412,20 @@ from chosen c where t.task_id = c.task_id
 returning t.task_id, t.state
 
 -- name: cancel_retired
--- The same for a batch of unfinished tasks of jobs that receive no more events. Locked ones are skipped.
+-- The same for a batch of unfinished tasks of jobs that receive no more events. Locked ones are skipped. The jobs are
+-- locked too: a rollback that brings one back must see which of its tasks were canceled, or nobody would repeat them.
 with found as materialized (
-  select t.task_id from jobs j cross join lateral (
+  select j.job_id, t.task_id from jobs j cross join lateral (
     (select task_id from tasks where job_id = j.job_id and stage = 0 limit $1)
     union all
     (select task_id from tasks where job_id = j.job_id and stage = 1 and not cancel_requested limit $1)
   ) t where not j.routed limit $1
+), retired as materialized (
+  select job_id from jobs where job_id = any(array(select job_id from found)) and not routed
+  order by job_id for share skip locked
 ), chosen as materialized (
-  select task_id from tasks join found using (task_id) where stage in (0, 1)
-  order by task_id for no key update skip locked
+  select t.task_id from retired join found using (job_id) join tasks t using (task_id) where t.stage in (0, 1)
+  order by t.task_id for no key update of t skip locked
 )
 update tasks t set
   cancel_requested = true,
@@ -424,12 +436,15 @@ returning t.task_id, t.state
 
 -- name: retry
 -- A dead or canceled task gets a fresh set of attempts under its own id, if its job is still deployed. A pipeline's
--- does not: its execution is over, and the pipeline may be running again.
+-- does not: its execution is over, and the pipeline may be running again. Its dead letter goes: its rows are computed
+-- again, and garbage collection may delete the files.
 with chosen as materialized (
   select t.task_id from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
   where t.task_id = any($1::uuid[]) and o.slug = $2
     and t.state in ('dead', 'canceled') and j.routed and j.source_kind is distinct from 'pipeline'
   order by t.task_id for no key update of t
+), letters as (
+  delete from buffered_reports b using chosen c where b.task_id = c.task_id and b.failed_at is not null
 )
 update tasks t set state = 'queued', cancel_requested = false, finished_at = null, ready_at = tp_now(),
   granted_attempts = t.attempt, lease_token = null, acknowledged_at = null

@@ -61,7 +61,8 @@ with starts as materialized (
   where not d.positions @> coverage_range(p.range_start, p.range_end) and (not $5::boolean or exists (select 1 from dataset_commits c where c.generation_id = $2
            and c.range_start = p.range_start and c.scope_key = p.scope_key and c.superseded_by is null offset 0))
     and ($6::boolean or p.event_id > coalesce(since.event_id, 0) and not exists (select 1 from task_inputs i left join tasks t using (task_id)  -- none: it was completed long ago
-           where i.event_id = p.event_id and i.job_id = $1 and t.state is distinct from 'canceled' offset 0))
+           where i.event_id = p.event_id and i.job_id = $1 and t.state is distinct from 'canceled'
+             and not coalesce(t.stage = 1 and t.cancel_requested, false) offset 0))  -- its worker is about to give it up
   order by p.range_start
 ), created as (
   insert into tasks (task_id, job_id, state, priority, backfill, kind, partition_key, range_start, range_end,

@@ -2,24 +2,25 @@
 
 -- name: see
 -- A worker is there, what it offers, and whom it serves. Workers that were not seen for long are forgotten.
--- The name of one that is there can only be taken by one that serves at least the same organizations.
+-- One with the same id that serves others is another worker.
 with gone as (
-  delete from workers where worker_id in (
-    select worker_id from workers where seen_at < tp_now() - $4::interval and worker_id <> $1
-    order by worker_id for update skip locked)
+  delete from workers w using (
+    select worker_id, serves from workers
+    where seen_at < tp_now() - $4::interval and (worker_id, serves) is distinct from ($1, $5::text[])
+    order by worker_id, serves for update skip locked) as silent
+  where w.worker_id = silent.worker_id and w.serves is not distinct from silent.serves
 )
 insert into workers (worker_id, runtime, offers, serves, seen_at) values ($1, $2, $3, $5, tp_now())
-on conflict (worker_id) do update set runtime = excluded.runtime, offers = excluded.offers, serves = excluded.serves,
-  seen_at = excluded.seen_at
-where excluded.serves is null or workers.serves <@ excluded.serves or workers.seen_at <= tp_now() - $6::interval
+on conflict (worker_id, serves) do update
+set runtime = excluded.runtime, offers = excluded.offers, seen_at = excluded.seen_at
 
 -- name: leave
--- A worker stops. It cannot say so for one of other organizations.
+-- A worker stops.
 delete from workers where worker_id = $1 and serves is not distinct from $2::text[]
 
 -- name: there
 -- Workers that were seen lately.
-select worker_id, runtime, offers from workers where seen_at > tp_now() - $1::interval order by worker_id
+select worker_id, runtime, offers from workers where seen_at > tp_now() - $1::interval order by worker_id, serves
 
 -- name: required_sets
 -- What jobs need of workers, each set once for a runtime and an organization.

@@ -11,7 +11,18 @@ from pathlib import Path
 from traceplane.errors import NotFound
 from traceplane.model.dag import Dag, Job
 from traceplane.model.partitions import Partitions
-from traceplane.registry.spec import datasets, fields, files, jobs, personal_data, scoping, webhooks
+from traceplane.registry.spec import (
+    alerts,
+    checks,
+    datasets,
+    fields,
+    files,
+    jobs,
+    personal_data,
+    scoping,
+    sql_sizes,
+    webhooks,
+)
 from traceplane.registry.spec.jobs import Draft
 from traceplane.registry.spec.yaml_reader import MAX_BYTES, BadValue, Problems, YamlMap, compose
 
@@ -29,7 +40,9 @@ def parse(
     """
     problems = Problems(file)
     try:
-        top: YamlMap = fields.whole_file(problems, compose(text))
+        root = compose(text)
+        sql_sizes.check(root)
+        top: YamlMap = fields.whole_file(problems, root)
     except BadValue as bad:
         problems.add(*bad.details)
         raise problems.invalid() from None
@@ -38,8 +51,10 @@ def parse(
     records = [draft.record for draft in drafts]
     webhooks.check(problems, records, top)
     files.check(problems, records, top)
+    alerts.check(problems, top, {draft.name for draft in drafts}, known_runtimes)
     producers = jobs.producers_of(problems, drafts)
     datasets.check(problems, top, drafts, producers)
+    checks.check(problems, top, drafts, producers)
     personal_data.check(problems, top, drafts)
     below = datasets.read_by_virtual(problems, top)
     ordered = _order(problems, drafts, producers, below)
@@ -61,24 +76,37 @@ def parse(
             top.get("dag"), draft, jobs.build(draft, top, known_runtimes), partitions
         )
     )
+    built += tuple(alerts.build(top, jobs.execution_of(None, top), partitions))
+    partitions |= {
+        found: partitions[source] for found, source in alerts.sources(top).items() if source in partitions
+    }
     declared = top.get("datasets") or {}
     produced: dict[str, Job | None] = {output.dataset_id: job for job in built for output in job.outputs}
     produced |= dict.fromkeys(below)
-    roles = personal_data.DatasetRoles(top, drafts)
+    checks.check_freshness(problems, top, produced)
+    if problems:
+        raise problems.invalid()
+    alerts_about = alerts.sources(top)
+    roles = personal_data.DatasetRoles(top, drafts, alerts_about)
     read = {used.dataset_id for job in built for used in job.inputs}.union(*below.values())
     return Dag(
         name=top.get("dag"),
         jobs=built,
         datasets=tuple(
             replace(
-                datasets.build(dataset_id, declared.get(dataset_id), producer, partitions),
+                alerts.with_declassified(
+                    top, datasets.build(dataset_id, declared.get(dataset_id), producer, partitions)
+                ),
                 read_roles=roles.of(dataset_id, producer, "read_roles"),
+                readers_of=alerts_about.get(dataset_id),
                 write_roles=roles.of(dataset_id, producer, "write_roles"),
+                checks=checks.build(declared.get(dataset_id)),
             )
             for dataset_id, producer in sorted(produced.items())
         ),
         external_datasets=tuple(sorted(read.difference(produced))),
         description=top.get("description") or "",
+        **jobs.requirements_of(top),
     )
 
 

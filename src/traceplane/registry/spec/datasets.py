@@ -17,7 +17,7 @@ from traceplane.model.dag import Job
 from traceplane.model.near_names import near
 from traceplane.model.partitions import Partitions
 from traceplane.model.row_positions import WHOLE_NUMBERS, PositionColumn
-from traceplane.operators import catalog
+from traceplane.operators import alerting, catalog
 from traceplane.registry.spec import files, webhooks
 from traceplane.registry.spec.jobs import Draft, refuse_repeats
 from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries
@@ -28,8 +28,8 @@ from traceplane.webhooks.specs import deliveries
 def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict[str, int]) -> None:
     declared: dict[str, YamlMap | None] = top.get("datasets") or {}
     virtual_ones = {i for i, dataset in declared.items() if dataset is not None and _is_virtual(dataset)}
-    if "jobs" in top.nodes and top.lacks("jobs") and not virtual_ones:
-        message = "a DAG needs at least one job or virtual dataset"
+    if "jobs" in top.nodes and top.lacks("jobs") and not virtual_ones and top.lacks("alerts"):
+        message = "a DAG needs at least one job, virtual dataset or alert"
         problems.add("spec.no_jobs", top.at("jobs"), message, "add a job")
     keys = entries(problems, top.at("datasets")) if declared else {}
     for dataset_id, dataset in declared.items():
@@ -78,7 +78,7 @@ def _check_virtual(problems: Problems, dataset: YamlMap, declared: dict[str, Yam
     if "sql" not in dataset.nodes:
         message = "a virtual dataset needs sql"
         problems.add("spec.virtual_needs_sql", dataset.at("storage"), message, "add sql: select ...")
-    for name in ("write_mode", "position", "retention"):
+    for name in ("write_mode", "position", "retention", "checks"):
         if name in dataset.nodes:
             message = f"a virtual dataset stores nothing, so it cannot have {name}"
             problems.add("spec.virtual_not_stored", dataset.at(name), message, "remove it")
@@ -203,7 +203,10 @@ def _check_keys(problems: Problems, dataset: YamlMap, columns: Collection[str]) 
         for name, where in named:
             if columns and name not in columns:
                 problems.add(
-                    "spec.unknown_column", where, f"no column {name[:100]!r} there", near(name, columns)
+                    "spec.unknown_column",
+                    where,
+                    f"the dataset has no column {name[:100]!r}",
+                    near(name, columns),
                 )
     position = dataset.get("position")
     if keys and position and position not in dataset.get("unique_key"):
@@ -221,12 +224,12 @@ def _check_columns_read(problems: Problems, item: YamlMap, dataset: YamlMap | No
         return
     for node in nodes:
         if isinstance(node, yaml.ScalarNode) and node.value not in columns:
-            message = f"no column {node.value[:100]!r} there"
+            message = f"the dataset has no column {node.value[:100]!r}"
             problems.add("spec.unknown_column", node, message, near(node.value, columns))
     where = item.get("where") or {}
     for name, (key, node) in entries(problems, item.at("where")).items() if where else ():
         if name not in columns and not _is_field(name, columns):
-            message = f"no column {name[:100]!r} there"
+            message = f"the dataset has no column {name[:100]!r}"
             problems.add("spec.unknown_column", key, message, near(name, columns))
         elif name in columns and where[name] is not None:
             _check_condition(problems, where[name], node, columns[name])
@@ -248,7 +251,7 @@ def check_time_columns(
                 message = "a virtual dataset has no files that say which times their rows have"
                 problems.add("spec.bad_time_column", node, message, "read the datasets that its SQL reads")
             elif columns and column not in columns:
-                message = f"no column {column[:100]!r} there"
+                message = f"the dataset has no column {column[:100]!r}"
                 problems.add("spec.unknown_column", node, message, near(column, columns))
             elif column in columns and (type_ := columns[column].get("type")) and own:
                 fault = extents.misfit(column_types.arrow_type(type_) or type_, own[0])
@@ -307,6 +310,8 @@ def build(
 ) -> model.Dataset:
     if producer is not None and webhooks.is_receiver(producer):
         return deliveries(dataset_id)
+    if producer is not None and producer.operator == alerting.EVALUATE:
+        return alerting.found_rows(dataset_id, partitions.get(dataset_id, Partitions()))
     if producer is not None and files.is_listing(producer):
         retention = declared.get("retention") if declared is not None else None
         return listed_files(dataset_id, partitions.get(dataset_id, Partitions()), retention)

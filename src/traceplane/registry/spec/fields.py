@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import zoneinfo
+from collections.abc import Callable
 
 import yaml
 
 from traceplane.errors import TraceplaneError
-from traceplane.model import column_types, comparisons, edges, partitions, resources
+from traceplane.model import column_types, comparisons, edges, partitions, requirements, resources
 from traceplane.model import dag as model
+from traceplane.model.checks import Severity
 from traceplane.model.near_names import near
-from traceplane.registry.spec import files, webhooks
+from traceplane.registry.spec import alerts, files, webhooks
 from traceplane.registry.spec import yaml_reader as read
 from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems
 from traceplane.schedule import cron
 from traceplane.secrets import references
-from traceplane.sql import virtual
+from traceplane.sql import row_condition, virtual
 
 VERSION = 1
 MAX_NAME = 63
@@ -28,6 +30,7 @@ _function = read.matching(
     "the name or ARN of a Lambda function",
 )
 _variable = read.matching(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "a name: letters, digits and _, up to 100")
+_path = read.matching(r"[^\s]{1,300}", "a list of requirements, or the path of a file without spaces")
 _label = read.matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
 
 
@@ -86,15 +89,42 @@ def _type(problems: Problems, node: yaml.Node) -> str:
     return value
 
 
-def _select(problems: Problems, node: yaml.Node) -> str:
-    """SQL that queries may be built from: it must pass the same gate as they do."""
-    text: str = read.text(problems, node)
-    try:
-        virtual.checked(text)
-    except TraceplaneError as error:
-        message = error.message if error.value is None else f"{error.message}: {error.value}"
-        raise BadValue("spec.sql_refused", node, message[:500], error.next_step) from None
-    return text
+def _admitted(gate: Callable[[str], object]) -> read.Read:
+    """SQL that runs in queries or on Spark: it must pass the gate for it."""
+
+    def admitted(problems: Problems, node: yaml.Node) -> str:
+        text: str = read.text(problems, node)
+        try:
+            gate(text)
+        except TraceplaneError as error:
+            message = error.message if error.value is None else f"{error.message}: {error.value}"
+            raise BadValue("spec.sql_refused", node, message[:500], error.next_step) from None
+        return text
+
+    return admitted
+
+
+def _columns(problems: Problems, node: yaml.Node) -> list[str]:
+    """One column, or several."""
+    if not isinstance(node, yaml.SequenceNode):
+        return [_label(problems, node)]
+    if not node.value:
+        raise BadValue("spec.bad_check", node, "the list of columns is empty", "name a column")
+    columns: list[str] = read.list_of(_label)(problems, node)
+    return columns
+
+
+def _accepted_values(problems: Problems, node: yaml.Node) -> list[object]:
+    values: list[object] = read.list_of(_value)(problems, node)
+    if not node.value:
+        raise BadValue("spec.bad_check", node, "no value is in an empty list", "list the accepted values")
+    return values
+
+
+def _number_of_rows(problems: Problems, node: yaml.Node) -> int:
+    if (value := int(read.whole(problems, node))) < 0:
+        raise BadValue("spec.out_of_range", node, "a number of rows is 0 or more")
+    return value
 
 
 def _zone(problems: Problems, node: yaml.Node) -> str:
@@ -164,12 +194,23 @@ def _requirements(problems: Problems, node: yaml.Node) -> resources.Resources:
     return resources.Resources(needed.get("memory") or 0, needed.get("gpu") or 0, labels)
 
 
-def _reason(problems: Problems, node: yaml.Node) -> str:
-    value: str = read.text(problems, node)
-    if not 1 <= len(value.strip()) <= _LONGEST_REASON:
-        message = f"a reason has 1 to {_LONGEST_REASON} characters"
-        raise BadValue("spec.bad_reason", node, message, "say why it is no personal data")
-    return value.strip()
+def _requirement(problems: Problems, node: yaml.Node) -> str:
+    value: str = read.text(problems, node).strip()
+    if not requirements.is_requirement(value):
+        message = f"{value[:100]!r} is not a requirement"
+        raise BadValue("spec.bad_requirement", node, message, requirements.FORM)
+    return value
+
+
+def _packages(problems: Problems, node: yaml.Node) -> list[str] | str:
+    """Requirements, or the path of a file that has them."""
+    if not isinstance(node, yaml.SequenceNode):
+        return str(_path(problems, node))
+    if len(node.value) > requirements.MAX_REQUIREMENTS:
+        message = f"a job has at most {requirements.MAX_REQUIREMENTS} requirements"
+        raise BadValue("spec.bad_requirement", node, message, "put them into a file")
+    listed: list[str] = read.list_of(_requirement)(problems, node)
+    return listed
 
 
 def _config(problems: Problems, node: yaml.Node) -> dict[str, object]:
@@ -180,7 +221,6 @@ def _config(problems: Problems, node: yaml.Node) -> dict[str, object]:
 
 
 _MOST_MISSED = 10_000
-_LONGEST_REASON = 500
 _MOST_AROUND = 1_000_000
 _WINDOW: Fields = {"before": _extent, "after": _extent}
 _PARTITIONS: Fields = {
@@ -194,7 +234,21 @@ _COLUMN: Fields = {
     "type": _type,
     "nullable": read.boolean,
     "pii": read.boolean,
-    "declassified": _reason,
+    "declassified": read.reason,
+}
+_ACCEPTED: Fields = {"column": _label, "values": _accepted_values}
+_RANGE: Fields = {"column": _label, "min": _value, "max": _value}
+_ROWS: Fields = {"min": _number_of_rows, "max": _number_of_rows}
+_CHECK: Fields = {
+    "name": _label,
+    "not_null": _columns,
+    "unique": _columns,
+    "accepted": read.record(_ACCEPTED, "column", "values"),
+    "range": read.record(_RANGE, "column"),
+    "rows": read.record(_ROWS),
+    "expression": _admitted(row_condition.for_spark),
+    "freshness": read.duration,
+    "severity": read.choice(Severity),
 }
 _ROLES: Fields = {"read_roles": read.list_of(_name), "write_roles": read.list_of(_name)}
 _DATASET: Fields = {
@@ -207,7 +261,8 @@ _DATASET: Fields = {
     "partitions": read.record(_PARTITIONS, "by"),
     "retention": read.duration_of_years,
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
-    "sql": _select,
+    "sql": _admitted(virtual.checked),
+    "checks": read.list_of(read.record(_CHECK)),
     **_ROLES,
 }
 _CATCH_UP: Fields = {"policy": read.choice(model.CatchUpPolicy), "most": _most_missed}
@@ -264,6 +319,7 @@ _JOB: Fields = {
     "function": _function,
     "requires": _requirements,
     "operator": _label,
+    "requirements": _packages,
     "config": _config,
     "secrets": read.map_of(webhooks.secret_name, key=_variable),
     "inputs": read.list_of(read.record(_INPUT, "from")),
@@ -282,14 +338,20 @@ _FILE: Fields = {
     "description": read.text,
     "datasets": read.map_of(read.record(_DATASET), key=_label),
     "defaults": read.record(_EXECUTION),
+    "requirements": _packages,
     **_ROLES,
     "jobs": read.list_of(read.record(_JOB, "name")),
+    "alerts": read.list_of(read.record(alerts.ALERT, "name", "dataset", "subject", "title")),
 }
 FIELDS: dict[str, Fields] = {
     "file": _FILE,
     "dataset": _DATASET,
     "partitions": _PARTITIONS,
     "column": _COLUMN,
+    "check": _CHECK,
+    "accepted": _ACCEPTED,
+    "range": _RANGE,
+    "rows": _ROWS,
     "job": _JOB,
     "source": _SOURCE,
     "catch_up": _CATCH_UP,
@@ -307,6 +369,8 @@ FIELDS: dict[str, Fields] = {
     "retry": _RETRY,
     "batch": _BATCH,
     "requires": _REQUIRES,
+    "alert": alerts.ALERT,
+    "throttle": alerts.THROTTLE,
 }
 """Every field, by where it occurs; the reference page is tested against it."""
 

@@ -336,6 +336,8 @@ def _with_source(job: Job) -> tuple[Job, Job]:
         execution=job.execution.of_the_dispatcher(),
         description="",
         lineage=None,
+        requirements=(),
+        requirements_file=None,
         generated_for=job.name,
     )
     events = Input("events", dataset, role=model.InputRole.TRIGGERS)
@@ -345,11 +347,6 @@ def _with_source(job: Job) -> tuple[Job, Job]:
 def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
     job, source = draft.record, draft.record.get("source")
     reads = job.get("source", "format")
-    execution = {
-        attribute: value
-        for attribute, path in _EXECUTION_PATHS.items()
-        if (value := top.get("defaults", *path) if job.get(*path) is None else job.get(*path)) is not None
-    }
     return Job(
         name=draft.name,
         activation=job.get("activation") or model.Activation.REACTIVE,
@@ -362,10 +359,32 @@ def _job(draft: Draft, top: YamlMap, known_runtimes: frozenset[str]) -> Job:
         update_strategy=job.get("update_strategy") or model.UpdateStrategy.REPLACE,
         unique_key=tuple(job.get("unique_key") or ()),
         source=_source(source) if source else None,
-        execution=model.ExecutionSettings(**execution),
+        execution=execution_of(job, top),
         description=job.get("description") or "",
         lineage=job.get("lineage"),
+        **requirements_of(job),
     )
+
+
+def requirements_of(record: YamlMap) -> dict[str, Any]:
+    """What a job, or the whole file, says of the packages that its code needs."""
+    found = record.get("requirements")
+    if isinstance(found, str):
+        return {"requirements_file": found}
+    return {"requirements": tuple(found or ())}
+
+
+def execution_of(job: YamlMap | None, top: YamlMap) -> model.ExecutionSettings:
+    """What a job says, or else what the file says for all of them."""
+    own = (
+        {attribute: job.get(*path) for attribute, path in _EXECUTION_PATHS.items()} if job is not None else {}
+    )
+    execution = {
+        attribute: value
+        for attribute, path in _EXECUTION_PATHS.items()
+        if (value := top.get("defaults", *path) if own.get(attribute) is None else own[attribute]) is not None
+    }
+    return model.ExecutionSettings(**execution)
 
 
 def _own_operator(job: YamlMap) -> str:

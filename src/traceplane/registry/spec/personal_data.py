@@ -51,7 +51,7 @@ def _check_lineage(problems: Problems, draft: Draft, declared: Mapping[str, Yaml
         written = next(iter(outputs.values())) if len(outputs) == 1 else None
         if len(outputs) == 1:
             if written and name not in written:
-                message = f"no column {name[:100]!r} there"
+                message = f"the output has no column {name[:100]!r}"
                 problems.add("spec.unknown_column", key, message, near(name, written))
         else:
             _check_place(problems, key, name, outputs, "output")
@@ -76,7 +76,7 @@ def _check_place(
         if place.startswith(f"{name}.") and (not columns or place.removeprefix(f"{name}.") in columns)
     ]
     if not fitting:
-        message = f"no column {place.rpartition('.')[2][:100]!r} there"
+        message = f"the {what} has no column {place.rpartition('.')[2][:100]!r}"
         problems.add("spec.unknown_column", node, message, near(place.rpartition(".")[2], columns[0]))
 
 
@@ -93,20 +93,28 @@ class DatasetRoles:
     """Who may read and write each dataset of a file: what it says itself, or else what the file says.
 
     A dataset that was added for a job, such as the deliveries of a webhook source, has the roles of what the job
-    writes first.
+    writes first; the rows that an alert found have those of the dataset that it is about. If that
+    is a dataset of another file, its readers are looked up when somebody reads the rows (`Dataset.readers_of`).
     """
 
-    def __init__(self, top: YamlMap, drafts: list[Draft]) -> None:
+    def __init__(self, top: YamlMap, drafts: list[Draft], sources: Mapping[str, str]) -> None:
+        """`sources`: what datasets of alerts are about."""
         self._top = top
+        self._sources = sources
         self._declared: dict[str, YamlMap | None] = top.get("datasets") or {}
         self._first_output = {draft.name: draft.outputs[0][0].dataset_id for draft in drafts if draft.outputs}
 
     def of(self, dataset_id: str, producer: Job | None, field: str) -> Roles:
-        meant = dataset_id
-        if dataset_id not in self._declared and producer is not None and producer.generated_for is not None:
-            meant = self._first_output.get(producer.generated_for, dataset_id)
+        if (meant := self._sources.get(dataset_id)) is None:
+            meant = dataset_id
+            if (
+                dataset_id not in self._declared
+                and producer is not None
+                and producer.generated_for is not None
+            ):
+                meant = self._first_output.get(producer.generated_for, dataset_id)
         dataset = self._declared.get(meant)
         for record in (dataset, self._top):
-            if record is not None and not record.lacks(field):
+            if record is not None and field in record.nodes:  # an empty list leaves it to admins
                 return tuple(dict.fromkeys(record.get(field)))
         return None

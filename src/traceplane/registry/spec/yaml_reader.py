@@ -296,6 +296,18 @@ def list_of(item: Read) -> Read:
     return read
 
 
+_LONGEST_REASON = 500
+
+
+def reason(problems: Problems, node: yaml.Node) -> str:
+    """Why a column is no personal data."""
+    value: str = text(problems, node)
+    if not 1 <= len(value.strip()) <= _LONGEST_REASON:
+        message = f"a reason has 1 to {_LONGEST_REASON} characters"
+        raise BadValue("spec.bad_reason", node, message, "say why it is no personal data")
+    return value.strip()
+
+
 def map_of(item: Read, key: Read = text) -> Read:
     def read(problems: Problems, node: yaml.Node) -> dict[str, Any]:
         items = entries(problems, node)

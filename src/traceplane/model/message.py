@@ -1,10 +1,9 @@
-"""What is sent, and how long its parts may be."""
+"""What is sent over a channel, and how long its parts may be."""
 
 from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -19,8 +18,9 @@ _KEY = re.compile(r"[A-Za-z0-9_:-]{1,200}")
 """Fits into a header as it is. No dot: a signature is made over the key, a dot and more."""
 _LINK = re.compile(r"https?://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]{1,2000}")
 LONGEST_TITLE, LONGEST_TEXT, LONGEST_NAME, LONGEST_VALUE, MOST_VALUES = 1_000, 20_000, 100, 500, 40
-_DISGUISES = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
-"""Marks that change the direction of writing: what is read would not be what was sent."""
+_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+"""Control characters, halves of characters, and marks that change the direction of writing: what is read would not be
+what was sent."""
 
 
 class Kind(StrEnum):
@@ -55,6 +55,11 @@ class Message:
     link: str | None = None
     count: int = 1
     """How many alerts it stands for, if they were grouped."""
+    dag: str | None = None
+    """Unset for the platform's own alerts."""
+    position: str | None = None
+    """Of the row, as scopes are written. Unset for several positions, and for partitions by name: a name may be
+    personal data, and nobody was asked whether it may be sent."""
 
     def __post_init__(self) -> None:
         for name, value in (("key", self.key), ("incident", self.incident)):
@@ -136,13 +141,12 @@ def cleaned(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii() and text.isprintable():
         return text
-    return "".join(character if _is_harmless(character) else "\ufffd" for character in text)
+    return _HARMFUL.sub("\ufffd", text)
 
 
-def _is_harmless(character: str) -> bool:
-    return character in "\n\t" or (
-        unicodedata.category(character) not in ("Cc", "Cs") and character not in _DISGUISES
-    )
+def short_values(values: Mapping[str, Value]) -> dict[str, Value]:
+    """The same names, with values of a length that all channels can take."""
+    return {name: _short(value) for name, value in values.items()}
 
 
 def _cut_and_cleaned(text: str, longest: int) -> str:
@@ -156,14 +160,27 @@ def _line(text: str, longest: int) -> str:
 
 def _bounded(values: Mapping[str, Value]) -> dict[str, Value]:
     bounded: dict[str, Value] = {}
-    for name, value in list(values.items())[:MOST_VALUES]:
-        if isinstance(value, str):
-            value = _cut_and_cleaned(value, LONGEST_VALUE)
-        elif isinstance(value, int) and value.bit_length() > 1000:
-            value = shortened(hex(value), LONGEST_VALUE)  # in decimal, it takes too long
-        elif isinstance(value, Decimal) and len(as_text(value)) > LONGEST_VALUE:
-            value = shortened(as_text(value), LONGEST_VALUE)
-        bounded[_line(name, LONGEST_NAME)] = value
-    if len(values) > MOST_VALUES:
-        bounded["…"] = f"and {len(values) - MOST_VALUES} more"
+    # If there are more, the last one says how many.
+    most = MOST_VALUES if len(values) <= MOST_VALUES else MOST_VALUES - 1
+    for name, value in list(values.items())[:most]:
+        bounded[_line(name, LONGEST_NAME)] = _short(value)
+    if len(values) > most:
+        bounded["…"] = f"and {len(values) - most} more"
     return bounded
+
+
+def _short(value: Value) -> Value:
+    match value:
+        case str():
+            return _cut_and_cleaned(value, LONGEST_VALUE)
+        case None | bool() | float() | date():  # a datetime is a date
+            return value
+        case int() if value.bit_length() > 1000:
+            return shortened(hex(value), LONGEST_VALUE)  # in decimal, it takes too long
+        case int():
+            return value
+        case Decimal():
+            text = as_text(value)
+            return value if len(text) <= LONGEST_VALUE else shortened(text, LONGEST_VALUE)
+        case _:  # JSON has lists and objects too
+            return _cut_and_cleaned(str(value), LONGEST_VALUE)

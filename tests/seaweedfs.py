@@ -1,0 +1,102 @@
+"""A real S3 server that hands out temporary credentials, and enforces their policies: SeaweedFS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.platform import die_with_parent
+from tests.ports import free_port
+
+KEY, SECRET = "platform-key", "platform-secret"
+READ_ROLE = "arn:aws:iam::000000000000:role/readers"
+
+
+@contextlib.contextmanager
+def seaweedfs(folder: Path) -> Iterator[str]:
+    """Its address. The user `platform` may do everything, and assume the role `readers`, which may read."""
+    (folder / "data").mkdir(parents=True)
+    identity = {
+        "name": "platform",
+        "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    read = {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": ["arn:aws:s3:::*"]}
+    trust = {
+        "Effect": "Allow",
+        "Principal": {"AWS": "arn:aws:iam::000000000000:user/platform"},
+        "Action": ["sts:AssumeRole"],
+    }
+    iam = {
+        "sts": {
+            "tokenDuration": "1h",
+            "maxSessionLength": "12h",
+            "issuer": "seaweedfs-sts",
+            "signingKey": "dGVzdC1zaWduaW5nLWtleS0zMi1jaGFyYWN0ZXJzLWxvbmc=",
+        },
+        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+        "policies": [{"name": "ReadAll", "document": {"Version": "2012-10-17", "Statement": [read]}}],
+        "roles": [
+            {
+                "roleName": "readers",
+                "roleArn": READ_ROLE,
+                "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
+                "attachedPolicies": ["ReadAll"],
+            }
+        ],
+    }
+    (folder / "iam.json").write_text(json.dumps(iam))
+    port = _port()
+    ports = {"master.port": _port(), "volume.port": _port(), "filer.port": _port(), "s3.port": port}
+    log = (folder / "log").open("wb")
+    server = subprocess.Popen(
+        [
+            *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder / 'data'}"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.preStopSeconds=1"),
+            *(f"-s3.config={folder / 's3.json'}", f"-s3.iam.config={folder / 'iam.json'}"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64"),
+            *(f"-{name}={number}" for name, number in ports.items()),
+        ],
+        env={"PATH": os.defpath, "HOME": str(folder)},
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not _answers(port):
+            assert server.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, "SeaweedFS does not answer"
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+        log.close()
+
+
+def _port() -> int:
+    """Each port's server takes another one, ten thousand above."""
+    while (port := free_port()) > 55_000:
+        pass
+    return port
+
+
+def _answers(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
