@@ -193,7 +193,7 @@ async def test_a_channel_that_could_not_be_used_is_refused(
         ({"kind": "webhok", "url": HOOK["url"]}, "there is no such kind of channel", "kind: webhook"),
         ({"url": HOOK["url"]}, "the channel has no kind", "kind: email, kind: pagerduty, kind: slack"),
         ({"kind": ["slack"]}, "there is no such kind of channel", "kind: slack"),
-        ({**HOOK, "color": "red"}, "invalid: there is no field `color`", "kind webhook"),
+        ({**HOOK, "color": "red"}, "invalid: there is no field `color`", "kind webhook: url, headers, body"),
     ],
 )
 async def test_a_refused_channel_is_told_what_to_write(
@@ -207,13 +207,13 @@ async def test_a_refused_channel_is_told_what_to_write(
 async def test_missing_secrets_are_noticed_when_a_channel_is_set(gateway: Gateway) -> None:
     slack = {"kind": "slack", "url": "${secret:slack_url}"}
     answer = await gateway.set("team", **slack)
-    assert answer["warnings"] == ["the secret slack_url: there is no such secret"]
+    assert answer["warnings"] == ["the secret slack_url cannot be used: there is no such secret"]
     value = {"value": "https://hooks.slack.com/T/B/X", "allowed_jobs": ["channel/other"]}
     assert (await gateway.call("PUT", "secrets/user/slack_url", value))[1]["warnings"] == [
         "there is no channel other yet; did you mean 'channel/team'?"
     ]
     [warning] = (await gateway.set("team", **slack))["warnings"]
-    assert "not among those that may use it" in warning
+    assert "channel/team is not among those that may use it" in warning
     allowed = {"allowed_jobs": ["channel/team"]}
     _, rights = await gateway.call("POST", "secrets/user/slack_url/rights", allowed)
     assert "warnings" not in rights

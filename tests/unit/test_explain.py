@@ -64,6 +64,16 @@ def reasons(**facts: Any) -> dict[str, str]:
     return {reason.code: reason.sentence for reason in explain(replace(WAITING, **facts))}
 
 
+def test_a_check_that_failed_without_rows_is_named() -> None:
+    """Where nothing could be sampled, for example when there are too few rows."""
+    error = {
+        "code": "check.failed",
+        "message": "1 check failed",
+        "failed_checks": [{"check": "rows", "problem": "0 rows, at least 1 expected"}],
+    }
+    assert "check rows failed: 0 rows" in reasons(state="dead", attempt=1, error=error)["check"]
+
+
 def test_a_held_task_names_edge_threshold_and_figure() -> None:
     sentence = reasons(**HELD)["held"]
     assert "all its work" in sentence

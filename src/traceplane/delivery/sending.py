@@ -23,7 +23,8 @@ from traceplane.secrets import references
 from traceplane.secrets.references import SecretName
 
 Channel = Webhook | Slack | Mail | PagerDuty
-KINDS = tuple(sorted(str(kind.__struct_config__.tag) for kind in get_args(Channel)))
+_OF_KIND = {str(kind.__struct_config__.tag): kind for kind in get_args(Channel)}
+KINDS = tuple(sorted(_OF_KIND))
 """What `kind` of a config may be."""
 Sender = Callable[[Message], Awaitable[Outcome]]
 
@@ -94,6 +95,12 @@ class Channels:
 def pace_of(channel: Channel) -> Pace:
     """How fast a channel is used."""
     return webhook.pace_of(channel) if isinstance(channel, Webhook) else Pace()
+
+
+def fields_of(kind: str) -> list[str]:
+    """What a config of this kind may have, with the fields that it must have first."""
+    fields = sorted(msgspec.structs.fields(_OF_KIND[kind]), key=lambda field: not field.required)
+    return [field.encode_name for field in fields]
 
 
 def secrets_of(channel: Channel) -> set[SecretName]:

@@ -17,7 +17,7 @@ from traceplane import telemetry
 from traceplane.auth.callers import Caller
 from traceplane.delivery.connections import Connections
 from traceplane.delivery.outcome import Dead, Delivered, Outcome, Retry
-from traceplane.delivery.sending import KINDS, Channel, Channels, secrets_of
+from traceplane.delivery.sending import KINDS, Channel, Channels, fields_of, secrets_of
 from traceplane.errors import Conflict, InvalidInput, NotFound, PlatformError, TooManyRequests
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.counted import counted
@@ -115,8 +115,7 @@ class ChannelApi:
         channel = _channel(stored.config)
         secrets = await self._secrets(caller, name, channel, used=True)
         if isinstance(secrets, Denied):
-            why = f"the secret {secrets.name} cannot be used: {secrets.why}"
-            return _tested(name, Dead("delivery.secret_denied", why))
+            return _tested(name, Dead("delivery.secret_denied", str(secrets)))
         key = (caller.org, name)
         if not self._connections.take(caller.org, key):
             raise TooManyRequests(
@@ -137,7 +136,7 @@ class ChannelApi:
             secrets = await self._secrets(caller, name, channel, used=False)
         except PlatformError as error:
             return [f"its secrets could not be looked up: {error.message}"]
-        return [f"the secret {secrets.name}: {secrets.why}"] if isinstance(secrets, Denied) else []
+        return [str(secrets)] if isinstance(secrets, Denied) else []
 
     async def _secrets(
         self, caller: Caller, name: str, channel: Channel, *, used: bool
@@ -192,8 +191,7 @@ def _channel(config: dict[str, Any]) -> Channel:
         raise InvalidInput(
             "delivery.bad_channel",
             f"the config of the channel is invalid: {in_words(error)}",
-            value=kind,
-            next_step=f"see the fields of a channel of kind {kind} in docs/guides/channels.md",
+            next_step=f"the fields of kind {kind}: {', '.join(fields_of(kind))}",
         ) from None
 
 

@@ -264,7 +264,7 @@ def _dead(facts: ExplainFacts) -> list[Reason]:
         show = f"`traceplane dlq show {facts.task_id}`"
         reasons.append(Reason("dead_letter", f"The rows that it computed are kept as a dead letter: {show}."))
     reasons += [
-        failed_check(check["check"], check["problem"], check["sample"])
+        failed_check(check["check"], check["problem"], check.get("sample") or ())
         for check in error.get("failed_checks") or ()
     ]
     if (standing := facts.standing) in _STANDINGS:

@@ -40,6 +40,9 @@ class Denied:
     name: SecretName
     why: str
 
+    def __str__(self) -> str:
+        return f"the secret {self.name} cannot be used: {self.why}"
+
 
 @dataclass(frozen=True, slots=True)
 class ListedSecret:
@@ -103,7 +106,7 @@ class Lookup:
             if value is None:
                 return Denied(name, "there is no such secret")
             if not is_allowed(self.rights.get(place, NO_RIGHTS_SET), need.dag, need.job):
-                return Denied(name, "the job is not among those that may use it")
+                return Denied(name, f"{need.dag}/{need.job} is not among those that may use it")
             if isinstance(value, PlatformError):
                 return Denied(name, value.message)
             handed[name] = value

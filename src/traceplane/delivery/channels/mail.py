@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import re
 import socket
+import ssl
 from datetime import UTC, datetime
 from email.header import Header
 from email.message import EmailMessage
@@ -116,8 +117,8 @@ async def send(
     except aiosmtplib.SMTPResponseException as error:
         return _refusal(error.code, error.message, values)
     except (aiosmtplib.SMTPException, OSError) as error:
-        # TimeoutError is an OSError. A server without STARTTLS, or with a wrong certificate, may be somebody else's.
-        return Retry("delivery.unavailable", f"the mail server failed: {type(error).__name__}")
+        # A server without STARTTLS, or with a wrong certificate, may be somebody else's.
+        return Retry("delivery.unavailable", values.reason(_failure(error)))
     finally:
         client.close()
         with contextlib.suppress(OSError):
@@ -181,6 +182,27 @@ def _refusal(code: int, words: str, values: SecretValues) -> Outcome:
     if 500 <= code < 600:
         return Dead(REFUSED, reason, code)
     return Retry("delivery.unavailable", reason, status=code)
+
+
+def _failure(error: Exception) -> str:
+    """`error`: of the mail library, which wraps those of TLS, or of the connection."""
+    import aiosmtplib
+
+    causes = (error, error.__cause__, error.__context__)
+    untrusted = next((one for one in causes if isinstance(one, ssl.SSLCertVerificationError)), None)
+    if untrusted is not None:
+        return f"the certificate of the mail server is not trusted: {untrusted.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "the mail server did not answer in time"
+    if "STARTTLS" in str(error):
+        return "the mail server does not offer STARTTLS; write `tls: implicit` if it takes TLS from the beginning"
+    if any(isinstance(one, ssl.SSLError) for one in causes):
+        return "the mail server does not speak TLS as it should; `tls` may be `starttls` or `implicit`"
+    if isinstance(error, (aiosmtplib.SMTPNotSupported, aiosmtplib.SMTPAuthenticationError)):
+        return f"the mail server cannot be used: {error}"
+    if isinstance(error, (aiosmtplib.SMTPServerDisconnected, ConnectionError)):
+        return "the mail server closed the connection"
+    return f"the mail server failed: {error}"
 
 
 def _refused_ones(codes: dict[str, int]) -> str:

@@ -137,8 +137,7 @@ class Deliveries:
             lookup = await self._vault.look_up(tx, [need]) if need.names else None
         handed = (await lookup.values())[need] if lookup is not None else {}
         if isinstance(handed, Denied):
-            why = f"the secret {handed.name} cannot be used: {handed.why}"
-            denied = _always(Dead("delivery.secret_denied", why))
+            denied = _always(Dead("delivery.secret_denied", str(handed)))
             return _Used(used.org, _digest(used.config), pace_of(channel), denied)
         secrets = sorted((str(name), value) for name, value in handed.items())
         send = self._channels.sender(channel, handed, org=used.org)
