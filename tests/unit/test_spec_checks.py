@@ -108,6 +108,8 @@ def test_every_kind_is_read_with_its_defaults_and_survives_a_deploy() -> None:
         ("{expression: 'id > '}", "spec.sql_refused", "cannot be parsed"),
         ("{expression: sum(id) > 0}", "spec.sql_refused", "one row at a time"),
         ("{expression: id in (select id from shop.days)}", "spec.sql_refused", "more than an expression"),
+        ("{expression: id + 1}", "spec.sql_refused", "neither true nor false"),
+        ("{expression: (id)}", "sql.not_a_condition", "the column 'id' is bigint"),
         ("{freshness: soon}", "spec.bad_duration", "duration"),
         ("{freshness: 2h, severity: block}", "spec.bad_check", "cannot block"),
         ("{not_null: id, severity: fatal}", "spec.unknown_value", "'fatal'"),

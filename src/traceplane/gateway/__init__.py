@@ -14,6 +14,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     deliveries          messages that were queued for channels, as admins look at them, replay and drop them
     deploys             deploys and versions of DAGs
     emits               events by hand, committed in groups
+    file_reading        DAG files of those who may not deploy, read one after the other
     file_sources        file sources: what the last listing found, and what was refused
     hidden_values       what operators wrote, as far as the caller may see what they were handed
     iceberg             datasets as Iceberg tables, for engines that are not ours

@@ -7,13 +7,13 @@ channels, and the alert about a channel shows its values to admins alone.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from traceplane.auth.rights import Access, access_of
 from traceplane.auth.roles import Role
 from traceplane.errors import Conflict, Forbidden, InvalidInput, NotFound
 from traceplane.gateway import alert_tests, partition_names
+from traceplane.gateway.file_reading import FileReading
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.dag import Dag
 from traceplane.model.hidden_values import PLACEHOLDER
@@ -67,6 +68,10 @@ _IDS_AUDITED = 50
 class AlertApi:
     def __init__(self, queries: Queries, runtimes: Mapping[str, Runtime]) -> None:
         self._queries, self._runtimes = queries, runtimes
+        self._files = FileReading()
+
+    def close(self) -> None:
+        self._files.close()
 
     def routes(self) -> list[Route]:
         return [
@@ -153,7 +158,8 @@ class AlertApi:
         written = None
         if asked.text is not None:  # a hostile file may take seconds to refuse
             known = frozenset(self._runtimes)
-            written = await asyncio.to_thread(dag_file.parse, asked.text, asked.file, known_runtimes=known)
+            parse = partial(dag_file.parse, asked.text, asked.file, known_runtimes=known)
+            written = await self._files.read(caller.org, caller.counted_as, parse)
         async with caller.database.transaction() as tx:
             access = await access_of(tx, caller.org, caller)
             dag = written or await _deployed(tx, caller, access, asked)

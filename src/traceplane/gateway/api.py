@@ -141,6 +141,7 @@ class PublicApi:
     async def close(self) -> None:
         with contextlib.suppress(PlatformError):
             await self.audit.flush(at_end=True)
+        self.alerts.close()
         await self._queries.close()
         await self.iceberg.close()
         await self.vault.close()

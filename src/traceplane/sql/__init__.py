@@ -12,6 +12,7 @@
     spark_dialect    a query in Spark's dialect, checked again as Spark will read it
     spark_functions  words that SQL for Spark may contain outside quotes
     spark_text       SQL for Spark without comments, and without what is not certain to mean one thing
+    truth            whether an expression can be true or false at all
     virtual          virtual datasets: SQL in place of a name
 
 `gate` parses a query, allows what is listed (`allowed_syntax`, `functions`) and rewrites it. `virtual` replaces the

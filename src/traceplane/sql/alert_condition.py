@@ -7,11 +7,15 @@ expects.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
+
+from traceplane.sql import truth
 
 _BEFORE, _AFTER = "select 1 where (\n", "\n)"
 _EXAMPLE = "write for example value > 1000"
@@ -30,17 +34,32 @@ class ConditionFault(NamedTuple):
     suggestion: str
 
 
+@lru_cache(maxsize=512)
 def fault(condition: str) -> ConditionFault | None:
     """Why it cannot be the condition of an alert, and what to write instead. It is as `spark_agreement` leaves it."""
     try:
         tree = _expression(condition)
-        return _one_row_fault(tree) if tree is not None else _several()
+        if tree is None:
+            return _several()
+        if (signs := truth.shift_apart(condition, tree)) is not None:
+            return ConditionFault(f"the condition cannot be parsed at {signs!r}", _EXAMPLE)
+        return _no_condition(truth.never_true(tree)) or _one_row_fault(tree)
     except ParseError as error:
         return _unparsed(error, condition)
     except (SqlglotError, ValueError, TypeError, AttributeError, IndexError, KeyError):
         return ConditionFault("the condition cannot be parsed", f"the dialect is Spark's; {_EXAMPLE}")
     except RecursionError:
         return ConditionFault("the condition is nested too deeply", "write it with fewer brackets")
+
+
+def fault_of_types(condition: str, types: Mapping[str, str | None]) -> ConditionFault | None:
+    """Of a condition without another fault, now that the types of the columns are known."""
+    tree = _expression(condition)
+    return None if tree is None else _no_condition(truth.never_true(tree, types))
+
+
+def _no_condition(why: str | None) -> ConditionFault | None:
+    return None if why is None else ConditionFault(f"this is not a condition: {why}", _EXAMPLE)
 
 
 def _expression(condition: str) -> exp.Expr | None:

@@ -7,23 +7,28 @@ one. What is left of that query is the expression.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import lru_cache
 
 from sqlglot import exp
 
 from traceplane.errors import InvalidInput
-from traceplane.sql import gate, job_query, spark_dialect
+from traceplane.sql import gate, job_query, spark_dialect, truth
 from traceplane.sql.job_query import QueryFault
 
 _RELATION = "checked"
+_NO_CONDITION = "a check has to be true or false, and "
 _PARTS_OF_THE_QUERY = {"kind", "expressions", "from_"}
 
 
-def faults(expression: str, columns: Collection[str]) -> list[QueryFault]:
-    """Columns that the expression names and that the dataset does not have."""
+def faults(expression: str, types: Mapping[str, str | None]) -> list[QueryFault]:
+    """Columns that the expression names and that the dataset does not have; or that it is no condition. `types`: of
+    the columns, as they were declared."""
     gated = _admitted(expression)
-    return job_query.unknown_columns(gated.sql, {relation.name: columns for relation in gated.relations})
+    unknown = job_query.unknown_columns(gated.sql, {relation.name: types for relation in gated.relations})
+    tree = gate.read_again(gated.sql, [relation.name for relation in gated.relations])
+    why = truth.never_true(tree.expressions[0], types)
+    return unknown if unknown or why is None else [QueryFault("sql.not_a_condition", _NO_CONDITION + why, "")]
 
 
 @lru_cache(maxsize=256)
@@ -47,6 +52,8 @@ def _admitted(expression: str) -> gate.Gated:
         raise _refused("it is more than an expression over the columns of the dataset")
     if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Alias | exp.Star):
         raise _refused("it has to be one condition, without a name")
+    if (why := truth.never_true(tree.expressions[0])) is not None:
+        raise _refused(f"it has to be true or false, and {why}")
     if len(list(tree.find_all(exp.Query))) > 1:
         raise _refused("it has a query within it")
     if tree.find(exp.AggFunc, exp.Window, exp.Explode, exp.Posexplode, exp.Unnest, exp.Star):

@@ -133,6 +133,9 @@ def _check_columns(problems: Problems, alert: YamlMap, types: Mapping[str, str |
     columns = list(types)
     if not columns or None in columns or alert.lacks("when"):
         return
+    condition = alert.get("when")
+    if condition and (fault := alert_condition.fault_of_types(condition, types)) is not None:
+        problems.add("spec.bad_condition", alert.at("when"), fault.message, fault.suggestion)
     named = [(name, alert.at(name)) for name in ("event_time", "emission", "position") if alert.get(name)]
     named += [
         (name, node) for name in ("subject", "columns") if alert.get(name) for node in alert.at(name).value

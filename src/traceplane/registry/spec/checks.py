@@ -102,8 +102,10 @@ def _check_columns(problems: Problems, item: YamlMap, columns: Mapping[str, Yaml
     if not columns:
         return
     if expression := item.get("expression"):
-        for fault in row_condition.faults(expression, list(columns)):
-            problems.add(fault.code, item.at("expression"), fault.message, near(fault.word, fault.known))
+        types = {name: column.get("type") for name, column in columns.items()}
+        for fault in row_condition.faults(expression, types):
+            suggestion = near(fault.word, fault.known) or "write for example: amount > 0"
+            problems.add(fault.code, item.at("expression"), fault.message, suggestion)
     for name, node in _named_columns(item):
         if name not in columns:
             message = f"the dataset has no column {name[:100]!r}"
