@@ -840,6 +840,20 @@ async def test_a_test_shows_no_personal_data(alerts: Alerts) -> None:
     assert "moved" not in str(refused.value)
 
 
+async def test_guessed_subjects_do_not_show_what_is_silenced(alerts: Alerts) -> None:
+    """The file may name an alert of others, whose silences the caller sees masked."""
+    await commit(alerts, *ROWS)
+    await alerts.plane.sql(
+        "update datasets set definition = jsonb_set(definition, '{columns,1,pii}', 'true')"
+        " where dataset_id = 'transfers'"
+    )
+    await alerts.silence(dag="chain", alert="large", subject={"tx": "d"})
+    guess = DAG.replace("when: value > 1000", "sql: select block, value, 'd' as tx from rows")
+    answer = await try_out(alerts, 1, 1, guess, alerts.person(Role.WRITER))
+    assert (answer.found, answer.suppressed) == (1, {})
+    assert (await try_out(alerts, 1, 1, guess)).suppressed == {"silenced": 1}
+
+
 # History --------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ from traceplane.model.message import Kind, Message, Severity, Value, as_json
 from traceplane.model.positions import Range
 from traceplane.model.silences import Silences
 from traceplane.operators.alerting import EVALUATE, ROUTE, Each, RouteConfig, Throttle
-from traceplane.postgres import alert_views, deliveries, registry
+from traceplane.postgres import deliveries, registry
+from traceplane.postgres.alert_views import Silence
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.registry import StoredDataset
 from traceplane.query.datasets import QueryCaller
@@ -69,8 +70,16 @@ class _Found:
 
 
 async def look_up(
-    tx: Transaction, caller: Caller, access: Access, dag: Dag, alert: str, start: str | int, end: str | int
+    tx: Transaction,
+    caller: Caller,
+    access: Access,
+    dag: Dag,
+    alert: str,
+    positions: tuple[str | int, str | int],
+    silences: Sequence[Silence],
 ) -> Tested:
+    """`silences`: as the caller sees them. The file is the caller's own and may name alerts of others, so that values
+    which it guesses would show whether they are silenced there."""
     jobs = {job.operator: job for job in dag.jobs if job.generated_for == alert}
     evaluate, config = jobs[EVALUATE], msgspec.convert(jobs[ROUTE].config, RouteConfig)
     if evaluate.inputs[0].dataset_id != config.dataset:
@@ -82,17 +91,17 @@ async def look_up(
     if found_in(evaluate.config["query"]):
         raise _not_testable(alert, "it refers to a secret, which only tasks receive")
     dataset = stored[config.dataset]
-    partitions = await partition_names.with_names(tx, caller.org, dataset.partitions, start, end)
+    partitions = await partition_names.with_names(tx, caller.org, dataset.partitions, *positions)
     return Tested(
         config,
         evaluate.config["query"],
         _position(evaluate, dataset, alert),
         config.dataset,
-        partition_names.positions(partitions, start, end),
+        partition_names.positions(partitions, *positions),
         bool(await deliveries.channels_by_name(tx, caller.org_id, config.channels)),
         Silences(
             silence.subject
-            for silence in await alert_views.silences(tx, caller.org_id)
+            for silence in silences
             if silence.dag in (None, dag.name) and silence.alert in (None, alert)
         ),
     )

@@ -171,7 +171,10 @@ class AlertApi:
                     value=asked.alert[:200],
                     next_step=near(asked.alert, names) or "name an alert of the DAG",
                 )
-            tested = await alert_tests.look_up(tx, caller, access, dag, asked.alert, asked.start, asked.end)
+            silences = await _shown(tx, caller, access, await alert_views.silences(tx, caller.org_id))
+            tested = await alert_tests.look_up(
+                tx, caller, access, dag, asked.alert, (asked.start, asked.end), silences
+            )
         asker = QueryCaller(
             *(caller.org, caller.name, str(caller.role), caller.sees_pii, caller.roles, caller.datasets),
             counted_as=caller.counted_as,
