@@ -125,27 +125,32 @@ async def test_messages_that_do_not_arrive_are_told_over_other_channels(plane: C
 async def test_a_failed_check_is_told_until_its_output_is_replaced(plane: ControlPlane) -> None:
     alerts = PlatformAlerts(plane.database, [])
 
-    async def work(emission: str) -> str:
+    async def work(emission: str, *, fails: bool, again: bool = False) -> None:
         await plane.emit("in", [1], emission=emission)
         await plane.meter()
         [held] = [h for h in await plane.claim(await plane.send()) if h.job.name == "work"]
         assert await plane.complete(held) == ["committed"]
-        return str(held.task_id)
+        await plane.sql("update tasks set backfill = $2 where task_id = $1", held.task_id, again)
+        if fails:
+            await plane.sql(
+                "insert into check_failures"
+                " (dataset_uuid, generation_id, name, problem, rows, task_id, range_start, range_end)"
+                " select dataset_uuid, current_generation_id, 'not_null_n', '2 rows', 2, $1, 1, 1 from datasets"
+                " where dataset_id = 'out'",
+                held.task_id,
+            )
+        await alerts.run_once()
+        await send(plane)
 
-    task_id = await work("a")
-    await plane.sql(
-        "insert into check_failures (dataset_uuid, generation_id, name, problem, rows, task_id, range_start, range_end)"
-        " select dataset_uuid, current_generation_id, 'not_null_n', '2 rows', 2, $1, 1, 1 from datasets"
-        " where dataset_id = 'out'",
-        task_id,
-    )
-    await alerts.run_once()
-    await send(plane)
+    await work("history", fails=True, again=True)
+    assert await told(plane) == []
+    await work("a", fails=True)
     title = "out 1 does not meet the check not_null_n"
     assert await told(plane) == [("alert", title)]
     assert await plane.value("select dataset_id from alert_events") == "out"
-    await work("b")
-    await alerts.run_once()
+    await work("computed again", fails=True, again=True)
+    assert (await told(plane))[1:] == []
+    await work("b", fails=False)
     assert (await told(plane))[1:] == [("retraction", title)]
 
 

@@ -35,14 +35,20 @@ where j.routed and j.source_kind = 'always_on' and t.error is not null and t.sta
   and not exists (select 1 from job_pauses p where p.dag_id = j.dag_id and p.job = j.name)
 
 -- name: failed_checks
--- What new outputs do not meet, until they are replaced; history that was computed again counts as known.
-select d.org_id, jsonb_build_object('dataset', d.dataset_id, 'check', f.name,
-    'scope', coalesce(f.partition_key, case when f.range_start = f.range_end then f.range_start::text
-                                            else f.range_start || '-' || f.range_end end)) as subject,
-  jsonb_build_object('problem', f.problem, 'rows', f.rows) as fields
+-- What new outputs do not meet, until they are replaced by some that do. History that was computed again counts as
+-- known: it begins no alert, and ends none that it does not meet either.
+select d.org_id, s.subject, jsonb_build_object('problem', f.problem, 'rows', f.rows) as fields
 from check_failures f join datasets d on d.dataset_uuid = f.dataset_uuid and d.current_generation_id = f.generation_id
 join tasks t on t.task_id = f.task_id
-where not t.backfill and exists (
+cross join lateral (
+  select jsonb_build_object('dataset', d.dataset_id, 'check', f.name,
+    'scope', coalesce(f.partition_key, case when f.range_start = f.range_end then f.range_start::text
+                                            else f.range_start || '-' || f.range_end end)) as subject
+) s
+where (not t.backfill or exists (
+  select 1 from alert_events a where a.org_id = d.org_id and a.dag = '' and a.alert = 'failed_check'
+    and a.retracted_at is null and a.subject = s.subject))
+and exists (
   select 1 from dataset_commits c where c.generation_id = f.generation_id and c.task_id = f.task_id
     and c.superseded_by is null)
 
