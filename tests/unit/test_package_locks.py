@@ -124,6 +124,29 @@ def test_requirements_may_be_in_a_file_and_a_file_may_be_a_lock(project: Project
     assert refused.value.code == "requirements.no_file"
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../token", "a/../../token", "a/.."])
+def test_a_file_with_requirements_is_below_the_folder_of_the_dag_file(project: Project, path: str) -> None:
+    """Whoever plans a DAG file of somebody else would have it read from anywhere."""
+    with pytest.raises(SpecInvalid, match=r"spec\.bad_name"):
+        project.request(dag_text(f"requirements: {path}"))
+
+
+def test_a_file_with_requirements_is_no_link(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret-token")
+    for link, target in (("needs.txt", tmp_path / "token"), ("folder", tmp_path)):
+        (project.folder / link).symlink_to(target)
+    for path in ("needs.txt", "folder/token"):
+        with pytest.raises(InvalidInput) as refused:
+            project.request(dag_text(f"requirements: {path}"))
+        assert refused.value.code == "requirements.no_file"
+
+
+@pytest.mark.parametrize("written", ["tinylib>=1", "{tinylib: 1}"])
+def test_requirements_that_are_no_list_are_shown_as_one(project: Project, written: str) -> None:
+    with pytest.raises(SpecInvalid, match=r"spec\.bad_requirement.*write \["):
+        project.request(dag_text(f"requirements: {written}"))
+
+
 @pytest.mark.parametrize(
     "one",
     [
@@ -136,7 +159,7 @@ def test_nothing_but_packages_of_an_index_can_be_named(project: Project, one: st
     with pytest.raises(SpecInvalid, match=r"spec\.bad_requirement"):
         project.request(dag_text(f"requirements: [{one!r}]"))
     if one:
-        with pytest.raises(InvalidInput, match=r"line 1: .* is not a requirement"):
+        with pytest.raises(InvalidInput, match=r"line 1 is not a requirement"):
             project.request(dag_text("requirements: needs.txt"), needs=one)
         with pytest.raises(InvalidInput) as refused:
             project.request(dag_text(), inline(one))

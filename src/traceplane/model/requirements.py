@@ -122,7 +122,8 @@ def read_file(text: str) -> list[str] | list[LockedPackage]:
         elif is_requirement(line):
             found.append(line)
         else:
-            raise ValueError(f"line {number}: {line[:100]!r} is not a requirement; {FORM}")
+            # Not quoted: the path may lead to another file than the author of the DAG file may see.
+            raise ValueError(f"line {number} is not a requirement; {FORM}")
         if found and locked:
             raise ValueError(f"line {number}: either all requirements have hashes or none has")
     return locked or found

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traceplane.errors import InvalidInput
+from traceplane.linux.plain_files import open_plain
 from traceplane.model import requirements
 from traceplane.model.dag import Dag, Job
 from traceplane.model.runtimes import Runtime
@@ -33,18 +34,20 @@ def named_files(dag: Dag) -> set[str]:
 
 
 def read_files(dag: Dag, folder: Path) -> dict[str, str]:
-    """Those files, as they are in the folder of the DAG file."""
+    """Those files, as they are below the folder of the DAG file. No part of a path may be a link: whoever writes a DAG
+    file that others plan would have them read any file of theirs, and look its words up in an index."""
     files = {}
     for path in sorted(named_files(dag)):
         try:
-            with open(folder / path, encoding="utf-8") as file:
-                files[path] = file.read(requirements.MAX_FILE_CHARS + 1)
+            with open_plain(folder.resolve() / path) as file:
+                content = file.read(requirements.MAX_FILE_CHARS + 1)
+            files[path] = content.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInput(
                 "requirements.no_file",
                 f"the file with requirements cannot be read: {getattr(error, 'strerror', None) or error}",
                 value=folder / path,
-                next_step="the path is relative to the DAG file; correct it",
+                next_step="the path is relative to the DAG file, and no part of it may be a link; correct it",
             ) from None
     return files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zoneinfo
 from collections.abc import Callable
 
@@ -30,7 +31,10 @@ _function = read.matching(
     "the name or ARN of a Lambda function",
 )
 _variable = read.matching(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "a name: letters, digits and _, up to 100")
-_path = read.matching(r"[^\s]{1,300}", "a list of requirements, or the path of a file without spaces")
+_path = read.matching(
+    r"(?!/)(?!(.*/)?\.\.(/|$))[^\s]{1,300}",
+    "a list of requirements, or the path of a file below the folder of the DAG file, without spaces",
+)
 _label = read.matching(r"[^\s#]{1,200}", "1 to 200 characters without spaces and '#'")
 
 
@@ -204,7 +208,12 @@ def _requirement(problems: Problems, node: yaml.Node) -> str:
 
 def _packages(problems: Problems, node: yaml.Node) -> list[str] | str:
     """Requirements, or the path of a file that has them."""
+    if isinstance(node, yaml.MappingNode):
+        raise BadValue("spec.bad_requirement", node, "expected a list, found a map", "write [polars>=1]")
     if not isinstance(node, yaml.SequenceNode):
+        if re.search("[<>=~]", node.value) and requirements.is_requirement(node.value):
+            message = "one requirement is a list too"
+            raise BadValue("spec.bad_requirement", node, message, f"write [{node.value[:100]}]")
         return str(_path(problems, node))
     if len(node.value) > requirements.MAX_REQUIREMENTS:
         message = f"a job has at most {requirements.MAX_REQUIREMENTS} requirements"
