@@ -461,8 +461,9 @@ async def test_a_group_is_acknowledged_as_the_one_message_that_it_was(alerts: Al
     await alerts.again(1, "a", (1, "a"), (1, "b"), (1, "c"))
     await alerts.send()
     first, *others = await alerts.listed()
-    await alerts.ack(first)
-    await alerts.ack(*others)
+    assert len((await alerts.ack(first)).acknowledged) == 3
+    assert {alert.state for alert in await alerts.listed()} == {"acknowledged"}
+    assert set((await alerts.ack(*others)).unchanged.values()) == {"acknowledged"}
     assert await alerts.queued() == [
         ("alert", "delivered", "3 alerts: large"),
         ("acknowledgement", "waiting", "3 alerts: large"),

@@ -35,15 +35,24 @@ from alert_deliveries d join channels c using (channel_id)
 where d.org_id = $1 and d.incident = any($2::text[]) order by d.number
 
 -- name: acknowledge
--- Alerts that somebody is dealing with: those with these ids, or the oldest open ones of an alert.
-with chosen as materialized (
-  select e.alert_event_id from alert_events e
+-- Alerts that somebody is dealing with: those with these ids, or the oldest open ones of an alert; and what was sent
+-- with them in one message, whose receiver is told of all of it.
+with asked as materialized (
+  select e.alert_event_id, e.dag, e.alert, e.incident from alert_events e
   where e.org_id = $1 and e.retracted_at is null and e.acknowledged_at is null
     and case when $3::text is null then e.alert_event_id = any($2::uuid[])
         else e.alert = $3 and e.suppressed is null and ($4::text is null or e.dag = $4) end
     and case when e.dataset_id is not null then e.dataset_id <> all($5::text[])
       else concat(e.subject->>'dag', '/', e.subject->>'job') <> all($6::text[]) end
-  order by e.alert_event_id limit $7 for update
+  order by e.alert_event_id limit $7
+), chosen as materialized (
+  select e.alert_event_id from alert_events e
+  where e.org_id = $1 and e.retracted_at is null and e.acknowledged_at is null
+    and (e.incident, e.dag, e.alert) in (select a.incident, a.dag, a.alert from asked a)
+    and (e.suppressed is null or e.alert_event_id in (select a.alert_event_id from asked a))
+    and case when e.dataset_id is not null then e.dataset_id <> all($5::text[])
+      else concat(e.subject->>'dag', '/', e.subject->>'job') <> all($6::text[]) end
+  order by e.alert_event_id for update
 )
 update alert_events e set acknowledged_at = tp_now(), acknowledged_by = $8
 from chosen c where e.alert_event_id = c.alert_event_id
