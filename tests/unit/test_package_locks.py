@@ -277,6 +277,13 @@ def test_other_requirements_change_a_jobs_fingerprint_and_their_order_does_not(p
     assert own(dag_text()) != first
 
 
+def test_a_module_full_of_blocks_without_an_end_is_read_at_once(project: Project) -> None:
+    """The regular expression that defines them would take half an hour, and stop every other thread meanwhile."""
+    opened = "# /// script\n" * 70_000
+    assert project.pins(dag_text("requirements: [tinydep]"), opened + RUN) == ["tinydep==1.5"]
+    assert project.pins(dag_text(), f"{opened}\n{inline('tinylib<2')}") == ["tinylib==1.0"]
+
+
 @pytest.mark.parametrize(
     "content",
     [

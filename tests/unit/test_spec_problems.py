@@ -102,6 +102,7 @@ BROKEN = {
     "empty jobs": ("spec.no_jobs", "version: 1\ndag: d\njobs: »[]\n"),
     "blank jobs": ("spec.wrong_type", "version: 1\ndag: d\njobs:»\n"),
     "dag name with capitals": ("spec.bad_name", "version: 1\ndag: »Chain\njobs:\n" + SOURCE),
+    "dag name of what is no DAG": ("spec.bad_name", "version: 1\ndag: »channel\njobs:\n" + SOURCE),
     "dag name too long": ("spec.bad_name", f"version: 1\ndag: »{'a' * 64}\njobs:\n" + SOURCE),
     "dag name a number": ("spec.wrong_type", "version: 1\ndag: »12\njobs:\n" + SOURCE),
     "unknown field of the file": ("spec.unknown_field", "version: 1\ndag: d\n»job: []\njobs:\n" + SOURCE),

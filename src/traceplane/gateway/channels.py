@@ -27,8 +27,8 @@ from traceplane.model.near_names import near
 from traceplane.postgres import channels
 from traceplane.postgres.channels import ListedChannel
 from traceplane.postgres.database import Transaction
-from traceplane.secrets.references import SecretName
-from traceplane.secrets.vault import CHANNELS, Denied, JobNeeds, Vault
+from traceplane.secrets.references import CHANNELS, SecretName
+from traceplane.secrets.vault import Denied, JobNeeds, Vault
 from traceplane.wire.channels import (
     ChannelRemovalQuery,
     ChannelRemoved,

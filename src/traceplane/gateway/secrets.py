@@ -14,8 +14,8 @@ from traceplane.http_service.routes import Call, Route
 from traceplane.model.near_names import near, nearest
 from traceplane.postgres import channels, people, registry, sign_in
 from traceplane.postgres.database import Transaction, retry_on_conflict
-from traceplane.secrets.references import SecretName, parse_name, reference
-from traceplane.secrets.vault import CHANNELS, PROVIDERS, Setting, Vault
+from traceplane.secrets.references import CHANNELS, PROVIDERS, SecretName, parse_name, reference
+from traceplane.secrets.vault import Setting, Vault
 from traceplane.wire.secrets import (
     SecretRemoved,
     SecretRightsRequest,

@@ -42,8 +42,8 @@ from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database, OrgDatabases, Transaction, retry_on_conflict
 from traceplane.postgres.sign_in import Machine, SignedIn, StoredSession
 from traceplane.runtime.process import Outcome
-from traceplane.secrets.references import SecretName
-from traceplane.secrets.vault import PROVIDERS, Denied, JobNeeds, Vault
+from traceplane.secrets.references import PROVIDERS, SecretName
+from traceplane.secrets.vault import Denied, JobNeeds, Vault
 from traceplane.settings import Settings
 from traceplane.signin import browser, jwts, providers
 from traceplane.signin.browser import Attempt, Site, check_next, hashed, new_secret

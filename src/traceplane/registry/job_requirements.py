@@ -8,6 +8,7 @@ received, and refuses a deploy without a lock for what a job needs.
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,7 @@ from traceplane.registry import code_identity
 from traceplane.registry.code_project import Project
 from traceplane.registry.spec.job_faults import JobFault
 
-_BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""As PEP 723 defines it."""
+_OPENS, _CLOSES = re.compile(r"# /// ([a-zA-Z0-9-]+)"), "# ///"
 
 
 def named_files(dag: Dag) -> set[str]:
@@ -135,19 +135,14 @@ def _inline(job: Job, project: Project) -> tuple[str, ...] | None:
     """The block in the module of the job's entrypoint; None if it has none."""
     module = code_identity.module_of(job)
     text = project.text_of(module) if module is not None else None
-    blocks = (
-        []
-        if text is None
-        else [b for b in _BLOCK.finditer(text.replace("\r\n", "\n")) if b["type"] == "script"]
-    )
+    blocks = [] if text is None else [content for kind, content in _blocks(text) if kind == "script"]
     if not blocks:
         return None
     shown = f"the inline metadata of module {module}"
     if len(blocks) > 1:
         raise _invalid(shown, "there are several blocks named script")
-    lines = blocks[0]["content"].splitlines()
     try:
-        metadata = tomllib.loads("\n".join(line[2:] for line in lines))
+        metadata = tomllib.loads("\n".join(line[2:] for line in blocks[0]))
     except tomllib.TOMLDecodeError as error:
         raise _invalid(shown, f"it is not valid TOML: {error}") from None
     listed = metadata.get("dependencies", [])
@@ -157,6 +152,19 @@ def _inline(job: Job, project: Project) -> tuple[str, ...] | None:
         if not requirements.is_requirement(one.strip()):
             raise _invalid(shown, f"{one[:100]!r} is not a requirement; {requirements.FORM}")
     return tuple(one.strip() for one in listed)
+
+
+def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Blocks of inline metadata with their types, as PEP 723 defines them: the lines of a comment from the first one
+    that opens a block to the last one that closes it. Its regular expression takes minutes for a hostile module."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    for is_comment, group in itertools.groupby(lines, lambda line: line == "#" or line.startswith("# ")):
+        comment = list(group) if is_comment else []
+        end = max((n for n, line in enumerate(comment) if line == _CLOSES), default=0)
+        for start in range(end - 1):
+            if (opens := _OPENS.fullmatch(comment[start])) is not None:
+                yield opens[1], comment[start + 1 : end]
+                break
 
 
 def _invalid(where: str, why: str) -> InvalidInput:

@@ -22,6 +22,11 @@ _AFTER_HOST = re.compile(r"[/?#]|\Z")
 _ENDS_A_USER = re.compile(r"[/?#\\\s]")
 _ENDS_A_HOST = re.compile(r"[/?#\\\s@]")
 
+PROVIDERS = "sign-in"
+"""Identity providers use client secrets like jobs of a DAG of this name, which no DAG can have."""
+CHANNELS = "channel"
+"""Channels do, too."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class SecretName:

@@ -19,11 +19,6 @@ from traceplane.secrets.references import SecretName, parse_name
 from traceplane.secrets.sealed_store import SealedStore
 from traceplane.settings import Settings
 
-PROVIDERS = "sign-in"
-"""Identity providers use client secrets like jobs of a DAG of this name."""
-CHANNELS = "channel"
-"""Channels use secrets like jobs of a DAG of this name."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobNeeds:

@@ -35,7 +35,8 @@ from traceplane.postgres.database import Database
 from traceplane.postgres.deliveries import ClaimedDelivery, Recorded, State
 from traceplane.runtime.process import Outcome, describe
 from traceplane.runtime.retrying import backoff, happens, pauses, retrying
-from traceplane.secrets.vault import CHANNELS, Denied, JobNeeds, Vault
+from traceplane.secrets.references import CHANNELS
+from traceplane.secrets.vault import Denied, JobNeeds, Vault
 
 MOST_TRIES = 20
 _LEASE = timedelta(seconds=5)

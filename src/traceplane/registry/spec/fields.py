@@ -198,6 +198,14 @@ def _requirements(problems: Problems, node: yaml.Node) -> resources.Resources:
     return resources.Resources(needed.get("memory") or 0, needed.get("gpu") or 0, labels)
 
 
+def _dag(problems: Problems, node: yaml.Node) -> str:
+    name: str = _name(problems, node)
+    if name in (references.CHANNELS, references.PROVIDERS):
+        message = f"no DAG can be called {name!r}: secrets may be allowed to {name}/NAME, which is no job"
+        raise BadValue("spec.bad_name", node, message, f"for example {name}s")
+    return name
+
+
 def _requirement(problems: Problems, node: yaml.Node) -> str:
     value: str = read.text(problems, node).strip()
     if not requirements.is_requirement(value):
@@ -343,7 +351,7 @@ _JOB: Fields = {
 }
 _FILE: Fields = {
     "version": _version,
-    "dag": _name,
+    "dag": _dag,
     "description": read.text,
     "datasets": read.map_of(read.record(_DATASET), key=_label),
     "defaults": read.record(_EXECUTION),
