@@ -575,6 +575,18 @@ async def test_an_alert_needs_channels_that_exist(alerts: Alerts) -> None:
         assert (await alerts.plane.plan(DAG.replace("[ops]", f"[{name}]"))).blocked_code == refused.value.code
 
 
+async def test_an_alert_is_removed_and_brought_back_without_loss_of_data(alerts: Alerts) -> None:
+    """Nobody reads the rows that it found; what was sent of them stays."""
+    await alerts.again(1, "a", (1, "a"))
+    await alerts.send()
+    without = DAG.partition("alerts:")[0]
+    assert "drop" not in (await alerts.plane.plan(without)).text
+    await alerts.plane.deploy(without)
+    assert [alert.alert for alert in await alerts.listed()] == ["large"]
+    await alerts.plane.rollback("chain")
+    assert [kind for kind, *_ in await alerts.queued()] == ["alert"]
+
+
 async def test_a_channel_of_a_deployed_alert_is_removed_only_by_force(alerts: Alerts) -> None:
     remove = alerts.plane.api.channels.remove
     with pytest.raises(Conflict, match="chain/large") as refused:

@@ -96,6 +96,11 @@ class Consequences:
         return "\n".join([*lines, ""]) if lines else ""
 
 
+def is_of_alert(dataset_id: str) -> bool:
+    """Whether it has the rows that an alert found: nobody but its route reads them, so nobody loses them."""
+    return dataset_id.endswith(("#alerts", "#rows"))
+
+
 def amount(weight: Weight) -> str:
     parts = []
     if weight.events:
@@ -148,7 +153,7 @@ async def consequences_of(
         problems = () if lost else tuple(broken.get(dataset_id, ()))
         readers.append(Concerned(reader.dag, reader.job, dataset_id, lost, problems))
     dropped = [weights[d] for d in steps.datasets_removed if d in weights]
-    dropped = [weight for weight in dropped if _holds_anything(weight)]
+    dropped = [weight for weight in dropped if _holds_anything(weight) and not is_of_alert(weight.dataset_id)]
     return Consequences(
         computed_anew=tuple(weight for name, weight in weights.items() if name in anew),
         readers=tuple(readers),

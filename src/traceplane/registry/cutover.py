@@ -28,7 +28,7 @@ from traceplane.postgres.database import Database, Transaction, retry_on_conflic
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Missing, Version, Versions
 from traceplane.registry import virtual_inputs
-from traceplane.registry.consequences import amount
+from traceplane.registry.consequences import amount, is_of_alert
 
 _CANCELED_AT_ONCE = 500
 _NAMED = 5
@@ -142,7 +142,11 @@ async def _refuse_to_drop(
     lost = [f"{p.dataset_id} {p.scope}" for p in missing]
     left_out = await versions.left_out(tx, dag_id, target.dag_version_id)
     weights = await versions.weight(tx, org, left_out) if left_out else []
-    lost += [amount(weight) for weight in weights if weight.scopes or weight.events]
+    lost += [
+        amount(weight)
+        for weight in weights
+        if (weight.scopes or weight.events) and not is_of_alert(weight.dataset_id)
+    ]
     if lost:
         raise Conflict(
             "rollback.drops_data",
