@@ -268,20 +268,9 @@ class Bench:
             after.append(await timed(f"select * from {name} where k = 5"))
         found["one file, after a commit"] = median(after)
         started = time.perf_counter()
-        assert (await asyncio.to_thread(self._detail, name))["dataset"]["commits"] > 0
+        assert (await asyncio.to_thread(self.client.datasets.get, name)).dataset.commits > 0
         found["schema and size over HTTP"] = time.perf_counter() - started
         return found
-
-    def _detail(self, name: str) -> dict[str, Any]:
-        import urllib.request
-
-        request = urllib.request.Request(
-            f"{self.client._url.geturl()}/api/v1/datasets/{name}",
-            headers={"authorization": f"Bearer {self.client._token}"},
-        )
-        with urllib.request.urlopen(request) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
 
     # What is published -----------------------------------------------------------------------------
 

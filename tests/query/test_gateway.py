@@ -127,6 +127,9 @@ async def _clients(platform: Platform, reader: str, granted: str) -> None:
         query, reader, "select count(*) n from shop.items", as_of_version={"shop": 1}
     )
     assert version.to_pylist() == [{"n": 30}]
+    client, two = Client(platform.gateway_url, reader), "select id from shop.orders where id <= 2 order by id"
+    assert (await asyncio.to_thread(client.query_pandas, two))["id"].tolist() == [1, 2]
+    assert (await asyncio.to_thread(client.query_polars, two))["id"].to_list() == [1, 2]
     empty = await asyncio.to_thread(query, reader, "select * from shop.orders where false")
     assert (empty.num_rows, empty.num_columns) == (0, 4)
     with pytest.raises(UserError) as denied:

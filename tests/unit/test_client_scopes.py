@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from traceplane import client
 from traceplane.client import Client
+from traceplane.client.connection import Connection
 from traceplane.errors import InvalidInput
 from traceplane.model.scope import Cursor, Partition
 from traceplane.wire.control import EmitRequest, EmitResponse
@@ -24,11 +24,11 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[EmitRequest]:
     """What is sent to the gateway."""
     sent: list[EmitRequest] = []
 
-    def ask(_: Client, method: str, path: str, kind: object, body: EmitRequest) -> EmitResponse:
+    def ask(_: Connection, method: str, path: str, kind: object, body: EmitRequest) -> EmitResponse:
         sent.append(body)
         return EmitResponse(len(body.events), 0)
 
-    monkeypatch.setattr(client.Client, "_ask", ask)
+    monkeypatch.setattr(Connection, "ask", ask)
     return sent
 
 
@@ -140,7 +140,7 @@ def test_an_address_must_be_of_http(url: str) -> None:
 
 def test_code_may_be_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sent: list[DeployRequest] = []
-    monkeypatch.setattr(client.Client, "_ask", lambda *arguments, **_: sent.append(arguments[-1]))
+    monkeypatch.setattr(Connection, "ask", lambda *arguments, **_: sent.append(arguments[-1]))
     (tmp_path / "days.py").write_text("def run(task): ...\n")
     dag = tmp_path / "dag.yaml"
     dag.write_text(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.wheels import add_wheel, served_index, tiny_index, uv_settings
-from traceplane.client import deploy_request
+from traceplane.client.deploy_files import deploy_request
 from traceplane.errors import InvalidInput, PlatformError, SpecInvalid, TraceplaneError
 from traceplane.model import requirements
 from traceplane.model.dag import Dag

@@ -12,7 +12,7 @@ import msgspec
 from traceplane.cli.cron import local
 from traceplane.cli.output import ChangingLine, as_json, ask, say, say_json, say_lines, work_goes_on
 from traceplane.cli.whereabouts import call
-from traceplane.client import deploy_request
+from traceplane.client.deploy_files import deploy_request
 from traceplane.errors import Conflict, InvalidInput
 from traceplane.model.counted import counted
 from traceplane.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
+import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -89,35 +89,41 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         label, errors = "unmatched", OUR_ERRORS
-        request_id = scope[REQUEST_ID] = _request_id(scope["headers"])
+        headers = dict(scope["headers"])
+        request_id = scope[REQUEST_ID] = _request_id(headers)
         telemetry.set_request_id(request_id)
         try:
             route, path_params = self._find(scope["method"], scope["raw_path"])
             label, errors = route.label, route.errors
-            reply = await self._answer(route, path_params, scope, receive)
+            reply = await self._answer(route, path_params, scope, receive, headers)
         except ClientGone:
             telemetry.count("http_requests_total", route=label, status=499)
             return
         except Exception as error:
             reply = _failure(error, label, request_id, errors)
-        headers = answer_headers(request_id, reply.headers, over_tls=scope.get("scheme") == "https")
+        answered = answer_headers(request_id, reply.headers, over_tls=scope.get("scheme") == "https")
         status = (
-            await _send_stream(reply, label, headers, scope, receive, send)
+            await _send_stream(reply, label, answered, scope, receive, send)
             if isinstance(reply, Stream)
-            else await _send(reply, headers, send)
+            else await _send(reply, answered, send)
         )
         telemetry.count("http_requests_total", route=label, status=status)
         telemetry.observe("http_request_seconds", time.perf_counter() - started, route=label)
 
     async def _answer(
-        self, route: _PreparedRoute, path_params: dict[str, str], scope: Scope, receive: Receive
+        self,
+        route: _PreparedRoute,
+        path_params: dict[str, str],
+        scope: Scope,
+        receive: Receive,
+        headers: dict[bytes, bytes],
     ) -> Reply | Stream:
-        headers = dict(scope["headers"])
         client = scope.get("client")
         remote = client[0] if client else None
         if route.auth == PUBLIC:
             return await self._handle(route, path_params, scope, receive, headers, remote, None)
-        if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
+        sent_twice = len(headers) < len(scope["headers"])
+        if sent_twice and sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
             # A proxy may have checked the other one.
             raise InvalidInput(
                 "request.two_authorizations",
@@ -165,8 +171,15 @@ class App:
         try:
             result = await route.handler(
                 Call(
-                    *(body, path_params, query, principal, headers, receive, scope["headers"], remote),
-                    request_id=scope[REQUEST_ID],
+                    body,
+                    path_params,
+                    query,
+                    principal,
+                    headers,
+                    receive,
+                    scope["headers"],
+                    remote,
+                    scope[REQUEST_ID],
                 )
             )
         except RecursionError:
@@ -233,15 +246,14 @@ def answer_headers(
 
 
 def new_request_id() -> str:
-    return os.urandom(8).hex()
+    """It need not be hard to guess, and each fork draws anew."""
+    return f"{random.getrandbits(64):016x}"
 
 
-def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """The caller's own, if it can stand in a log line; otherwise a new one."""
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode()
-    return new_request_id()
+    own = headers.get(b"x-request-id")
+    return own.decode() if own is not None and _REQUEST_ID.fullmatch(own) else new_request_id()
 
 
 async def _send(reply: Reply, headers: list[tuple[bytes, bytes]], send: Send) -> int:

@@ -1,0 +1,47 @@
+"""Datasets, and the sources through which data comes from outside."""
+
+from __future__ import annotations
+
+from traceplane.client.connection import Connection, quoted
+from traceplane.wire.control import ScopeExplanation
+from traceplane.wire.files import FileSourcesResponse, FileSourceView
+from traceplane.wire.queries import CatalogEntry, CatalogResponse, DatasetDetail
+from traceplane.wire.webhooks import WebhooksResponse, WebhookView
+
+_DATASETS = "/api/v1/datasets"
+
+
+class Datasets:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def all(self) -> list[CatalogEntry]:
+        """Datasets that the caller may read, with their sizes."""
+        return self._connection.ask("GET", _DATASETS, CatalogResponse).datasets
+
+    def get(self, dataset: str) -> DatasetDetail:
+        """A dataset with its columns and the jobs that write and read it."""
+        return self._connection.ask("GET", f"{_DATASETS}/{quoted(dataset)}", DatasetDetail)
+
+    def explain(self, dataset: str, first: int | str, last: int | str) -> ScopeExplanation:
+        """Why positions or partitions from `first` to `last` are missing."""
+        path = f"{_DATASETS}/{quoted(dataset)}/explain"
+        return self._connection.ask("GET", path, ScopeExplanation, first=first, last=last)
+
+
+class Webhooks:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def all(self) -> list[WebhookView]:
+        """Webhook sources, and what they refused."""
+        return self._connection.ask("GET", "/api/v1/webhooks", WebhooksResponse).webhooks
+
+
+class FileSources:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def all(self) -> list[FileSourceView]:
+        """File sources, and what they found."""
+        return self._connection.ask("GET", "/api/v1/files", FileSourcesResponse).sources
